@@ -1,0 +1,1 @@
+"""Run every PyTorch operator on a second device and see what differs."""

@@ -1,0 +1,52 @@
+"""The exceptions that shadowrun raises, and the slugs that link them to ``docs/messages.md``.
+
+::
+
+    ShadowrunError
+    ├── UsageError            a wrong argument, option or combination of them
+    │   ├── PlatformError     a platform that is unknown, absent or wrongly configured
+    │   └── NestingError      compare() inside compare()
+    └── DataFileError         a data file that cannot be read or written
+
+Only these reach a user, and only before his program starts or when he asks for results.
+While the user's program runs, an internal failure becomes a record and one warning.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DataFileError", "NestingError", "PlatformError", "ShadowrunError", "ShadowrunWarning", "UsageError"]
+
+
+class ShadowrunError(Exception):
+    """Base of everything that shadowrun raises on purpose.
+
+    Args:
+        message: What failed, with which value, and what to do.
+        slug: Anchor of the message's entry in ``docs/messages.md``.
+    """
+
+    slug: str
+
+    def __init__(self, message: str, *, slug: str) -> None:
+        super().__init__(message)
+        self.slug = slug
+
+
+class UsageError(ShadowrunError):
+    """A wrong argument, option, or combination of them."""
+
+
+class PlatformError(UsageError):
+    """A platform that is unknown, absent on this machine, or wrongly configured."""
+
+
+class NestingError(UsageError):
+    """A comparison was started while another one is running."""
+
+
+class DataFileError(ShadowrunError):
+    """A data file that cannot be read or written."""
+
+
+class ShadowrunWarning(UserWarning):
+    """Something inside shadowrun failed; the user's program went on unchanged."""

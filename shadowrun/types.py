@@ -1,0 +1,255 @@
+"""The values that flow from an intercepted call to a report: frozen, slotted, free of tensors.
+
+A call becomes one `OpRecord` with one `Verdict` and, where bits differed, one `TensorDiff` for each
+tensor that it returned or mutated. Names follow `torch.testing`: *actual* is the target's value,
+*expected* the reference's.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "Cause",
+    "OpCall",
+    "OpRecord",
+    "Phase",
+    "RunInfo",
+    "Status",
+    "TensorDiff",
+    "TensorMeta",
+    "Verdict",
+]
+
+
+class Status(enum.StrEnum):
+    """What became of a call; each call has exactly one."""
+
+    MATCH = "match"
+    """Both platforms agree: bit for bit, or to rounding (then `Verdict.cause` is ROUNDING)."""
+    MISMATCH = "mismatch"
+    """No correct implementation could have returned what the target returned."""
+    UNSUPPORTED = "unsupported"
+    """The target has no kernel for this operator, or not for this dtype or layout."""
+    FALLBACK = "fallback"
+    """The target answered, but computed on the CPU."""
+    ERROR = "error"
+    """The target raised where the reference did not, or shadowrun itself failed (cause HARNESS)."""
+    UNVERIFIED = "unverified"
+    """Ran, but could not be compared; `Verdict.explanation` says why."""
+    SKIPPED = "skipped"
+    """Not compared on purpose; `Verdict.explanation` says why."""
+
+
+class Cause(enum.StrEnum):
+    """Why a call has its status. ROUNDING is no fault and goes with MATCH."""
+
+    ROUNDING = "rounding"
+    REDUCED_PRECISION = "reduced precision"
+    EXCEPTIONAL_VALUES = "exceptional values"
+    IMPLEMENTATION = "implementation"
+    FLUSHED_SUBNORMALS = "flushed subnormals"
+    LAYOUT = "layout or path"
+    METADATA = "metadata"
+    """Wrong shape, dtype, stride, layout, device or number of results."""
+    NON_DETERMINISM = "non-determinism"
+    RANDOMNESS = "randomness"
+    UNDEFINED = "undefined behaviour"
+    PROPAGATED = "propagated"
+    REFERENCE = "reference"
+    """The float64 oracle sides with the target: the reference is the one that is wrong."""
+    MISSING_OPERATOR = "missing operator"
+    MISSING_DTYPE = "missing dtype"
+    SILENT_FALLBACK = "silent fallback"
+    WARNED_FALLBACK = "warned fallback"
+    SLOW = "slow"
+    HARNESS = "harness"
+
+
+class Phase(enum.StrEnum):
+    """Which part of a training step made the call."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Form of a tensor, without its values.
+
+    Attributes:
+        dtype: Short name: ``f32``, ``bf16``, ``i64``, ``b8``, ``c64``.
+        shape: Sizes.
+        stride: Strides in elements; empty for layouts that have none.
+        device: ``"cpu"``, ``"cuda:0"``.
+        layout: ``"strided"``, ``"sparse_coo"``.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    device: str = "cpu"
+    layout: str = "strided"
+
+    def __str__(self) -> str:
+        """``f32[8, 16]``, as `torch.utils._debug_mode` prints tensors."""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One intercepted call, without its values.
+
+    Attributes:
+        seq: Number of the call in the run, from 0.
+        step: Training step, from 0.
+        rank: Rank in a distributed run, else 0.
+        op: ``aten::add.Tensor``, as `OpOverload.name()` prints it.
+        inputs: Printed inputs, ``f32[8, 16], f32[16], 1.0``.
+        module: Path of the innermost `nn.Module`, ``Net.features.0``; empty outside any module.
+        phase: Part of the training step.
+        site: ``file.py:12 in forward``: the line of the user's code; in backward, of the forward call.
+        device: Where the user's program ran it.
+    """
+
+    seq: int
+    step: int
+    rank: int
+    op: str
+    inputs: str
+    module: str
+    phase: Phase
+    site: str
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDiff:
+    """How far one tensor of the target (*actual*) is from that of the reference (*expected*).
+
+    Attributes:
+        name: ``output 0`` or, for a mutated argument, its name in the schema: ``self``.
+        actual, expected: Form of each.
+        n_elements: Elements compared.
+        n_different: Elements whose bits differ.
+        n_mismatched: Elements beyond what rounding explains.
+        max_abs: Greatest absolute difference among elements that are finite on both sides.
+        max_rel: Greatest ``|actual - expected| / |expected|`` among those with expected != 0.
+        rmse: Root mean square difference over finite elements.
+        max_ulp: Greatest distance in units in the last place of the dtype (signed values mapped to a
+            monotone integer line); 0 for bool and equal; absolute difference for integers.
+        remaining_bits: Least number of identical leading mantissa bits over all elements (Schlögl et
+            al., NeurIPS 2023); -1 where it has no meaning (integers).
+        n_nan, n_inf, n_zero_sign, n_subnormal: Elements whose class differs: NaN on one side only;
+            infinite on one side only or of other sign; +0 against -0; subnormal against zero.
+        worst_index: Index of the worst element, as in `torch.testing` messages.
+        worst_actual, worst_expected: Its values.
+        excess_actual, excess_expected: Distance from the float64 oracle in units of the operator's
+            own rounding (`docs/design.md`, "The verdict"); -1 where the oracle was not asked.
+        detail: Free text on form differences: ``stride (4, 1) against (1, 2)``.
+    """
+
+    name: str
+    actual: TensorMeta
+    expected: TensorMeta
+    n_elements: int = 0
+    n_different: int = 0
+    n_mismatched: int = 0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    rmse: float = 0.0
+    max_ulp: int = 0
+    remaining_bits: int = -1
+    n_nan: int = 0
+    n_inf: int = 0
+    n_zero_sign: int = 0
+    n_subnormal: int = 0
+    worst_index: tuple[int, ...] = ()
+    worst_actual: float = 0.0
+    worst_expected: float = 0.0
+    excess_actual: float = -1.0
+    excess_expected: float = -1.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is believed of a call, and on which evidence.
+
+    Attributes:
+        status: Exactly one.
+        cause: Why; None for a bit-identical match and for skipped calls.
+        explanation: Short name of the hypothesis that fits (``inputs rounded to bf16``), or the
+            reason of UNVERIFIED and SKIPPED (``sparse layout``).
+        evidence: One sentence with the figures.
+        confidence: 0 to 1, how sure the cause is.
+    """
+
+    status: Status
+    cause: Cause | None = None
+    explanation: str = ""
+    evidence: str = ""
+    confidence: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpRecord:
+    """One call with what became of it.
+
+    Attributes:
+        call: The call.
+        verdict: Its verdict.
+        diffs: One per tensor whose bits or form differed.
+        missing_kernel: The kernel that was missing, which may be another than the operator called
+            (``aten::add_.Tensor`` lacks ``aten::add.out``); empty where none was.
+        ref_time_us, target_time_us: Wall time of the call on each side, in microseconds; on
+            asynchronous devices the time to launch; -1 where it did not run.
+        drift_abs, drift_rel: Accumulated error against the reference chain (`drift=True`): greatest
+            absolute difference, and RMSE relative to the RMS of the reference; -1 where not measured.
+    """
+
+    call: OpCall
+    verdict: Verdict
+    diffs: tuple[TensorDiff, ...] = ()
+    missing_kernel: str = ""
+    ref_time_us: float = -1.0
+    target_time_us: float = -1.0
+    drift_abs: float = -1.0
+    drift_rel: float = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a run was: enough to know whether two runs may be compared.
+
+    Attributes:
+        target, ref: Platform specs as given.
+        target_fingerprint, ref_fingerprint: What each platform is (`platforms.fingerprint`).
+        versions: shadowrun, torch, numpy, python.
+        argv: Command line of the user's program.
+        config: The configuration, as printable values.
+        rank, world_size: Place in a distributed run.
+        started: ISO 8601 time, UTC.
+        wall_s: Seconds between start and stop, summed over the blocks.
+        own_s: Of these, seconds spent in shadowrun itself (replays included).
+        complete: False while the run goes on or after it was killed.
+        notes: Sentences the reader should know (``target and reference are the same platform``).
+    """
+
+    target: str
+    ref: str
+    target_fingerprint: dict[str, Any] = field(default_factory=dict)
+    ref_fingerprint: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    argv: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+    rank: int = 0
+    world_size: int = 1
+    started: str = ""
+    wall_s: float = 0.0
+    own_s: float = 0.0
+    complete: bool = False
+    notes: tuple[str, ...] = ()
