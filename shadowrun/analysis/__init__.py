@@ -1,0 +1,1 @@
+"""What the records mean: a run in, small tables out."""

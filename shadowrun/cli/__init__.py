@@ -1,0 +1,1 @@
+"""The command line: one file per command; `--help` never imports torch."""

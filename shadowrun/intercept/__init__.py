@@ -1,0 +1,1 @@
+"""Seeing the user's operator calls."""

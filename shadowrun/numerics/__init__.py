@@ -1,0 +1,1 @@
+"""Pure functions on two tensors: no devices, no state."""

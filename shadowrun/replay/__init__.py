@@ -1,0 +1,1 @@
+"""Running a call elsewhere, and judging what came out."""
