@@ -1,0 +1,131 @@
+"""The private torch APIs that platforms need, each wrapped once.
+
+Seen on torch 2.11 to 2.13 unless a line says otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = [
+    "cuda_driver_version",
+    "deterministic_state",
+    "dispatch_key",
+    "init_lazy",
+    "lazy_available",
+    "mkldnn_enabled",
+    "mkldnn_precision",
+    "private_device_name",
+    "set_deterministic_state",
+    "set_mkldnn_enabled",
+    "set_mkldnn_precision",
+    "wait_for_lazy",
+]
+
+_lazy_ready = False
+
+
+def private_device_name() -> str:
+    """Name of torch's private-use device: ``privateuseone`` until a plug-in or `sim` renames it.
+
+    Without ``torch._C._get_privateuse1_backend_name`` only the plug-in's own import could be asked.
+    """
+    return torch._C._get_privateuse1_backend_name()
+
+
+def dispatch_key(device_type: str) -> str:
+    """Name of the dispatch key that kernels of a device are registered under: ``CPU``, ``PrivateUse1``.
+
+    Without ``torch._C._dispatch_key_for_device`` a table of device types would do.
+    """
+    if device_type == private_device_name():
+        return "PrivateUse1"
+    return torch._C._dispatch_key_for_device(device_type)
+
+
+def mkldnn_enabled() -> bool:
+    """Whether oneDNN kernels may be chosen.
+
+    The public ``torch.backends.mkldnn.enabled`` refuses to be set after ``disable_global_flags()``,
+    which test suites call; hence the functions below it.
+    """
+    return torch._C._get_mkldnn_enabled()
+
+
+def set_mkldnn_enabled(enabled: bool) -> None:
+    """Set what `mkldnn_enabled` reads."""
+    torch._C._set_mkldnn_enabled(enabled)
+
+
+def deterministic_state() -> tuple[bool, bool]:
+    """Whether deterministic algorithms are asked for, and whether a lack only warns."""
+    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
+
+
+def set_deterministic_state(state: tuple[bool, bool]) -> None:
+    """Set what `deterministic_state` reads.
+
+    The public ``torch.use_deterministic_algorithms`` also changes the configuration of the inductor
+    compiler, which a replay must leave alone.
+    """
+    mode, warn_only = state
+    torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
+
+
+def mkldnn_precision() -> str:
+    """Precision of oneDNN's float32 products: ``none`` (not set), ``ieee``, ``tf32``, ``bf16``.
+
+    Without ``torch._C._get_fp32_precision_getter`` (torch before 2.9) there is only
+    ``torch.get_float32_matmul_precision``, which raises once a program used the old and the new API.
+    """
+    return str(torch._C._get_fp32_precision_getter("mkldnn", "matmul"))
+
+
+def set_mkldnn_precision(precision: str) -> None:
+    """Set what `mkldnn_precision` reads, and nothing of other devices."""
+    torch._C._set_fp32_precision_setter("mkldnn", "matmul", precision)
+
+
+def lazy_available() -> bool:
+    """Whether this torch was built with the lazy device; all wheels of PyPI were."""
+    try:
+        import torch._lazy.ts_backend
+    except ImportError:
+        return False
+    return hasattr(torch._C, "_lazy_ts_backend")
+
+
+def init_lazy() -> None:
+    """Start the lazy device, once per process.
+
+    Without ``torch._lazy.ts_backend.init`` the lazy device has no kernels.
+    """
+    global _lazy_ready  # noqa: PLW0603 - the state is torch's and process-wide
+    if not _lazy_ready:
+        import torch._lazy.ts_backend
+
+        torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
+        _lazy_ready = True
+
+
+def wait_for_lazy() -> None:
+    """Run what the lazy device has put off, and wait for it.
+
+    Without ``torch._lazy`` nothing is put off.
+    """
+    import torch._lazy
+
+    torch._lazy.mark_step(wait=True)
+    torch._lazy.wait_device_ops()  # type: ignore[no-untyped-call]
+
+
+def cuda_driver_version() -> str:
+    """Newest CUDA version that the installed driver supports, ``12.4``; empty where it cannot be asked.
+
+    Not seen run on torch 2.11. Without ``torch._C._cuda_getDriverVersion`` fingerprints lack the driver.
+    """
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
+    if ask is None:
+        return ""
+    number = int(ask())
+    return f"{number // 1000}.{number % 1000 // 10}"
