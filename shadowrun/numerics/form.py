@@ -1,0 +1,90 @@
+"""Form of values: everything about a result but its bits."""
+
+from __future__ import annotations
+
+import torch
+
+from shadowrun.types import TensorMeta
+
+__all__ = ["Value", "as_tensor", "dtype_name", "form_difference", "meta"]
+
+Value = torch.Tensor | int | float | bool | complex | None
+"""What an operator returns: a tensor, a Python scalar (``_local_scalar_dense``) or nothing."""
+
+_ABBREVIATIONS: dict[torch.dtype, str] = {
+    torch.bfloat16: "bf16",
+    torch.bool: "b8",
+    torch.complex32: "c32",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+_PREFIXES = (("uint", "u"), ("int", "i"), ("float", "f"))
+_SCALARS: dict[type, str] = {bool: "b8", int: "i64", float: "f64", complex: "c128"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Short name as `torch.utils._debug_mode` prints it: ``f32``, ``bf16``, ``i64``, ``b8``, ``f8e4m3fn``.
+
+    Quantized and bits dtypes keep their own name.
+    """
+    short = _ABBREVIATIONS.get(dtype)
+    if short is None:
+        short = str(dtype).removeprefix("torch.")
+        for prefix, letter in _PREFIXES:
+            if short.startswith(prefix):
+                short = letter + short.removeprefix(prefix).replace("_e", "e")
+                break
+        _ABBREVIATIONS[dtype] = short
+    return short
+
+
+def meta(value: Value) -> TensorMeta:
+    """Form of a tensor of any layout, or of a Python scalar (``b8[]``, ``i64[]``, ``f64[]``, ``c128[]``)."""
+    if not isinstance(value, torch.Tensor):
+        return TensorMeta("none" if value is None else _SCALARS[type(value)], (), layout="python")
+    layout = str(value.layout).removeprefix("torch.")
+    if value.is_nested:
+        sizes = tuple(value.size(i) if i == 0 else -1 for i in range(value.dim()))
+        return TensorMeta(dtype_name(value.dtype), sizes, (), str(value.device), "nested")
+    stride = value.stride() if value.layout == torch.strided else ()
+    return TensorMeta(dtype_name(value.dtype), tuple(value.shape), stride, str(value.device), layout)
+
+
+def as_tensor(value: torch.Tensor | complex) -> torch.Tensor:
+    """Tensor of a result; Python scalars become 0-dim tensors of 64-bit (or bool) dtype, exactly where they fit."""
+    if isinstance(value, torch.Tensor):
+        return value
+    wide = {float: torch.float64, complex: torch.complex128}.get(type(value))
+    return torch.tensor(value, dtype=wide)
+
+
+def form_difference(actual: Value, expected: Value) -> str:
+    """Say how two results differ in form: ``dtype f16 against f32, shape (2,) against (3,)``; "" if they do not.
+
+    Strides of dimensions of size 1, and of tensors without elements, do not matter: no element is placed by them.
+    The device is not compared, as both have been brought to the CPU.
+    """
+    if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)):
+        if type(actual) is type(expected):
+            return ""
+        return f"type {_kind(actual)} against {_kind(expected)}"
+    left, right = meta(actual), meta(expected)
+    parts = []
+    if left.dtype != right.dtype:
+        parts.append(f"dtype {left.dtype} against {right.dtype}")
+    if left.layout != right.layout:
+        parts.append(f"layout {left.layout} against {right.layout}")
+    if left.shape != right.shape:
+        parts.append(f"shape {left.shape} against {right.shape}")
+    elif left.stride != right.stride and 0 not in left.shape:
+        pairs = zip(left.shape, left.stride, right.stride, strict=False)
+        if any(n > 1 and a != b for n, a, b in pairs) and left.layout == right.layout:
+            parts.append(f"stride {left.stride} against {right.stride}")
+    return ", ".join(parts)
+
+
+def _kind(value: Value) -> str:
+    return "tensor" if isinstance(value, torch.Tensor) else "None" if value is None else type(value).__name__
