@@ -1,1 +1,5 @@
-"""Keeping what was seen."""
+"""The data file: what a run recorded, streamed to SQLite; reports read nothing else."""
+
+from shadowrun.store.datafile import DataFile
+
+__all__ = ["DataFile"]

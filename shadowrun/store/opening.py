@@ -1,0 +1,168 @@
+"""Opening data files, with an error for everything that can be wrong with a path."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from shadowrun.errors import DataFileError
+from shadowrun.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+
+__all__ = ["connect_existing", "connect_new", "corrupt"]
+
+MAGIC = b"SQLite format 3\0"
+READ_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 0.1
+"""A reader holds its lock for milliseconds; the user's program never waits longer than this for one."""
+
+
+def connect_new(path: Path | None) -> sqlite3.Connection:
+    """Create a data file, or a database in memory; a data file that exists is replaced.
+
+    Raises:
+        DataFileError: The folder is missing or not writable, or the file is not a shadowrun data file.
+    """
+    if path is not None:
+        _clear(path)
+    try:
+        # Threads of the autograd engine record too; DataFile serialises them.
+        connection = sqlite3.connect(
+            ":memory:" if path is None else path, timeout=WRITE_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        # A rollback journal and not WAL: one file to copy, also on network file systems. A process
+        # killed between two flushes leaves a clean file; killed within one, a journal that the next
+        # reader rolls back. Only a power cut needs synchronous writes.
+        connection.execute("pragma journal_mode = delete")
+        connection.execute("pragma synchronous = off")
+        connection.execute(f"pragma application_id = {APPLICATION_ID}")
+        connection.execute(f"pragma user_version = {SCHEMA_VERSION}")
+        connection.executescript("begin;" + SCHEMA + "commit;")
+    except sqlite3.Error as error:
+        raise _unwritable(path, error) from error
+    return connection
+
+
+def connect_existing(path: Path, *, write: bool = False) -> sqlite3.Connection:
+    """Open a data file that exists, for reading unless `write`.
+
+    Raises:
+        DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
+    """
+    if not path.exists():
+        raise DataFileError(
+            f"There is no data file {str(path)!r}. Record one with `shadowrun run -o FILE script.py` "
+            "or compare(..., file=FILE).",
+            slug="data-file-missing",
+        )
+    _check_magic(path)
+    connection = _open(path, "rw" if write else "ro")
+    try:
+        version = _version(connection, path)
+    except sqlite3.OperationalError:
+        # A journal left by a killed process can only be rolled back by a connection that may write.
+        connection.close()
+        connection = _open(path, "rw")
+        try:
+            version = _version(connection, path)
+        except sqlite3.OperationalError as error:
+            connection.close()
+            raise corrupt(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    if version > SCHEMA_VERSION:
+        connection.close()
+        raise DataFileError(
+            f"{str(path)!r} was written by schema {version}; this shadowrun reads up to {SCHEMA_VERSION}: "
+            "upgrade shadowrun.",
+            slug="data-file-newer",
+        )
+    if write:
+        connection.execute("pragma synchronous = off")
+        connection.execute(f"pragma busy_timeout = {int(WRITE_TIMEOUT_S * 1000)}")
+    else:
+        connection.execute("pragma query_only = on")
+    return connection
+
+
+def corrupt(path: Path | None, error: Exception) -> DataFileError:
+    """The error for a file that begins like a data file and then cannot be read."""
+    return DataFileError(
+        f"The data file {str(path)!r} is damaged ({error}). Record the run again.", slug="data-file-corrupt"
+    )
+
+
+def _open(path: Path, mode: str) -> sqlite3.Connection:
+    # as_uri() escapes '?', '#' and '%', which would end or change the name in a URI.
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    try:
+        return sqlite3.connect(uri, timeout=READ_TIMEOUT_S, uri=True, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        if mode == "rw":
+            raise _unwritable(path, error) from error
+        raise corrupt(path, error) from error
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    try:
+        application = connection.execute("pragma application_id").fetchone()[0]
+        version = connection.execute("pragma user_version").fetchone()[0]
+        connection.execute("select value from meta").fetchall() if application == APPLICATION_ID else None
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        raise corrupt(path, error) from error
+    if application != APPLICATION_ID:
+        raise _not_ours(path)
+    return int(version)
+
+
+def _check_magic(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(MAGIC))
+    except IsADirectoryError as error:
+        raise _not_ours(path) from error
+    except OSError as error:
+        raise DataFileError(
+            f"Cannot read the data file {str(path)!r}: {error.strerror}.", slug="data-file-unreadable"
+        ) from error
+    if start != MAGIC:
+        raise _not_ours(path)
+
+
+def _clear(path: Path) -> None:
+    """Remove a data file of an earlier run; refuse to touch anything else."""
+    if not path.parent.is_dir():
+        raise DataFileError(
+            f"Cannot write the data file {str(path)!r}: there is no folder {str(path.parent)!r}. Create it first.",
+            slug="data-file-unwritable",
+        )
+    if not path.exists():
+        return
+    if path.is_dir() or path.stat().st_size > 0:
+        try:
+            connect_existing(path).close()
+        except DataFileError as error:
+            if error.slug != "data-file-newer":  # a newer one is ours all the same
+                raise
+    try:
+        path.unlink()
+        path.with_name(path.name + "-journal").unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _not_ours(path: Path) -> DataFileError:
+    return DataFileError(
+        f"{str(path)!r} is not a shadowrun data file; it is left as it is. Choose another name.",
+        slug="data-file-not-ours",
+    )
+
+
+def _unwritable(path: Path | None, error: Exception) -> DataFileError:
+    where = "in memory" if path is None else repr(str(path))
+    return DataFileError(
+        f"Cannot write the data file {where}: {error}. Choose a folder that you may write to.",
+        slug="data-file-unwritable",
+    )
