@@ -1,1 +1,29 @@
-"""What the records mean: a run in, small tables out."""
+"""What a run means: a data file in, small tables out."""
+
+from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, cover
+from shadowrun.analysis.findings import KINDS, Finding, Note, find, note, own_failures
+from shadowrun.analysis.gate import FAIL_ON, Gate, judge
+from shadowrun.analysis.summary import OperatorSummary, count_statuses, summarise
+from shadowrun.analysis.table import Skipped, Step, Table
+
+__all__ = [
+    "FAIL_ON",
+    "KINDS",
+    "Coverage",
+    "Finding",
+    "Gate",
+    "MissingKernel",
+    "Note",
+    "OperatorCoverage",
+    "OperatorSummary",
+    "Skipped",
+    "Step",
+    "Table",
+    "count_statuses",
+    "cover",
+    "find",
+    "judge",
+    "note",
+    "own_failures",
+    "summarise",
+]

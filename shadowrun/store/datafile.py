@@ -9,15 +9,18 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
 from shadowrun.store import opening
 from shadowrun.store.codec import decode_info, encode_float, encode_info, encode_int
 from shadowrun.store.groups import fold
-from shadowrun.types import Phase, RunInfo, TensorDiff, TensorMeta, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from shadowrun.types import Phase, RunInfo, TensorDiff, TensorMeta, Verdict
 
 __all__ = ["FLUSH_ROWS", "DataFile"]
 
@@ -33,11 +36,11 @@ MAX_VERDICTS = 100_000
 _INSERTS = {
     "op": "insert into op values (?, ?)",
     "site": "insert into site values (?, ?)",
-    "form": f"insert into form values ({', '.join('?' * 6)})",
-    "context": f"insert into context values ({', '.join('?' * 9)})",
-    "outcome": f"insert into outcome values ({', '.join('?' * 5)})",
-    "verdict": f"insert into verdict values ({', '.join('?' * 4)})",
-    "diff": f"insert into diff values ({', '.join('?' * 23)})",
+    "form": "insert into form values (?, ?, ?, ?, ?, ?)",
+    "context": "insert into context values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "outcome": "insert into outcome values (?, ?, ?, ?, ?)",
+    "verdict": "insert into verdict values (?, ?, ?, ?)",
+    "diff": "insert into diff values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "step": "insert or replace into step values (?, ?, ?)",
     "skipped": "insert into skipped values (?, ?, ?, ?) "
     "on conflict (op_id, device, reason) do update set n = n + excluded.n",
@@ -136,7 +139,7 @@ class DataFile:
         if connection is not None and self._pid == os.getpid():
             connection.close()
 
-    def context_id(
+    def context_id(  # noqa: PLR0917 - the hot path passes them in this order
         self,
         op: str,
         inputs: str,
@@ -343,8 +346,8 @@ class DataFile:
         earlier = self.info
         if (earlier.target, earlier.ref) != (info.target, info.ref):
             raise DataFileError(
-                f"{str(self.path)!r} compares {earlier.target} with {earlier.ref}; a run of {info.target} with {info.ref} "
-                "cannot be appended. Choose another file.",
+                f"{str(self.path)!r} compares {earlier.target} with {earlier.ref}; a run of {info.target} "
+                f"with {info.ref} cannot be appended. Choose another file.",
                 slug="data-file-append",
             )
         self._earlier_s = (earlier.wall_s, earlier.own_s)

@@ -6,18 +6,28 @@ run in memory keeps the sums of matches that it let go. Both look alike, so that
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.store.codec import encode_float, encode_int
 from shadowrun.store.schema import SEVERITY
 
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable
+
+    from shadowrun.store.datafile import DataFile
+
 __all__ = ["Group", "fold", "merge", "read_groups"]
 
-_COLUMNS = """context_id, outcome_id, n, first_seq, first_step, n_ref, ref_us_total, ref_us_min,
-n_target, target_us_total, target_us_min, max_abs, max_rel, max_ulp, remaining_bits, n_mismatched,
-severity, worst_seq, drift_abs, drift_rel"""
+_FROM_FOLDED = """
+select context_id, outcome_id, n, first_seq, first_step, n_ref, ref_us_total, ref_us_min,
+    n_target, target_us_total, target_us_min, max_abs, max_rel, max_ulp, remaining_bits, n_mismatched,
+    severity, worst_seq, drift_abs, drift_rel
+from folded
+"""
+
+_INSERT = "insert into folded values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _FROM_CALLS = f"""
 with worst_diff as (
@@ -70,10 +80,10 @@ class Group:
     drift_rel: float
 
 
-def read_groups(connection: sqlite3.Connection) -> list[Group]:
+def read_groups(data: DataFile) -> list[Group]:
     """All groups of a data file, in the order of their first call."""
-    live = map(_group, connection.execute(_FROM_CALLS.format(where="1")))
-    folded = map(_group, connection.execute(f"select {_COLUMNS} from folded"))
+    live = map(_group, data.query(_FROM_CALLS.format(where="1")))
+    folded = map(_group, data.query(_FROM_FOLDED))
     return merge([*live, *folded])
 
 
@@ -100,20 +110,21 @@ def fold(connection: sqlite3.Connection, n: int) -> int:
         (n,),
     )
     leaving = map(_group, connection.execute(_FROM_CALLS.format(where="call.seq in (select seq from leaving)")))
-    folded = map(_group, connection.execute(f"select {_COLUMNS} from folded"))
+    folded = map(_group, connection.execute(_FROM_FOLDED))
     groups = merge([*leaving, *folded])
     connection.execute("delete from folded")
-    connection.executemany(f"insert into folded ({_COLUMNS}) values ({', '.join('?' * 20)})", map(_row, groups))
+    connection.executemany(_INSERT, map(_row, groups))
     connection.execute("delete from diff where seq in (select seq from leaving)")
     return connection.execute("delete from call where seq in (select seq from leaving)").rowcount
 
 
-def _group(row: tuple[int | float | str, ...]) -> Group:
+def _group(row: tuple[Any, ...]) -> Group:
     # float() and int() also turn the text 'nan' and integers that were stored as floats back.
     i, f = int, float
     return Group(
         i(row[0]), i(row[1]), i(row[2]), i(row[3]), i(row[4]), i(row[5]), f(row[6]), f(row[7]), i(row[8]), f(row[9]),
-        f(row[10]), f(row[11]), f(row[12]), i(row[13]), i(row[14]), i(row[15]), f(row[16]), i(row[17]), f(row[18]), f(row[19]),
+        f(row[10]), f(row[11]), f(row[12]), i(row[13]), i(row[14]), i(row[15]), f(row[16]), i(row[17]), f(row[18]),
+        f(row[19]),
     )  # fmt: skip
 
 

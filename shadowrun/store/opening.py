@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shadowrun.errors import DataFileError
 from shadowrun.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["connect_existing", "connect_new", "corrupt"]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.store.codec import decode_float, diff_from_row
-from shadowrun.store.datafile import DataFile
 from shadowrun.types import Cause, OpCall, OpRecord, Phase, Status, TensorDiff, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from shadowrun.store.datafile import DataFile
 
 __all__ = ["read_diffs", "read_records"]
 
@@ -74,7 +77,7 @@ def read_diffs(data: DataFile, first: int, last: int) -> dict[int, list[TensorDi
     return found
 
 
-def _conditions(
+def _conditions(  # noqa: PLR0917 - the filters of read_records
     data: DataFile,
     op: str | None,
     status: Status | str | Collection[Status | str] | None,
@@ -82,7 +85,8 @@ def _conditions(
     module: str | None,
     seq: int | None,
 ) -> tuple[str, list[Any]]:
-    conditions, values = "", []
+    conditions = ""
+    values: list[Any] = []
     if seq is not None:
         conditions += " and call.seq = ?"
         values.append(seq)

@@ -1,0 +1,69 @@
+"""What to do next about a finding: one sentence for each kind and cause."""
+
+from __future__ import annotations
+
+from shadowrun.types import Cause
+
+__all__ = ["next_step"]
+
+_BY_CAUSE = {
+    ("unsupported", Cause.MISSING_OPERATOR): "Write {kernel} for the target, or decompose {op} into operators it has.",
+    (
+        "unsupported",
+        Cause.MISSING_DTYPE,
+    ): "Add this dtype to {kernel} on the target, or cast before the call at {site}.",
+    (
+        "fallback",
+        Cause.SILENT_FALLBACK,
+    ): "Write {kernel} for the target: it computes this on the CPU without saying so, "
+    "and every call moves its tensors there and back.",
+    (
+        "fallback",
+        Cause.WARNED_FALLBACK,
+    ): "Write {kernel} for the target: every call moves its tensors to the CPU and back.",
+    (
+        "mismatch",
+        Cause.REDUCED_PRECISION,
+    ): "Turn off reduced-precision arithmetic on the target (tf32 or bf16 inside f32 "
+    "kernels) and run again; if the difference stays, the kernel accumulates too narrowly.",
+    ("mismatch", Cause.EXCEPTIONAL_VALUES): "Look for NaN and infinity handling in the target's {op}: "
+    "call {seq} shows the elements.",
+    (
+        "mismatch",
+        Cause.IMPLEMENTATION,
+    ): "Replay call {seq} alone and debug the target's {op}: no rounding explains its result.",
+    ("mismatch", Cause.FLUSHED_SUBNORMALS): "Check whether the target flushes subnormals to zero by design; "
+    "if so, allow it, else turn the flush mode off.",
+    (
+        "mismatch",
+        Cause.LAYOUT,
+    ): "Call {op} on contiguous copies of its inputs: if that matches, the target misreads strides.",
+    (
+        "mismatch",
+        Cause.METADATA,
+    ): "Fix the form that the target's {op} returns; values cannot be trusted before the form is.",
+    (
+        "mismatch",
+        Cause.NON_DETERMINISM,
+    ): "Run {op} several times on the same inputs, or ask for deterministic algorithms, before calling it wrong.",
+    ("mismatch", Cause.RANDOMNESS): "Compare distributions, not values: the two random streams differ.",
+    ("mismatch", Cause.PROPAGATED): "Start at the first divergence: the inputs of this call differed already.",
+    (
+        "mismatch",
+        Cause.REFERENCE,
+    ): "The target is right: report {op} to the reference platform, or compare with another one.",
+}
+
+_BY_KIND = {
+    "unsupported": "Write {kernel} for the target.",
+    "error": "Run call {seq} alone on the target: the reference accepts the same inputs ({site}).",
+    "mismatch": "Replay call {seq} alone and compare the target's {op} with its definition.",
+    "fallback": "Write {kernel} for the target.",
+    "slow": "Profile {op} on the target at {site}: it needs {ratio} times as long as on the reference.",
+}
+
+
+def next_step(kind: str, cause: Cause | None, *, op: str, kernel: str, site: str, seq: int, ratio: float) -> str:
+    """A sentence on what to do about a finding."""
+    template = _BY_KIND[kind] if cause is None else _BY_CAUSE.get((kind, cause), _BY_KIND[kind])
+    return template.format(op=op, kernel=kernel or op, site=site or "its call", seq=seq, ratio=f"{ratio:.3g}")

@@ -1,0 +1,272 @@
+"""Findings: calls that need work, grouped by kind, operator, cause and explanation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shadowrun.analysis.advice import next_step
+from shadowrun.analysis.summary import greatest, unique
+from shadowrun.store.codec import decode_float
+from shadowrun.store.records import read_diffs
+from shadowrun.types import Cause, Status, TensorDiff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.analysis.table import Row, Table
+    from shadowrun.store.datafile import DataFile
+
+__all__ = ["KINDS", "Finding", "Note", "find", "note", "own_failures"]
+
+KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
+"""Kinds of findings, the most actionable first."""
+
+MIN_TIMED_CALLS = 3
+MIN_SLOWER_US = 1000.0
+MAX_LISTED = 5
+
+_KIND_OF = {
+    Status.UNSUPPORTED: "unsupported",
+    Status.ERROR: "error",
+    Status.MISMATCH: "mismatch",
+    Status.FALLBACK: "fallback",
+}
+_FORM_CAUSES = (Cause.METADATA, Cause.EXCEPTIONAL_VALUES)
+_NOT_THE_TARGET = (Cause.PROPAGATED, Cause.REFERENCE, Cause.RANDOMNESS, Cause.NON_DETERMINISM)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Calls of one operator with one fault.
+
+    Attributes:
+        kind: One of `KINDS`; gates select on it.
+        op: ``aten::add.Tensor``.
+        cause, explanation: Why.
+        evidence, confidence: Of the worst call.
+        missing_kernels: Kernels that the target lacked.
+        modules: The first module paths, of `n_modules`.
+        phases: Parts of the training step.
+        sites: The first source lines, of `n_sites`.
+        inputs: The first inputs, of `n_inputs`.
+        first_seq, first_step: Of the first call.
+        n_calls: Calls affected, of `n_calls_of_op`.
+        worst: Worst difference; None where no tensors were compared.
+        worst_seq: Number of the call that it is from.
+        severity: Order among mismatches, greatest first.
+        next_step: What to do.
+        ref_min_us, target_min_us: Shortest time of these calls; -1 where not measured.
+    """
+
+    kind: str
+    op: str
+    cause: Cause | None
+    explanation: str
+    evidence: str
+    confidence: float
+    missing_kernels: tuple[str, ...]
+    modules: tuple[str, ...]
+    n_modules: int
+    phases: tuple[str, ...]
+    sites: tuple[str, ...]
+    n_sites: int
+    inputs: tuple[str, ...]
+    n_inputs: int
+    first_seq: int
+    first_step: int
+    n_calls: int
+    n_calls_of_op: int
+    worst: TensorDiff | None
+    worst_seq: int
+    severity: float
+    next_step: str
+    ref_min_us: float
+    target_min_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Calls that are no fault but were not plainly verified either, or that shadowrun failed on.
+
+    Attributes:
+        status: Theirs.
+        op: Operator.
+        cause, explanation, evidence: Why; the evidence of the first call.
+        n_calls: How many.
+        first_seq: Number of the first.
+    """
+
+    status: Status
+    op: str
+    cause: Cause | None
+    explanation: str
+    evidence: str
+    n_calls: int
+    first_seq: int
+
+
+def find(table: Table, data: DataFile, *, slow_ratio: float) -> list[Finding]:
+    """All findings, the most actionable first."""
+    grouped: dict[tuple[str, str, Cause | None, str], list[Row]] = defaultdict(list)
+    totals: Counter[str] = Counter()
+    for row in table.rows:
+        totals[row.context.op] += row.group.n
+        kind = _KIND_OF.get(row.outcome.status)
+        if kind is not None and not row.outcome.is_own_failure:
+            grouped[kind, row.context.op, row.outcome.cause, row.outcome.explanation].append(row)
+    found = [
+        _finding(kind, cause, explanation, rows, n_calls_of_op=totals[op], data=data)
+        for (kind, op, cause, explanation), rows in grouped.items()
+    ]
+    found += _slow(table, data, totals, slow_ratio)
+    return sorted(found, key=lambda f: (KINDS.index(f.kind), -f.severity, -_volume(f), f.first_seq))
+
+
+def note(table: Table, data: DataFile) -> list[Note]:
+    """What was not verified, and matches with a cause that a reader should know of, by number of calls."""
+    return _notes(
+        table,
+        data,
+        lambda row: (
+            (
+                row.outcome.status is Status.UNVERIFIED
+                or (row.outcome.status is Status.MATCH and row.outcome.cause not in (None, Cause.ROUNDING))
+            )
+            and not row.outcome.is_own_failure
+        ),
+    )
+
+
+def own_failures(table: Table, data: DataFile) -> list[Note]:
+    """Calls on which shadowrun itself failed; never the target's fault."""
+    return _notes(table, data, lambda row: row.outcome.is_own_failure)
+
+
+def _volume(finding: Finding) -> int:
+    """Among mismatches, severity decides and the order of calls breaks ties; elsewhere the number of calls."""
+    return 0 if finding.kind == "mismatch" else finding.n_calls
+
+
+def _finding(
+    kind: str, cause: Cause | None, explanation: str, rows: list[Row], *, n_calls_of_op: int, data: DataFile
+) -> Finding:
+    worst_row = max(rows, key=lambda row: (row.group.severity, -row.group.worst_seq))
+    worst_seq = worst_row.group.worst_seq
+    worst = _worst_diff(data, worst_seq)
+    evidence, confidence = _evidence(data, worst_seq)
+    kernels = unique(row.outcome.missing_kernel for row in rows)
+    modules = unique(row.context.module for row in rows)
+    sites = unique(row.context.site for row in rows)
+    inputs = unique(row.context.inputs for row in rows)
+    op = rows[0].context.op
+    ref_min = min((row.group.ref_us_min for row in rows if row.group.n_ref), default=-1.0)
+    target_min = min((row.group.target_us_min for row in rows if row.group.n_target), default=-1.0)
+    advice = next_step(
+        kind,
+        cause,
+        op=op,
+        kernel=" and ".join(kernels[:2]),
+        site=sites[0] if sites else "",
+        seq=worst_seq,
+        ratio=target_min / ref_min if ref_min > 0 else math.inf,
+    )
+    return Finding(
+        kind=kind,
+        op=op,
+        cause=cause,
+        explanation=explanation,
+        evidence=evidence,
+        confidence=confidence,
+        missing_kernels=kernels,
+        modules=modules[:MAX_LISTED],
+        n_modules=len(modules),
+        phases=unique(row.context.phase for row in rows),
+        sites=sites[:MAX_LISTED],
+        n_sites=len(sites),
+        inputs=inputs[:MAX_LISTED],
+        n_inputs=len(inputs),
+        first_seq=min(row.group.first_seq for row in rows),
+        first_step=min(row.group.first_step for row in rows),
+        n_calls=sum(row.group.n for row in rows),
+        n_calls_of_op=n_calls_of_op,
+        worst=worst,
+        worst_seq=worst_seq,
+        severity=_severity(cause, worst_row.group.severity) if kind == "mismatch" else 0.0,
+        next_step=advice,
+        ref_min_us=ref_min,
+        target_min_us=target_min,
+    )
+
+
+def _severity(cause: Cause | None, worst: float) -> float:
+    """Differences of class and form above all others; what is not the target's fault below."""
+    if cause in _NOT_THE_TARGET:
+        return worst - 1e7
+    return worst + (2e6 if cause in _FORM_CAUSES else 0.0)
+
+
+def _slow(table: Table, data: DataFile, totals: Counter[str], slow_ratio: float) -> list[Finding]:
+    """Operators that run on the target, but whose quickest call is far slower than on the reference."""
+    by_op: dict[str, list[Row]] = defaultdict(list)
+    for row in table.rows:
+        ran = row.outcome.status in (Status.MATCH, Status.MISMATCH, Status.UNVERIFIED)
+        if ran and row.group.n_ref and row.group.n_target:
+            by_op[row.context.op].append(row)
+    found = []
+    for op, rows in by_op.items():
+        ref = min(row.group.ref_us_min for row in rows)
+        target = min(row.group.target_us_min for row in rows)
+        n = sum(min(row.group.n_ref, row.group.n_target) for row in rows)
+        if n >= MIN_TIMED_CALLS and target >= slow_ratio * ref and target - ref >= MIN_SLOWER_US:
+            explanation = f"{target / ref:.3g} times as long as on the reference" if ref > 0 else "far slower"
+            slow = _finding("slow", Cause.SLOW, explanation, rows, n_calls_of_op=totals[op], data=data)
+            evidence = (
+                f"quickest of {n} calls: {target / 1000:.3g} ms on the target, {ref / 1000:.3g} ms on the reference"
+            )
+            found.append(dataclasses.replace(slow, evidence=evidence, confidence=1.0, worst=None))
+    return found
+
+
+def _notes(table: Table, data: DataFile, wanted: Callable[[Row], bool]) -> list[Note]:
+    grouped: dict[tuple[Status, str, Cause | None, str], list[Row]] = defaultdict(list)
+    for row in filter(wanted, table.rows):
+        grouped[row.outcome.status, row.context.op, row.outcome.cause, row.outcome.explanation].append(row)
+    notes = [
+        Note(
+            status,
+            op,
+            cause,
+            explanation,
+            _evidence(data, rows[0].group.first_seq)[0],
+            sum(row.group.n for row in rows),
+            rows[0].group.first_seq,
+        )
+        for (status, op, cause, explanation), rows in grouped.items()
+    ]
+    return sorted(notes, key=lambda n: (-n.n_calls, n.first_seq))
+
+
+def _worst_diff(data: DataFile, seq: int) -> TensorDiff | None:
+    diffs = read_diffs(data, seq, seq).get(seq, [])
+    return max(
+        diffs,
+        key=lambda d: (
+            d.n_nan + d.n_inf > 0,
+            bool(d.detail),
+            d.n_mismatched > 0,
+            d.excess_actual,
+            greatest([d.max_rel], 0),
+        ),
+        default=None,
+    )
+
+
+def _evidence(data: DataFile, seq: int) -> tuple[str, float]:
+    """Evidence and confidence of a call; nothing for one that was folded."""
+    sql = "select evidence, confidence from call join verdict on verdict.id = verdict_id where seq = ?"
+    row = next(data.query(sql, (seq,)), ("", 1.0))
+    return row[0], decode_float(row[1])

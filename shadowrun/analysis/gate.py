@@ -1,0 +1,48 @@
+"""The closing line and whether a run passes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shadowrun.analysis.findings import KINDS, Finding
+from shadowrun.analysis.words import plural
+from shadowrun.types import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+__all__ = ["FAIL_ON", "Gate", "judge"]
+
+FAIL_ON = frozenset({"unsupported", "error", "mismatch"})
+"""Kinds of findings that fail a run unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Whether a run passes, and the line that says so."""
+
+    passed: bool
+    line: str
+
+
+def judge(findings: Iterable[Finding], counts: dict[Status, int], fail_on: Collection[str] = FAIL_ON) -> Gate:
+    """Judge a run: findings of the kinds in `fail_on` fail it, and so does a run that verified nothing."""
+    kinds = Counter(finding.kind for finding in findings)
+    named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
+    failing = [text for kind, text in named.items() if kind in fail_on]
+    passing = [text for kind, text in named.items() if kind not in fail_on]
+    also = f" ({', '.join(passing)} not counted)" if passing else ""
+    n_compared = counts[Status.MATCH] + counts[Status.MISMATCH]
+    if failing:
+        return Gate(passed=False, line=f"FAILED: {', '.join(failing)}{also}")
+    if not n_compared:
+        return Gate(passed=False, line=f"FAILED: no call could be compared{also}")
+    unverified = f", {counts[Status.UNVERIFIED]:,} could not be verified" if counts[Status.UNVERIFIED] else ""
+    verb = "matches" if counts[Status.MATCH] == 1 else "match"
+    return Gate(passed=True, line=f"PASSED: {plural(counts[Status.MATCH], 'call')} {verb}{unverified}{also}")
+
+
+def _count(n: int, kind: str) -> str:
+    return f"{n:,} {kind}" if kind in ("unsupported", "slow") else plural(n, kind)
