@@ -1,1 +1,1 @@
-"""The command line: one file per command; `--help` never imports torch."""
+"""The command line: one file per command; its docstring is its help text."""

@@ -1,0 +1,58 @@
+"""Tell how many of the operators that a run called the target has.
+
+Views and other operators that compute nothing are not counted, lest they flatter the figure.
+--fail-under looks at operators, not calls: one missing operator stops a program however rarely it is called.
+
+Examples:
+  shadowrun coverage
+  shadowrun coverage nightly.shadowrun --fail-under 95
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from shadowrun.cli import options
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A data file and a bound."""
+    options.add_data_argument(parser)
+    parser.add_argument("--fail-under", type=float, metavar="N", help="exit with 1 below N percent of the operators")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the coverage; returns the exit status."""
+    import shadowrun
+
+    recorded = shadowrun.load(args.data)
+    coverage = recorded.coverage()
+    supported = coverage.n_by_state["supported"]
+    print(f"target {recorded.info.target}, reference {recorded.info.ref}: the program {coverage.verdict}")
+    print(f"operators  {_share(supported, coverage.n_operators, coverage.percent_operators)}")
+    print(f"calls      {_share(coverage.n_supported_calls, coverage.n_calls, coverage.percent_calls)}")
+    for state, n in coverage.n_by_state.items():
+        if n and state != "supported":
+            print(f"\n{state} ({n}):")
+            for operator in coverage.operators:
+                if operator.state == state:
+                    kernels = [k for k in operator.missing_kernels if k != operator.op]
+                    missing = f"  lacks {', '.join(kernels)}" if kernels else ""
+                    print(f"  {operator.n_calls:>7} x  {operator.op}{missing}")
+    n_skipped = sum(skipped.n for skipped in coverage.skipped)
+    print(f"\nnot counted: {n_skipped} calls of views and other operators that compute nothing to compare")
+    if args.fail_under is not None and coverage.percent_operators < args.fail_under:
+        share = f"{coverage.percent_operators:.1f} %"
+        print(f"shadowrun: FAILED: operator coverage {share} is under {args.fail_under:g} %", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _share(n: int, total: int, percent: float) -> str:
+    return f"{n} of {total} ({percent:.1f} %)"

@@ -1,0 +1,91 @@
+"""Show a report in a minute: two small models on a simulated accelerator with flaws.
+
+A convolutional network learns real handwritten digits (scikit-learn's) for 20 steps, then a small
+transformer for one. Every operator is compared with the CPU. No accelerator is needed.
+
+Examples:
+  shadowrun demo
+  shadowrun demo --preset clean                  an accelerator without flaws: nothing is found
+  shadowrun demo --preset clean --flaws nan_max  one flaw of your choice
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.cli import options
+from shadowrun.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+_CNN_STEPS = 20
+_TRANSFORMER_STEPS = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which flaws, and where to write."""
+    options.add_simulation_arguments(parser, preset="young")
+    parser.add_argument("-o", "--output", default=".", metavar="DIR", help="folder for the files (default: this one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, print the report and write the files; returns the exit status."""
+    folder = Path(args.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"The folder {args.output!r} cannot be made: {error}.", slug="unwritable-report") from error
+    digits = _load_digits()
+
+    import torch
+
+    import shadowrun
+    from shadowrun.cli.show import show
+
+    options.enable_simulation("sim", args.flaws, args.preset)
+    torch.manual_seed(0)
+    images = torch.tensor(digits.images, dtype=torch.float32) / 16
+    labels = torch.tensor(digits.target)
+    data = folder / "shadowrun-demo.shadowrun"
+    comparison = shadowrun.compare("sim", ref="cpu", file=data)
+    _train(comparison, images.to("sim"), labels.to("sim"))
+    show(comparison)
+    page = folder / "shadowrun-demo.html"
+    comparison.write(page)
+    print(f"\nData file: {data}   (shadowrun report {data})\nReport:    {page}")
+    return 0
+
+
+def _train(comparison: Any, images: Any, labels: Any) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from shadowrun.cli import demo_models
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # On standard error: what is on standard output is the report, and may be piped.
+    with Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=Console(stderr=True)) as progress:
+        for name, train, steps in (
+            ("CNN on digits", demo_models.train_digits, _CNN_STEPS),
+            ("Transformer  ", demo_models.train_transformer, _TRANSFORMER_STEPS),
+        ):
+            task = progress.add_task(name, total=steps, loss="-")
+            with comparison:
+                for loss in train(images, labels, steps):
+                    progress.update(task, advance=1, loss=f"{loss:.4f}")
+                    comparison.step()
+
+
+def _load_digits() -> Any:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UsageError(
+            "The demo's images come with scikit-learn, which is not installed: pip install 'shadowrun[examples]'",
+            slug="missing-extra",
+        ) from error
+    return load_digits()

@@ -1,0 +1,147 @@
+"""Options that several commands share, and the reading of their values."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.config import ON_UNSUPPORTED
+from shadowrun.errors import UsageError
+from shadowrun.platforms import parse
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = [
+    "DATA_FILE",
+    "FORMATS",
+    "add_compare_arguments",
+    "add_data_argument",
+    "add_output_argument",
+    "add_simulation_arguments",
+    "check_outputs",
+    "compare_options",
+    "enable_simulation",
+    "step_numbers",
+    "words",
+]
+
+DATA_FILE = ".shadowrun"
+FORMATS = ("json", "md", "txt", "html")
+
+
+def add_data_argument(parser: argparse.ArgumentParser) -> None:
+    """Which run to read."""
+    parser.add_argument("data", nargs="?", default=DATA_FILE, metavar="DATA", help="data file (default: %(default)s)")
+
+
+def add_output_argument(parser: argparse.ArgumentParser) -> None:
+    """Reports to write."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help=f"write a report; its extension picks the format: {', '.join(FORMATS)} (may be repeated)",
+    )
+
+
+def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None = None) -> None:
+    """What the simulated accelerator does wrong."""
+    parser.add_argument(
+        "--flaws",
+        type=words,
+        default=[],
+        metavar="A,B",
+        help="simulate the target with these flaws (`shadowrun platforms --flaws` lists them)",
+    )
+    parser.add_argument(
+        "--preset",
+        default=preset,
+        metavar="P",
+        help=f"simulate the target with a named set of flaws (default: {preset or 'clean, if --flaws is given'})",
+    )
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """The keyword arguments of `shadowrun.compare` that make sense on a command line."""
+    group = parser.add_argument_group("what is compared, and how")
+    group.add_argument("--steps", type=step_numbers, metavar="0,2,5-7", help="training steps to compare (default: all)")
+    group.add_argument("--ops", type=words, metavar="GLOBS", help="operators to compare, such as 'aten::*mm*'")
+    group.add_argument("--modules", type=words, metavar="GLOBS", help="modules to compare, such as '*.attn.*'")
+    group.add_argument("--rtol", type=float, help="relative tolerance, instead of the rounding analysis; needs --atol")
+    group.add_argument("--atol", type=float, help="absolute tolerance; needs --rtol")
+    group.add_argument("--drift", action="store_true", help="also record the error that accumulates")
+    group.add_argument(
+        "--on-unsupported",
+        choices=ON_UNSUPPORTED,
+        default=ON_UNSUPPORTED[0],
+        help="answer an operator that the target lacks with the reference's result, or let it raise",
+    )
+    group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
+    group.add_argument("--append", action="store_true", help="add to the data file instead of replacing it")
+
+
+def compare_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The parsed arguments as keyword arguments of `shadowrun.compare`."""
+    names = ("steps", "ops", "modules", "rtol", "atol", "drift", "on_unsupported", "append")
+    return {"file": args.data, **{name: getattr(args, name) for name in names}}
+
+
+def enable_simulation(target: str, flaws: list[str], preset: str | None) -> None:
+    """Start the simulated accelerator under the target's name.
+
+    Raises:
+        UsageError: The target cannot be simulated, or there is no such flaw or preset.
+    """
+    name = parse(target).device_type
+    if name == "cpu":
+        raise UsageError(
+            f"--flaws and --preset simulate an accelerator, and the target is {target!r}: use --target sim, "
+            "or the name of the accelerator to imitate, such as npu.",
+            slug="bad-simulation",
+        )
+    from shadowrun.platforms import sim
+
+    sim.enable(name, flaws=flaws, preset=preset or "clean")
+
+
+def check_outputs(outputs: list[str]) -> None:
+    """Refuse reports that could not be written, before hours are spent on the run.
+
+    Raises:
+        UsageError: Unknown extension, a folder that is not there, or one file given twice.
+    """
+    for output in outputs:
+        path = Path(output)
+        if path.suffix.lstrip(".").lower() not in FORMATS:
+            raise UsageError(
+                f"The extension of the report {output!r} picks its format; use one of "
+                f"{', '.join('.' + f for f in FORMATS)}.",
+                slug="unknown-format",
+            )
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise UsageError(
+                f"The report {output!r} cannot be written: its folder must exist and be writable.",
+                slug="unwritable-report",
+            )
+    if len(set(outputs)) < len(outputs):
+        raise UsageError("The same report is asked for twice: give each -o its own file.", slug="unwritable-report")
+
+
+def words(text: str) -> list[str]:
+    """Split ``a,b``; an empty text is no word."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def step_numbers(text: str) -> list[int]:
+    """Read ``0,2,5-7``; a `ValueError` becomes argparse's own message."""
+    steps: list[int] = []
+    for word in words(text):
+        first, dash, last = word.partition("-")
+        steps += range(int(first), int(last if dash else first) + 1)
+    if not steps:
+        raise ValueError(text)
+    return steps

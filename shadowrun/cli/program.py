@@ -1,0 +1,157 @@
+"""The user's program, run as Python would run it: its own argv, ``sys.path[0]``, traceback and status."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shadowrun
+from shadowrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from importlib.machinery import ModuleSpec
+
+__all__ = ["Outcome", "Program"]
+
+_OWN_FOLDER = str(Path(shadowrun.__file__).parent) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        status: Its exit status, as Python would have given it.
+        interrupted: True after Ctrl-C.
+    """
+
+    status: int
+    interrupted: bool = False
+
+
+class Program:
+    """A script or module with its arguments.
+
+    Args:
+        command: Script and its arguments, or module and its arguments.
+        is_module: Which of the two.
+
+    Raises:
+        UsageError: There is no such script or module.
+    """
+
+    def __init__(self, command: list[str], *, is_module: bool) -> None:
+        name, *arguments = command
+        self._spec: ModuleSpec | None = None
+        if is_module:
+            self._folder = str(Path.cwd())
+            self._spec = self._find_module(name)
+            self._file = self._spec.origin or ""
+        else:
+            self._file = name
+            if not Path(name).is_file():
+                what = "is a folder" if Path(name).is_dir() else "does not exist"
+                raise UsageError(f"The script {name!r} {what}: give the program to run.", slug="missing-script")
+            self._folder = str(Path(name).resolve().parent)
+        self.argv = [self._file, *arguments]
+
+    def execute(self, block: AbstractContextManager[Any]) -> Outcome:
+        """Run the program inside a ``with`` block, which sees its exceptions; print them like Python."""
+        with _Environment(self.argv, self._folder):
+            try:
+                with block:
+                    self._execute()
+            except SystemExit as end:
+                return Outcome(_exit_status(end))
+            except KeyboardInterrupt as interrupt:
+                _show(interrupt)
+                return Outcome(130, interrupted=True)
+            except BaseException as error:
+                _show(error)
+                return Outcome(1)
+        return Outcome(0)
+
+    def _execute(self) -> None:
+        main = types.ModuleType("__main__")
+        main.__dict__.update(__file__=self._file, __builtins__=__builtins__, __spec__=self._spec)
+        if self._spec is not None:
+            main.__package__ = self._spec.parent
+        sys.modules["__main__"] = main
+        # Not inheriting: this file's __future__ imports are none of the program's business.
+        code = compile(Path(self._file).read_bytes(), self._file, "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # noqa: S102 - running the program is the job
+
+    def _find_module(self, name: str) -> ModuleSpec:
+        with _Environment(sys.argv, self._folder):
+            try:
+                spec = importlib.util.find_spec(name)
+                if spec is not None and spec.submodule_search_locations is not None:
+                    spec = importlib.util.find_spec(f"{name}.__main__")
+            except (ImportError, ValueError):
+                spec = None
+        if spec is None or not (spec.origin or "").endswith(".py"):
+            raise UsageError(
+                f"There is no module {name!r} to run: it is not found, or has no source or no __main__.",
+                slug="missing-script",
+            )
+        return spec
+
+
+class _Environment:
+    """`sys.argv`, ``sys.path[0]`` and ``__main__`` of the program, and afterwards those of before."""
+
+    def __init__(self, argv: list[str], folder: str) -> None:
+        self._argv, self._folder = argv, folder
+
+    def __enter__(self) -> None:
+        self._before = sys.argv, sys.path[:], sys.modules["__main__"]
+        sys.argv = self._argv
+        if not sys.flags.safe_path:
+            sys.path[:1] = [self._folder]
+
+    def __exit__(self, *_: object) -> None:
+        sys.argv, sys.path[:], sys.modules["__main__"] = self._before
+
+
+def _exit_status(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """Print an exception as Python would, without the frames of shadowrun."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        link = todo.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        link.__traceback__ = _without_our_frames(link.__traceback__)
+        todo += [link.__cause__, link.__context__]
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _without_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    kept = None
+    for entry in reversed(list(_entries(traceback))):
+        if not entry.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+            kept = types.TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
+
+
+def _entries(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next

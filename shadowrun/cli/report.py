@@ -1,0 +1,38 @@
+"""Print the report of a recorded run, or write it to files.
+
+Examples:
+  shadowrun report
+  shadowrun report nightly.shadowrun -o nightly.html -o nightly.json
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shadowrun.cli import options
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A data file, and reports to write."""
+    options.add_data_argument(parser)
+    options.add_output_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show or write the report; returns the exit status."""
+    options.check_outputs(args.output)
+    import shadowrun
+
+    recorded = shadowrun.load(args.data)
+    for output in args.output:
+        recorded.write(output)
+    if not args.output:
+        from shadowrun.cli.show import show
+
+        show(recorded)
+    return 0
