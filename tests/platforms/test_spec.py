@@ -1,0 +1,118 @@
+"""The words for platforms: what is read, and what is refused with which sentence."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from shadowrun.errors import PlatformError
+from shadowrun.platforms import PlatformSpec, known_devices, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("cpu", "cpu"),
+        ("cuda:1", "cuda:1"),
+        (" npu ", "npu"),
+        ("sim", "sim"),
+        ("lazy:0", "lazy:0"),
+        ("cpu[threads=1]", "cpu[threads=1]"),
+        ("cpu[mkldnn=FALSE, deterministic=1]", "cpu[deterministic=on,mkldnn=off]"),
+        (
+            "cpu[threads=1,mkldnn=off,float32_matmul_precision=medium,deterministic=on,flush_denormal=on]",
+            "cpu[deterministic=on,float32_matmul_precision=medium,flush_denormal=on,mkldnn=off,threads=1]",
+        ),
+        (torch.device("cuda", 3), "cuda:3"),
+        (torch.device("cpu"), "cpu"),
+        (PlatformSpec("xpu", 2), "xpu:2"),
+    ],
+)
+def test_canonical_text(text, canonical):
+    assert str(parse(text)) == canonical
+    assert parse(canonical) == parse(text)
+
+
+def test_settings_are_values_not_words():
+    spec = parse("cpu[threads=01,mkldnn=no,float32_matmul_precision=high]")
+    assert spec.settings == (("float32_matmul_precision", "high"), ("mkldnn", False), ("threads", 1))
+    assert spec.device_string == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("spec", "slug", "sentence"),
+    [
+        ("cudda:1", "unknown-device", "Unknown device 'cudda' in platform 'cudda:1'. Did you mean 'cuda'?"),
+        ("CPU", "unknown-device", "Did you mean 'cpu'?"),
+        ("gpu", "unknown-device", "Devices: cpu, cuda,"),
+        ("privateuseone", "unknown-device", "Unknown device 'privateuseone'"),
+        ("", "bad-spec", "Platform '' cannot be read"),
+        ("cuda:", "bad-spec", "write device, device:index or cpu[key=value,...]"),
+        ("cuda:-1", "bad-spec", "cannot be read"),
+        ("cpu[threads=1", "bad-spec", "cannot be read"),
+        ("cpu[threads=1]x", "bad-spec", "cannot be read"),
+        ("cpu[]", "bad-spec", "Setting '' in platform 'cpu[]' cannot be read: write key=value."),
+        ("cpu[threads]", "bad-spec", "Setting 'threads' in platform"),
+        ("cpu[threads=1,threads=2]", "bad-spec", "Setting 'threads' is given twice"),
+        ("meta", "bad-spec", "has shapes but no values"),
+        (7, "bad-spec", "7 is no platform"),
+        (None, "bad-spec", "None is no platform"),
+        ("cuda[threads=1]", "unknown-setting", "Device 'cuda' in platform 'cuda[threads=1]' has no settings; only cpu"),
+        ("cpu[thread=1]", "unknown-setting", "Unknown setting 'thread' in platform 'cpu[thread=1]'. Did you mean"),
+        ("cpu[threads=0]", "bad-setting", "threads='0' in platform 'cpu[threads=0]' cannot be used: give a whole"),
+        ("cpu[threads=many]", "bad-setting", "give a whole number from 1 to 1024"),
+        ("cpu[threads=²]", "bad-setting", "give a whole number"),
+        ("cpu[mkldnn=maybe]", "bad-setting", "give on or off"),
+        ("cpu[float32_matmul_precision=low]", "bad-setting", "give highest, high, medium"),
+        ("cpu[threads=4,flush_denormal=on]", "bad-setting", "flush_denormal=on reaches one thread only"),
+    ],
+)
+def test_refused(spec, slug, sentence):
+    with pytest.raises(PlatformError) as caught:
+        parse(spec)
+    assert sentence in str(caught.value)
+    assert caught.value.slug == slug
+
+
+def test_flush_denormal_off_goes_with_threads():
+    assert dict(parse("cpu[threads=4,flush_denormal=off]").settings) == {"threads": 4, "flush_denormal": False}
+
+
+def test_every_setting_of_the_message_is_accepted():
+    with pytest.raises(PlatformError, match="Settings of cpu: ") as caught:
+        parse("cpu[x=1]")
+    names = str(caught.value).partition("Settings of cpu: ")[2].rstrip(".").split(", ")
+    for name in names:
+        value = "high" if "precision" in name else "1"
+        assert dict(parse(f"cpu[{name}={value}]").settings)[name] in (1, True, "high")
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_read_or_refused(text):
+    try:
+        spec = parse(text)
+    except PlatformError:
+        return
+    assert parse(str(spec)) == spec
+
+
+def test_spec_needs_no_torch():
+    code = "import shadowrun.platforms as p, sys; p.parse('cpu[threads=1]'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_known_devices_are_sorted_and_without_the_unnamed_private_device():
+    known = known_devices()
+    assert known == sorted(known)
+    assert {"cpu", "cuda", "npu", "lazy", "sim"} <= set(known)
+    assert "privateuseone" not in known
+
+
+def test_entry_points_add_devices(monkeypatch):
+    import importlib.metadata as metadata
+
+    entry = metadata.EntryPoint("myaccel", "package:start", "shadowrun.platforms")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry] if group == "shadowrun.platforms" else [])
+    assert str(parse("myaccel:2")) == "myaccel:2"
