@@ -122,9 +122,10 @@ def known_devices() -> list[str]:
     names.update(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     # A plug-in or the simulated device may have named torch's private-use device; only a torch that
     # is loaded already can know.
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "_C"):
-        names.add(torch._C._get_privateuse1_backend_name())
+    if "torch" in sys.modules:
+        from shadowrun.platforms import torchplatform
+
+        names.add(torchplatform.private_device_name())
     return sorted(names - {"privateuseone"})
 
 
