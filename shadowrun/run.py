@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun import analysis
-from shadowrun.analysis import Coverage, Finding, Gate, Note, OperatorSummary, Step, Table
+from shadowrun.analysis import Coverage, DriftStep, Finding, Gate, Note, OperatorSummary, Step, Table
 from shadowrun.store.datafile import DataFile
 from shadowrun.store.records import read_records
 from shadowrun.types import OpRecord, RunInfo, Status
@@ -102,6 +102,11 @@ class Run:
         """Training steps with their times."""
         return self._read().steps
 
+    def drift(self) -> list[DriftStep]:
+        """The worst accumulated error of each step; empty unless the run had ``drift=True``."""
+        self._sync()
+        return analysis.trace_drift(self._data)
+
     def gate(self, fail_on: Collection[str] = analysis.FAIL_ON) -> Gate:
         """Whether the run passes, with the line that says so; `fail_on` names kinds of findings."""
         return analysis.judge(self.findings(), self.counts(), fail_on)
@@ -124,7 +129,7 @@ class Run:
 
         format = format or ("terminal" if str(path) == "-" else report.format_of(path))  # noqa: A001
         if str(path) == "-":
-            sys.stdout.write(report.render(self, format, **report.terminal_options(sys.stdout)))
+            sys.stdout.write(report.render(self, format))
         else:
             report.save(report.render(self, format), Path(path))
 

@@ -1,6 +1,7 @@
 """What a run means: a data file in, small tables out."""
 
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, cover
+from shadowrun.analysis.drift import DriftStep, trace_drift
 from shadowrun.analysis.findings import KINDS, Finding, Note, find, note, own_failures
 from shadowrun.analysis.gate import FAIL_ON, Gate, judge
 from shadowrun.analysis.summary import OperatorSummary, count_statuses, summarise
@@ -10,6 +11,7 @@ __all__ = [
     "FAIL_ON",
     "KINDS",
     "Coverage",
+    "DriftStep",
     "Finding",
     "Gate",
     "MissingKernel",
@@ -26,4 +28,5 @@ __all__ = [
     "note",
     "own_failures",
     "summarise",
+    "trace_drift",
 ]

@@ -1,0 +1,244 @@
+"""The report for people at a terminal, and the same as plain text."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shadowrun.report.content import Content, Source
+from shadowrun.report.words import describe, describe_record, duration, figure, listed, outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shadowrun.analysis import Finding, Note, OperatorSummary
+
+__all__ = ["TerminalReport", "TextReport"]
+
+TEXT_WIDTH = 100
+MIN_WIDTH = 60
+WIDE = 110
+MAX_FINDINGS = 10
+MAX_OPERATORS = 25
+MAX_ROWS = 12
+LABEL = 10
+
+COLOURS = {
+    "match": "green", "mismatch": "red", "unsupported": "red", "error": "red", "fallback": "yellow",
+    "unverified": "yellow", "slow": "yellow", "skipped": "dim",
+}  # fmt: skip
+_LABEL_STYLES = {"do": "bold cyan", "why": "bold"}
+
+
+class TerminalReport:
+    """Coloured and as wide as the terminal where standard output is one; NO_COLOR is obeyed."""
+
+    extension = "txt"
+
+    def render(self, run: Source, *, width: int | None = None, colour: bool | None = None) -> str:
+        """The report as text, with colour codes where wanted."""
+        colour = sys.stdout.isatty() if colour is None else colour
+        if width is None and not sys.stdout.isatty():
+            width = TEXT_WIDTH
+        out = io.StringIO()
+        console = Console(
+            file=out, force_terminal=colour, width=width, highlight=False, emoji=False, legacy_windows=False
+        )
+        console.width = max(console.width, MIN_WIDTH)
+        _Page(console, Content.of(run)).print()
+        # Cells are padded to the width; nobody wants that in a log.
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+class TextReport:
+    """Without colour, at a width that logs and mails can hold."""
+
+    extension = "txt"
+
+    def render(self, run: Source) -> str:
+        """The report as text."""
+        return TerminalReport().render(run, width=TEXT_WIDTH, colour=False)
+
+
+class _Page:
+    """One report on its way to a console."""
+
+    def __init__(self, console: Console, content: Content) -> None:
+        self.console = console
+        self.content = content
+
+    def print(self) -> None:
+        content = self.content
+        self._header()
+        if content.first_divergence is not None:
+            self._heading("First divergence")
+            self._lines(describe_record(content.first_divergence))
+        if content.drift.rows:
+            self._drift()
+        for section in content.sections:
+            self._heading(f"{section.heading} ({section.n})", section.lead, COLOURS[section.kind])
+            for finding in section.findings.rows[:MAX_FINDINGS]:
+                self._finding(finding)
+            self._more(section.n - MAX_FINDINGS)
+        self._operators()
+        self._coverage()
+        self._notes("Not verified, or worth knowing", "", content.notes.rows, content.notes.n_more)
+        self._skipped()
+        lead = "These calls could not be compared because shadowrun failed; the target is not to blame."
+        self._notes("shadowrun's own failures", lead, content.own_failures.rows, content.own_failures.n_more)
+        self.console.print()
+        self._gate()
+
+    def _header(self) -> None:
+        info, content = self.content.info, self.content
+        self.console.print(Text.assemble(("shadowrun", "bold"), f"  {info.target} against {info.ref}"))
+        self._gate()
+        counts = Text("  ").join(Text(f"{n:,} {status}", COLOURS[status]) for status, n in content.counts)
+        self.console.print(Text(f"On {info.target} the program {content.coverage.verdict}."))
+        self.console.print(Text("calls: ") + counts)
+        for remark in content.remarks:
+            self.console.print(Text(f"! {remark}", "yellow"))
+        self.console.print()
+        self._lines(content.facts)
+
+    def _gate(self) -> None:
+        gate = self.content.gate
+        self.console.print(Text(gate.line, "bold green" if gate.passed else "bold red"), soft_wrap=True)
+
+    def _heading(self, title: str, lead: str = "", colour: str = "") -> None:
+        self.console.print()
+        self.console.rule(
+            Text(f" {title} ", f"bold {colour}".strip()), align="left", style=colour or "dim", characters="─"
+        )
+        if lead:
+            self.console.print(Text(lead, "dim"))
+
+    def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
+        grid = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+        grid.add_column(width=LABEL, no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, text in lines:
+            grid.add_row(Text(f"  {label}", _LABEL_STYLES.get(label, "dim")), Text(text, _LABEL_STYLES.get(label, "")))
+        self.console.print(grid)
+
+    def _finding(self, finding: Finding) -> None:
+        self.console.print()
+        head = Text.assemble(
+            (finding.op, f"bold {COLOURS[finding.kind]}"),
+            (f"  {finding.n_calls:,} of {finding.n_calls_of_op:,} calls", ""),
+            (f", first is number {finding.first_seq:,} in step {finding.first_step:,}", "dim"),
+        )
+        self.console.print(head)
+        self._lines(describe(finding))
+
+    def _table(self, *columns: tuple[str, str]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name, kind in columns:
+            number = kind == "number"
+            table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        return table
+
+    def _drift(self) -> None:
+        self._heading("Accumulated error", "Against the reference's own chain of results, by step.")
+        table = self._table(
+            ("step", "number"), ("max abs", "number"), ("relative", "number"), ("worst at", ""), ("module", "")
+        )
+        for row in self.content.drift.rows:
+            table.add_row(*_texts(f"{row.step:,}", figure(row.drift_abs), figure(row.drift_rel), row.op, row.module))
+        self.console.print(table)
+        self._more(self.content.drift.n_more, "steps")
+
+    def _operators(self) -> None:
+        wide = self.console.width >= WIDE
+        self._heading("Operators", "Those that need work first. Times are medians of single calls, launch included.")
+        wider = [("max rel", "number"), ("ULP", "number"), ("bits", "number")] if wide else []
+        last = [("dtypes", "")] if wide else []
+        table = self._table(
+            ("operator", ""), ("calls", "number"), ("outcome", ""), ("max abs", "number"), *wider,
+            ("ref", "number"), ("target", "number"), *last,
+        )  # fmt: skip
+        for op in self.content.operators.rows[:MAX_OPERATORS]:
+            compared = op.worst_seq >= 0
+            figures = [figure(op.max_abs)]
+            if wide:
+                figures += [
+                    figure(op.max_rel),
+                    f"{op.max_ulp:,}",
+                    str(op.remaining_bits) if op.remaining_bits >= 0 else "–",
+                ]
+            table.add_row(
+                op.op,
+                f"{op.n_calls:,}",
+                _outcomes(op),
+                *(figures if compared else ["–"] * len(figures)),
+                duration(op.ref_median_us),
+                duration(op.target_median_us),
+                *([listed(op.dtypes)] if wide else []),
+            )
+        self.console.print(table)
+        self._more(len(self.content.operators.rows) + self.content.operators.n_more - MAX_OPERATORS, "operators")
+
+    def _coverage(self) -> None:
+        coverage = self.content.coverage
+        self._heading("Coverage")
+        supported = coverage.n_by_state["supported"]
+        self._lines(
+            [
+                (
+                    "operators",
+                    f"{supported:,} of {coverage.n_operators:,} ({coverage.percent_operators:.1f} %) run on the target",
+                ),
+                ("calls", f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} ({coverage.percent_calls:.1f} %)"),
+            ]
+        )
+        if coverage.missing_kernels:
+            self.console.print()
+            table = self._table(("kernel to write", ""), ("calls", "number"), ("needed by", ""))
+            for kernel in coverage.missing_kernels[:MAX_ROWS]:
+                table.add_row(*_texts(kernel.kernel, f"{kernel.n_calls:,}", listed(kernel.ops)))
+            self.console.print(table)
+            self._more(len(coverage.missing_kernels) - MAX_ROWS, "kernels")
+
+    def _notes(self, title: str, lead: str, notes: tuple[Note, ...], n_more: int) -> None:
+        if not notes:
+            return
+        self._heading(title, lead)
+        table = self._table(("operator", ""), ("calls", "number"), ("status", ""), ("why", ""))
+        for note in notes[:MAX_ROWS]:
+            why = outcome(None if note.cause == "harness" else note.cause, note.explanation, note.evidence, 1)
+            table.add_row(*_texts(note.op, f"{note.n_calls:,}", note.status, why))
+        self.console.print(table)
+        self._more(len(notes) + n_more - MAX_ROWS)
+
+    def _skipped(self) -> None:
+        skipped = self.content.skipped
+        if not skipped.rows:
+            return
+        self._heading("Skipped on purpose")
+        table = self._table(("operator", ""), ("calls", "number"), ("reason", ""))
+        for row in skipped.rows[:MAX_ROWS]:
+            table.add_row(*_texts(row.op, f"{row.n:,}", row.reason))
+        self.console.print(table)
+        self._more(len(skipped.rows) + skipped.n_more - MAX_ROWS)
+
+    def _more(self, n: int, noun: str = "") -> None:
+        if n > 0:
+            self.console.print(Text(f"… and {n:,} more {noun}".rstrip(), "dim"))
+
+
+def _texts(*cells: str) -> list[Text]:
+    """Names from the user's program must not be read as rich's markup."""
+    return [Text(cell) for cell in cells]
+
+
+def _outcomes(op: OperatorSummary) -> Text:
+    counts = (
+        (op.n_unsupported, "unsupported"), (op.n_error, "error"), (op.n_mismatch, "mismatch"), (op.n_fallback, "fallback"),
+        (op.n_unverified + op.n_own_failures, "unverified"), (op.n_match, "match"),
+    )  # fmt: skip
+    return Text(", ").join(Text(f"{n:,} {status}", COLOURS[status]) for n, status in counts if n)
