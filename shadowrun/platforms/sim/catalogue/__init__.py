@@ -1,0 +1,49 @@
+"""The catalogue of flaws and the named sets of them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from shadowrun.platforms.sim.catalogue import exceptional, form, kernel, precision, support, training
+from shadowrun.platforms.sim.flaw import Flaw
+
+__all__ = ["CATALOGUE", "PRESETS", "Flaw"]
+
+_PARTS = (support, exceptional, precision, form, kernel, training)
+
+CATALOGUE: Mapping[str, Flaw] = MappingProxyType({flaw.name: flaw for part in _PARTS for flaw in part.FLAWS})
+"""All flaws by name."""
+
+
+def _of_kind(*kinds: str) -> tuple[str, ...]:
+    return tuple(flaw.name for flaw in CATALOGUE.values() if flaw.kind in kinds)
+
+
+PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "clean": (),
+        # What a convolutional network and a small transformer meet in training on a device in its first year.
+        "young": (
+            "missing-lerp",
+            "missing-max-pool-backward",
+            "nll-loss-falls-back-silently",
+            "encoder-layer-falls-back",
+            "vector-norm-falls-back",
+            "matmul-in-bf16",
+            "sum-in-other-order",
+            "softmax-error",
+            "gelu-by-tanh",
+            "layer-norm-block-edge",
+            "relu-backward-leaks",
+            "biased-running-variance",
+            "embedding-loses-duplicates",
+            "slow-max-pool",
+        ),
+        "support": _of_kind("support"),
+        "exceptional": _of_kind("exceptional"),
+        "low-precision": ("matmul-in-bf16", "matmul-in-tf32", "convolution-in-tf32", "matmul-accumulates-in-half"),
+        "rounding": ("sum-in-other-order", "tanh-one-ulp-off"),
+    }
+)
+"""Named sets of flaws."""

@@ -1,0 +1,104 @@
+"""The module ``torch.<name>`` of the device: what `torch` and users call on an accelerator."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from shadowrun.platforms.sim import rng
+
+__all__ = ["make_module"]
+
+
+class _DeviceContext:
+    """``with torch.sim.device(0)``: there is one device, so nothing changes."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _index(device: Any, name: str) -> int:
+    if device is None:
+        return 0
+    index = device if isinstance(device, int) else torch.device(device).index or 0
+    if index not in (-1, 0):
+        raise RuntimeError(f"invalid device ordinal {index}: {name} has 1 device")
+    return 0
+
+
+def make_module(name: str) -> types.ModuleType:
+    """The device module.
+
+    Memory statistics are absent on purpose: the device has no memory of its own, and a stub that returns 0
+    would be believed.
+
+    Args:
+        name: Name of the device.
+
+    Returns:
+        A module to be registered as ``torch.<name>``.
+    """
+    module = types.ModuleType(f"torch.{name}", f"Simulated accelerator {name!r} of shadowrun.")
+
+    def set_device(device: Any) -> None:
+        _index(device, name)
+
+    def manual_seed(seed: int) -> None:
+        rng.GENERATOR.manual_seed(int(seed))
+
+    def get_rng_state(device: Any = name) -> torch.Tensor:
+        _index(device, name)
+        return rng.GENERATOR.get_state()
+
+    def set_rng_state(new_state: torch.Tensor, device: Any = name) -> None:
+        _index(device, name)
+        rng.GENERATOR.set_state(new_state)
+
+    def set_rng_state_all(states: list[torch.Tensor]) -> None:
+        (state,) = states
+        rng.GENERATOR.set_state(state)
+
+    functions: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_built": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": set_device,
+        "device": _DeviceContext,
+        "get_device_name": lambda device=None: f"shadowrun simulated accelerator {_index(device, name)}",  # type: ignore[misc]
+        "synchronize": set_device_or_none(name),
+        "empty_cache": lambda: None,
+        "manual_seed": manual_seed,
+        "manual_seed_all": manual_seed,
+        "seed": rng.GENERATOR.seed,
+        "seed_all": rng.GENERATOR.seed,
+        "initial_seed": rng.GENERATOR.initial_seed,
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
+        "get_rng_state_all": lambda: [rng.GENERATOR.get_state()],
+        "set_rng_state_all": set_rng_state_all,
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+        "is_bf16_supported": lambda: True,
+    }
+    for attribute, function in functions.items():
+        setattr(module, attribute, function)
+    return module
+
+
+def set_device_or_none(name: str) -> Any:
+    """`synchronize`: every call has ended when it returns, so there is nothing to wait for."""
+
+    def synchronize(device: Any = None) -> None:
+        _index(device, name)
+
+    return synchronize
