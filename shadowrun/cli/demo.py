@@ -6,7 +6,7 @@ transformer for one. Every operator is compared with the CPU. No accelerator is 
 Examples:
   shadowrun demo
   shadowrun demo --preset clean                  an accelerator without flaws: nothing is found
-  shadowrun demo --preset clean --flaws nan_max  one flaw of your choice
+  shadowrun demo --preset clean --flaws maximum-drops-nan
 """
 
 from __future__ import annotations

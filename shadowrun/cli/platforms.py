@@ -53,4 +53,13 @@ def _print_platforms() -> None:
 
 
 def _print_flaws() -> None:
-    raise NotImplementedError
+    from shadowrun.platforms.sim import CATALOGUE, PRESETS
+
+    print("presets (--preset):")
+    for preset, names in PRESETS.items():
+        print(f"  {preset:<12} {len(names)} flaws{': ' if names else ''}{', '.join(names)}")
+    for kind in dict.fromkeys(flaw.kind for flaw in CATALOGUE.values()):
+        print(f"\n{kind} (--flaws):")
+        for flaw in CATALOGUE.values():
+            if flaw.kind == kind:
+                print(f"  {flaw.name:<32} {flaw.description} [{flaw.issue}]")

@@ -62,9 +62,13 @@ class Program:
             self._folder = str(Path(name).resolve().parent)
         self.argv = [self._file, *arguments]
 
+    def environment(self) -> AbstractContextManager[None]:
+        """`sys.argv`, ``sys.path[0]`` and ``__main__`` as the program has them, for a ``with`` block."""
+        return _Environment(self.argv, self._folder)
+
     def execute(self, block: AbstractContextManager[Any]) -> Outcome:
         """Run the program inside a ``with`` block, which sees its exceptions; print them like Python."""
-        with _Environment(self.argv, self._folder):
+        with self.environment():
             try:
                 with block:
                     self._execute()

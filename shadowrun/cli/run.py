@@ -8,7 +8,7 @@ Examples:
   shadowrun run --target npu train.py --epochs 1
   shadowrun run --target cuda --ref cpu -o report.html -o report.json -m package.train
   shadowrun run --target 'cpu[threads=1]' --steps 0-2 --ops 'aten::*mm*' train.py
-  shadowrun run --target npu --flaws nan_max,bf16_matmul train.py     (no NPU needed: it is simulated)
+  shadowrun run --target npu --flaws maximum-drops-nan train.py     (no NPU needed: it is simulated)
   shadowrun run --target npu --fail-on unsupported train.py           (a gate for continuous integration)
 
 Exit status:
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
     import shadowrun
 
-    comparison = shadowrun.compare(target, args.ref, **options.compare_options(args))
+    with program.environment():  # the data file names the program's own arguments
+        comparison = shadowrun.compare(target, args.ref, **options.compare_options(args))
     outcome = program.execute(comparison)
     sys.stdout.flush()
 

@@ -1,0 +1,74 @@
+"""Checks by name: ``nox`` runs the usual ones, ``nox -s docs`` one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4"
+nox.options.sessions = ["lint", "typecheck", "tests", "examples"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_external_run = True
+
+EXAMPLES = sorted(Path("examples").glob("[0-9][0-9]_*/run.*"))
+
+
+def install(session: nox.Session, *extras: str) -> None:
+    """Install the package with extras, in the versions that the tests passed with."""
+    session.install("-c", "constraints.txt", "-e", f".[{','.join(extras)}]")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The test suite; arguments after ``--`` go to pytest."""
+    install(session, "test", "dev", "examples")
+    session.run("pytest", *(session.posargs or ["-n", "auto"]))
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """The tests that take minutes."""
+    install(session, "test", "dev", "examples")
+    session.run("pytest", "-m", "slow", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's rules and format."""
+    session.install("-c", "constraints.txt", "ruff")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Mypy, strict."""
+    install(session, "dev")
+    session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation; a warning is an error."""
+    install(session, "docs")
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Each numbered example, in a folder of its own."""
+    install(session, "examples")
+    for example in EXAMPLES:
+        folder = session.create_tmp()
+        command = ["python"] if example.suffix == ".py" else ["bash"]
+        session.log(f"{example.parent.name}:")
+        with session.chdir(folder):
+            session.run(*command, str(example.resolve()), external=command == ["bash"])
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """What a comparison costs: its ratio to the plain step."""
+    install(session, "examples")
+    session.run("python", "benchmarks/overhead.py", *session.posargs)
