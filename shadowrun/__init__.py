@@ -1,1 +1,76 @@
-"""Run every PyTorch operator on a second device and see what differs."""
+"""Run every PyTorch operator on a second device and see what differs.
+
+    with shadowrun.compare("npu", ref="cpu") as run:
+        train_step(batch)
+    run.write("report.html")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.config import Config
+from shadowrun.errors import (
+    DataFileError,
+    NestingError,
+    PlatformError,
+    ShadowrunError,
+    ShadowrunWarning,
+    UsageError,
+)
+from shadowrun.types import Cause, OpCall, OpRecord, Phase, RunInfo, Status, TensorDiff, Verdict
+
+if TYPE_CHECKING:
+    from shadowrun.comparison import Comparison, compare, current
+    from shadowrun.run import Run, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cause",
+    "Comparison",
+    "Config",
+    "DataFileError",
+    "NestingError",
+    "OpCall",
+    "OpRecord",
+    "Phase",
+    "PlatformError",
+    "Run",
+    "RunInfo",
+    "ShadowrunError",
+    "ShadowrunWarning",
+    "Status",
+    "TensorDiff",
+    "UsageError",
+    "Verdict",
+    "compare",
+    "current",
+    "load",
+]
+
+_LAZY = {
+    "Comparison": "shadowrun.comparison",
+    "compare": "shadowrun.comparison",
+    "current": "shadowrun.comparison",
+    "Run": "shadowrun.run",
+    "load": "shadowrun.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch only when it is asked for: the command line's help must not wait for it."""
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'shadowrun' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+

@@ -52,17 +52,21 @@ class Case:
         """
         memo: dict[int, torch.Tensor] = {}
         change = convert or exact_copy
+        return tuple(_copied(a, memo, change) for a in self.args), {
+            k: _copied(v, memo, change) for k, v in self.kwargs.items()
+        }
 
-        def copy(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                if id(value) not in memo:
-                    memo[id(value)] = change(value)
-                return memo[id(value)]
-            if isinstance(value, (list, tuple)):
-                return type(value)(copy(v) for v in value)
-            return value
 
-        return tuple(copy(a) for a in self.args), {k: copy(v) for k, v in self.kwargs.items()}
+# A function of its own, not a closure that calls itself: that would be a cycle, and keep the user's
+# tensors alive until the garbage collector comes by (autograd then clones gradients that it would steal).
+def _copied(value: Any, memo: dict[int, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in memo:
+            memo[id(value)] = change(value)
+        return memo[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(v, memo, change) for v in value)
+    return value
 
 
 def exact_copy(t: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,282 @@
+"""`compare()`: context manager, decorator, object. The only place where the stages meet."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from shadowrun.config import Config
+from shadowrun.errors import NestingError, ShadowrunWarning
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.attribution import Attribution
+from shadowrun.intercept.dispatch import ShadowMode
+from shadowrun.platforms.device import Platform, resolve
+from shadowrun.platforms.fingerprint import fingerprint, versions
+from shadowrun.replay.drift import DriftChain
+from shadowrun.replay.execution import Executor
+from shadowrun.replay.recorder import Recorder
+from shadowrun.replay.replayer import Replayer
+from shadowrun.replay.schedule import Selection
+from shadowrun.run import Run
+from shadowrun.store.datafile import DataFile
+from shadowrun.types import RunInfo
+
+__all__ = ["Comparison", "compare", "current"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_active: Comparison | None = None
+_active_lock = threading.Lock()
+
+
+class Comparison(Run):
+    """A comparison of two platforms, running or finished. Made by `compare`; holds what `Run` offers.
+
+    Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a
+    stop: records add up. It cannot be nested.
+    """
+
+    def __init__(self, config: Config, target: Platform, ref: Platform) -> None:
+        self._config = config
+        self._target = target
+        self._ref = ref
+        self._selection = Selection(config)
+        self._info = _run_info(config, target, ref)
+        data = DataFile.create(config.file, self._info, append=config.append, max_records=config.max_records)
+        super().__init__(data)
+        self._data = data
+        self._attribution = Attribution()
+        self._recorder = Recorder(data, self._attribution)
+        drift = DriftChain(Executor(ref), config.max_bytes) if config.drift else None
+        self._replayer = Replayer(config, target, ref, self._recorder, self._selection, drift)
+        self._mode: ShadowMode | None = None
+        self._first_step = self._recorder.step
+        self._step_began = 0.0
+        self._stepped = False
+        self._began = 0.0
+        self._wall_s = 0.0
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def start(self) -> Comparison:
+        """Begin to compare every operator call of this thread.
+
+        Raises:
+            NestingError: A comparison is running already.
+        """
+        global _active  # noqa: PLW0603 - one comparison per process, like one profiler
+        with _active_lock:
+            if _active is not None:
+                raise NestingError(
+                    f"A comparison ({_active.describe()}) is running already: comparisons cannot be nested, since each "
+                    "would replay the other's replays. Stop the first, or compare more platforms in runs of their own.",
+                    slug="nested-compare",
+                )
+            _active = self
+        try:
+            _keep_dynamo_off()
+            self._attribution.start()
+            self._replayer.start()
+            self._mode = ShadowMode(self._replayer)
+            self._stepped = False
+            self._began = self._step_began = time.perf_counter()
+            self._mode.__enter__()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def stop(self) -> Comparison:
+        """End comparing; what was recorded is written. Does nothing if it is not running."""
+        mode, self._mode = self._mode, None
+        if mode is None:
+            return self
+        try:
+            mode.__exit__(None, None, None)
+        finally:
+            self._release()
+            now = time.perf_counter()
+            self._wall_s += now - self._began
+            if not self._stepped or self._recorder.data.rows:
+                self._end_step(now)
+            self._finish()
+        return self
+
+    def step(self) -> None:
+        """Mark the end of a training step."""
+        now = time.perf_counter()
+        self._end_step(now)
+        self._stepped = True
+        self._step_began = now
+        self._recorder.step += 1
+        with contextlib.suppress(Exception):
+            self._selection.begin_step(self._recorder.step - self._first_step)
+
+    def describe(self) -> str:
+        """``sim against cpu``."""
+        return f"{self._target} against {self._ref}"
+
+    def __enter__(self) -> Comparison:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: each call is compared, and is a step unless it calls `step` itself."""
+        if not callable(function):
+            raise TypeError(f"compare(...) decorates functions, not {type(function).__name__}")
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError("compare(...) cannot decorate a coroutine or generator: use `with compare(...)` inside it")
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self._mode is not None:  # recursion: the outer call compares already
+                return function(*args, **kwargs)
+            with self:
+                result = function(*args, **kwargs)
+                if not self._stepped:
+                    self.step()
+                return result
+
+        wrapper.run = self  # type: ignore[attr-defined]
+        return wrapper  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        state = "running" if self._mode is not None else "stopped"
+        return f"<shadowrun.Comparison {self.describe()}, {state}>"
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _sync(self) -> None:
+        """Reports read the data file: everything must be in it."""
+        self._recorder.flush()
+        self._update_info()
+
+    def _update_info(self) -> None:
+        running = time.perf_counter() - self._began if self._mode is not None else 0.0
+        self._info = dataclasses.replace(
+            self._info, wall_s=self._wall_s + running, own_s=self._replayer.own_ns / 1e9
+        )
+        self._data.update_info(self._info)
+        self._data.flush()
+
+    def _end_step(self, now: float) -> None:
+        with contextlib.suppress(Exception):
+            self._recorder.data.add_step(
+                self._recorder.step, self._step_began - self._began, now - self._step_began
+            )
+
+    def _release(self) -> None:
+        global _active  # noqa: PLW0603
+        self._replayer.stop()
+        self._attribution.stop()
+        with _active_lock:
+            if _active is self:
+                _active = None
+
+    def _finish(self) -> None:
+        try:
+            self._update_info()
+            self._recorder.flush()
+            self._data.close()
+            failure = self._data.failure
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        if failure:
+            with contextlib.suppress(ShadowrunWarning):
+                warnings.warn(
+                    f"shadowrun could not record everything: {failure}. Your program was not affected.",
+                    ShadowrunWarning,
+                    stacklevel=3,
+                )
+
+
+def compare(target: Any, ref: Any = "cpu", **options: Any) -> Comparison:
+    """Run every operator call on a second platform and record what differs.
+
+    Args:
+        target: Platform under test: any torch device (``"npu"``, ``"cuda:1"``, ``"sim"``), or the CPU
+            with settings (``"cpu[threads=1,mkldnn=off]"``).
+        ref: Platform that is trusted.
+        **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
+            atol, file, append, drift, max_records, max_bytes, slow_ratio.
+
+    Returns:
+        A context manager that is also a decorator and an object with start() and stop(). The user's
+        program runs where its tensors live; results, gradients and random streams stay as they are.
+
+    Raises:
+        PlatformError: Unknown or absent platform, or a wrong setting.
+        UsageError: Unknown or wrong option.
+        DataFileError: The data file cannot be written.
+
+    Example:
+        >>> import torch, shadowrun
+        >>> with shadowrun.compare("cpu[threads=1]", ref="cpu") as run:
+        ...     _ = torch.ones(2, 2) @ torch.ones(2, 2)
+        >>> run.counts()[shadowrun.Status.MATCH] > 0
+        True
+    """
+    if callable(target) and not isinstance(target, (str, torch.device)):
+        raise TypeError('Name the target platform: @shadowrun.compare("npu"), not @shadowrun.compare.')
+    config = Config.make(**options)
+    return Comparison(config, resolve(target), resolve(ref))
+
+
+def current() -> Comparison | None:
+    """The comparison that is running, for code that has no handle on it (``current().step()``)."""
+    return _active
+
+
+def _run_info(config: Config, target: Platform, ref: Platform) -> RunInfo:
+    notes = []
+    if str(target) == str(ref):
+        notes.append(f"Target and reference are the same platform ({target}): a self-check, which should find nothing.")
+    rank, world = _rank()
+    return RunInfo(
+        target=str(target),
+        ref=str(ref),
+        target_fingerprint=fingerprint(target),
+        ref_fingerprint=fingerprint(ref),
+        versions=versions(),
+        argv=tuple([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else (),
+        config=config.printable(),
+        rank=rank,
+        world_size=world,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        notes=tuple(notes),
+    )
+
+
+def _rank() -> tuple[int, int]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+_told_dynamo = False
+
+
+def _keep_dynamo_off() -> None:
+    """Once Dynamo is loaded it may compile our handlers; telling it loads it, so only then."""
+    global _told_dynamo  # noqa: PLW0603 - Dynamo's table is process-wide
+    if not _told_dynamo and "torch._dynamo" in sys.modules:
+        torchapi.skip_compilation_of("shadowrun")
+        _told_dynamo = True

@@ -1,0 +1,166 @@
+"""Who made a call: module path, phase of the step, line of the user's code.
+
+* Modules: `nn.Module.__call__` is wrapped while a comparison runs, and keeps a stack of paths per thread
+  (4 µs per module call; module hooks cost four times that and change the order of gradients).
+* Line: the first frame outside torch and shadowrun; frames are classified once per code object.
+* Phase: backward while autograd runs a node; optimizer if a frame of `torch.optim` is on the way.
+* Backward: a node carries the sequence number of its forward call, whose module and line it gets.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from shadowrun.intercept import torchapi
+from shadowrun.types import Phase
+
+__all__ = ["Attribution", "Place"]
+
+Place = tuple[str, Phase, str]
+"""Module path, phase, site."""
+
+_LIBRARY, _USER, _OPTIM = 0, 1, 2
+_TORCH = str(Path(torch.__file__).parent)
+_OWN = str(Path(__file__).parents[1])
+_OPTIM_DIR = str(Path(torch.__file__).parent / "optim")
+_STDLIB = tuple(str(Path(m.__file__).parent) for m in (threading,) if m.__file__)
+_MAX_LINKS = 200_000
+_USER_PARTS = (str(Path(_OWN) / "cli" / "demo"),)
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.modules: list[str] = []
+        self.last_number = -1
+
+
+class Attribution:
+    """Tells where a call comes from. One instance per comparison; safe to ask from any thread."""
+
+    def __init__(self) -> None:
+        self._state = _ThreadState()
+        self._kinds: dict[CodeType, int] = {}
+        self._sites: dict[tuple[CodeType, int], str] = {}
+        self._links: dict[int, tuple[str, str]] = {}
+        self._paths: dict[int, str] = {}
+        self._owners: dict[int, weakref.ref[nn.Module]] = {}
+        self._original_call: Callable[..., Any] | None = None
+
+    def start(self) -> None:
+        """Begin to follow module calls."""
+        self._original_call = original = nn.Module.__call__
+        state = self._state
+        path_of = self._path_of
+        is_compiling = torch.compiler.is_compiling
+
+        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if is_compiling():
+                return original(self, *args, **kwargs)
+            modules = state.modules
+            modules.append(path_of(self, modules))
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                modules.pop()
+
+        nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        self._patched = __call__
+        if torchapi.next_sequence_number is not None:
+            self._state.last_number = torchapi.next_sequence_number()
+
+    def stop(self) -> None:
+        """Give `nn.Module.__call__` back, unless somebody else wrapped it meanwhile (then ours is inert)."""
+        if self._original_call is not None and nn.Module.__call__ is self._patched:
+            nn.Module.__call__ = self._original_call  # type: ignore[method-assign]
+        self._original_call = None
+
+    def place(self, depth: int) -> Place:
+        """Module, phase and site of the operator call that is being handled.
+
+        Args:
+            depth: Frames between the caller of this method and the user's code that may be skipped.
+        """
+        state = self._state
+        node = torchapi.autograd_node()
+        if node is not None:
+            return self._backward_place(node, depth + 1)
+        site, optimizer = self._site(sys._getframe(depth + 1))
+        modules = state.modules
+        module = modules[-1] if modules else ""
+        if optimizer:
+            return module, Phase.OPTIMIZER, site
+        if torchapi.next_sequence_number is not None:
+            number = torchapi.next_sequence_number()
+            if number != state.last_number:
+                # The node of this very call already exists: its number is the one before the next.
+                state.last_number = number
+                links = self._links
+                links[number - 1] = (module, site)
+                if len(links) > _MAX_LINKS:
+                    for old in list(links)[: _MAX_LINKS // 2]:
+                        del links[old]
+        return module, Phase.FORWARD, site
+
+    def _backward_place(self, node: Any, depth: int) -> Place:
+        link = self._links.get(torchapi.autograd_node_number(node))
+        if link is None:
+            # AccumulateGrad and nodes made before the comparison began have no forward call that we saw.
+            return "", Phase.BACKWARD, self._site(sys._getframe(depth + 1))[0]
+        return link[0], Phase.BACKWARD, link[1]
+
+    def _site(self, frame: FrameType | None) -> tuple[str, bool]:
+        kinds = self._kinds
+        optimizer = False
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(code)
+            if kind is None:
+                kind = kinds[code] = _kind(code)
+            if kind == _USER:
+                key = (code, frame.f_lasti)
+                site = self._sites.get(key)
+                if site is None:
+                    site = self._sites[key] = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+                return site, optimizer
+            if kind == _OPTIM:
+                optimizer = True
+            frame = frame.f_back
+        return "", optimizer
+
+    def _path_of(self, module: nn.Module, modules: list[str]) -> str:
+        key = id(module)
+        owner = self._owners.get(key)
+        if owner is not None and owner() is module:
+            return self._paths[key]
+        name = type(module).__name__
+        path = f"{modules[-1]}.{name}" if modules else name
+        try:
+            for sub_name, sub in module.named_modules():
+                if id(sub) not in self._owners or self._owners[id(sub)]() is not sub:
+                    self._owners[id(sub)] = weakref.ref(sub)
+                    self._paths[id(sub)] = f"{path}.{sub_name}" if sub_name else path
+        except Exception:  # a module whose containers are changing under us: a name is not worth a failure
+            return path
+        return self._paths.get(key, path)
+
+
+def _kind(code: CodeType) -> int:
+    filename = code.co_filename
+    if filename.startswith(_USER_PARTS):
+        return _USER
+    if filename.startswith(_OPTIM_DIR):
+        return _OPTIM
+    if filename.startswith((_TORCH, _OWN, "<frozen", "<eval_with_key>")):
+        return _LIBRARY
+    if filename.startswith(_STDLIB) and "site-packages" not in filename:
+        return _LIBRARY
+    return _USER

@@ -1,0 +1,71 @@
+"""The one dispatch mode: sees every operator call, decides by its plan, hands it to an observer."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import Action, OpPlan, make_plan
+
+__all__ = ["Observer", "ShadowMode"]
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+class Observer(Protocol):
+    """What the mode hands calls to. Both methods run the call and return what the user gets."""
+
+    def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call and compare it."""
+        ...
+
+    def pass_by(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that is not compared, and count it."""
+        ...
+
+    def count(self, name: str, reason: str) -> None:
+        """Count a call that has no plan."""
+        ...
+
+
+class ShadowMode(torchapi.DispatchMode):
+    """Sees every operator call of its thread, and of autograd threads working for it."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()
+        self._observer = observer
+        self._plans: dict[int, OpPlan] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # By id: hashing an OpOverload calls Python. The plan holds the operator, so ids stay their own.
+        plan = self._plans.get(id(func))
+        if plan is None:
+            plan = self._new_plan(func)
+            if plan is None:
+                return func(*args, **(kwargs or {}))
+        for t in types:
+            if t not in _PLAIN:
+                # A subclass with its own dispatch unwraps itself; its inner plain operators come back to us.
+                if torchapi.in_infra_mode():
+                    break
+                return NotImplemented
+        if plan.composite and torch.is_inference_mode_enabled():
+            with self:
+                return torchapi.run_composite(func, args, kwargs or {})
+        if plan.action is Action.PASS or torchapi.in_infra_mode():
+            return self._observer.pass_by(plan, args, kwargs or {})
+        return self._observer.observe(plan, args, kwargs or {})
+
+    def _new_plan(self, func: Any) -> OpPlan | None:
+        if not isinstance(func, torch._ops.OpOverload):
+            self._observer.count(getattr(func, "name", lambda: str(func))(), "higher-order operator")
+            return None
+        plan = make_plan(func, len(self._plans))
+        self._plans[id(func)] = plan
+        return plan
+
+

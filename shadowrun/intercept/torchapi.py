@@ -1,0 +1,132 @@
+"""Every private torch API that interception and replay touch, wrapped once.
+
+Each line says on which versions it was seen and what happens without it. `platforms/torchplatform.py`
+and `platforms/sim/device.py` hold those that only they need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as _modes
+
+__all__ = [
+    "HigherOrderOperator",
+    "autograd_node",
+    "autograd_node_number",
+    "functionalize_included",
+    "DispatchMode",
+    "in_infra_mode",
+    "in_user_mode",
+    "is_zero_tensor",
+    "next_sequence_number",
+    "no_modes",
+    "operator_is_composite",
+    "run_composite",
+    "skip_compilation_of",
+    "storage_key",
+]
+
+# Seen on 2.11 and 2.13. Base class of cond, while_loop, flex_attention: they reach a dispatch mode as
+# something that is no OpOverload and has no schema.
+HigherOrderOperator: type = torch._ops.HigherOrderOperator
+
+# Seen on 2.11 and 2.13: the sequence number that the next autograd node of this thread gets (0.08 µs).
+# Without it, backward operators cannot be given the module and line of their forward call.
+next_sequence_number = torch._C._autograd._get_sequence_nr if hasattr(torch._C._autograd, "_get_sequence_nr") else None
+
+# Seen on 2.11 and 2.13: the autograd node that is being executed on this thread, None outside backward.
+# Without it, the phase of a call cannot be told.
+autograd_node = torch._C._current_autograd_node
+
+# Seen on 2.11 and 2.13. How many modes lie below ours while our handler runs.
+_n_modes_below = torch._C._len_torch_dispatch_stack if hasattr(torch._C, "_len_torch_dispatch_stack") else None
+
+_INFRA_KEYS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
+_infra_mode = torch._C._get_dispatch_mode
+
+
+def autograd_node_number(node: Any) -> int:
+    """Sequence number of a node, shared with the forward call that made it."""
+    return int(node._sequence_nr())
+
+
+def in_user_mode() -> bool:
+    """Whether other dispatch modes lie below ours: they would see our replays."""
+    return _n_modes_below is not None and _n_modes_below() > 0
+
+
+def in_infra_mode() -> bool:
+    """Whether tensors are fake or being traced (FakeTensorMode, make_fx, export): nothing to compare."""
+    return in_user_mode() and any(_infra_mode(key) is not None for key in _INFRA_KEYS)
+
+
+# Seen on 2.11 and 2.13: switches every dispatch mode off for the block.
+no_modes = torch._C._DisableTorchDispatch
+
+
+def is_zero_tensor(t: torch.Tensor) -> bool:
+    """Whether the tensor has no memory at all (autograd's symbolic zeros); touching it segfaults."""
+    return bool(t._is_zerotensor())
+
+
+def storage_key(t: torch.Tensor) -> int:
+    """Identity of the tensor's storage while that lives (0.45 µs). Seen on 2.11 and 2.13."""
+    return int(t.untyped_storage()._cdata)
+
+
+_BACKENDS = ("CPU", "CUDA", "MPS", "XPU", "XLA", "HPU", "MTIA", "PrivateUse1", "Lazy")
+
+
+def operator_is_composite(name: str) -> bool:
+    """Whether an operator only splits into others; `inference_mode` hands such operators over whole.
+
+    One with a kernel of its own for some backend stays whole: that is what this backend runs.
+    Seen on 2.11 and 2.13 (`_dispatch_has_kernel_for_dispatch_key`).
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _BACKENDS)
+
+
+def run_composite(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composite operator's own C++ decomposition (never a Python one: those give other numbers)."""
+    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def functionalize_included() -> Iterator[None]:
+    """Let functionalizing backends (lazy, XLA) run views inside a mode's handler.
+
+    A handler runs with the Functionalize key excluded, so each view would raise "appears to be a view
+    operator, but it has no implementation". Seen on 2.13.
+    """
+    with torch._C._PreserveDispatchKeyGuard():
+        torch._C._dispatch_tls_set_dispatch_key_excluded(torch._C.DispatchKey.Functionalize, False)
+        yield
+
+
+def skip_compilation_of(module: str) -> None:
+    """Keep Dynamo from compiling our handlers when the user's code runs eagerly under a compile callback."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(module)
+
+
+class DispatchMode(_modes.TorchDispatchMode):
+    """TorchDispatchMode with the three private switches that shadowrun needs."""
+
+    # Seen on 2.11 and 2.13. Without it, a call of cond or flex_attention under the mode raises.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile go on under the mode; without it, compiled functions silently run eagerly."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave the handler unwrapped: 1.6 µs less per call and no import of Dynamo (2.1 s)."""
+        return False

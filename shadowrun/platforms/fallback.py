@@ -1,0 +1,166 @@
+"""Witnesses of silent CPU fallback: none of them needs the backend's cooperation.
+
+1. `aten::_to_cpu`: PyTorch's `cpu_fallback` sends all its tensor inputs through this operator. Overridden
+   for the target's dispatch key, it counts; a plain ``.cpu()`` does not go through it.
+2. Warnings: as Python warnings, and on file descriptor 2 only, where torch_npu writes its own.
+   Vendors warn once per operator and process, so an operator that warned once counts from then on.
+3. The result lies on another device (seen by the replayer, not here).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from shadowrun.types import Cause
+
+__all__ = ["Evidence", "FallbackWitness"]
+
+_WARNING = re.compile(
+    r"(?:fall(?:ing|s)?[ -]?back(?:s|ed)? (?:to|on)\b.*\bCPU|fallback from \w+ to CPU|will be executed on CPU)",
+    re.IGNORECASE | re.DOTALL,
+)
+_NAMED = re.compile(r"'((?:aten::)?\w+(?:\.\w+)?)'")
+
+Evidence = tuple[Cause, str]
+"""Which kind of fallback, and how it was seen."""
+
+
+class FallbackWitness:
+    """Watches calls on one target device.
+
+    Args:
+        dispatch_key: The target's key, ``PrivateUse1``; None (the CPU) watches nothing.
+    """
+
+    def __init__(self, dispatch_key: str | None) -> None:
+        self._key = dispatch_key if dispatch_key not in (None, "CPU") else None
+        self._local = threading.local()
+        self._library: torch.library.Library | None = None
+        self._known: dict[object, Evidence] = {}
+        self._seen: set[object] = set()
+        self._show: Callable[..., Any] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to watch."""
+        return self._key is not None
+
+    def start(self) -> None:
+        """Put the hooks in place."""
+        if self._key is None:
+            return
+        local = self._local
+
+        def to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            local.hits = getattr(local, "hits", 0) + 1
+            return [t.cpu() for t in tensors]
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a backend may have a kernel of its own here; ours does the same
+                self._library = torch.library.Library("aten", "IMPL")
+                self._library.impl("_to_cpu", to_cpu, self._key)
+        except RuntimeError:
+            self._library = None
+        # `_showwarnmsg` is what C code calls for each warning that passed the filters; replacing it
+        # leaves filters, registries and the user's own `showwarning` as they are.
+        self._show = original = warnings._showwarnmsg  # type: ignore[attr-defined]
+
+        def show(message: warnings.WarningMessage) -> None:
+            heard = getattr(local, "heard", None)
+            if heard is not None:
+                heard.append(str(message.message))
+                if local.mute:
+                    return
+            original(message)
+
+        self._patched = show
+        warnings._showwarnmsg = show  # type: ignore[attr-defined]
+
+    def stop(self) -> None:
+        """Take the hooks away."""
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+        if self._show is not None:
+            if warnings._showwarnmsg is self._patched:  # type: ignore[attr-defined]
+                warnings._showwarnmsg = self._show  # type: ignore[attr-defined]
+            self._show = None
+
+    @contextlib.contextmanager
+    def watch(self, key: object, *, mute: bool) -> Iterator[list[Evidence]]:
+        """Watch one call on the target.
+
+        Args:
+            key: Operator and dtypes: what a vendor warns about once.
+            mute: The call is a replay of ours: its warnings are not the user's.
+
+        Yields:
+            A list that holds the evidence after the call, if there is any.
+        """
+        found: list[Evidence] = []
+        local = self._local
+        local.hits = 0
+        local.heard = heard = []
+        local.mute = mute
+        first = key not in self._seen
+        self._seen.add(key)
+        text = ""
+        try:
+            if first:
+                with _stderr_captured(forward=not mute) as captured:
+                    yield found
+                text = captured[0]
+            else:
+                yield found
+        finally:
+            local.heard = None
+            evidence = self._evidence(local.hits, heard, text)
+            if evidence is not None and evidence[0] is Cause.WARNED_FALLBACK:
+                self._known[key] = evidence
+            evidence = evidence or self._known.get(key)
+            if evidence is not None:
+                found.append(evidence)
+
+    def _evidence(self, hits: int, heard: list[str], text: str) -> Evidence | None:
+        for message, where in (*((h, "Python warning") for h in heard), (text, "warning on stderr")):
+            if _WARNING.search(message):
+                name = _NAMED.search(message)
+                what = name.group(1) if name else message.strip().split("\n", 1)[0][:120]
+                return Cause.WARNED_FALLBACK, f"{where}: {what} falls back to the CPU"
+        if hits:
+            return Cause.SILENT_FALLBACK, f"aten::_to_cpu was called {hits} time{'s' if hits > 1 else ''} during the call"
+        return None
+
+
+@contextlib.contextmanager
+def _stderr_captured(*, forward: bool) -> Iterator[list[str]]:
+    """Catch what native code writes to file descriptor 2 during one call, and pass it on afterwards."""
+    captured = [""]
+    try:
+        saved = os.dup(2)
+    except OSError:
+        yield captured
+        return
+    with tempfile.TemporaryFile() as sink:
+        os.dup2(sink.fileno(), 2)
+        try:
+            yield captured
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            sink.seek(0)
+            data = sink.read()
+            if data:
+                captured[0] = data.decode(errors="replace")
+                if forward or not _WARNING.search(captured[0]):
+                    os.write(2, data)

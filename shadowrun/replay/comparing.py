@@ -1,0 +1,210 @@
+"""From two runs of a call to one recorded verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept.plan import OpPlan
+from shadowrun.numerics.bits import Uncomparable, bits_equal
+from shadowrun.numerics.form import form_difference
+from shadowrun.replay import results
+from shadowrun.replay.case import Case, Value
+from shadowrun.replay.execution import Executor, Ran, to_cpu
+from shadowrun.replay.judge import Judge
+from shadowrun.replay.randomness import implausible
+from shadowrun.types import Cause, Status, Verdict
+
+if TYPE_CHECKING:
+    from shadowrun.config import Config
+    from shadowrun.replay.recorder import Recorder
+
+__all__ = ["Comparing"]
+
+_MAX_REMEMBERED = 16
+_MAX_REMEMBERED_BYTES = 8 << 20
+_NO_DRIFT = (-1.0, -1.0)
+
+
+class Comparing:
+    """Compares the target's run with the reference's, and records what it means."""
+
+    def __init__(self, config: Config, target: Executor, ref: Executor, recorder: Recorder) -> None:
+        self._target = target
+        self._ref = ref
+        self._recorder = recorder
+        self._max_bytes = config.max_bytes
+        self._judge = Judge(rtol=config.rtol, atol=config.atol, max_bytes=min(config.max_bytes, 1 << 30))
+        self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
+        # What operators that were wrong before returned last: a stale buffer repeats it.
+        self._previous: dict[int, tuple[Value, ...]] = {}
+
+    def conclude(
+        self,
+        plan: OpPlan,
+        context: int,
+        pristine: Any,
+        actual: Ran,
+        expected: Ran,
+        drifted: tuple[float, float] | None,
+        *,
+        shared: bool,
+        rng: tuple[torch.Generator, torch.Tensor] | None = None,
+        here: torch.device | None = None,
+    ) -> None:
+        """Compare and record.
+
+        Args:
+            plan: The operator.
+            context: Number of the call's context.
+            pristine: Inputs as before the call, on the CPU.
+            actual, expected: The two runs.
+            drifted: Accumulated error, if it is kept.
+            shared: Both ran on one device.
+            rng: Generator and state that the call began with, for random operators.
+            here: Device that the target's results should lie on, where the user's program runs there.
+        """
+        times = (expected.ns / 1000, actual.ns / 1000)
+        drift = drifted or _NO_DRIFT
+        left, right = self._target.values(plan, actual), self._ref.values(plan, expected)
+        n = min(len(left), len(right)) if len(actual.args) and not shared else len(right)
+        left, right = left[:n], right[:n]
+        if here is not None and actual.fallback is None:
+            actual.fallback = _landed_elsewhere(plan, actual.out, here)
+        try:
+            equal = len(left) == len(right) and all(map(self._equal, left, right))
+        except Uncomparable as error:
+            verdict = Verdict(Status.UNVERIFIED, None, str(error))
+            self._recorder.verdict(context, verdict, times=times, drift=drift)
+            return
+        if plan.index in self._previous:
+            previous: tuple[Value, ...] | None = self._previous[plan.index]
+            self._remember(plan, left)
+        else:
+            previous = None
+        if equal:
+            if actual.fallback is None:
+                self._recorder.match(context, *times, drift)
+            else:
+                cause, evidence = actual.fallback
+                verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
+                self._recorder.verdict(context, verdict, times=times, drift=drift)
+            return
+        case = self._case(plan, pristine, left, right, expected, rng, previous, shared=shared)
+        verdict, diffs = self._judge(case)
+        if verdict.status is Status.MISMATCH:
+            if previous is None:
+                self._remember(plan, left)
+            if plan.unstable:
+                verdict = Verdict(Status.UNVERIFIED, Cause.NON_DETERMINISM, plan.unstable, verdict.evidence)
+        elif actual.fallback is not None:
+            cause, evidence = actual.fallback
+            verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
+        self._recorder.verdict(context, verdict, diffs, times=times, drift=drift)
+
+    def conclude_random(self, plan: OpPlan, context: int, pristine: Any, drawn: Ran) -> None:
+        """Record a random operator whose values were handed over to the reference."""
+        left = self._target.values(plan, drawn)
+        why = implausible(plan.func, pristine[0], pristine[1], left)
+        if why:
+            verdict = Verdict(Status.MISMATCH, Cause.RANDOMNESS, "implausible draws", why)
+        else:
+            verdict = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "random: drawn values handed over to the reference")
+        if drawn.fallback is not None and not why:
+            verdict = Verdict(Status.FALLBACK, drawn.fallback[0], "computed on the CPU", drawn.fallback[1])
+        self._recorder.verdict(context, verdict, times=(-1.0, drawn.ns / 1000))
+
+    def _equal(self, actual: Value, expected: Value) -> bool:
+        if not bits_equal(actual, expected):
+            return False
+        if self._ignore_strides or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+            return True
+        if actual.layout is not torch.strided or actual.stride() == expected.stride():
+            return True
+        return not form_difference(actual, expected)
+
+    def _case(
+        self,
+        plan: OpPlan,
+        pristine: Any,
+        left: list[Value],
+        right: list[Value],
+        expected: Ran,
+        rng: tuple[torch.Generator, torch.Tensor] | None,
+        previous: tuple[Value, ...] | None,
+        *,
+        shared: bool,
+    ) -> Case:
+        if self._ignore_strides:
+            left, right = [_contiguous(v) for v in left], [_contiguous(v) for v in right]
+        args, kwargs = pristine if not shared else _on_cpu(pristine)
+
+        def runner(executor: Executor) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
+            def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
+                after = None
+                if rng is not None:
+                    after = rng[0].get_state()
+                    rng[0].set_state(rng[1])
+                try:
+                    ran = (
+                        executor.run(plan, args, kwargs)
+                        if shared
+                        else executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                    )
+                finally:
+                    if rng is not None and after is not None:
+                        rng[0].set_state(after)
+                values = executor.values(plan, ran)
+                return tuple(_contiguous(v) for v in values) if self._ignore_strides else tuple(values)
+
+            return run
+
+        names = results.names(plan, expected.args, expected.kwargs, expected.out)[: len(left)]
+        return Case(
+            func=plan.func,
+            args=args,
+            kwargs=kwargs,
+            mutated=plan.mutated_names,
+            names=names,
+            actual=tuple(left),
+            expected=tuple(right),
+            run_target=runner(self._target),
+            run_reference=runner(self._ref),
+            same_device=shared,
+            previous_actual=previous,
+        )
+
+    def _remember(self, plan: OpPlan, values: list[Value]) -> None:
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        if sum(t.nbytes for t in tensors if t.layout is torch.strided) > _MAX_REMEMBERED_BYTES:
+            return
+        if plan.index in self._previous or len(self._previous) < _MAX_REMEMBERED:
+            self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+
+
+def _landed_elsewhere(plan: OpPlan, out: Any, here: torch.device) -> tuple[Cause, str] | None:
+    if plan.has_device or plan.mutated:
+        return None
+    first = out[0] if isinstance(out, (tuple, list)) and out else out
+    if isinstance(first, torch.Tensor) and first.device.type != here.type:
+        return Cause.SILENT_FALLBACK, f"the result lies on {first.device}, not on {here}"
+    return None
+
+
+def _on_cpu(pristine: Any) -> Any:
+    args, kwargs = pristine
+    return tuple(_each_to_cpu(a) for a in args), {k: _each_to_cpu(v) for k, v in kwargs.items()}
+
+
+def _each_to_cpu(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [to_cpu(v) for v in value]
+    return to_cpu(value)
+
+
+def _contiguous(value: Value) -> Value:
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value.contiguous()
+    return value

@@ -1,0 +1,204 @@
+"""The accumulated error: a second chain in which the reference lives on its own results.
+
+Kept by storage: each storage of the user's program has a twin on the reference; any view of it is laid
+over the twin. Tensor-keyed maps are wrong: autograd unpacks a saved output as another tensor on the same
+storage. Where the chain cannot follow (random draws of another device, data-dependent shapes), the
+user's values win and the chain goes on from them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import OpPlan
+from shadowrun.numerics.bits import Uncomparable, bits_equal
+from shadowrun.replay import results
+from shadowrun.replay.execution import to_cpu
+from shadowrun.replay.mirror import tensors_in
+
+if TYPE_CHECKING:
+    from shadowrun.replay.execution import Executor
+
+__all__ = ["DriftChain"]
+
+
+@dataclass(slots=True)
+class _Twin:
+    bytes: torch.Tensor
+    nbytes: int
+    key: int
+
+
+class _Pending(threading.local):
+    def __init__(self) -> None:
+        self.call: Any = None
+
+
+class DriftChain:
+    """The reference's own chain.
+
+    Args:
+        ref: Runs the chain.
+        max_bytes: Bytes that all twins together may take; past them the oldest are dropped (they are
+            then made anew from the user's values).
+    """
+
+    def __init__(self, ref: Executor, max_bytes: int) -> None:
+        self._ref = ref
+        self._max_bytes = max_bytes
+        self._twins: dict[int, _Twin] = {}
+        self._held = 0
+        self._pending = _Pending()
+
+    def before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Lay the call's inputs over the twins, before the user's call may change them."""
+        try:
+            self._pending.call = (
+                tuple([self._twin_of(a) for a in args]),
+                self._on_reference({k: self._twin_of(v) for k, v in kwargs.items()}),
+            )
+        except (RuntimeError, NotImplementedError, TypeError):  # layouts without a storage: not followed
+            self._pending.call = None
+
+    def after(
+        self,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        generator: torch.Generator | None,
+        state: torch.Tensor | None,
+    ) -> tuple[float, float]:
+        """Run the call in the chain.
+
+        Returns:
+            Greatest absolute difference of any result from the user's, and its RMSE relative to the RMS
+            of the reference (the greatest over the results); -1 where the chain could not follow.
+        """
+        call, self._pending.call = self._pending.call, None
+        if call is None:
+            return -1.0, -1.0
+        if generator is not None and state is not None:
+            generator.set_state(state)
+        try:
+            ran = self._ref.run(plan, *call)
+        except Exception:  # an input drifted out of the operator's domain: go on from the user's values
+            self.reseed(plan, args, kwargs, out)
+            return -1.0, -1.0
+        mine = results.values(plan, args, kwargs, out)
+        theirs = results.values(plan, ran.args, ran.kwargs, ran.out)
+        drift = (0.0, 0.0)
+        for actual, expected in zip(mine, theirs, strict=True):
+            error = _error(to_cpu(actual), to_cpu(expected))
+            drift = (max(drift[0], error[0]), max(drift[1], error[1]))
+        written = {id(results.argument(a, args, kwargs)) for a in plan.mutated}
+        for actual, expected in zip(mine, theirs, strict=True):
+            if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor) and id(actual) not in written:
+                self._adopt(actual, expected)
+        return drift
+
+    def reseed(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Forget the twins of a call's results: they are made anew from the user's values."""
+        self._pending.call = None
+        for value in tensors_in(results.values(plan, args, kwargs, out)):
+            try:
+                self._drop(torchapi.storage_key(value))
+            except (RuntimeError, NotImplementedError):
+                continue
+
+    def _twin_of(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._twin_of(v) for v in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        if torchapi.is_zero_tensor(value):
+            return torch.zeros(value.shape, dtype=value.dtype, device=self._ref.device)
+        twin = self._twin_storage(value)
+        base = torch.empty(0, dtype=value.dtype, device=self._ref.device)
+        laid = base.set_(twin.bytes.untyped_storage(), value.storage_offset(), value.size(), value.stride())
+        if value.is_conj():
+            laid = laid.conj()
+        return laid._neg_view() if value.is_neg() else laid
+
+    def _twin_storage(self, value: torch.Tensor) -> _Twin:
+        key = torchapi.storage_key(value)
+        storage = value.untyped_storage()
+        twin = self._twins.get(key)
+        if twin is not None and twin.nbytes == storage.nbytes():
+            return twin
+        raw = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+        return self._keep(value, raw.to(self._ref.device, copy=True))
+
+    def _adopt(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
+        """Make the chain's own result the twin of the user's."""
+        if actual.shape != expected.shape or actual.layout is not torch.strided:
+            return
+        storage = actual.untyped_storage()
+        theirs = expected.untyped_storage()
+        same_layout = (
+            actual.stride() == expected.stride()
+            and actual.storage_offset() == expected.storage_offset()
+            and storage.nbytes() == theirs.nbytes()
+        )
+        if same_layout:
+            raw = torch.empty(0, dtype=torch.uint8, device=expected.device).set_(theirs)
+        else:
+            raw = torch.zeros(storage.nbytes(), dtype=torch.uint8, device=self._ref.device)
+            laid = torch.empty(0, dtype=actual.dtype, device=self._ref.device)
+            laid.set_(raw.untyped_storage(), actual.storage_offset(), actual.size(), actual.stride()).copy_(expected)
+        self._keep(actual, raw)
+
+    def _keep(self, value: torch.Tensor, raw: torch.Tensor) -> _Twin:
+        key = torchapi.storage_key(value)
+        self._drop(key)
+        twin = self._twins[key] = _Twin(raw, raw.numel(), key)
+        self._held += twin.nbytes
+        # The storage lives as long as its last view; a new one may then get the same key.
+        weakref.finalize(value.untyped_storage(), self._expire, twin).atexit = False
+        while self._held > self._max_bytes and len(self._twins) > 1:
+            oldest = next(iter(self._twins))
+            if oldest == key:
+                break
+            self._drop(oldest)
+        return twin
+
+    def _expire(self, twin: _Twin) -> None:
+        if self._twins.get(twin.key) is twin:
+            self._drop(twin.key)
+
+    def _drop(self, key: int) -> None:
+        twin = self._twins.pop(key, None)
+        if twin is not None:
+            self._held -= twin.nbytes
+
+    def _on_reference(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if kwargs.get("device") is not None:
+            kwargs["device"] = self._ref.device
+        return kwargs
+
+
+def _error(actual: Any, expected: Any) -> tuple[float, float]:
+    try:
+        if bits_equal(actual, expected):
+            return 0.0, 0.0
+    except Uncomparable:
+        return -1.0, -1.0
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        actual, expected = torch.tensor(actual), torch.tensor(expected)
+    if actual.shape != expected.shape:
+        return float("inf"), float("inf")
+    a, e = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (actual, expected))
+    a, e = a.double(), e.double()
+    both = torch.isfinite(a) & torch.isfinite(e)
+    d = torch.where(both, a - e, torch.zeros_like(a))
+    rms = float(torch.where(both, e, torch.zeros_like(e)).square().mean().sqrt()) if e.numel() else 0.0
+    rmse = float(d.square().mean().sqrt()) if d.numel() else 0.0
+    if not bool(both.all()) and not bool((a.isnan() == e.isnan()).all()):
+        return float("inf"), float("inf")
+    return float(d.abs().max()) if d.numel() else 0.0, rmse / rms if rms else (float("inf") if rmse else 0.0)

@@ -1,0 +1,155 @@
+"""Running an operator on a platform: settings, device rules, fallback witnesses, time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import OpPlan
+from shadowrun.platforms.device import Platform
+from shadowrun.platforms.fallback import Evidence, FallbackWitness
+from shadowrun.replay import results
+from shadowrun.replay.case import Value
+from shadowrun.replay.equivalents import EQUIVALENTS
+from shadowrun.replay.mirror import Arguments, mirror, move
+
+__all__ = ["Executor", "Ran"]
+
+_CPU = torch.device("cpu")
+_clock = time.perf_counter_ns
+
+
+@dataclass(slots=True)
+class Ran:
+    """A finished run of a call.
+
+    Attributes:
+        args, kwargs: What it ran on, as the call left them.
+        out: What it returned.
+        ns: How long it took, in nanoseconds.
+        fallback: Evidence that it computed on the CPU.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    ns: int
+    fallback: Evidence | None = None
+
+
+class Executor:
+    """Runs calls on one platform."""
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+        self.device = platform.device
+        self.witness = FallbackWitness(platform.dispatch_key)
+        self._plain = platform.is_ambient and not platform.functionalizes
+        self._is_cpu = platform.device.type == "cpu"
+
+    def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, mute: bool = True) -> Ran:
+        """Run a call on tensors that lie on this platform's device.
+
+        Args:
+            plan: The operator.
+            args, kwargs: Inputs; the call may write to them.
+            mute: It is a replay: warnings that it gives are not the user's.
+        """
+        if self.witness.active:
+            key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
+            with self.witness.watch(key, mute=mute) as found:
+                ran = self._run(plan, args, kwargs)
+            if found:
+                ran.fallback = found[0]
+            return ran
+        return self._run(plan, args, kwargs)
+
+    def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+        func = plan.func
+        if self._plain and not torchapi.in_user_mode():
+            start = _clock()
+            out = func(*args, **kwargs)
+            return Ran(args, kwargs, out, _clock() - start)
+        with self.platform.context():
+            start = _clock()
+            if self.platform.functionalizes:
+                with torchapi.functionalize_included():
+                    out = func(*args, **kwargs)
+            elif torchapi.in_user_mode():
+                with torchapi.no_modes():
+                    out = func(*args, **kwargs)
+            else:
+                out = func(*args, **kwargs)
+            return Ran(args, kwargs, out, _clock() - start)
+
+    def run_user(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+        """Run the user's own call: nothing is changed around it, it is only watched."""
+        if not self.witness.active and not self.platform.functionalizes:
+            start = _clock()
+            out = plan.func(*args, **kwargs)
+            return Ran(args, kwargs, out, _clock() - start)
+        key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
+        with self.witness.watch(key, mute=False) as found:
+            start = _clock()
+            if self.platform.functionalizes:
+                with torchapi.functionalize_included():
+                    out = plan.func(*args, **kwargs)
+            else:
+                out = plan.func(*args, **kwargs)
+            ran = Ran(args, kwargs, out, _clock() - start)
+        if found:
+            ran.fallback = found[0]
+        return ran
+
+    def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
+        """Run a call whose inputs lie on the CPU, on copies of them on this platform's device."""
+        here_args, here_kwargs = self.to_device(args, kwargs, self.device, max_bytes)
+        equivalent = None if self._is_cpu else EQUIVALENTS.get(plan.name)
+        if equivalent is None:
+            return self.run(plan, here_args, here_kwargs)
+        key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
+        with self.witness.watch(key, mute=True) as found, self.platform.context():
+            start = _clock()
+            if self.platform.functionalizes:
+                with torchapi.functionalize_included():
+                    out = equivalent(*here_args, **here_kwargs)
+            else:
+                out = equivalent(*here_args, **here_kwargs)
+            ran = Ran(here_args, here_kwargs, out, _clock() - start)
+        if found:
+            ran.fallback = found[0]
+        return ran
+
+    def to_device(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, max_bytes: int) -> Arguments:
+        """Copy inputs to a device, this platform being one end of the way."""
+        if not self.platform.functionalizes:
+            return mirror(args, kwargs, device, max_bytes)
+        with torchapi.functionalize_included():
+            return mirror(args, kwargs, device, max_bytes, _move_without_strides)
+
+    def values(self, plan: OpPlan, ran: Ran) -> list[Value]:
+        """Results of a run, on the CPU; a list with fewer entries than the operator gives for an equivalent."""
+        found = ran.out if isinstance(ran.out, list) and plan.name in EQUIVALENTS else None
+        if found is None:
+            found = results.values(plan, ran.args, ran.kwargs, ran.out)
+        if self._is_cpu:
+            return list(found)
+        if self.platform.functionalizes:
+            with torchapi.functionalize_included():
+                return [to_cpu(v) for v in found]
+        return [to_cpu(v) for v in found]
+
+
+def to_cpu(value: Value) -> Value:
+    """A value's copy on the CPU; what lies there is returned as it is."""
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        return move(value, _CPU, strided=value.device.type not in ("lazy", "xla"))
+    return value
+
+
+def _move_without_strides(t: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return move(t, device, strided=False)

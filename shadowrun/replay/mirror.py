@@ -1,0 +1,167 @@
+"""Copies of a call's tensors: layouts exact, aliasing kept, bounded in bytes.
+
+`clone` and `to` compact a sliced or expanded tensor; kernels then take another path and sum in another
+order, which reads as a difference of values. So what a copy covers is copied as it lies in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import OpPlan
+
+__all__ = ["Arguments", "OverBudget", "copy_mutated", "mirror", "move", "tensors_in"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Convert = Callable[[torch.Tensor, torch.device], torch.Tensor]
+
+
+class OverBudget(Exception):  # noqa: N818 - a reason, caught inside
+    """The copies of one call would exceed the budget."""
+
+
+def tensors_in(args: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """All tensors among arguments, lists included."""
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            yield a
+        elif isinstance(a, (list, tuple)):
+            yield from tensors_in(a)
+
+
+def copy_mutated(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Arguments:
+    """Copy the arguments that the call writes to, and those that share memory with them; others stay.
+
+    Raises:
+        OverBudget: The copies exceed `max_bytes`.
+    """
+    memo: dict[int, torch.Tensor] = {}
+    written: list[torch.Tensor] = []
+    for a in plan.mutated:
+        value = kwargs.get(a.name) if a.kwarg_only or a.position >= len(args) else args[a.position]
+        if isinstance(value, torch.Tensor):
+            written.append(value)
+        elif isinstance(value, (list, tuple)):
+            written += [v for v in value if v is not None]
+    if sum(t.nbytes for t in written) > max_bytes:
+        raise OverBudget
+    shared = _storage_groups(written, args, kwargs)
+    for t in written:
+        if id(t) not in memo:
+            memo[id(t)] = _copy(t)
+    for group in shared:
+        memo.update(_copy_storage(group))
+
+    def swap(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return memo.get(id(value), value)
+        if isinstance(value, (list, tuple)):
+            return [memo.get(id(v), v) for v in value]
+        return value
+
+    return tuple([swap(a) for a in args]), {k: swap(v) for k, v in kwargs.items()}
+
+
+def _storage_groups(
+    written: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[list[torch.Tensor]]:
+    """Groups of different tensors on one storage of which the call writes at least one."""
+    if len(args) + len(kwargs) == 1 and len(written) == 1:
+        return []
+    others = {id(t): t for t in tensors_in((*args, *kwargs.values()))}
+    if len(others) <= 1:
+        return []
+    try:
+        by_storage: dict[int, list[torch.Tensor]] = {torchapi.storage_key(t): [] for t in written}
+        for t in others.values():
+            group = by_storage.get(torchapi.storage_key(t))
+            if group is not None:
+                group.append(t)
+    except (RuntimeError, NotImplementedError):  # sparse and other storageless tensors cannot alias this way
+        return []
+    return [g for g in by_storage.values() if len(g) > 1]
+
+
+def _copy_storage(group: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+    storage = group[0].untyped_storage().clone()
+    copies = {}
+    for t in group:
+        base = torch.empty(0, dtype=t.dtype, device=t.device)
+        copies[id(t)] = base.set_(storage, t.storage_offset(), t.size(), t.stride())
+    return copies
+
+
+def _copy(t: torch.Tensor) -> torch.Tensor:
+    """Exact copy on the same device."""
+    if torchapi.is_zero_tensor(t):
+        return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+    copy = t.clone()
+    if t.layout is torch.strided and copy.stride() != t.stride():
+        return _copy_span(t, None)
+    return copy
+
+
+def _copy_span(t: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    if t.is_conj():
+        return _copy_span(t.conj(), device).conj()
+    if t.is_neg():
+        return _copy_span(t._neg_view(), device)._neg_view()
+    if t.numel() == 0:
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or t.device)
+    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    flat = t.as_strided((span,), (1,), t.storage_offset())
+    moved = flat.clone() if device is None else flat.to(device, copy=True)
+    return moved.as_strided(t.shape, t.stride(), 0)
+
+
+def move(t: torch.Tensor, device: torch.device, *, strided: bool = True) -> torch.Tensor:
+    """Exact copy on another device; `strided=False` for devices whose tensors have no strides of their own."""
+    if torchapi.is_zero_tensor(t):
+        return torch.zeros(t.shape, dtype=t.dtype, device=device)
+    moved = t.to(device, copy=True)
+    if strided and t.layout is torch.strided and moved.stride() != t.stride() and not t.is_quantized:
+        return _copy_span(t, device)
+    return moved
+
+
+def mirror(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    max_bytes: int,
+    convert: Convert = move,
+) -> Arguments:
+    """Copy all tensors of a call to a device; a `device` keyword follows, aliasing by identity is kept.
+
+    Raises:
+        OverBudget: The copies exceed `max_bytes`.
+    """
+    memo: dict[int, torch.Tensor] = {}
+    tensors = {id(t): t for t in tensors_in((*args, *kwargs.values()))}
+    if sum(_nbytes(t) for t in tensors.values()) > max_bytes:
+        raise OverBudget
+    moved = {k: _mirrored(v, device, memo, convert) for k, v in kwargs.items()}
+    if moved.get("device") is not None:
+        moved["device"] = device
+    if moved.get("pin_memory"):
+        moved["pin_memory"] = False
+    return tuple([_mirrored(a, device, memo, convert) for a in args]), moved
+
+
+# No closure that calls itself: it would be a cycle that holds tensors until the garbage collector runs.
+def _mirrored(value: Any, device: torch.device, memo: dict[int, torch.Tensor], convert: Convert) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in memo:
+            memo[id(value)] = convert(value, device)
+        return memo[id(value)]
+    if isinstance(value, (list, tuple)):
+        return [_mirrored(v, device, memo, convert) for v in value]
+    return value
+
+
+def _nbytes(t: torch.Tensor) -> int:
+    return t.numel() * t.element_size() if t.layout is torch.strided else 0

@@ -1,0 +1,159 @@
+"""Turns what happened to a call into rows of the data file: contexts interned, counters kept."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from typing import Any
+
+import torch
+
+from shadowrun.intercept.attribution import Attribution, Place
+from shadowrun.intercept.plan import OpPlan
+from shadowrun.numerics.form import dtype_name, meta
+from shadowrun.store.datafile import FLUSH_ROWS, DataFile
+from shadowrun.types import Phase, Status, TensorDiff, Verdict
+
+__all__ = ["Recorder"]
+
+_MATCH = Verdict(Status.MATCH)
+_MAX_CONTEXTS = 100_000
+_MAX_LIST = 4
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_EXACT = frozenset({bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
+class Recorder:
+    """Writes records. Safe to use from several threads: numbers come from one counter, rows are appended.
+
+    Attributes:
+        step: The current training step.
+    """
+
+    def __init__(self, data: DataFile, attribution: Attribution) -> None:
+        self.data = data
+        self.step = data.next_step
+        self._attribution = attribution
+        self._numbers = itertools.count(data.next_seq)
+        self._contexts: dict[tuple[Any, ...], int] = {}
+        self._match = data.verdict_id(_MATCH)
+        self._skipped: Counter[tuple[str, str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def place(self, depth: int) -> Place:
+        """Module, phase and site of the call in hand; see `Attribution.place`."""
+        return self._attribution.place(depth + 1)
+
+    def context(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, device: torch.device
+    ) -> int:
+        """Number of the call's context: operator, forms of the inputs, module, phase, line, device."""
+        key: list[Any] = [plan.index, place, device]
+        for a in args:
+            kind = type(a)
+            if kind in _TENSORS:
+                key.append(a.shape)
+                key.append(a.dtype)
+            else:
+                _add_to_key(key, a, kind)
+        for name, a in kwargs.items():
+            key.append(name)
+            _add_to_key(key, a, type(a))
+        frozen = tuple(key)
+        number = self._contexts.get(frozen)
+        if number is None:
+            number = self._new_context(frozen, plan, args, kwargs, place, device)
+        return number
+
+    def match(self, context: int, ref_us: float, target_us: float, drift: tuple[float, float] = (-1.0, -1.0)) -> int:
+        """Record a bit-identical call."""
+        seq = next(self._numbers)
+        data = self.data
+        data.rows.append((seq, self.step, context, self._match, ref_us, target_us, *drift))
+        if len(data.rows) >= FLUSH_ROWS:
+            self.flush()
+        return seq
+
+    def verdict(
+        self,
+        context: int,
+        verdict: Verdict,
+        diffs: tuple[TensorDiff, ...] = (),
+        missing_kernel: str = "",
+        times: tuple[float, float] = (-1.0, -1.0),
+        drift: tuple[float, float] = (-1.0, -1.0),
+    ) -> int:
+        """Record a call with any other verdict; `times` are the reference's and the target's, in microseconds."""
+        data = self.data
+        with self._lock:
+            seq = next(self._numbers)
+            number = data.verdict_id(verdict, missing_kernel)
+            data.add_diffs(seq, diffs)
+            data.add((seq, self.step, context, number, *times, *drift))
+        return seq
+
+    def skip(self, name: str, device: str, reason: str) -> None:
+        """Count a call that is not compared."""
+        self._skipped[name, device, reason] += 1
+
+    def flush(self) -> None:
+        """Write everything that waits."""
+        with self._lock:
+            if self._skipped:
+                skipped, self._skipped = self._skipped, Counter()
+                self.data.add_skipped(skipped)
+            self.data.flush()
+
+    def _new_context(
+        self,
+        key: tuple[Any, ...],
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        place: Place,
+        device: torch.device,
+    ) -> int:
+        dtypes: dict[str, None] = {}
+        shapes: list[str] = []
+        printed = [_printed(a, dtypes, shapes) for a in args]
+        printed += [f"{name}={_printed(a, dtypes, shapes)}" for name, a in kwargs.items()]
+        module, phase, site = place
+        with self._lock:
+            if len(self._contexts) >= _MAX_CONTEXTS:
+                self._contexts.clear()
+            number = self.data.context_id(
+                plan.name, ", ".join(printed), tuple(dtypes), " ".join(shapes), module, Phase(phase), site, str(device)
+            )
+            self._contexts[key] = number
+        return number
+
+
+def _add_to_key(key: list[Any], a: Any, kind: type) -> None:
+    if isinstance(a, torch.Tensor):
+        key.append(a.shape)
+        key.append(a.dtype)
+    elif kind is list or kind is tuple:
+        key.append(len(a))
+        for v in a[:_MAX_LIST]:
+            _add_to_key(key, v, type(v))
+    elif kind in _EXACT or (kind is int and -1024 <= a <= 1024):
+        key.append(a)
+    else:
+        # Floats and large integers change from step to step: they would make each call a context of its own.
+        key.append(kind)
+
+
+def _printed(a: Any, dtypes: dict[str, None], shapes: list[str]) -> str:
+    if isinstance(a, torch.Tensor):
+        dtypes[dtype_name(a.dtype)] = None
+        text = str(meta(a))
+        shapes.append(text[text.index("[") :])
+        return text
+    if isinstance(a, (list, tuple)):
+        inner = [_printed(v, dtypes, shapes) for v in a[:_MAX_LIST]]
+        more = [f"… {len(a) - _MAX_LIST} more"] if len(a) > _MAX_LIST else []
+        return f"[{', '.join(inner + more)}]"
+    if isinstance(a, torch.Generator):
+        return "Generator"
+    return str(a) if not isinstance(a, str) else repr(a)

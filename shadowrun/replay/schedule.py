@@ -1,0 +1,66 @@
+"""Which calls are compared: steps, the profiler's schedule, operators, modules."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from shadowrun.config import Config
+from shadowrun.intercept.attribution import Place
+from shadowrun.intercept.plan import OpPlan
+
+__all__ = ["Selection"]
+
+
+class Selection:
+    """Decides per call; the answer for a step, an operator and a module is computed once each."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._by_plan: dict[int, str] = {}
+        self._by_module: dict[str, str] = {}
+        self._step_reason = ""
+        self.begin_step(0)
+
+    @property
+    def ops_named(self) -> bool:
+        """Whether the user chose operators by name, custom ones included."""
+        return self._config.ops is not None
+
+    def begin_step(self, step: int) -> None:
+        """Decide for a step."""
+        config = self._config
+        if config.steps is not None and step not in config.steps:
+            self._step_reason = "step not selected"
+        elif config.schedule is not None and not _records(config.schedule(step)):
+            self._step_reason = "schedule"
+        else:
+            self._step_reason = ""
+
+    def reason_to_skip(self, plan: OpPlan, place: Place) -> str:
+        """Why this call is not compared; empty if it is."""
+        if self._step_reason:
+            return self._step_reason
+        config = self._config
+        if config.ops is not None:
+            reason = self._by_plan.get(plan.index)
+            if reason is None:
+                names = (plan.name, plan.name.split("::", 1)[1], plan.name.rsplit(".", 1)[0])
+                found = any(fnmatchcase(n, p) for p in config.ops for n in names)
+                reason = self._by_plan[plan.index] = "" if found else "operator not selected"
+            if reason:
+                return reason
+        if config.modules is not None:
+            module = place[0]
+            reason = self._by_module.get(module)
+            if reason is None:
+                found = any(fnmatchcase(module, p) for p in config.modules)
+                reason = self._by_module[module] = "" if found else "module not selected"
+            return reason
+        return ""
+
+
+def _records(action: Any) -> bool:
+    """Whether a `torch.profiler.ProfilerAction` is RECORD or RECORD_AND_SAVE (or a plain true value)."""
+    name = getattr(action, "name", None)
+    return name.startswith("RECORD") if isinstance(name, str) else bool(action)
