@@ -31,6 +31,7 @@ class OperatorSummary:
         max_abs, max_rel, max_ulp: Greatest differences over all calls.
         remaining_bits: Least number of identical leading mantissa bits.
         n_mismatched: Elements beyond rounding, over all calls.
+        n_nan, n_inf: Elements that are NaN, or infinite, on one side only.
         missing_kernels: Kernels that the target lacked.
         causes: Causes, the most frequent first.
         dtypes: Input dtypes seen, in order of appearance.
@@ -58,6 +59,8 @@ class OperatorSummary:
     max_ulp: int
     remaining_bits: int
     n_mismatched: int
+    n_nan: int
+    n_inf: int
     missing_kernels: tuple[str, ...]
     causes: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -138,6 +141,8 @@ def _summary(op: str, rows: list[Row], n_skipped: int, medians: tuple[float, flo
         max_ulp=max(g.max_ulp for g in groups),
         remaining_bits=min((g.remaining_bits for g in groups if g.remaining_bits >= 0), default=-1),
         n_mismatched=sum(g.n_mismatched for g in groups),
+        n_nan=sum(g.n_nan for g in groups),
+        n_inf=sum(g.n_inf for g in groups),
         missing_kernels=unique(row.outcome.missing_kernel for row in rows),
         causes=unique(cause for cause, _ in causes.most_common()),
         dtypes=unique(dtype for row in rows for dtype in row.context.dtypes),

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from shadowrun.report.words import clip, overhead
+from shadowrun.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shadowrun.analysis import Coverage, DriftStep, Finding, Gate, Note, OperatorSummary, Skipped, Step
-    from shadowrun.types import OpRecord, RunInfo, Status
+    from shadowrun.types import OpRecord, RunInfo
 
 __all__ = ["Content", "Section", "Source", "Top"]
 
@@ -20,6 +21,7 @@ MAX_FINDINGS = 50
 """Of each kind, so that a report stays under 2 MB whatever the run."""
 MAX_OPERATORS = 300
 MAX_ROWS = 50
+MAX_DIGEST = 8
 MAX_STEPS = 12
 MAX_ARGV = 200
 
@@ -38,17 +40,38 @@ class Source(Protocol):
     """Where content comes from: what a report needs of `shadowrun.run.Run`."""
 
     @property
-    def info(self) -> RunInfo: ...
-    def summary(self) -> list[OperatorSummary]: ...
-    def findings(self) -> list[Finding]: ...
-    def notes(self) -> list[Note]: ...
-    def own_failures(self) -> list[Note]: ...
-    def first_divergence(self) -> OpRecord | None: ...
-    def coverage(self) -> Coverage: ...
-    def counts(self) -> dict[Status, int]: ...
-    def steps(self) -> tuple[Step, ...]: ...
-    def drift(self) -> list[DriftStep]: ...
-    def gate(self) -> Gate: ...
+    def info(self) -> RunInfo:
+        """As in `Run`."""
+
+    def summary(self) -> list[OperatorSummary]:
+        """As in `Run`."""
+
+    def findings(self) -> list[Finding]:
+        """As in `Run`."""
+
+    def notes(self) -> list[Note]:
+        """As in `Run`."""
+
+    def own_failures(self) -> list[Note]:
+        """As in `Run`."""
+
+    def first_divergence(self) -> OpRecord | None:
+        """As in `Run`."""
+
+    def coverage(self) -> Coverage:
+        """As in `Run`."""
+
+    def counts(self) -> dict[Status, int]:
+        """As in `Run`."""
+
+    def steps(self) -> tuple[Step, ...]:
+        """As in `Run`."""
+
+    def drift(self) -> list[DriftStep]:
+        """As in `Run`."""
+
+    def gate(self) -> Gate:
+        """As in `Run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +110,12 @@ class Content:
     info: RunInfo
     gate: Gate
     coverage: Coverage
-    counts: tuple[tuple[Status, int], ...]
+    counts: tuple[tuple[str, int], ...]
     remarks: tuple[str, ...]
+    digest: Top[Finding]
     facts: tuple[tuple[str, str], ...]
     first_divergence: OpRecord | None
+    first_advice: str
     drift: Top[DriftStep]
     sections: tuple[Section, ...]
     operators: Top[OperatorSummary]
@@ -102,16 +127,18 @@ class Content:
     def of(cls, run: Source) -> Content:
         """Collect what a report on `run` says."""
         info = run.info
-        findings, coverage = run.findings(), run.coverage()
+        findings, coverage, first = run.findings(), run.coverage(), run.first_divergence()
         by_kind = {kind: [f for f in findings if f.kind == kind] for kind in _SECTIONS}
         return cls(
             info=info,
             gate=run.gate(),
             coverage=coverage,
-            counts=tuple((status, n) for status, n in run.counts().items() if n),
+            counts=tuple(_counts(run)),
             remarks=_remarks(info),
+            digest=Top.of(findings, MAX_DIGEST),
             facts=tuple(_facts(info, run.steps())),
-            first_divergence=run.first_divergence(),
+            first_divergence=first,
+            first_advice=_advice(first, findings),
             drift=_thin(run.drift()),
             sections=tuple(
                 Section(kind, heading, lead, Top.of(by_kind[kind], MAX_FINDINGS))
@@ -123,6 +150,23 @@ class Content:
             skipped=Top.of(coverage.skipped, MAX_ROWS),
             own_failures=Top.of(run.own_failures(), MAX_ROWS),
         )
+
+
+def _counts(run: Source) -> Iterable[tuple[str, int]]:
+    """Calls by status; shadowrun's own failures are not shown as the target's errors."""
+    counts = run.counts()
+    own = sum(failure.n_calls for failure in run.own_failures())
+    counts[Status.ERROR] -= own
+    return [(name, n) for name, n in [*((str(status), n) for status, n in counts.items()), ("own failures", own)] if n]
+
+
+def _advice(first: OpRecord | None, findings: list[Finding]) -> str:
+    """What the finding that a record belongs to says to do."""
+    if first is None:
+        return ""
+    key = (first.call.op, first.verdict.cause, first.verdict.explanation)
+    same = (f for f in findings if f.kind == "mismatch" and (f.op, f.cause, f.explanation) == key)
+    return next((f.next_step for f in same), "")
 
 
 def _remarks(info: RunInfo) -> tuple[str, ...]:

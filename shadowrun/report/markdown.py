@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shadowrun.report.content import Content, Source
-from shadowrun.report.words import clip, describe, describe_record, duration, figure, listed, outcome
+from shadowrun.report.words import clip, describe, describe_record, deviation, duration, figure, listed, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ def _lines(content: Content) -> Iterator[str]:
     yield from _table(("", ""), ((label, text) for label, text in content.facts))
     if content.first_divergence is not None:
         yield "## First divergence\n"
-        yield from _items(describe_record(content.first_divergence))
+        yield from _items(describe_record(content.first_divergence, content.first_advice))
     if content.drift.rows:
         yield "## Accumulated error\n"
         rows = ((str(d.step), figure(d.drift_abs), figure(d.drift_rel), d.op, d.module) for d in content.drift.rows)
@@ -45,19 +45,19 @@ def _lines(content: Content) -> Iterator[str]:
         yield f"## {section.heading} ({section.n})\n"
         yield f"{section.lead}\n"
         for finding in section.findings.rows[:MAX_FINDINGS]:
-            yield f"### {_text(finding.op)} – {finding.n_calls:,} of {finding.n_calls_of_op:,} calls\n"
+            yield f"### {_text(finding.op)}: {finding.n_calls:,} of {finding.n_calls_of_op:,} calls\n"
             yield from _items(describe(finding))
         if section.n > MAX_FINDINGS:
             yield f"… and {section.n - MAX_FINDINGS:,} more\n"
     yield "## Operators\n"
     shown = content.operators.rows[:MAX_OPERATORS]
     yield from _table(
-        ("Operator", "Calls", "Match", "Mismatch", "Unsupported", "Fallback", "Error", "Unverified", "Max abs", "Max rel",
-         "Max ULP", "Reference", "Target"),
+        ("Operator", "Calls", "Match", "Mismatch", "Unsupported", "Fallback", "Error", "Unverified", "Max abs",
+         "Max rel", "Max ULP", "Reference", "Target"),
         (
-            (op.op, *(f"{n:,}" for n in (op.n_calls, op.n_match, op.n_mismatch, op.n_unsupported, op.n_fallback, op.n_error,
-                                        op.n_unverified)),
-             figure(op.max_abs), figure(op.max_rel), f"{op.max_ulp:,}", duration(op.ref_median_us),
+            (op.op, *(f"{n:,}" for n in (op.n_calls, op.n_match, op.n_mismatch, op.n_unsupported, op.n_fallback,
+                                         op.n_error, op.n_unverified)),
+             deviation(op), figure(op.max_rel), f"{op.max_ulp:,}", duration(op.ref_median_us),
              duration(op.target_median_us))
             for op in shown
         ),
@@ -66,11 +66,11 @@ def _lines(content: Content) -> Iterator[str]:
     yield from _coverage(content)
     if content.notes.rows:
         yield "## Notes\n"
-        rows = (
+        notes = (
             (n.op, str(n.status), outcome(n.cause, n.explanation, n.evidence, 1), f"{n.n_calls:,}")
             for n in content.notes.rows
         )
-        yield from _table(("Operator", "Status", "Why", "Calls"), rows, content.notes.n_more)
+        yield from _table(("Operator", "Status", "Why", "Calls"), notes, content.notes.n_more)
     if content.skipped.rows:
         yield "## Skipped on purpose\n"
         yield from _table(
@@ -81,10 +81,10 @@ def _lines(content: Content) -> Iterator[str]:
     if content.own_failures.rows:
         yield "## shadowrun's own failures\n"
         yield "These calls could not be compared because shadowrun failed; the target is not to blame.\n"
-        rows3 = (
+        failures = (
             (n.op, outcome(None, n.explanation, n.evidence, 1), f"{n.n_calls:,}") for n in content.own_failures.rows
         )
-        yield from _table(("Operator", "What happened", "Calls"), rows3, content.own_failures.n_more)
+        yield from _table(("Operator", "What happened", "Calls"), failures, content.own_failures.n_more)
     yield f"**{_text(content.gate.line)}**"
 
 
@@ -92,7 +92,8 @@ def _coverage(content: Content) -> Iterator[str]:
     coverage = content.coverage
     yield "## Coverage\n"
     yield (
-        f"{coverage.n_by_state['supported']:,} of {coverage.n_operators:,} operators ({coverage.percent_operators:.1f} %), "
+        f"{coverage.n_by_state['supported']:,} of {coverage.n_operators:,} operators "
+        f"({coverage.percent_operators:.1f} %), "
         f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} calls ({coverage.percent_calls:.1f} %)\n"
     )
     if coverage.missing_kernels:

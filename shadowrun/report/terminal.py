@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shadowrun.report.content import Content, Source
-from shadowrun.report.words import describe, describe_record, duration, figure, listed, outcome
+from shadowrun.report.words import describe, describe_record, deviation, duration, figure, listed, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,8 @@ WIDE = 110
 MAX_FINDINGS = 10
 MAX_OPERATORS = 25
 MAX_ROWS = 12
-LABEL = 10
+MAX_NAME = 32
+LABEL = 12
 
 COLOURS = {
     "match": "green", "mismatch": "red", "unsupported": "red", "error": "red", "fallback": "yellow",
@@ -77,7 +78,7 @@ class _Page:
         self._header()
         if content.first_divergence is not None:
             self._heading("First divergence")
-            self._lines(describe_record(content.first_divergence))
+            self._lines(describe_record(content.first_divergence, content.first_advice))
         if content.drift.rows:
             self._drift()
         for section in content.sections:
@@ -98,13 +99,16 @@ class _Page:
         info, content = self.content.info, self.content
         self.console.print(Text.assemble(("shadowrun", "bold"), f"  {info.target} against {info.ref}"))
         self._gate()
-        counts = Text("  ").join(Text(f"{n:,} {status}", COLOURS[status]) for status, n in content.counts)
+        counts = Text("  ").join(
+            Text(f"{n:,} {status}", COLOURS.get(status, "magenta")) for status, n in content.counts
+        )
         self.console.print(Text(f"On {info.target} the program {content.coverage.verdict}."))
         self.console.print(Text("calls: ") + counts)
         for remark in content.remarks:
             self.console.print(Text(f"! {remark}", "yellow"))
+        self._digest()
         self.console.print()
-        self._lines(content.facts)
+        self._lines(content.facts, one_line=True)
 
     def _gate(self) -> None:
         gate = self.content.gate
@@ -112,16 +116,34 @@ class _Page:
 
     def _heading(self, title: str, lead: str = "", colour: str = "") -> None:
         self.console.print()
-        self.console.rule(
-            Text(f" {title} ", f"bold {colour}".strip()), align="left", style=colour or "dim", characters="─"
-        )
+        self.console.rule(Text(title, f"bold {colour}".strip()), align="left", style=colour or "dim", characters="─")
         if lead:
             self.console.print(Text(lead, "dim"))
 
-    def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
+    def _digest(self) -> None:
+        """One line for each finding, so that the first screen says what is wrong and where."""
+        findings = self.content.digest
+        if not findings.rows:
+            return
+        self.console.print()
+        grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+        # Kind and operator are never cut short; place and reason share what is left.
+        grid.add_column(no_wrap=True, min_width=max(len(f.kind) for f in findings.rows) + 2)
+        grid.add_column(no_wrap=True, min_width=min(MAX_NAME, max(len(f.op) for f in findings.rows)))
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        for finding in findings.rows:
+            style = COLOURS[finding.kind]
+            where = "  ".join([*(site.split(" in ")[0] for site in finding.sites[:1]), *finding.modules[:1]])
+            why = finding.explanation or str(finding.cause or "")
+            grid.add_row(Text(f"  {finding.kind}", style), Text(finding.op, "bold"), Text(where), Text(why, "dim"))
+        self.console.print(grid)
+        self._more(findings.n_more)
+
+    def _lines(self, lines: Iterable[tuple[str, str]], *, one_line: bool = False) -> None:
         grid = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-        grid.add_column(width=LABEL, no_wrap=True)
-        grid.add_column(overflow="fold")
+        grid.add_column(width=LABEL, min_width=LABEL, no_wrap=True)
+        grid.add_column(no_wrap=one_line, overflow="ellipsis" if one_line else "fold")
         for label, text in lines:
             grid.add_row(Text(f"  {label}", _LABEL_STYLES.get(label, "dim")), Text(text, _LABEL_STYLES.get(label, "")))
         self.console.print(grid)
@@ -137,7 +159,7 @@ class _Page:
         self._lines(describe(finding))
 
     def _table(self, *columns: tuple[str, str]) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
         for name, kind in columns:
             number = kind == "number"
             table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
@@ -164,18 +186,18 @@ class _Page:
         )  # fmt: skip
         for op in self.content.operators.rows[:MAX_OPERATORS]:
             compared = op.worst_seq >= 0
-            figures = [figure(op.max_abs)]
+            figures = [deviation(op)]
             if wide:
                 figures += [
                     figure(op.max_rel),
                     f"{op.max_ulp:,}",
-                    str(op.remaining_bits) if op.remaining_bits >= 0 else "–",
+                    str(op.remaining_bits) if op.remaining_bits >= 0 else "-",
                 ]
             table.add_row(
-                op.op,
+                Text(op.op),
                 f"{op.n_calls:,}",
                 _outcomes(op),
-                *(figures if compared else ["–"] * len(figures)),
+                *(figures if compared else ["-"] * len(figures)),
                 duration(op.ref_median_us),
                 duration(op.target_median_us),
                 *([listed(op.dtypes)] if wide else []),
@@ -186,12 +208,12 @@ class _Page:
     def _coverage(self) -> None:
         coverage = self.content.coverage
         self._heading("Coverage")
-        supported = coverage.n_by_state["supported"]
+        supported, total = coverage.n_by_state["supported"], coverage.n_operators
         self._lines(
             [
                 (
                     "operators",
-                    f"{supported:,} of {coverage.n_operators:,} ({coverage.percent_operators:.1f} %) run on the target",
+                    f"{supported:,} of {total:,} ({coverage.percent_operators:.1f} %) run on the target",
                 ),
                 ("calls", f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} ({coverage.percent_calls:.1f} %)"),
             ]
@@ -238,7 +260,7 @@ def _texts(*cells: str) -> list[Text]:
 
 def _outcomes(op: OperatorSummary) -> Text:
     counts = (
-        (op.n_unsupported, "unsupported"), (op.n_error, "error"), (op.n_mismatch, "mismatch"), (op.n_fallback, "fallback"),
-        (op.n_unverified + op.n_own_failures, "unverified"), (op.n_match, "match"),
+        (op.n_unsupported, "unsupported"), (op.n_error, "error"), (op.n_mismatch, "mismatch"),
+        (op.n_fallback, "fallback"), (op.n_unverified + op.n_own_failures, "unverified"), (op.n_match, "match"),
     )  # fmt: skip
     return Text(", ").join(Text(f"{n:,} {status}", COLOURS[status]) for n, status in counts if n)

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shadowrun.analysis import Finding
+    from shadowrun.analysis import Finding, OperatorSummary
     from shadowrun.types import OpRecord, RunInfo, TensorDiff
 
 __all__ = [
-    "clip", "describe", "describe_record", "duration", "figure", "listed", "outcome", "overhead", "percent", "worst",
+    "clip",
+    "describe",
+    "describe_record",
+    "deviation",
+    "duration",
+    "figure",
+    "listed",
+    "outcome",
+    "overhead",
+    "percent",
+    "worst",
 ]  # fmt: skip
 
 MAX_TEXT = 400
@@ -28,13 +38,19 @@ def figure(value: float) -> str:
 
 def percent(part: float, whole: float) -> str:
     """``62 %``."""
-    return f"{100 * part / whole:.0f} %" if whole else "0 %"
+    if not whole:
+        return "0 %"
+    share = 100 * part / whole
+    # All and nothing are claims: only exact ones are printed.
+    if 0 < share < 1 or 99 < share < 100:
+        return "< 1 %" if share < 1 else "> 99 %"
+    return f"{share:.0f} %"
 
 
 def duration(us: float) -> str:
     """Microseconds in a unit that fits; a dash where nothing was measured."""
     if us < 0:
-        return "–"
+        return "-"
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if us >= size:
             return f"{us / size:.3g} {unit}"
@@ -55,7 +71,7 @@ def overhead(info: RunInfo) -> str:
     text = f"shadowrun took {percent(info.own_s, info.wall_s)} of the {info.wall_s:.3g} s wall time"
     if alone <= 0:
         return text
-    return f"{text}; the program alone would have needed about {alone:.2g} s (×{info.wall_s / alone:.2g})"
+    return f"{text}; the program alone would have needed about {alone:.2g} s (×{info.wall_s / alone:.2g})"  # noqa: RUF001
 
 
 def worst(diff: TensorDiff) -> str:
@@ -79,9 +95,8 @@ def worst(diff: TensorDiff) -> str:
         if diff.remaining_bits >= 0:
             parts.append(f"{diff.max_ulp:,} ULP, {diff.remaining_bits} bits agree")
     if diff.excess_actual >= 0:
-        parts.append(
-            f"{figure(diff.excess_actual)} × rounding off the float64 result (reference: {figure(diff.excess_expected)} ×)"
-        )
+        own = figure(diff.excess_expected)
+        parts.append(f"{figure(diff.excess_actual)} times rounding off the float64 result (reference: {own} times)")
     if diff.n_different:
         index = ", ".join(map(str, diff.worst_index))
         parts.append(f"at [{index}]: {diff.worst_actual:.6g} instead of {diff.worst_expected:.6g}")
@@ -90,7 +105,7 @@ def worst(diff: TensorDiff) -> str:
 
 def outcome(cause: str | None, explanation: str, evidence: str, confidence: float) -> str:
     """Cause, explanation and evidence in one sentence."""
-    named = " – ".join(filter(None, [cause, explanation]))
+    named = f"{cause} ({explanation})" if cause and explanation else cause or explanation
     sure = f" [{100 * confidence:.0f} % sure]" if cause and confidence < 1 else ""
     return ": ".join(filter(None, [named, evidence])) + sure
 
@@ -112,7 +127,14 @@ def describe(finding: Finding) -> list[tuple[str, str]]:
     return [(label, clip(text)) for label, text in lines]
 
 
-def describe_record(record: OpRecord) -> list[tuple[str, str]]:
+def deviation(op: OperatorSummary) -> str:
+    """The greatest absolute difference, or that it is worse than any number; a dash where nothing differed."""
+    if op.worst_seq < 0:
+        return "-"
+    return "NaN" if op.n_nan else "Inf" if op.n_inf else figure(op.max_abs)
+
+
+def describe_record(record: OpRecord, advice: str = "") -> list[tuple[str, str]]:
     """The same for one call."""
     call, verdict = record.call, record.verdict
     lines = [
@@ -121,6 +143,8 @@ def describe_record(record: OpRecord) -> list[tuple[str, str]]:
     ]
     lines += [("differs", worst(diff)) for diff in record.diffs[:3]]
     lines.append(("why", outcome(verdict.cause, verdict.explanation, verdict.evidence, verdict.confidence)))
+    if advice:
+        lines.append(("do", advice))
     return [(label, clip(text)) for label, text in lines]
 
 

@@ -23,21 +23,22 @@ __all__ = ["Group", "fold", "merge", "read_groups"]
 _FROM_FOLDED = """
 select context_id, outcome_id, n, first_seq, first_step, n_ref, ref_us_total, ref_us_min,
     n_target, target_us_total, target_us_min, max_abs, max_rel, max_ulp, remaining_bits, n_mismatched,
-    severity, worst_seq, drift_abs, drift_rel
+    n_nan, n_inf, severity, worst_seq, drift_abs, drift_rel
 from folded
 """
 
-_INSERT = "insert into folded values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT = "insert into folded values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _FROM_CALLS = f"""
 with worst_diff as (
     select seq, max(max_abs) as max_abs, max(max_rel) as max_rel, max(max_ulp) as max_ulp,
         min(case when remaining_bits >= 0 then remaining_bits end) as bits,
-        sum(n_mismatched) as n_mismatched, max{SEVERITY} as severity
+        sum(n_mismatched) as n_mismatched, sum(n_nan) as n_nan, sum(n_inf) as n_inf,
+        max{SEVERITY} as severity
     from diff group by seq
 ), ranked as (
     select call.seq, step, context_id, outcome_id, ref_us, target_us, drift_abs, drift_rel,
-        max_abs, max_rel, max_ulp, bits, n_mismatched, severity, row_number() over (
+        max_abs, max_rel, max_ulp, bits, n_mismatched, n_nan, n_inf, severity, row_number() over (
         partition by context_id, outcome_id order by coalesce(severity, -1) desc, call.seq) as place
     from call join verdict on verdict.id = verdict_id left join worst_diff on worst_diff.seq = call.seq
     where {{where}}
@@ -48,7 +49,8 @@ select context_id, outcome_id, count(*), min(seq), min(step),
     count(case when target_us >= 0 then 1 end), coalesce(sum(case when target_us >= 0 then target_us end), 0),
     coalesce(min(case when target_us >= 0 then target_us end), -1),
     coalesce(max(max_abs), 0), coalesce(max(max_rel), 0), coalesce(max(max_ulp), 0), coalesce(min(bits), -1),
-    coalesce(sum(n_mismatched), 0), coalesce(max(severity), -1), max(case when place = 1 then seq end),
+    coalesce(sum(n_mismatched), 0), coalesce(sum(n_nan), 0), coalesce(sum(n_inf), 0),
+    coalesce(max(severity), -1), max(case when place = 1 then seq end),
     max(drift_abs), max(drift_rel)
 from ranked group by context_id, outcome_id
 """  # noqa: S608 - no value from outside enters it
@@ -74,6 +76,8 @@ class Group:
     max_ulp: int
     remaining_bits: int
     n_mismatched: int
+    n_nan: int
+    n_inf: int
     severity: float
     worst_seq: int
     drift_abs: float
@@ -123,8 +127,8 @@ def _group(row: tuple[Any, ...]) -> Group:
     i, f = int, float
     return Group(
         i(row[0]), i(row[1]), i(row[2]), i(row[3]), i(row[4]), i(row[5]), f(row[6]), f(row[7]), i(row[8]), f(row[9]),
-        f(row[10]), f(row[11]), f(row[12]), i(row[13]), i(row[14]), i(row[15]), f(row[16]), i(row[17]), f(row[18]),
-        f(row[19]),
+        f(row[10]), f(row[11]), f(row[12]), i(row[13]), i(row[14]), i(row[15]), i(row[16]), i(row[17]), f(row[18]),
+        i(row[19]), f(row[20]), f(row[21]),
     )  # fmt: skip
 
 
@@ -133,7 +137,7 @@ def _row(g: Group) -> tuple[int | float | str, ...]:
     return (
         g.context_id, g.outcome_id, g.n, g.first_seq, g.first_step, g.n_ref, e(g.ref_us_total), e(g.ref_us_min),
         g.n_target, e(g.target_us_total), e(g.target_us_min), e(g.max_abs), e(g.max_rel), encode_int(g.max_ulp),
-        g.remaining_bits, g.n_mismatched, g.severity, g.worst_seq, e(g.drift_abs), e(g.drift_rel),
+        g.remaining_bits, g.n_mismatched, g.n_nan, g.n_inf, g.severity, g.worst_seq, e(g.drift_abs), e(g.drift_rel),
     )  # fmt: skip
 
 
@@ -156,6 +160,8 @@ def _join(a: Group, b: Group) -> Group:
         max_ulp=max(a.max_ulp, b.max_ulp),
         remaining_bits=int(_least(a.remaining_bits, b.remaining_bits)),
         n_mismatched=a.n_mismatched + b.n_mismatched,
+        n_nan=a.n_nan + b.n_nan,
+        n_inf=a.n_inf + b.n_inf,
         severity=worse.severity,
         worst_seq=worse.worst_seq,
         drift_abs=_greatest(a.drift_abs, b.drift_abs),

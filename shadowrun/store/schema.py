@@ -133,6 +133,8 @@ create table folded (           -- matches of which only sums are kept (a run bo
     max_ulp integer not null,
     remaining_bits integer not null,
     n_mismatched integer not null,
+    n_nan integer not null,
+    n_inf integer not null,
     severity real not null,     -- of the worst call; -1 where no call differed
     worst_seq integer not null,
     drift_abs real not null,
