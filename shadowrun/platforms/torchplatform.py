@@ -104,7 +104,12 @@ def init_lazy() -> None:
     if not _lazy_ready:
         import torch._lazy.ts_backend
 
-        torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
+        try:
+            torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            # The user's program has started it: torch registers its kernels a second time and refuses.
+            if "multiple backend fallbacks" not in str(error):
+                raise
         _lazy_ready = True
 
 
