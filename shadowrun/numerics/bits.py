@@ -12,13 +12,12 @@ import sys
 
 import torch
 
-from shadowrun.errors import ShadowrunError
-from shadowrun.numerics.form import Value
+from shadowrun.numerics.form import Value  # noqa: TC001 (numerics is imported whole anyway)
 
 __all__ = ["Uncomparable", "bits_equal", "dense_order", "resolved"]
 
 
-class Uncomparable(ShadowrunError):
+class Uncomparable(ValueError):  # noqa: N818 (it is caught and becomes a status, not an error)
     """A kind of value that cannot be compared bit by bit; the message names it."""
 
 
@@ -39,7 +38,8 @@ def bits_equal(actual: Value, expected: Value) -> bool:
     space. Sparse tensors are compared coalesced, quantized ones by codes and parameters.
 
     Args:
-        actual, expected: CPU tensors of any dtype and layout, Python scalars, or None.
+        actual: CPU tensor of any dtype and layout, Python scalar, or None.
+        expected: Another.
 
     Raises:
         Uncomparable: For a layout or dtype whose bits cannot be reached.

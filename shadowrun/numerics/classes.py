@@ -33,7 +33,8 @@ def class_difference(actual: Floats, expected: Floats, normal: float) -> ClassDi
     """Compare the classes of each pair of elements.
 
     Args:
-        actual, expected: float32 or float64 arrays of one shape; 16- and 8-bit floats are widened first.
+        actual: float32 or float64 array; 16- and 8-bit floats are widened first.
+        expected: Another of the same shape.
         normal: Smallest positive normal number of the dtype that the values came from.
     """
     nan_a, nan_e = np.isnan(actual), np.isnan(expected)

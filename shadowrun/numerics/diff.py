@@ -79,7 +79,8 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
 
     Args:
         name: Name of the result.
-        actual, expected: CPU tensors of any dtype and layout, Python scalars, or None.
+        actual: CPU tensor of any dtype and layout, Python scalar, or None: the target's.
+        expected: The reference's.
 
     Raises:
         Uncomparable: If torch cannot give the values of a tensor.
@@ -178,7 +179,7 @@ def _float_chunk(totals: _Totals, left: torch.Tensor, right: torch.Tensor, start
     totals.max_rel = max(totals.max_rel, relative)
 
 
-def _careful_chunk(
+def _careful_chunk(  # noqa: PLR0917
     totals: _Totals,
     a: Floats,
     e: Floats,

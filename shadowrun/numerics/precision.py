@@ -74,7 +74,8 @@ def ulp_distance(actual: Ints, expected: Ints, width: int) -> int:
     """Greatest distance in units in the last place between two arrays of float bits; 0 if they are empty.
 
     Args:
-        actual, expected: Signed integer views of the same float dtype, no NaN among the floats.
+        actual: Signed integer view of floats, no NaN among them.
+        expected: Another of the same size and float dtype.
         width: Bits of that dtype.
     """
     if actual.size == 0:

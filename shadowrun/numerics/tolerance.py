@@ -1,0 +1,157 @@
+"""What is known of an operator without running it: its cheap bound, and what its definition leaves open.
+
+Sources of the bounds, in units in the last place between two results:
+
+* 0: the result is a copy, a comparison, a selection or integer arithmetic: nothing is rounded.
+* 1: IEEE 754 basic operations are correctly rounded; one unit is left for devices whose division or square root is
+  faithful only, and for 16-bit results rounded twice.
+* Elementary functions: OpenCL C 3.0 specification, "Relative error as ULPs", single precision, full profile; what any
+  vendor may claim. CUDA's and SVML's published maxima lie below.
+* None: reductions, contractions, norms and whatever cancels; the float64 oracle decides.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["accumulates", "absolute_scale", "base_name", "close", "keeps_zero_sign", "not_unique", "ulp_bound"]
+
+_EXACT: Final = frozenset(
+    """
+    abs alias amax amin argmax argmin argsort as_strided_copy bitwise_and bitwise_not bitwise_or bitwise_xor
+    bitwise_left_shift bitwise_right_shift bucketize cat ceil channel_shuffle clamp clamp_max clamp_min clone
+    constant_pad_nd copy copysign cummax cummin detach diag_embed embedding eq expand_copy fill flip floor fmax fmin
+    full full_like gather ge gt hardtanh im2col index index_copy index_fill index_select isfinite isin isinf isnan
+    isneginf isposinf kthvalue le logical_and logical_not logical_or logical_xor lt masked_fill masked_scatter
+    masked_select max max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode msort nan_to_num
+    nanmedian narrow_copy ne neg nextafter nonzero one_hot ones ones_like permute_copy pixel_shuffle pixel_unshuffle put
+    reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave replication_pad1d
+    replication_pad2d replication_pad3d reshape_copy roll scalar_tensor scatter searchsorted select_copy
+    select_scatter sign signbit slice_copy slice_scatter sort split_copy stack t_copy take threshold threshold_backward
+    topk transpose_copy tril triu trunc unfold_copy view_copy where zero zeros zeros_like _to_copy _unsafe_index
+    """.split()
+)
+_BOUNDS: Final[dict[str, int]] = {
+    # IEEE 754
+    **dict.fromkeys(("add", "sub", "rsub", "mul", "div", "true_divide", "reciprocal", "sqrt", "square"), 1),
+    # two roundings: a product, then a sum or a quotient
+    **dict.fromkeys(("leaky_relu", "deg2rad", "rad2deg"), 2),
+    # OpenCL C 3.0, single precision
+    **dict.fromkeys(("log1p", "rsqrt", "cbrt"), 2),
+    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10"), 3),
+    **dict.fromkeys(("acos", "acosh", "asin", "asinh", "cos", "cosh", "sin", "sinh", "hypot"), 4),
+    **dict.fromkeys(("atan", "atanh", "tan", "tanh"), 5),
+    **dict.fromkeys(("atan2",), 6),
+    **dict.fromkeys(("erf", "erfc", "pow"), 16),
+    # 1 / (1 + exp(-x)): 3 of the exponential, one each of sum and quotient, one spare
+    **dict.fromkeys(("sigmoid",), 6),
+}
+_ZERO_SIGN_FREE: Final = frozenset(
+    """
+    amax amin clamp clamp_max clamp_min cummax cummin fmax fmin hardtanh kthvalue max max_pool2d_with_indices
+    max_pool3d_with_indices maximum median min minimum mode msort nanmedian relu sort threshold topk sign
+    """.split()
+)
+"""Exact operators for which IEEE 754 lets max(+0, -0) be either zero, or that order the two zeros as equal."""
+
+_ACCUMULATES: Final = (
+    "mm addmm bmm baddbmm addbmm mv addmv dot vdot addr linear matmul einsum tensordot convolution conv sum mean nansum "
+    "prod cumsum cumprod trace norm softmax log_softmax logsumexp layer_norm batch_norm group_norm rms_norm instance_norm "
+    "var std var_mean std_mean attention nll_loss cross_entropy mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
+    "binary_cross_entropy avg_pool adaptive index_add scatter_add scatter_reduce embedding_dense_backward "
+    "embedding_bag index_put index_reduce lstm gru rnn fft linalg cdist renorm weight_norm cosine_similarity bincount histc "
+    "ctc_loss interpolate upsample grid_sampler col2im fold segment_reduce logcumsumexp cov corrcoef count"
+).split()
+_ABSOLUTE: Final = frozenset(
+    "gelu gelu_backward silu_backward mish mish_backward log_sigmoid_forward log_sigmoid_backward softplus".split()
+)
+_NOT_UNIQUE: Final[dict[str, tuple[int, ...]]] = {
+    "_linalg_eigh": (1,),
+    "linalg_eigh": (1,),
+    "linalg_eig": (1,),
+    "_linalg_svd": (0, 2),
+    "linalg_svd": (0, 2),
+    "linalg_qr": (0, 1),
+    "geqrf": (0, 1),
+}
+
+
+def base_name(op: str) -> str:
+    """Name that in-place, out and foreach variants share: ``aten::add_.Tensor`` and ``_foreach_add.List`` give ``add``."""
+    name = op.rpartition("::")[2].partition(".")[0]
+    name = name.removeprefix("_foreach_")
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    return name
+
+
+def ulp_bound(op: str, dtypes: Iterable[torch.dtype], scalars: dict[str, object] | None = None) -> int | None:
+    """Greatest ULP distance between two correct results, if the operator alone tells it.
+
+    Args:
+        op: ``aten::add.Tensor``.
+        dtypes: Dtypes of the operator's tensors, inputs and results.
+        scalars: Arguments by name that decide: ``alpha`` of add and sub, ``accumulate`` of index_put,
+            ``reduce`` of scatter, ``decimals`` of round.
+
+    Returns:
+        The bound, or None if only the float64 oracle can tell.
+    """
+    name, scalars = base_name(op), scalars or {}
+    kinds = set(dtypes)
+    if not any(d.is_floating_point or d.is_complex for d in kinds):
+        return 0
+    if name in {"scatter", "index_put", "_index_put_impl", "_unsafe_index_put", "put", "round"}:
+        return None if any(scalars.get(k) for k in ("accumulate", "reduce", "decimals")) else 0
+    if name in _EXACT:
+        return 0
+    if any(d.is_complex for d in kinds) or scalars.get("alpha", 1) != 1 or scalars.get("rounding_mode") is not None:
+        return None
+    return _BOUNDS.get(name)
+
+
+def keeps_zero_sign(op: str) -> bool:
+    """Whether IEEE 754 and Annex F of C tell the sign of a zero result.
+
+    They do for element-wise arithmetic and copies; not for maxima, and not for sums, whose start may be either zero.
+    """
+    name = base_name(op)
+    return (name in _EXACT and name not in _ZERO_SIGN_FREE) or name in _BOUNDS
+
+
+def accumulates(op: str) -> bool:
+    """Whether the operator reduces or contracts.
+
+    Then a 16-bit result is expected to have been accumulated in float32, as every vendor's library does; other
+    operators may round each intermediate value to the dtype of the result, as ATen's CPU kernels do.
+    """
+    name = base_name(op)
+    return any(part in name for part in _ACCUMULATES)
+
+
+def absolute_scale(op: str) -> bool:
+    """Whether the accepted formula cancels in the tail, so that its error is relative to the input, not the result.
+
+    ``gelu(x) = x/2 (1 + erf(x/sqrt 2))`` is evaluated so by most libraries, ATen's CPU kernel among them, and has no
+    correct digit left at x = -6.
+    """
+    return base_name(op) in _ABSOLUTE
+
+
+def not_unique(op: str) -> tuple[int, ...]:
+    """Positions of the results that the definition leaves open: signs of eigenvectors, singular vectors, Q and R."""
+    return _NOT_UNIQUE.get(base_name(op), ())
+
+
+def close(actual: float, expected: float, rtol: float, atol: float) -> bool:
+    """Decide as `torch.testing.assert_close` does: ``|a - e| <= atol + rtol |e|``, equal infinities and NaNs close."""
+    if actual == expected or (math.isnan(actual) and math.isnan(expected)):
+        return True
+    gap = abs(actual - expected)
+    return math.isfinite(gap) and gap <= atol + rtol * abs(expected)

@@ -1,0 +1,116 @@
+"""One result of a call under judgement: its elements that differ, and the unit in which to measure them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shadowrun.numerics.excess import Array, Truth, excess
+from shadowrun.numerics.form import as_tensor
+from shadowrun.numerics.plain import plain
+from shadowrun.numerics.precision import FORMATS, FloatFormat
+from shadowrun.numerics.tolerance import keeps_zero_sign
+
+if TYPE_CHECKING:
+    from shadowrun.replay.case import Case, Value
+
+__all__ = ["Finding", "flat_values", "look"]
+
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(slots=True)
+class Finding:
+    """The elements of one result that differ, as the hypotheses need them.
+
+    Attributes:
+        position: Which result of the case.
+        name: Its name.
+        actual, expected: All elements, flat plain tensors of the result's (real) dtype.
+        fmt: The float format, None for integers and bools.
+        where: Indices of elements that differ in more than a NaN payload or an undefined sign of zero.
+        zero_signs: Among them, those that differ in the sign of a zero only.
+        classes: Among them, those with NaN or an infinity on one side only.
+        bad: Indices of the elements that rounding does not explain.
+        excess_actual, excess_expected: For `where`; None where the oracle was not asked.
+        floor: Added to the unit (operators with an absolute error).
+        truth: The oracle's.
+        limit: Greatest excess that is still rounding.
+    """
+
+    position: int
+    name: str
+    actual: torch.Tensor
+    expected: torch.Tensor
+    fmt: FloatFormat | None
+    where: Indices
+    zero_signs: npt.NDArray[np.bool_]
+    classes: npt.NDArray[np.bool_]
+    bad: Indices = field(default_factory=lambda: np.empty(0, np.intp))
+    excess_actual: Array | None = None
+    excess_expected: Array | None = None
+    floor: Array | float = 0.0
+    truth: Truth | None = None
+    limit: float = 0.0
+
+    def taken(self, values: torch.Tensor) -> Array:
+        """The differing elements of a flat tensor, as float64."""
+        return values[torch.from_numpy(self.where)].to(torch.float64).numpy()
+
+    def measure(self) -> None:
+        """Fill in the excess of both sides."""
+        assert self.truth is not None
+        assert self.fmt is not None
+        self.excess_actual = self._excess(self.taken(self.actual))
+        self.excess_expected = self._excess(self.taken(self.expected))
+
+    def _excess(self, values: Array) -> Array:
+        assert self.truth is not None
+        assert self.fmt is not None
+        found = excess(values, self.truth, self.fmt, self.where, self.floor)
+        if self.zero_signs.any():
+            # The sign of a zero is that of the truth, also where the truth only underflowed.
+            wrong = np.signbit(values) != np.signbit(self.truth.value[self.where])
+            found[self.zero_signs & wrong & ~self.truth.flips[self.where]] = np.inf
+        return found
+
+
+def flat_values(value: Value) -> torch.Tensor:
+    """All elements of a result in index order, real: complex ones by components."""
+    assert value is not None
+    return plain(as_tensor(value)).reshape(-1)
+
+
+def look(case: Case, position: int) -> Finding:
+    """Collect the elements of one result that differ; the forms must be the same.
+
+    Raises:
+        Uncomparable: If torch cannot give the values.
+    """
+    actual, expected = flat_values(case.actual[position]), flat_values(case.expected[position])
+    if actual.dtype != expected.dtype:
+        actual, expected = actual.to(torch.float64), expected.to(torch.float64)
+    fmt = FORMATS.get(actual.dtype)
+    if fmt is None:
+        where = np.flatnonzero(actual.numpy() != expected.numpy())
+        nothing = np.zeros(where.size, bool)
+        return Finding(position, case.names[position], actual, expected, None, where, nothing, nothing)
+    where = np.flatnonzero(actual.view(fmt.view).numpy() != expected.view(fmt.view).numpy())
+    index = torch.from_numpy(where)
+    a, e = _wide(actual[index]), _wide(expected[index])
+    zero_signs = (a == 0) & (e == 0)
+    keep = ~(np.isnan(a) & np.isnan(e))
+    if not keeps_zero_sign(case.func.name()):
+        keep &= ~zero_signs
+    classes = (np.isnan(a) != np.isnan(e)) | ((np.isinf(a) | np.isinf(e)) & (a != e))
+    return Finding(
+        position, case.names[position], actual, expected, fmt, where[keep], zero_signs[keep], classes[keep]
+    )
+
+
+def _wide(values: torch.Tensor) -> npt.NDArray[Any]:
+    return values.to(torch.float64).numpy()

@@ -1,0 +1,236 @@
+"""The float64 oracle: what the operator should have returned, and how well its inputs determine that.
+
+The operator runs on the CPU with its floating inputs widened to float64, once as they are and a few times with every
+input moved by about one unit roundoff of the dtype that the operator computes in (Monte-Carlo arithmetic). The spread
+of the results is the error that any implementation may make without anyone being able to tell it from rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shadowrun.numerics.excess import Truth
+from shadowrun.numerics.plain import plain
+from shadowrun.numerics.precision import FORMATS
+from shadowrun.numerics.tolerance import accumulates
+from shadowrun.replay.case import exact_copy, flat_results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shadowrun.replay.case import Case, Value
+
+__all__ = ["FEW_DRAWS", "MANY_DRAWS", "NoOracle", "Oracle"]
+
+FEW_DRAWS: Final = 4
+"""Perturbed runs before a first opinion: the greatest of four normal deviates is below a tenth of their standard
+deviation in 4 of 100,000 elements."""
+MANY_DRAWS: Final = 16
+"""Perturbed runs before a call is condemned: the same happens once in 10**18 elements."""
+
+_WIDE: Final = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float64: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+    torch.complex128: torch.complex128,
+}
+_REAL: Final = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+
+
+class NoOracle(Exception):  # noqa: N818 (a reason, not an error)
+    """The oracle cannot be asked; the message says why."""
+
+
+class Oracle:
+    """The oracle on one call.
+
+    Args:
+        case: The call.
+        max_bytes: Memory that the widened inputs and results may take.
+
+    Attributes:
+        truths: One for each result; None for results that are no tensor of numbers.
+
+    Raises:
+        NoOracle: If the call is too large, or the operator does not run in float64.
+    """
+
+    def __init__(self, case: Case, max_bytes: int) -> None:
+        self._case = case
+        needed = sum(16 * _span(t) for t in _tensors(case.args, case.kwargs))
+        needed += sum(40 * v.numel() for v in case.expected if isinstance(v, torch.Tensor))
+        if needed > max_bytes:
+            raise NoOracle(f"no float64 oracle: it needs {needed / 2**20:.0f} MiB")
+        self.roundoff = compute_roundoff(case)
+        self.n_draws = 0
+        self._generator = np.random.default_rng(0x5EED)
+        self._values = self._run(None)
+        self.truths = tuple(_truth(v) for v in self._values)
+
+    def draw(self, n_draws: int) -> None:
+        """Perturb until there have been `n_draws` draws, widening the spreads."""
+        for _ in range(self.n_draws, n_draws):
+            for truth, value in zip(self.truths, self._run(self._perturb), strict=True):
+                if truth is not None:
+                    _widen(truth, value)
+        self.n_draws = max(self.n_draws, n_draws)
+
+    def under(self, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Value, ...]:
+        """Results on changed inputs, in float64.
+
+        Args:
+            change: Takes the flat values of a floating input, float64, and gives others of the same size.
+        """
+        return self._run(change)
+
+    def _run(self, change: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Value, ...]:
+        case = self._case
+        try:
+            args, kwargs = case.fresh_inputs(lambda t: widen(t, change))
+            args, kwargs = self._rewrite(args, kwargs, perturb=change == self._perturb)
+            with torch.no_grad():
+                results = case.func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            reason = str(error).partition("\n")[0][:160]
+            raise NoOracle(f"no float64 oracle: {reason}") from error
+        names, values = flat_results(case.func, case.mutated, args, kwargs, results)
+        if names != case.names:
+            raise NoOracle(f"no float64 oracle: it returned {', '.join(names)}")
+        return values
+
+    def _perturb(self, flat: torch.Tensor) -> torch.Tensor:
+        r = self._generator.random(flat.numel())
+        # Sign times 0.5 to 1: no draw is wasted on a small step, and equal inputs part.
+        r = np.where(r < 0.5, -1.0 + r, r)
+        return flat.mul_(torch.from_numpy(r).mul_(self.roundoff).add_(1.0))
+
+    def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, perturb: bool) -> Any:
+        schema = self._case.func._schema.arguments
+        floats = any(t.is_floating_point() or t.is_complex() for t in _tensors(args, kwargs))
+
+        def change(name: str, value: Any) -> Any:
+            if isinstance(value, torch.dtype):
+                return _WIDE.get(value, value)
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
+            if name == "half_to_float":
+                return False
+            if perturb and type(value) is float and not (floats and float(np.float32(value)) == value):
+                # A device may hold a scalar in its compute dtype; exponents such as 2.0 must stay.
+                return value * (1 + self.roundoff * self._generator.uniform(-1, 1))
+            return value
+
+        changed = tuple(change(schema[i].name, a) for i, a in enumerate(args))
+        return changed, {k: change(k, v) for k, v in kwargs.items()}
+
+
+def compute_roundoff(case: Case) -> float:
+    """Unit roundoff of the dtype in which the operator may be expected to compute.
+
+    That is the widest of its floating inputs, or of its results if it has none, and float32 for 16-bit and 8-bit
+    operators that accumulate.
+    """
+    tensors = list(_tensors(case.args, case.kwargs))
+    dimensioned = [t for t in tensors if t.dim() > 0] or tensors
+    dtypes = [_REAL.get(t.dtype, t.dtype) for t in dimensioned]
+    known = [d for d in dtypes if d in FORMATS]
+    if not known:
+        results = [v.dtype for v in case.expected if isinstance(v, torch.Tensor)]
+        known = [d for d in (_REAL.get(d, d) for d in results) if d in FORMATS] or [torch.float32]
+    roundoff = min(FORMATS[d].roundoff for d in known)
+    return min(roundoff, 2.0**-24) if accumulates(case.func.name()) else roundoff
+
+
+def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
+    """Copy a tensor to float64 or complex128 with its exact layout; integers and bools stay.
+
+    Args:
+        t: CPU tensor.
+        change: Applied to the flat real values, a fresh float64 tensor.
+    """
+    if not (t.is_floating_point() or t.is_complex()):
+        return exact_copy(t)
+    wide = _WIDE.get(t.dtype, torch.float64)
+    if t.layout != torch.strided:
+        copied = t.detach().to(wide, copy=True)
+        if change is not None:
+            copied = copied.coalesce() if copied.layout == torch.sparse_coo else copied
+            values = copied.values()
+            values.copy_(_changed(values.clone(), change))
+        return copied
+    if t.is_conj() or t.is_neg() or t._is_zerotensor():
+        base = exact_copy(t)
+        return widen(torch.zeros_like(base) if t._is_zerotensor() else base.resolve_conj().resolve_neg(), change)
+    span = _span(t)
+    flat = t.detach().as_strided((span,), (1,), t.storage_offset()).to(wide, copy=True)
+    if change is not None:
+        flat = _changed(flat, change)
+    return flat.as_strided(t.shape, t.stride(), 0)
+
+
+def _changed(values: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    if values.is_complex():
+        real = torch.view_as_real(values).reshape(-1)
+        return torch.view_as_complex(change(real).reshape(*values.shape, 2))
+    return change(values.reshape(-1)).reshape(values.shape)
+
+
+def _span(t: torch.Tensor) -> int:
+    if t.layout != torch.strided or t.is_nested:
+        return t._nnz() if t.is_sparse else t.values().numel() if t.layout != torch._mkldnn else t.numel()
+    if t.numel() == 0:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (v for v in value if isinstance(v, torch.Tensor))
+
+
+def _array(value: torch.Tensor) -> npt.NDArray[Any]:
+    flat = plain(value).reshape(-1)
+    return flat.numpy()
+
+
+def _truth(value: Value) -> Truth | None:
+    if not isinstance(value, torch.Tensor):
+        if value is None:
+            return None
+        value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    array = _array(value).copy()
+    size = np.abs(array.astype(np.float64))
+    if value.is_complex():
+        size = np.repeat(np.hypot(size[0::2], size[1::2]), 2)
+    return Truth(array, size, np.zeros(array.size), np.zeros(array.size, bool))
+
+
+def _widen(truth: Truth, value: Value) -> None:
+    drawn = _array(value if isinstance(value, torch.Tensor) else torch.tensor(value))
+    if drawn.size != truth.value.size:
+        # The number of elements depends on the values, and rounding decides it.
+        truth.flips[:] = True
+        return
+    with np.errstate(all="ignore"):
+        gap = np.abs(drawn.astype(np.float64) - truth.value.astype(np.float64))
+    if truth.value.dtype != np.float64:
+        np.logical_or(truth.flips, drawn != truth.value, out=truth.flips)
+    else:
+        same = (drawn == truth.value) | (np.isnan(drawn) & np.isnan(truth.value))
+        changed = ~(np.isfinite(drawn) & np.isfinite(truth.value)) & ~same
+        np.logical_or(truth.flips, changed, out=truth.flips)
+    np.maximum(truth.spread, gap, out=truth.spread, where=np.isfinite(gap))
