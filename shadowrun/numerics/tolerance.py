@@ -12,15 +12,17 @@ Sources of the bounds, in units in the last place between two results:
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["accumulates", "absolute_scale", "base_name", "close", "keeps_zero_sign", "not_unique", "ulp_bound"]
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["accumulates", "absolute_error", "base_name", "is_arithmetic", "keeps_zero_sign", "not_unique", "ulp_bound"]
 
 _EXACT: Final = frozenset(
     """
@@ -68,9 +70,15 @@ _ACCUMULATES: Final = (
     "embedding_bag index_put index_reduce lstm gru rnn fft linalg cdist renorm weight_norm cosine_similarity bincount histc "
     "ctc_loss interpolate upsample grid_sampler col2im fold segment_reduce logcumsumexp cov corrcoef count"
 ).split()
-_ABSOLUTE: Final = frozenset(
-    "gelu gelu_backward silu_backward mish mish_backward log_sigmoid_forward log_sigmoid_backward softplus".split()
-)
+_ABSOLUTE: Final[dict[str, tuple[float, float]]] = {
+    # x/2 (1 + erf(x / sqrt 2)): no correct digit is left at x = -6
+    **dict.fromkeys(("gelu", "gelu_backward", "silu_backward", "mish", "mish_backward", "softplus"), (0.0, 1.0)),
+    **dict.fromkeys(("log_sigmoid_forward", "log_sigmoid_backward"), (0.0, 1.0)),
+    # (x - max) - log(sum): the logarithm of about 1 has an absolute error
+    "_log_softmax": (1.0, 1.0),
+}
+_QUADRATIC: Final = frozenset({"var", "var_mean"})
+_COORDINATES: Final = ("upsample", "grid_sampler", "interpolate", "affine_grid")
 _NOT_UNIQUE: Final[dict[str, tuple[int, ...]]] = {
     "_linalg_eigh": (1,),
     "linalg_eigh": (1,),
@@ -126,32 +134,46 @@ def keeps_zero_sign(op: str) -> bool:
 
 
 def accumulates(op: str) -> bool:
-    """Whether the operator reduces or contracts.
-
-    Then a 16-bit result is expected to have been accumulated in float32, as every vendor's library does; other
-    operators may round each intermediate value to the dtype of the result, as ATen's CPU kernels do.
-    """
+    """Whether the operator reduces or contracts: its error then grows with the number of terms."""
     name = base_name(op)
     return any(part in name for part in _ACCUMULATES)
 
 
-def absolute_scale(op: str) -> bool:
-    """Whether the accepted formula cancels in the tail, so that its error is relative to the input, not the result.
+def is_arithmetic(op: str) -> bool:
+    """Whether it is a short chain of IEEE operations on each element, optimizers included."""
+    name = base_name(op)
+    return name in {"add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "rsub"} or name.startswith("_fused_")
 
-    ``gelu(x) = x/2 (1 + erf(x/sqrt 2))`` is evaluated so by most libraries, ATen's CPU kernel among them, and has no
-    correct digit left at x = -6.
+
+def absolute_error(op: str, roundoff: float, greatest: float, size: npt.NDArray[np.float64], extent: int) -> Any:
+    """Error that the accepted formula of an operator makes whatever the result and its conditioning.
+
+    Most libraries, ATen's CPU kernels among them, evaluate these by formulas that cancel: the error is relative to an
+    input or an intermediate value, not to the result.
+
+    Args:
+        op: Name of the operator.
+        roundoff: Unit roundoff of the result's dtype.
+        greatest: Greatest finite magnitude among the inputs.
+        size: Magnitude of the input at each element of the result (element-wise operators).
+        extent: Greatest spatial size of inputs and results (interpolation).
+
+    Returns:
+        float64 array like `size`, or 0.
     """
-    return base_name(op) in _ABSOLUTE
+    name = base_name(op)
+    if name in _ABSOLUTE:
+        constant, slope = _ABSOLUTE[name]
+        return roundoff * (constant + slope * size)
+    if name in _QUADRATIC:
+        # Each deviation carries the error of the mean, and its square is all that is left of constant data.
+        return (4 * roundoff * greatest) ** 2
+    if name.startswith(_COORDINATES):
+        # The position of a sample is a coordinate times the extent, rounded; the result moves by the local slope.
+        return roundoff * extent * greatest
+    return 0.0
 
 
 def not_unique(op: str) -> tuple[int, ...]:
     """Positions of the results that the definition leaves open: signs of eigenvectors, singular vectors, Q and R."""
     return _NOT_UNIQUE.get(base_name(op), ())
-
-
-def close(actual: float, expected: float, rtol: float, atol: float) -> bool:
-    """Decide as `torch.testing.assert_close` does: ``|a - e| <= atol + rtol |e|``, equal infinities and NaNs close."""
-    if actual == expected or (math.isnan(actual) and math.isnan(expected)):
-        return True
-    gap = abs(actual - expected)
-    return math.isfinite(gap) and gap <= atol + rtol * abs(expected)

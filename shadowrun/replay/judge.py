@@ -8,7 +8,7 @@ place of the last two.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from shadowrun.numerics.diff import diff
 from shadowrun.numerics.excess import Array
 from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import ulp_distance
-from shadowrun.numerics.tolerance import absolute_scale, not_unique, ulp_bound
+from shadowrun.numerics.tolerance import absolute_error, accumulates, is_arithmetic, not_unique, ulp_bound
 from shadowrun.replay import hypotheses
 from shadowrun.replay.finding import Finding, look
-from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS, NoOracle, Oracle
+from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS, NoOracle, Oracle, n_terms, tensors
 from shadowrun.replay.undefined import arguments, undefined
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
@@ -32,7 +32,17 @@ __all__ = ["BOUND", "RATIO", "Judge"]
 
 BOUND: Final = 32.0
 """Units of rounding within which any implementation is correct."""
-RATIO: Final = 8.0
+ARITHMETIC_BOUND: Final = 16.0
+"""The same for short chains of IEEE operations."""
+COARSE_BOUND: Final = 8.0
+"""The same for results of 16 and 8 bits: they may be rounded to these a few times on the way."""
+COARSE_SUM_BOUND: Final = 4.0
+"""The same for 16-bit sums and products, which are accumulated in float32."""
+COARSE_SUM_RMS: Final = 1.0
+"""And in the root mean square over the result; one rounding to nearest gives 0.4, two 0.6."""
+ROOT: Final = 0.5
+"""Further units for each root of the number of terms (Higham & Mary 2019: errors grow as sqrt(n) u)."""
+RATIO: Final = 4.0
 """How many times the reference's own greatest excess the target may have."""
 REFERENCE_RATIO: Final = 16.0
 """How many bounds the reference must be off before it is called wrong."""
@@ -109,7 +119,7 @@ class _Trial:
     def _values(self) -> Verdict:
         if not any(d.n_different for d in self.diffs.values()):
             return Verdict(Status.MATCH)
-        if torch.Tag.nondeterministic_seeded in self.case.func.tags:
+        if _is_random(self.case):
             return Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "random operator")
         verdicts, findings = [], []
         for k, d in self.diffs.items():
@@ -150,8 +160,8 @@ class _Trial:
         named = arguments(self.case)
         if self.tolerances is not None and finding.fmt is not None and not finding.classes.any():
             return self._by_user(finding, *self.tolerances)
-        tensors = [v for v in (*self.case.expected, *named.values()) if isinstance(v, torch.Tensor)]
-        bound = ulp_bound(self.op, [t.dtype for t in tensors], named)
+        dtypes = [t.dtype for t in tensors((*self.case.expected, *self.case.args), self.case.kwargs)]
+        bound = ulp_bound(self.op, dtypes, named)
         if bound is not None:
             verdict = self._by_bound(finding, bound)
             if verdict is not None:
@@ -232,15 +242,17 @@ class _Trial:
     def _weigh(self, finding: Finding) -> Verdict:
         if finding.fmt is None:
             return self._weigh_integers(finding)
-        if absolute_scale(self.op):
-            finding.floor = finding.fmt.roundoff * self._input_size(finding)
+        finding.floor = self._absolute_error(finding)
         finding.measure()
         ea, ee = finding.excess_actual, finding.excess_expected
         assert ea is not None
         assert ee is not None
         own = float(ee[np.isfinite(ee)].max(initial=0.0))
-        finding.limit = max(BOUND, RATIO * own)
+        bound = self._bound(finding)
+        finding.limit = max(bound, RATIO * own)
         wrong = ea > finding.limit
+        if not wrong.any() and bound == COARSE_SUM_BOUND:
+            wrong = self._coarse_on_the_whole(finding)
         finding.bad = finding.where[wrong]
         evidence = (
             f"{finding.name}: {finding.bad.size} of {finding.actual.numel()} elements beyond rounding; greatest excess "
@@ -266,7 +278,7 @@ class _Trial:
         assert finding.truth is not None
         assert finding.fmt is not None
         assert finding.excess_actual is not None
-        if bool((np.isinf(ee) & (finding.excess_actual <= BOUND)).any()):
+        if bool((np.isinf(ee) & (finding.excess_actual <= finding.limit)).any()):
             return True
         size = finding.truth.magnitude
         whole = finding.fmt.roundoff * float(size[np.isfinite(size)].max(initial=0.0))
@@ -289,15 +301,57 @@ class _Trial:
             return _reference_wrong(f"{int((~tie).sum())} elements of {finding.name}")
         return Verdict(Status.UNVERIFIED, Cause.UNDEFINED, "tie", f"{int(tie.sum())} elements of {finding.name}")
 
-    def _input_size(self, finding: Finding) -> Array:
-        """Greatest magnitude among the inputs, for each differing element (element-wise operators)."""
-        shape = self.case.expected[finding.position]
-        assert isinstance(shape, torch.Tensor)
-        size = torch.zeros(shape.shape, dtype=torch.float64)
-        for value in self.case.args:
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape == size.shape:
-                size = torch.maximum(size, value.detach().abs().to(torch.float64))
-        return size.reshape(-1).numpy()[finding.where]
+    def _bound(self, finding: Finding) -> float:
+        """Units of rounding that a correct implementation may be off."""
+        assert finding.fmt is not None
+        if finding.fmt.mantissa < 23:
+            return COARSE_SUM_BOUND if accumulates(self.op) else COARSE_BOUND
+        if accumulates(self.op):
+            return BOUND + ROOT * n_terms(self.case, finding.position) ** 0.5
+        return ARITHMETIC_BOUND if is_arithmetic(self.op) else BOUND
+
+    def _coarse_on_the_whole(self, finding: Finding) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Find accumulation in 16 bits, which no single element proves but their mean square does.
+
+        Returns:
+            A mask over `finding.where` of the elements beyond one rounding; empty of True if the mean is right.
+        """
+        assert finding.excess_actual is not None
+        assert finding.excess_expected is not None
+        n = finding.actual.numel()
+        whole = replace(finding, where=np.arange(n), zero_signs=np.zeros(n, bool), classes=np.zeros(n, bool), floor=0.0)
+        whole.measure()
+        assert whole.excess_actual is not None
+        assert whole.excess_expected is not None
+        actual, expected = (
+            float(np.sqrt(np.mean(np.square(x[np.isfinite(x)])))) for x in (whole.excess_actual, whole.excess_expected)
+        )
+        if n >= 32 and actual > max(COARSE_SUM_RMS, 1.5 * expected):
+            return finding.excess_actual > 1.0
+        return np.zeros(finding.where.size, bool)
+
+    def _absolute_error(self, finding: Finding) -> Array | float:
+        assert finding.fmt is not None
+        result = self.case.expected[finding.position]
+        size = torch.zeros(finding.actual.numel(), dtype=torch.float64)
+        greatest, extent = 0.0, 1
+        for t in tensors(self.case.args, self.case.kwargs):
+            if t.is_floating_point() and t.numel() and t.layout == torch.strided:
+                magnitude = t.detach().abs().to(torch.float64).nan_to_num(posinf=0.0)
+                greatest = max(greatest, float(magnitude.max()))
+                if isinstance(result, torch.Tensor) and t.shape == result.shape:
+                    size = torch.maximum(size, magnitude.reshape(-1))
+            extent = max(extent, *t.shape[-2:], *(result.shape[-2:] if isinstance(result, torch.Tensor) else ()))
+        error = absolute_error(self.op, finding.fmt.roundoff, greatest, size.numpy(), extent)
+        return error[finding.where] if isinstance(error, np.ndarray) else float(error)
+
+
+def _is_random(case: Case) -> bool:
+    if torch.Tag.nondeterministic_seeded not in case.func.tags:
+        return False
+    named = arguments(case)
+    switches = [named[k] for k in ("dropout_p", "p", "dropout", "train", "training") if k in named]
+    return all(switches)
 
 
 def _reference_wrong(evidence: str) -> Verdict:

@@ -16,7 +16,6 @@ import torch
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS
-from shadowrun.numerics.tolerance import accumulates
 from shadowrun.replay.case import exact_copy, flat_results
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from shadowrun.replay.case import Case, Value
 
-__all__ = ["FEW_DRAWS", "MANY_DRAWS", "NoOracle", "Oracle"]
+__all__ = ["FEW_DRAWS", "MANY_DRAWS", "NoOracle", "Oracle", "n_terms", "tensors"]
 
 FEW_DRAWS: Final = 4
 """Perturbed runs before a first opinion: the greatest of four normal deviates is below a tenth of their standard
@@ -68,7 +67,7 @@ class Oracle:
 
     def __init__(self, case: Case, max_bytes: int) -> None:
         self._case = case
-        needed = sum(16 * _span(t) for t in _tensors(case.args, case.kwargs))
+        needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))
         needed += sum(40 * v.numel() for v in case.expected if isinstance(v, torch.Tensor))
         if needed > max_bytes:
             raise NoOracle(f"no float64 oracle: it needs {needed / 2**20:.0f} MiB")
@@ -117,7 +116,7 @@ class Oracle:
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, perturb: bool) -> Any:
         schema = self._case.func._schema.arguments
-        floats = any(t.is_floating_point() or t.is_complex() for t in _tensors(args, kwargs))
+        floats = any(t.is_floating_point() or t.is_complex() for t in tensors(args, kwargs))
 
         def change(name: str, value: Any) -> Any:
             if isinstance(value, torch.dtype):
@@ -138,18 +137,32 @@ class Oracle:
 def compute_roundoff(case: Case) -> float:
     """Unit roundoff of the dtype in which the operator may be expected to compute.
 
-    That is the widest of its floating inputs, or of its results if it has none, and float32 for 16-bit and 8-bit
-    operators that accumulate.
+    That is the widest of its floating inputs, or of its results if it has none. 16-bit operators may be expected to
+    compute in float32, but not each step of them: a library may round the product before it adds the bias.
     """
-    tensors = list(_tensors(case.args, case.kwargs))
-    dimensioned = [t for t in tensors if t.dim() > 0] or tensors
+    inputs = list(tensors(case.args, case.kwargs))
+    dimensioned = [t for t in inputs if t.dim() > 0] or inputs
     dtypes = [_REAL.get(t.dtype, t.dtype) for t in dimensioned]
     known = [d for d in dtypes if d in FORMATS]
     if not known:
         results = [v.dtype for v in case.expected if isinstance(v, torch.Tensor)]
         known = [d for d in (_REAL.get(d, d) for d in results) if d in FORMATS] or [torch.float32]
-    roundoff = min(FORMATS[d].roundoff for d in known)
-    return min(roundoff, 2.0**-24) if accumulates(case.func.name()) else roundoff
+    return min(FORMATS[d].roundoff for d in known)
+
+
+def n_terms(case: Case, position: int) -> float:
+    """About how many terms enter each element of a result: length of the reduction or contraction.
+
+    The elements of the greatest input for each of the result or, for products of two (the inner dimension of a
+    matrix product exactly), the geometric mean with the second greatest.
+    """
+    value = case.expected[position]
+    size = max(value.numel(), 1) if isinstance(value, torch.Tensor) else 1
+    inputs = sorted((t.numel() for t in tensors(case.args, case.kwargs) if t.is_floating_point()), reverse=True)
+    if not inputs:
+        return 1.0
+    product = (inputs[0] * inputs[1] / size) ** 0.5 if len(inputs) > 1 else 0.0
+    return max(1.0, inputs[0] / size, product)
 
 
 def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
@@ -194,7 +207,7 @@ def _span(t: torch.Tensor) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             yield value

@@ -38,7 +38,7 @@ def undefined(case: Case, finding: Finding) -> tuple[str, np.ndarray[Any, Any]] 
         return "tie", _tied(named, finding)
     if op in _POOLED and finding.fmt is None:
         return "tie", _tied_in_plane(named["self"], finding, case)
-    if op in _WRITES:
+    if op in _WRITES and not (named.get("accumulate") or named.get("reduce")):
         return "duplicate indices", _written_twice(op, named, finding)
     if op in {"_to_copy", "copy"} and finding.fmt is None:
         source = named["src"] if op == "copy" else named["self"]
