@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os.path
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from shadowrun.report.tame import tame
 from shadowrun.report.words import clip, overhead
 from shadowrun.types import Status
 
@@ -85,7 +87,7 @@ class Top(Generic[T]):
     def of(cls, rows: Iterable[T], limit: int) -> Top[T]:
         """Cut a table."""
         rows = tuple(rows)
-        return cls(rows[:limit], max(0, len(rows) - limit))
+        return cls(tuple(map(tame, rows[:limit])), max(0, len(rows) - limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Content:
 
     info: RunInfo
     gate: Gate
-    coverage: Coverage
+    coverage: Coverage  # its figures and missing kernels only
     counts: tuple[tuple[str, int], ...]
     remarks: tuple[str, ...]
     digest: Top[Finding]
@@ -126,19 +128,21 @@ class Content:
     @classmethod
     def of(cls, run: Source) -> Content:
         """Collect what a report on `run` says."""
-        info = run.info
+        info = tame(run.info)
         findings, coverage, first = run.findings(), run.coverage(), run.first_divergence()
         by_kind = {kind: [f for f in findings if f.kind == kind] for kind in _SECTIONS}
         return cls(
             info=info,
             gate=run.gate(),
-            coverage=coverage,
+            coverage=dataclasses.replace(
+                coverage, missing_kernels=tame(coverage.missing_kernels[:MAX_OPERATORS]), operators=(), skipped=()
+            ),
             counts=tuple(_counts(run)),
             remarks=_remarks(info),
             digest=Top.of(findings, MAX_DIGEST),
             facts=tuple(_facts(info, run.steps())),
-            first_divergence=first,
-            first_advice=_advice(first, findings),
+            first_divergence=tame(first),
+            first_advice=clip(_advice(first, findings)),
             drift=_thin(run.drift()),
             sections=tuple(
                 Section(kind, heading, lead, Top.of(by_kind[kind], MAX_FINDINGS))
@@ -198,6 +202,6 @@ def _pairs(spec: str, fingerprint: dict[str, object]) -> str:
 def _thin(steps: list[DriftStep]) -> Top[DriftStep]:
     """At most `MAX_STEPS`, evenly spread, with the first and the last."""
     if len(steps) <= MAX_STEPS:
-        return Top(tuple(steps), 0)
+        return Top.of(steps, MAX_STEPS)
     picked = {round(i * (len(steps) - 1) / (MAX_STEPS - 1)) for i in range(MAX_STEPS)}
-    return Top(tuple(steps[i] for i in sorted(picked)), len(steps) - len(picked))
+    return Top(tuple(tame(steps[i]) for i in sorted(picked)), len(steps) - len(picked))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shadowrun.report.content import Content, Source
-from shadowrun.report.words import describe, describe_record, deviation, duration, figure, listed, outcome
+from shadowrun.report.words import clip, describe, describe_record, deviation, duration, figure, listed, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,6 @@ WIDE = 110
 MAX_FINDINGS = 10
 MAX_OPERATORS = 25
 MAX_ROWS = 12
-MAX_NAME = 32
 LABEL = 12
 
 COLOURS = {
@@ -108,7 +107,9 @@ class _Page:
             self.console.print(Text(f"! {remark}", "yellow"))
         self._digest()
         self.console.print()
-        self._lines(content.facts, one_line=True)
+        # One line each: what is wrong should be on the first screen; the HTML report has them in full.
+        room = self.console.width - LABEL - 1
+        self._lines((label, text if label == "overhead" else clip(text, room)) for label, text in content.facts)
 
     def _gate(self) -> None:
         gate = self.content.gate
@@ -126,24 +127,26 @@ class _Page:
         if not findings.rows:
             return
         self.console.print()
-        grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-        # Kind and operator are never cut short; place and reason share what is left.
-        grid.add_column(no_wrap=True, min_width=max(len(f.kind) for f in findings.rows) + 2)
-        grid.add_column(no_wrap=True, min_width=min(MAX_NAME, max(len(f.op) for f in findings.rows)))
-        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        for finding in findings.rows:
-            style = COLOURS[finding.kind]
-            where = "  ".join([*(site.split(" in ")[0] for site in finding.sites[:1]), *finding.modules[:1]])
-            why = finding.explanation or str(finding.cause or "")
-            grid.add_row(Text(f"  {finding.kind}", style), Text(finding.op, "bold"), Text(where), Text(why, "dim"))
-        self.console.print(grid)
+        rows = [(f.kind, f.op, _place(f), f.explanation or str(f.cause or "")) for f in findings.rows]
+        # Kind and, unless it is absurd, operator are not cut short; place and reason share what is left.
+        kind, op, place = (max(len(row[i]) for row in rows) + 2 for i in range(3))
+        op = min(op, self.console.width // 2)
+        place = min(place, (self.console.width - 2 - kind - op) // 2)
+        for row in rows:
+            line = Text.assemble(
+                f"  {row[0]:{kind}}",
+                (f"{clip(row[1], op - 2):{op}}", "bold"),
+                f"{clip(row[2], place - 2):{place}}",
+                (row[3], "dim"),
+            )
+            line.stylize(COLOURS[row[0]], 0, kind)
+            self.console.print(line, no_wrap=True, overflow="ellipsis")
         self._more(findings.n_more)
 
-    def _lines(self, lines: Iterable[tuple[str, str]], *, one_line: bool = False) -> None:
+    def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
         grid = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-        grid.add_column(width=LABEL, min_width=LABEL, no_wrap=True)
-        grid.add_column(no_wrap=one_line, overflow="ellipsis" if one_line else "fold")
+        grid.add_column(width=LABEL, no_wrap=True)
+        grid.add_column(overflow="fold")
         for label, text in lines:
             grid.add_row(Text(f"  {label}", _LABEL_STYLES.get(label, "dim")), Text(text, _LABEL_STYLES.get(label, "")))
         self.console.print(grid)
@@ -256,6 +259,10 @@ class _Page:
 def _texts(*cells: str) -> list[Text]:
     """Names from the user's program must not be read as rich's markup."""
     return [Text(cell) for cell in cells]
+
+
+def _place(finding: Finding) -> str:
+    return " ".join([*(site.split(" in ")[0] for site in finding.sites[:1]), *finding.modules[:1]])
 
 
 def _outcomes(op: OperatorSummary) -> Text:

@@ -26,8 +26,9 @@ MAX_TEXT = 400
 
 
 def clip(text: str, length: int = MAX_TEXT) -> str:
-    """At most `length` characters on one line."""
-    text = " ".join(text.split())
+    """At most `length` characters on one line, none of which a terminal would obey."""
+    text = " ".join(text[: 4 * length].split())
+    text = text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
