@@ -24,8 +24,8 @@ _BY_CAUSE = {
     (
         "mismatch",
         Cause.REDUCED_PRECISION,
-    ): "Turn off reduced-precision arithmetic on the target (tf32 or bf16 inside f32 "
-    "kernels) and run again; if the difference stays, the kernel accumulates too narrowly.",
+    ): "Turn off reduced-precision arithmetic on the target ({why}) and run again; "
+    "if the difference stays, the kernel of {op} itself computes too narrowly.",
     ("mismatch", Cause.EXCEPTIONAL_VALUES): "Look for NaN and infinity handling in the target's {op}: "
     "call {seq} shows the elements.",
     (
@@ -63,7 +63,16 @@ _BY_KIND = {
 }
 
 
-def next_step(kind: str, cause: Cause | None, *, op: str, kernel: str, site: str, seq: int, ratio: float) -> str:
+def next_step(
+    kind: str, cause: Cause | None, *, op: str, why: str, kernel: str, site: str, seq: int, ratio: float
+) -> str:
     """A sentence on what to do about a finding."""
     template = _BY_KIND[kind] if cause is None else _BY_CAUSE.get((kind, cause), _BY_KIND[kind])
-    return template.format(op=op, kernel=kernel or op, site=site or "its call", seq=seq, ratio=f"{ratio:.3g}")
+    return template.format(
+        op=op,
+        kernel=kernel or op,
+        site=site or "its call",
+        why=why or "tf32 or bf16 inside f32 kernels",
+        seq=seq,
+        ratio=f"{ratio:.3g}",
+    )

@@ -169,6 +169,7 @@ def _finding(
         kind,
         cause,
         op=op,
+        why=explanation,
         kernel=" and ".join(kernels[:2]),
         site=sites[0] if sites else "",
         seq=worst_seq,

@@ -11,7 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from shadowrun.report.content import Content, Source
-from shadowrun.report.words import clip, describe, describe_record, deviation, duration, figure, listed, outcome
+from shadowrun.report.words import (
+    clip,
+    describe,
+    describe_record,
+    deviation,
+    duration,
+    figure,
+    listed,
+    outcome,
+    short_site,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,19 +137,17 @@ class _Page:
         if not findings.rows:
             return
         self.console.print()
-        rows = [(f.kind, f.op, _place(f), f.explanation or str(f.cause or "")) for f in findings.rows]
         # Kind and, unless it is absurd, operator are not cut short; place and reason share what is left.
-        kind, op, place = (max(len(row[i]) for row in rows) + 2 for i in range(3))
-        op = min(op, self.console.width // 2)
-        place = min(place, (self.console.width - 2 - kind - op) // 2)
-        for row in rows:
-            line = Text.assemble(
-                f"  {row[0]:{kind}}",
-                (f"{clip(row[1], op - 2):{op}}", "bold"),
-                f"{clip(row[2], place - 2):{place}}",
-                (row[3], "dim"),
-            )
-            line.stylize(COLOURS[row[0]], 0, kind)
+        kind = max(len(f.kind) for f in findings.rows) + 2
+        op = min(max(len(f.op) for f in findings.rows) + 2, self.console.width // 2)
+        room = (self.console.width - 2 - kind - op) // 2
+        places = [_place(f, room - 2) for f in findings.rows]
+        place = max(map(len, places)) + 2
+        for f, where in zip(findings.rows, places, strict=True):
+            why = f.explanation or str(f.cause or "")
+            name = clip(f.op, op - 2)
+            line = Text.assemble(f"  {f.kind:{kind}}", (f"{name:{op}}", "bold"), f"{where:{place}}", (why, "dim"))
+            line.stylize(COLOURS[f.kind], 0, kind)
             self.console.print(line, no_wrap=True, overflow="ellipsis")
         self._more(findings.n_more)
 
@@ -261,8 +269,11 @@ def _texts(*cells: str) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
-def _place(finding: Finding) -> str:
-    return " ".join([*(site.split(" in ")[0] for site in finding.sites[:1]), *finding.modules[:1]])
+def _place(finding: Finding, room: int) -> str:
+    """Source line and, where both fit, module."""
+    site = "".join(short_site(site).split(" in ")[0] for site in finding.sites[:1])
+    both = " ".join(filter(None, [site, *finding.modules[:1]]))
+    return both if len(both) <= room else clip(site or both, room)
 
 
 def _outcomes(op: OperatorSummary) -> Text:

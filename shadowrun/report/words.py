@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "outcome",
     "overhead",
     "percent",
+    "short_site",
     "worst",
 ]  # fmt: skip
 
@@ -35,6 +37,11 @@ def clip(text: str, length: int = MAX_TEXT) -> str:
 def figure(value: float) -> str:
     """Three significant digits; zero as ``0``."""
     return f"{value:.3g}"
+
+
+def short_site(site: str) -> str:
+    """``model.py:12 in forward`` for a line that is given with the file's whole path."""
+    return os.path.basename(site)  # noqa: PTH119 - line and function follow the path
 
 
 def percent(part: float, whole: float) -> str:

@@ -66,12 +66,16 @@ def test_a_finding_says_where_and_what_to_do(run: Run) -> None:
     finding = next(f for f in run.findings() if f.op == "aten::mm")
     assert (finding.n_calls, finding.n_calls_of_op, finding.first_seq, finding.first_step) == (6, 6, 5, 0)
     assert finding.phases == ("forward", "backward")
-    assert (finding.modules, finding.sites, finding.n_inputs) == (("ResNet.fc",), ("model.py:101 in forward",), 2)
+    assert (finding.modules, finding.sites, finding.n_inputs) == (
+        ("ResNet.fc",),
+        ("/home/me/net/model.py:101 in forward",),
+        2,
+    )
     assert finding.worst_seq == 5  # of equally bad calls the earliest
     assert finding.worst.excess_actual == 4128.0
     assert "63,998 of 64,000" in finding.evidence
     assert finding.confidence == 0.99
-    assert "reduced-precision" in finding.next_step
+    assert "reduced-precision arithmetic on the target (inputs rounded to bf16)" in finding.next_step
 
 
 def test_a_partly_supported_operator_names_its_kernel(run: Run) -> None:
