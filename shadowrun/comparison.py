@@ -93,7 +93,7 @@ class Comparison(Run):
             self._mode = ShadowMode(self._replayer)
             self._stepped = False
             self._began = self._step_began = time.perf_counter()
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
             self._release()
             raise
@@ -105,7 +105,7 @@ class Comparison(Run):
         if mode is None:
             return self
         try:
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         finally:
             self._release()
             now = time.perf_counter()

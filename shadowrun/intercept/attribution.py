@@ -63,8 +63,8 @@ class Attribution:
         is_compiling = torch.compiler.is_compiling
 
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if is_compiling():
-                return original(self, *args, **kwargs)
+            if is_compiling():  # Dynamo then leaves our wrapper out of the graph
+                return original(self, *args, **kwargs)  # type: ignore[unreachable]
             modules = state.modules
             modules.append(path_of(self, modules))
             try:

@@ -30,11 +30,11 @@ class Observer(Protocol):
         ...
 
 
-class ShadowMode(torchapi.DispatchMode):
+class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator call of its thread, and of autograd threads working for it."""
 
     def __init__(self, observer: Observer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._observer = observer
         self._plans: dict[int, OpPlan] = {}
 

@@ -202,7 +202,7 @@ _UNSTABLE = {
 def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
     """Decide what to do with an operator (60 µs, once per operator and run)."""
     schema = func._schema
-    name = func.name()
+    name: str = func.name()  # type: ignore[no-untyped-call]
     namespace = name.split("::", 1)[0]
     action, reason = _action(func, name, namespace)
     hidden = _HIDDEN_MUTATIONS.get(name, ())

@@ -21,6 +21,7 @@ __all__ = [
     "DispatchMode",
     "in_infra_mode",
     "in_user_mode",
+    "is_undefined_error",
     "is_zero_tensor",
     "next_sequence_number",
     "no_modes",
@@ -73,6 +74,14 @@ def is_zero_tensor(t: torch.Tensor) -> bool:
     return bool(t._is_zerotensor())
 
 
+def is_undefined_error(error: RuntimeError) -> bool:
+    """Whether an error says that a wrapper holds no tensor at all.
+
+    Functionalization on lazy wraps the undefined results of `convolution_backward`, which the CPU gives as None.
+    """
+    return "tensor does not have a device" in str(error)
+
+
 def storage_key(t: torch.Tensor) -> int:
     """Identity of the tensor's storage while that lives (0.45 µs). Seen on 2.11 and 2.13."""
     return int(t.untyped_storage()._cdata)
@@ -115,7 +124,7 @@ def skip_compilation_of(module: str) -> None:
     trace_rules.add(module)
 
 
-class DispatchMode(_modes.TorchDispatchMode):
+class DispatchMode(_modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """TorchDispatchMode with the three private switches that shadowrun needs."""
 
     # Seen on 2.11 and 2.13. Without it, a call of cond or flex_attention under the mode raises.

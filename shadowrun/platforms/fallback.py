@@ -64,13 +64,6 @@ class FallbackWitness:
             local.hits = getattr(local, "hits", 0) + 1
             return [t.cpu() for t in tensors]
 
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a backend may have a kernel of its own here; ours does the same
-                self._library = torch.library.Library("aten", "IMPL")
-                self._library.impl("_to_cpu", to_cpu, self._key)
-        except RuntimeError:
-            self._library = None
         # `_showwarnmsg` is what C code calls for each warning that passed the filters; replacing it
         # leaves filters, registries and the user's own `showwarning` as they are.
         self._show = original = warnings._showwarnmsg  # type: ignore[attr-defined]
@@ -85,11 +78,19 @@ class FallbackWitness:
 
         self._patched = show
         warnings._showwarnmsg = show  # type: ignore[attr-defined]
+        local.heard, local.mute = [], True  # a backend with a kernel of its own: torch warns of the override
+        try:
+            self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+            self._library.impl("_to_cpu", to_cpu, self._key)  # type: ignore[no-untyped-call]
+        except (RuntimeError, Warning):
+            self._library = None
+        finally:
+            local.heard = None
 
     def stop(self) -> None:
         """Take the hooks away."""
         if self._library is not None:
-            self._library._destroy()
+            self._library._destroy()  # type: ignore[no-untyped-call]
             self._library = None
         if self._show is not None:
             if warnings._showwarnmsg is self._patched:  # type: ignore[attr-defined]
@@ -110,7 +111,8 @@ class FallbackWitness:
         found: list[Evidence] = []
         local = self._local
         local.hits = 0
-        local.heard = heard = []
+        heard: list[str] = []
+        local.heard = heard
         local.mute = mute
         first = key not in self._seen
         self._seen.add(key)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shadowrun.intercept import torchapi
-from shadowrun.intercept.plan import OpPlan
+from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.device import Platform
 from shadowrun.platforms.fallback import Evidence, FallbackWitness
 from shadowrun.replay import results
@@ -79,6 +79,7 @@ class Executor:
             if self.platform.functionalizes:
                 with torchapi.functionalize_included():
                     out = func(*args, **kwargs)
+                self._materialise(plan)
             elif torchapi.in_user_mode():
                 with torchapi.no_modes():
                     out = func(*args, **kwargs)
@@ -88,22 +89,25 @@ class Executor:
 
     def run_user(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """Run the user's own call: nothing is changed around it, it is only watched."""
-        if not self.witness.active and not self.platform.functionalizes:
+        if not self.witness.active:
             start = _clock()
             out = plan.func(*args, **kwargs)
             return Ran(args, kwargs, out, _clock() - start)
         key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
         with self.witness.watch(key, mute=False) as found:
             start = _clock()
-            if self.platform.functionalizes:
-                with torchapi.functionalize_included():
-                    out = plan.func(*args, **kwargs)
-            else:
-                out = plan.func(*args, **kwargs)
+            # On lazy and XLA, Functionalize comes before the mode: these are the tensors that it unwrapped.
+            out = plan.func(*args, **kwargs)
+            self._materialise(plan)
             ran = Ran(args, kwargs, out, _clock() - start)
         if found:
             ran.fallback = found[0]
         return ran
+
+    def _materialise(self, plan: OpPlan) -> None:
+        """Draw now: each reading of a lazy tensor runs its graph anew, and would draw anew."""
+        if plan.action is Action.RANDOM and self.platform.functionalizes:
+            self.platform.synchronize()
 
     def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
         """Run a call whose inputs lie on the CPU, on copies of them on this platform's device."""
@@ -140,7 +144,7 @@ class Executor:
             return list(found)
         if self.platform.functionalizes:
             with torchapi.functionalize_included():
-                return [to_cpu(v) for v in found]
+                return _defined_on_cpu(found)
         return [to_cpu(v) for v in found]
 
 
@@ -149,6 +153,17 @@ def to_cpu(value: Value) -> Value:
     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
         return move(value, _CPU, strided=value.device.type not in ("lazy", "xla"))
     return value
+
+
+def _defined_on_cpu(values: list[Value]) -> list[Value]:
+    moved = []
+    for value in values:
+        try:
+            moved.append(to_cpu(value))
+        except RuntimeError as error:
+            if not torchapi.is_undefined_error(error):
+                raise
+    return moved
 
 
 def _move_without_strides(t: torch.Tensor, device: torch.device) -> torch.Tensor:

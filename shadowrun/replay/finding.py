@@ -79,6 +79,33 @@ class Finding:
         return found
 
 
+    def residual(self, alternative: torch.Tensor, *, only_bad: bool = True) -> float:
+        """Greatest distance of the target from an alternative truth, in units of rounding; infinite across classes.
+
+        Args:
+            alternative: What a hypothesis predicts, flat, all elements.
+            only_bad: Look at the mismatched elements, else at all that differ.
+        """
+        where = self.bad if only_bad else self.where
+        index = torch.from_numpy(where)
+        a, h = _wide(self.actual[index]), _wide(alternative[index])
+        if self.fmt is None:
+            return 0.0 if np.array_equal(a, h) else np.inf
+        spread: Array | float = 0.0 if self.truth is None else self.truth.spread[where]
+        floor = self.floor
+        if isinstance(floor, np.ndarray):
+            floor = floor[np.searchsorted(self.where, where)]
+        with np.errstate(all="ignore"):
+            distance = np.abs(a - h) / (spread + self.fmt.roundoff * np.abs(h) + self.fmt.smallest + floor)
+        distance[(a == h) | (np.isnan(a) & np.isnan(h))] = 0.0
+        return float(np.nan_to_num(distance, nan=np.inf).max(initial=0.0))
+
+    @property
+    def tolerance(self) -> float:
+        """Residual up to which a hypothesis explains the target: that of rounding, or a few units for exact operators."""
+        return max(self.limit, 4.0)
+
+
 def flat_values(value: Value) -> torch.Tensor:
     """All elements of a result in index order, real: complex ones by components."""
     assert value is not None

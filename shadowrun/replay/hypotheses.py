@@ -1,18 +1,263 @@
-"""Cause by hypothesis."""
+"""Cause by hypothesis: the explanation under which the target's result is right to rounding.
+
+A table of small functions, tried from the most specific evidence to the least; the first that holds for every
+mismatched element of every mismatched result is the cause. Some look at the values only (`patterns`), some run the
+target again (as it was, or on contiguous copies), some ask the float64 oracle on changed inputs. At most 4 runs of the
+target and 26 of the oracle, on calls that are wrong: they are few.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from shadowrun.numerics.bits import bits_equal
+from shadowrun.numerics.form import form_difference
+from shadowrun.numerics.tolerance import accumulates, base_name
+from shadowrun.replay import patterns
+from shadowrun.replay.finding import Finding, flat_values
+from shadowrun.replay.oracle import NoOracle, Oracle, tensors
+from shadowrun.replay.patterns import Suspect
+from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
-    from shadowrun.replay.case import Case
-    from shadowrun.replay.finding import Finding
-    from shadowrun.replay.oracle import Oracle
-    from shadowrun.types import Verdict
+    from collections.abc import Callable
 
-__all__ = ["explain"]
+    from shadowrun.replay.case import Case, Value
+
+__all__ = ["HYPOTHESES", "Hypothesis", "explain", "order_varies"]
+
+RERUNS: Final = 3
+MISSING_RUNS: Final = 12
 
 
-def explain(case: Case, findings: list[Finding], oracle: Oracle | None) -> Verdict | None:
-    """Find the explanation that reproduces the target."""
+_ATOMIC: Final = frozenset(
+    """
+    index_put _index_put_impl _unsafe_index_put put index_add index_reduce scatter_add scatter_reduce bincount histc
+    embedding_dense_backward _embedding_bag_dense_backward grid_sampler_2d_backward max_pool2d_with_indices_backward
+    adaptive_max_pool2d_backward avg_pool3d_backward upsample_bilinear2d_backward upsample_nearest2d_backward
+    cumsum _ctc_loss_backward nll_loss2d_forward convolution_backward
+    """.split()
+)
+"""Operators whose order of additions varies between runs on CUDA (`torch.use_deterministic_algorithms` lists them)."""
+
+
+class Hypothesis(NamedTuple):
+    """One explanation.
+
+    Attributes:
+        cause: What it would mean.
+        confidence: How sure that is if it holds.
+        test: Gives the explanation, or None if it does not hold.
+    """
+
+    cause: Cause
+    confidence: float
+    test: Callable[[Suspect], str | None]
+
+
+def explain(case: Case, findings: list[Finding], oracle: Callable[[], Oracle | None]) -> Verdict | None:
+    """Find the first hypothesis that reproduces the target's result.
+
+    Args:
+        case: The call.
+        findings: Its mismatched results.
+        oracle: Gives the oracle, if it can be asked.
+
+    Returns:
+        A MISMATCH with cause, explanation and confidence, its evidence saying what was found; None if none holds.
+    """
+    findings = [f for f in findings if f.bad.size]
+    if not findings:
+        return None
+    suspect = Suspect(case, findings, oracle)
+    for hypothesis in HYPOTHESES:
+        found = hypothesis.test(suspect)
+        if found is not None:
+            evidence = f"holds for all {sum(f.bad.size for f in findings)} mismatched elements"
+            return Verdict(Status.MISMATCH, hypothesis.cause, found, evidence, hypothesis.confidence)
     return None
+
+
+def order_varies(case: Case) -> bool:
+    """Whether another run of the target differs at all, for operators that add atomically on parallel devices."""
+    if base_name(case.func.name()) not in _ATOMIC:
+        return False
+    again = case.run_target(*case.fresh_inputs())
+    return not all(bits_equal(a, b) for a, b in zip(again, case.actual, strict=True))
+
+
+def not_deterministic(suspect: Suspect) -> str | None:
+    """Another run of the target, on the same inputs, differs beyond rounding."""
+    for _ in range(RERUNS):
+        values = _run_target(suspect, None)
+        if values is None:
+            return None
+        if any(_residual(f, values) > f.tolerance for f in suspect.findings):
+            return "another run of the target differs"
+    return None
+
+
+def right_when_contiguous(suspect: Suspect) -> str | None:
+    """The target is right on contiguous copies of the inputs."""
+    inputs = [t for t in tensors(suspect.case.args, suspect.case.kwargs) if t.layout == torch.strided]
+    if all(t.is_contiguous() and t.storage_offset() == 0 for t in inputs):
+        return None
+    values = _run_target(suspect, lambda t: t.detach().clone(memory_format=torch.contiguous_format))
+    if values is None:
+        return None
+    for f in suspect.findings:
+        found = values[f.position]
+        if found is None or form_difference(found, suspect.case.expected[f.position]).startswith(("shape", "dtype")):
+            return None
+        right = _replaced(f, flat_values(found))
+        if right.residual(f.expected) > f.tolerance:
+            return None
+    return "right on contiguous inputs"
+
+
+def flushed_inputs(suspect: Suspect) -> str | None:
+    """The oracle agrees with the target once subnormal inputs are zero."""
+    inputs = [t for t in tensors(suspect.case.args, suspect.case.kwargs) if t.is_floating_point()]
+    if not any(_has_subnormals(t) for t in inputs):
+        return None
+    normal = max((torch.finfo(t.dtype).smallest_normal for t in inputs), default=0.0)
+    flushed = _under(suspect, lambda x: torch.where(x.abs() < normal, x * 0.0, x))
+    return "subnormal inputs flushed" if flushed else None
+
+
+def rounded_inputs(suspect: Suspect) -> str | None:
+    """The oracle agrees with the target once the inputs are rounded to a shorter dtype."""
+    judged = [f for f in suspect.findings if f.fmt is not None and f.fmt.mantissa >= 23]
+    if len(judged) < len(suspect.findings) or all(1000 * f.bad.size < f.actual.numel() for f in judged):
+        return None  # Rounded inputs change most results, not a few; and 16-bit inputs would stay as they are.
+    matrices = {t.dim() >= 2 for t in tensors(suspect.case.args, suspect.case.kwargs) if t.is_floating_point()}
+    names = _ROUNDINGS if accumulates(suspect.case.func.name()) else _ROUNDINGS[2:] + _ROUNDINGS[:2]
+    for name, change in names:
+        # Units for matrix products round their operands, but not the bias.
+        if len(matrices) == 2 and _under(suspect, change, lambda t: t.dim() >= 2):
+            return f"inputs rounded to {name}"
+        if _under(suspect, change):
+            return f"inputs rounded to {name}"
+    return None
+
+
+def missing_terms(suspect: Suspect) -> str | None:
+    """The oracle agrees with the target once the last terms of the reduction are left out."""
+    if not accumulates(suspect.case.func.name()):
+        return None
+    operands = [t for t in tensors(suspect.case.args, suspect.case.kwargs) if t.is_floating_point() and t.numel()][:2]
+    runs = 0
+    for t in operands:
+        for dim, length in enumerate(t.shape):
+            for tail in sorted({1, *(length % block for block in (4, 16, 64))} - {0}):
+                runs += 1
+                if tail >= length or not t.is_contiguous() or runs > MISSING_RUNS:
+                    continue
+                if _under(suspect, _without_tail(t.shape, dim, tail), lambda u, t=t: u is t):  # type: ignore[misc]
+                    return f"last {tail} terms missing" if tail > 1 else "last term missing"
+    return None
+
+
+def _without_tail(shape: torch.Size, dim: int, tail: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(flat: torch.Tensor) -> torch.Tensor:
+        flat.view(shape).narrow(dim, shape[dim] - tail, tail).zero_()
+        return flat
+
+    return change
+
+
+def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:
+    """Round float64 values to float32 with its last `dropped` mantissa bits cleared, after adding `half`."""
+    bits = x.to(torch.float32).view(torch.int32)
+    return ((bits + half) & -(1 << dropped)).view(torch.float32).to(torch.float64)
+
+
+_ROUNDINGS: Final[tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]] = (
+    ("tf32", lambda x: _to_bits(x, 13, 1 << 12)),
+    ("tf32 (truncated)", lambda x: _to_bits(x, 13, 0)),
+    ("fp16", lambda x: x.to(torch.float32).to(torch.float16).to(torch.float64)),
+    ("bf16", lambda x: x.to(torch.float32).to(torch.bfloat16).to(torch.float64)),
+    ("bf16 (truncated)", lambda x: _to_bits(x, 16, 0)),
+    ("fp32", lambda x: x.to(torch.float32).to(torch.float64)),
+)
+
+
+def _under(
+    suspect: Suspect,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    only: Callable[[torch.Tensor], bool] = lambda _: True,
+) -> bool:
+    oracle = suspect.oracle()
+    if oracle is None:
+        return False
+    try:
+        values = oracle.under(change, only)
+    except NoOracle:
+        return False
+    # All differing elements have to be explained, or a hypothesis that changes nothing would explain a few.
+    return all(_residual(f, values, only_bad=False) <= f.tolerance for f in suspect.findings)
+
+
+def _residual(finding: Finding, values: tuple[Value, ...], *, only_bad: bool = True) -> float:
+    value = values[finding.position] if finding.position < len(values) else None
+    if value is None:
+        return float("inf")
+    flat = flat_values(value)
+    if flat.numel() != finding.actual.numel():
+        return float("inf")
+    return finding.residual(flat, only_bad=only_bad)
+
+
+def _replaced(finding: Finding, actual: torch.Tensor) -> Finding:
+    return Finding(
+        finding.position, finding.name, actual, finding.expected, finding.fmt, finding.where, finding.zero_signs,
+        finding.classes, finding.bad, floor=finding.floor, truth=finding.truth, limit=finding.limit,
+    )  # fmt: skip
+
+
+def _run_target(
+    suspect: Suspect, convert: Callable[[torch.Tensor], torch.Tensor] | None
+) -> tuple[Value, ...] | None:
+    """Run the target again; None where it raises, which is no explanation of wrong values."""
+    try:
+        return suspect.case.run_target(*suspect.case.fresh_inputs(convert))
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+
+
+def _has_subnormals(t: torch.Tensor) -> bool:
+    if t.layout != torch.strided or t._is_zerotensor():
+        return False
+    size = t.detach().abs()
+    return bool(((size > 0) & (size < torch.finfo(t.dtype).smallest_normal)).any())
+
+
+HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
+    Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.stale),
+    Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.not_written),
+    Hypothesis(Cause.NON_DETERMINISM, 0.9, not_deterministic),
+    Hypothesis(Cause.LAYOUT, 0.95, right_when_contiguous),
+    Hypothesis(Cause.FLUSHED_SUBNORMALS, 0.95, patterns.flushed_results),
+    Hypothesis(Cause.FLUSHED_SUBNORMALS, 0.9, flushed_inputs),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.nan_missing),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.nan_produced),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.early_overflow),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.saturated),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.sign_of_zero),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.lost_duplicates),
+    Hypothesis(Cause.REDUCED_PRECISION, 0.95, rounded_inputs),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, missing_terms),
+    Hypothesis(Cause.REDUCED_PRECISION, 0.9, patterns.rounded_results),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.sign_flipped),
+    Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.last_elements),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.scaled),
+    Hypothesis(Cause.IMPLEMENTATION, 0.85, patterns.update_scaled),
+    Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.offset),
+    Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.equals_input),
+    Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.permuted),
+    Hypothesis(Cause.IMPLEMENTATION, 0.7, patterns.block_edge),
+    Hypothesis(Cause.REDUCED_PRECISION, 0.85, patterns.coarse_sums),
+    Hypothesis(Cause.REDUCED_PRECISION, 0.4, patterns.coarse_noise),
+)

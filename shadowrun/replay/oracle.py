@@ -85,18 +85,27 @@ class Oracle:
                     _widen(truth, value)
         self.n_draws = max(self.n_draws, n_draws)
 
-    def under(self, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Value, ...]:
+    def under(
+        self,
+        change: Callable[[torch.Tensor], torch.Tensor],
+        only: Callable[[torch.Tensor], bool] = lambda _: True,
+    ) -> tuple[Value, ...]:
         """Results on changed inputs, in float64.
 
         Args:
             change: Takes the flat values of a floating input, float64, and gives others of the same size.
+            only: Which inputs are changed.
         """
-        return self._run(change)
+        return self._run(change, only)
 
-    def _run(self, change: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Value, ...]:
+    def _run(
+        self,
+        change: Callable[[torch.Tensor], torch.Tensor] | None,
+        only: Callable[[torch.Tensor], bool] = lambda _: True,
+    ) -> tuple[Value, ...]:
         case = self._case
         try:
-            args, kwargs = case.fresh_inputs(lambda t: widen(t, change))
+            args, kwargs = case.fresh_inputs(lambda t: widen(t, change if only(t) else None))
             args, kwargs = self._rewrite(args, kwargs, perturb=change == self._perturb)
             with torch.no_grad():
                 results = case.func(*args, **kwargs)

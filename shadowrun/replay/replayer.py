@@ -276,7 +276,7 @@ class Replayer:
 
     def _reference(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
         try:
-            return self._ref.run_mirrored(plan, *pristine, self._max_bytes)
+            return self._ref.run_mirrored(plan, pristine[0], pristine[1], self._max_bytes)
         except Exception as error:
             why = f"the reference cannot run it: {type(error).__name__}"
             self._recorder.verdict(context, Verdict(Status.UNVERIFIED, None, why, str(error)[:300]))
@@ -285,11 +285,13 @@ class Replayer:
     def _draw(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
         """Run a random operator on the target without moving its stream."""
         platform = self._target.platform
-        state = platform.rng_state()
+        # Also the CPU's: a device without a generator of its own (lazy), or one that falls back, draws there.
+        state, cpu_state = platform.rng_state(), torch.get_rng_state()
         try:
             return self._failure.attempt(context, plan, pristine)
         finally:
             platform.set_rng_state(state)
+            torch.set_rng_state(cpu_state)
 
     def _unverified(self, context: int, verdict: Verdict, plan: OpPlan, own: Ran | None) -> None:
         try:

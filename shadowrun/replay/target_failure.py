@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.unsupported import classify
 from shadowrun.replay import results
@@ -74,8 +72,7 @@ class TargetFailure:
             self._unsupported(context, plan, error, ran.ns / 1000)
             if self._config.on_unsupported == "raise":
                 return None
-            with self._functional():
-                out = results.hand_back(plan, args, kwargs, (ran.args, ran.kwargs, ran.out), device)
+            out = results.hand_back(plan, args, kwargs, (ran.args, ran.kwargs, ran.out), device)
         except Exception:  # nothing we could do for the user: he gets his own exception
             return None
         return Ran(args, kwargs, out, 0)
@@ -83,7 +80,7 @@ class TargetFailure:
     def attempt(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
         """Run a call on the target for a program that runs elsewhere; what it raises is recorded."""
         try:
-            return self._target.run_mirrored(plan, *pristine, self._config.max_bytes)
+            return self._target.run_mirrored(plan, pristine[0], pristine[1], self._config.max_bytes)
         except Exception as error:
             failure = classify(error)
             if isinstance(error, Warning):
@@ -110,7 +107,7 @@ class TargetFailure:
         saved = torch.get_rng_state()
         torch.set_rng_state(self._rng.get_state())
         try:
-            return self._ref.run_mirrored(plan, *pristine, self._config.max_bytes)
+            return self._ref.run_mirrored(plan, pristine[0], pristine[1], self._config.max_bytes)
         except Exception:
             return None
         finally:
@@ -149,8 +146,3 @@ class TargetFailure:
 
         out = [lay(w) for w in wanted] if isinstance(wanted, (list, tuple)) else lay(wanted)
         return Ran(args, kwargs, out, 0)
-
-    def _functional(self) -> Any:
-        if self._target.platform.functionalizes:
-            return torchapi.functionalize_included()
-        return contextlib.nullcontext()

@@ -1,0 +1,339 @@
+"""Causes that show in the values themselves: nothing is run again.
+
+Each function takes the suspect and returns an explanation if it holds for *every* mismatched element of every
+mismatched result, else None.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shadowrun.numerics.bits import bits_equal
+from shadowrun.numerics.tolerance import accumulates, base_name
+from shadowrun.replay.finding import Finding, flat_values
+from shadowrun.replay.oracle import n_terms
+from shadowrun.replay.undefined import arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.replay.case import Case
+    from shadowrun.replay.oracle import Oracle
+
+__all__ = [
+    "Suspect",
+    "block_edge",
+    "coarse_noise",
+    "coarse_sums",
+    "early_overflow",
+    "equals_input",
+    "flushed_results",
+    "last_elements",
+    "lost_duplicates",
+    "nan_missing",
+    "nan_produced",
+    "not_written",
+    "offset",
+    "permuted",
+    "rounded_results",
+    "saturated",
+    "scaled",
+    "sign_flipped",
+    "sign_of_zero",
+    "stale",
+    "update_scaled",
+]
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A mismatched call: the case, its mismatched results, and the oracle if it can be asked."""
+
+    case: Case
+    findings: list[Finding]
+    oracle: Callable[[], Oracle | None]
+
+
+def _bad(finding: Finding) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Mismatched elements of both sides, as float64."""
+    index = torch.from_numpy(finding.bad)
+    return tuple(t[index].to(torch.float64).numpy() for t in (finding.actual, finding.expected))  # type: ignore[return-value]
+
+
+def _everywhere(suspect: Suspect, holds: Callable[[Finding, Any, Any], Any], name: str) -> str | None:
+    with np.errstate(all="ignore"):
+        return name if all(bool(np.all(holds(f, *_bad(f)))) for f in suspect.findings) else None
+
+
+def _same_at_bad(finding: Finding, other: torch.Tensor) -> bool:
+    if other.numel() != finding.actual.numel():
+        return False
+    index = torch.from_numpy(finding.bad)
+    return bits_equal(finding.actual[index], other.to(finding.actual.dtype)[index])
+
+
+def stale(suspect: Suspect) -> str | None:
+    """The target returned what it returned the call before."""
+    previous = suspect.case.previous_actual
+    if previous is None or len(previous) != len(suspect.case.names):
+        return None
+    values = [previous[f.position] for f in suspect.findings]
+    if any(v is None for v in values):
+        return None
+    same = all(_same_at_bad(f, flat_values(v)) for f, v in zip(suspect.findings, values, strict=True))
+    return "stale buffer" if same else None
+
+
+def not_written(suspect: Suspect) -> str | None:
+    """An argument that the operator should have written is as it was."""
+    named = arguments(suspect.case)
+    for finding in suspect.findings:
+        argument, _, member = finding.name.partition("[")
+        before = named.get(argument)
+        if member and isinstance(before, (list, tuple)):
+            before = before[int(member.rstrip("]"))]
+        if not isinstance(before, torch.Tensor) or not _same_at_bad(finding, flat_values(before)):
+            return None
+    return "result not written"
+
+
+def equals_input(suspect: Suspect) -> str | None:
+    """A result is an input, as if the operator had done nothing."""
+    for finding in suspect.findings:
+        result = suspect.case.actual[finding.position]
+        shape = result.shape if isinstance(result, torch.Tensor) else ()
+        inputs = [t for t in suspect.case.args if isinstance(t, torch.Tensor) and t.shape == shape]
+        if finding.bad.size < 2 or not any(_same_at_bad(finding, flat_values(t)) for t in inputs):
+            return None
+    return "equals its input"
+
+
+def nan_missing(suspect: Suspect) -> str | None:
+    """NaN on the reference only."""
+    return _everywhere(suspect, lambda _f, a, e: np.isnan(e) & ~np.isnan(a), "NaN treated as missing")
+
+
+def nan_produced(suspect: Suspect) -> str | None:
+    """NaN on the target only."""
+    return _everywhere(suspect, lambda _f, a, e: np.isnan(a) & ~np.isnan(e), "NaN produced")
+
+
+def early_overflow(suspect: Suspect) -> str | None:
+    """Infinite on the target, finite on the reference."""
+    return _everywhere(suspect, lambda _f, a, e: np.isinf(a) & np.isfinite(e), "overflows early")
+
+
+def saturated(suspect: Suspect) -> str | None:
+    """Finite on the target, infinite on the reference."""
+    return _everywhere(suspect, lambda _f, a, e: np.isfinite(a) & np.isinf(e), "infinity lost")
+
+
+def sign_of_zero(suspect: Suspect) -> str | None:
+    """+0 against -0."""
+    return _everywhere(suspect, lambda f, a, e: (f.fmt is not None) & (a == 0) & (e == 0), "sign of zero lost")
+
+
+def flushed_results(suspect: Suspect) -> str | None:
+    """Zero where the reference has a subnormal number."""
+
+    def holds(f: Finding, a: Any, e: Any) -> Any:
+        return False if f.fmt is None else (a == 0) & (e != 0) & (np.abs(e) < f.fmt.normal)
+
+    return _everywhere(suspect, holds, "subnormal results flushed")
+
+
+def sign_flipped(suspect: Suspect) -> str | None:
+    """Minus the reference."""
+    flipped = all(f.fmt is not None and f.residual(-f.expected) <= f.tolerance for f in suspect.findings)
+    return "sign flipped" if flipped else None
+
+
+def scaled(suspect: Suspect) -> str | None:
+    """A constant times the reference."""
+    factors = []
+    for f in suspect.findings:
+        a, e = _bad(f)
+        factor = _constant(a, e)
+        if f.fmt is None or factor is None or f.residual(f.expected.to(torch.float64) * factor) > f.tolerance:
+            return None
+        factors.append(factor)
+    return f"scaled by {factors[0]:.6g}"
+
+
+def update_scaled(suspect: Suspect) -> str | None:
+    """A written argument moved by a constant times what it should have."""
+    named = arguments(suspect.case)
+    factors = []
+    for f in suspect.findings:
+        match = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", f.name)
+        before = named.get(match[1]) if match else None
+        if match and match[2] and isinstance(before, (list, tuple)):
+            before = before[int(match[2])]
+        if not isinstance(before, torch.Tensor) or f.fmt is None:
+            return None
+        start = flat_values(before).to(torch.float64)
+        step = f.expected.to(torch.float64) - start
+        index = torch.from_numpy(f.bad)
+        factor = _constant((f.actual.to(torch.float64) - start)[index].numpy(), step[index].numpy())
+        if factor is None or f.residual(start + step * factor) > f.tolerance:
+            return None
+        factors.append(factor)
+    return f"update scaled by {factors[0]:.6g}"
+
+
+def offset(suspect: Suspect) -> str | None:
+    """A constant more than the reference."""
+    gaps = []
+    for f in suspect.findings:
+        a, e = _bad(f)
+        if f.fmt is None or a.size < 4 or not np.isfinite(a - e).all():
+            return None
+        gap = float(np.median(a - e))
+        if f.residual(f.expected.to(torch.float64) + gap) > f.tolerance:
+            return None
+        gaps.append(gap)
+    return f"offset by {gaps[0]:.3g}"
+
+
+def _constant(a: np.ndarray[Any, Any], e: np.ndarray[Any, Any]) -> float | None:
+    """The factor between two arrays by least squares, if there are enough elements to speak of one."""
+    finite = np.isfinite(a) & np.isfinite(e)
+    if a.size < 4 or not finite.all() or not np.abs(e).max() > 0:
+        return None
+    scale = np.abs(e).max()
+    return float(np.dot(a / scale, e / scale) / np.dot(e / scale, e / scale))
+
+
+def permuted(suspect: Suspect) -> str | None:
+    """The same values at other places."""
+    for f in suspect.findings:
+        if f.bad.size < 2:
+            return None
+        a, e = (np.sort(t) for t in _bad(f))
+        unit = 8.0 * (f.fmt.roundoff if f.fmt else 0.0)
+        if not np.allclose(a, e, rtol=unit, atol=0.0, equal_nan=True):
+            return None
+    return "elements permuted"
+
+
+def last_elements(suspect: Suspect) -> str | None:
+    """Only the last elements, of all or of each row, are wrong."""
+    for f in suspect.findings:
+        n, bad = f.actual.numel(), f.bad
+        if bad.size == 0 or 2 * bad.size > n:
+            return None
+        if bad[0] >= n - bad.size:
+            continue
+        result = suspect.case.actual[f.position]
+        row = result.shape[-1] if isinstance(result, torch.Tensor) and result.dim() > 1 else n
+        columns = np.unique(bad % row)
+        if 4 * columns.size > row or columns[0] < row - columns.size or 2 * bad.size < columns.size * (n // row):
+            return None
+    return "last elements"
+
+
+def block_edge(suspect: Suspect) -> str | None:
+    """The wrong elements lie at the same place of blocks of equal size."""
+    steps = []
+    for f in suspect.findings:
+        n, bad = f.actual.numel(), f.bad
+        if bad.size < 3:
+            return None
+        step = int(np.gcd.reduce(np.diff(bad)))
+        if step < 4 or 2 * bad.size < n // step:
+            return None
+        steps.append((step, int(bad[0]) % step))
+    step, place = steps[0]
+    return f"block edge, every {step}" if place in {0, step - 1} else f"every {step}th element"
+
+
+def lost_duplicates(suspect: Suspect) -> str | None:
+    """Only elements to which more than one value was added are wrong."""
+    op, named = base_name(suspect.case.func.name()), arguments(suspect.case)
+    finding = suspect.findings[0]
+    writes = torch.zeros(finding.actual.numel(), dtype=torch.int64)
+    result = suspect.case.expected[finding.position]
+    assert isinstance(result, torch.Tensor)
+    writes = writes.reshape(result.shape)
+    if op in {"index_put", "_index_put_impl", "_unsafe_index_put"} and named.get("accumulate"):
+        writes = torch.ops.aten.index_put.default(writes, named["indices"], torch.tensor(1), True)
+    elif op in {"scatter_add", "scatter_reduce", "scatter"}:
+        writes = writes.scatter_add(named["dim"], named["index"], torch.ones_like(named["index"]))
+    elif op == "index_add":
+        shape = list(writes.shape)
+        shape[named["dim"]] = named["index"].numel()
+        writes = writes.index_add(named["dim"], named["index"], torch.ones(shape, dtype=torch.int64))
+    elif op == "embedding_dense_backward":
+        indices = named["indices"].reshape(-1)
+        writes = writes.index_add(0, indices, torch.ones((indices.numel(), writes.shape[1]), dtype=torch.int64))
+    else:
+        return None
+    several = writes.reshape(-1) > 1
+    twice = bool(several[torch.from_numpy(finding.bad)].all()) and 2 * finding.bad.size > int(several.sum())
+    return "duplicate indices lost" if twice and len(suspect.findings) == 1 else None
+
+
+def rounded_results(suspect: Suspect) -> str | None:
+    """All results of the target are numbers of a shorter dtype, nearest to the reference."""
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)):
+        for f in suspect.findings:
+            a = f.actual.to(torch.float64)
+            if f.fmt is None or f.actual.numel() < 4 or torch.finfo(dtype).eps <= torch.finfo(f.actual.dtype).eps:
+                break
+            if not torch.equal(a.to(dtype).to(torch.float64), a):
+                break
+            e = f.expected.to(torch.float64)
+            eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
+            if bool(((a - e).abs() > eps * e.abs() + eps * tiny).any()):
+                break
+        else:
+            return f"results rounded to {name}"
+    if all(f.actual.dtype == torch.float32 and f.actual.numel() >= 4 for f in suspect.findings):
+        low = all(not bool((f.actual.view(torch.int32) & 0x1FFF).any()) for f in suspect.findings)
+        near = all(bool(((f.actual - f.expected).abs() <= 2.0**-10 * f.expected.abs()).all()) for f in suspect.findings)
+        if low and near:
+            return "results rounded to tf32"
+    return None
+
+
+def coarse_sums(suspect: Suspect) -> str | None:
+    """Sums off by more than one rounding of a 16-bit dtype, whose numbers they all are."""
+    if not accumulates(suspect.case.func.name()):
+        return None
+    for dtype in (torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        if all(_noise(suspect, f) and bool((f.actual.to(dtype) == f.actual).all()) for f in suspect.findings):
+            return f"accumulated in {name}"
+    return None
+
+
+def coarse_noise(suspect: Suspect) -> str | None:
+    """Errors of almost every sum, of the size that accumulation in a 16-bit dtype makes: a guess."""
+    op = suspect.case.func.name()
+    if not accumulates(op) or "upsample" in op or "grid_sampler" in op:
+        return None
+    for name, unit in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
+        for f in suspect.findings:
+            level = _noise(suspect, f)
+            root = n_terms(suspect.case, f.position) ** 0.5
+            if not level or 2 * f.bad.size < f.actual.numel() or not unit / 8 < level < unit * max(2.0, root / 4):
+                break
+        else:
+            return f"accumulated in {name}"
+    return None
+
+
+def _noise(suspect: Suspect, f: Finding) -> float:
+    """Median error relative to the unit of rounding, as a unit roundoff; 0 if the errors do not look like noise."""
+    if f.truth is None or f.fmt is None or f.excess_actual is None or f.bad.size < 8:
+        return 0.0
+    finite = f.excess_actual[np.isfinite(f.excess_actual)]
+    greatest = 8.0 * n_terms(suspect.case, f.position) ** 0.5 * 2.0**-8 / f.fmt.roundoff
+    if finite.size < f.where.size or float(finite.max()) > greatest:
+        return 0.0
+    return float(np.median(finite)) * f.fmt.roundoff
