@@ -305,7 +305,8 @@ def coarse_sums(suspect: Suspect) -> str | None:
     """Sums off by more than one rounding of a 16-bit dtype, whose numbers they all are."""
     if not accumulates(suspect.case.func.name()):
         return None
-    for dtype in (torch.float16, torch.bfloat16):
+    dtypes = {f.actual.dtype for f in suspect.findings}
+    for dtype in dtypes if dtypes <= {torch.float16, torch.bfloat16} else (torch.float16, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         if all(_noise(suspect, f) and bool((f.actual.to(dtype) == f.actual).all()) for f in suspect.findings):
             return f"accumulated in {name}"
