@@ -58,7 +58,7 @@ class Bench:
         for name in operators:
             plain = device.raw(device.overload(name))
             base, _, variant = name.partition(".")
-            self.replace(lambda _, *a, plain=plain, **k: function(plain, *a, **k), name)
+            self.replace(function, name)
             inplace = f"{base}_.{variant}" if variant else f"{base}_"
             out = f"{base}.out" if variant in {"", "Tensor"} else f"{base}.{variant}_out"
             if device.has_kernel(inplace, "CPU"):

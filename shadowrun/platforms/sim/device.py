@@ -11,7 +11,10 @@ storage stays attached to the device's storage, so going back costs one `set_`.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -190,6 +193,52 @@ def is_taken() -> bool:
     return torch._C._get_privateuse1_backend_name() != "privateuseone"
 
 
+class _Guard(torch._C._acc.DeviceGuard):
+    """The device guard (private). C++ asks it for the device's type, also while an exception unwinds.
+
+    A Python exception that leaves an operator in backward is "in flight" then: any call into C would fail,
+    and since the guard must not throw, the process would abort ("terminate called without an active
+    exception"). So the exception is taken out of flight and raised again by `_Engine`.
+    """
+
+    def type_(self) -> Any:
+        try:
+            _probe()
+        except BaseException as error:  # the one in flight: ctypes finds it when the call returns
+            _in_flight.append(error)
+        return _PRIVATE_USE_1
+
+
+class _Engine(torch._C._ImperativeEngine):
+    """The autograd engine (private), which raises the exceptions that `_Guard` has kept."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        _in_flight.clear()
+        try:
+            return super().run_backward(*args, **kwargs)
+        except SystemError:  # "returned NULL without setting an exception"
+            _exit_slowly()
+            if not _in_flight:
+                raise
+            raise _in_flight[0] from None
+        except BaseException:
+            _exit_slowly()
+            raise
+        finally:
+            _in_flight.clear()
+
+
+@functools.cache
+def _exit_slowly() -> None:
+    """Lets the device's thread let go of an exception, for which it needs the GIL, before Python ends."""
+    atexit.register(time.sleep, 0.05)
+
+
+_in_flight: list[BaseException] = []
+_probe = ctypes.pythonapi.Py_IsInitialized
+_PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
+
+
 def set_up(name: str, module: Any) -> None:
     """Renames PrivateUse1 and registers the device module, hooks and guard.
 
@@ -197,7 +246,8 @@ def set_up(name: str, module: Any) -> None:
     """
     from torch.utils import backend_registration
 
-    backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module)
+    backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module, device_guard=_Guard())
+    torch.autograd.Variable._execution_engine = _Engine()
 
 
 def below_autocast(call: Kernel, *args: Any, **kwargs: Any) -> Any:

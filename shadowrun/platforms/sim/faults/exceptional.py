@@ -82,7 +82,7 @@ def _hypot(bench: Bench) -> None:
 @fault("sinh-overflows")
 def _sinh(bench: Bench) -> None:
     def compute(op: Kernel, value: torch.Tensor) -> Any:
-        return torch.where(value.exp().isinf(), _INF, op(value)) if value.is_floating_point() else op(value)
+        return torch.where(value.abs().exp().isinf(), value.sign() * _INF, op(value)) if value.is_floating_point() else op(value)
 
     bench.family(compute, "aten::sinh")
 
@@ -90,8 +90,7 @@ def _sinh(bench: Bench) -> None:
 @fault("cosh-overflows")
 def _cosh(bench: Bench) -> None:
     def compute(op: Kernel, value: torch.Tensor) -> Any:
-        overflows = value.exp().isinf() | value.neg().exp().isinf() if value.is_floating_point() else None
-        return op(value) if overflows is None else torch.where(overflows, _INF, op(value))
+        return torch.where(value.abs().exp().isinf(), _INF, op(value)) if value.is_floating_point() else op(value)
 
     bench.family(compute, "aten::cosh")
 
