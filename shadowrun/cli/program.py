@@ -55,12 +55,12 @@ class Program:
             self._spec = self._find_module(name)
             self._file = self._spec.origin or ""
         else:
-            self._file = name
             if not Path(name).is_file():
                 what = "is a folder" if Path(name).is_dir() else "does not exist"
                 raise UsageError(f"The script {name!r} {what}: give the program to run.", slug="missing-script")
             self._folder = str(Path(name).resolve().parent)
-        self.argv = [self._file, *arguments]
+            self._file = str(Path(name).absolute())
+        self.argv = [self._file if is_module else name, *arguments]
 
     def environment(self) -> AbstractContextManager[None]:
         """`sys.argv`, ``sys.path[0]`` and ``__main__`` as the program has them, for a ``with`` block."""

@@ -1,0 +1,130 @@
+"""The commands that read a recorded run or the machine, and the demo."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import shadowrun
+import torch
+from shadowrun.cli.main import main
+from shadowrun.platforms.sim import CATALOGUE, PRESETS
+
+
+def read(name):
+    return Path(name).read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path, monkeypatch):
+    """A recorded run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    with shadowrun.compare("cpu[threads=1]", file=".shadowrun"):
+        torch.ones(3, 3) @ torch.ones(3, 3)
+    return tmp_path / ".shadowrun"
+
+
+def test_report(capsys, data):
+    assert main(["report"]) == 0
+    shown = capsys.readouterr().out
+    assert "cpu[threads=1] against cpu" in shown
+    assert "aten::mm" in shown
+    assert main(["report", str(data), "-o", "x.md", "-o", "x.json"]) == 0
+    assert capsys.readouterr().out == ""
+    assert "aten::mm" in read("x.md")
+    assert "aten::mm" in read("x.json")
+
+
+def test_export(capsys):
+    assert main(["export", "-f", "json"]) == 0
+    assert "aten::mm" in json.dumps(json.loads(capsys.readouterr().out))
+    for name, mark in (("md", "aten::mm"), ("html", "<html"), ("txt", "aten::mm")):
+        assert main(["export", "-f", name]) == 0
+        assert mark in capsys.readouterr().out
+    assert main(["export", "-f", "md", "-o", "page.text"]) == 0
+    assert "aten::mm" in read("page.text")
+
+
+@pytest.mark.parametrize("command", [["report"], ["export", "-f", "json"], ["coverage"]])
+def test_a_file_that_is_no_data_file(capsys, command):
+    Path("other").write_text("hello", encoding="utf-8")
+    assert main([*command, "other"]) == 2
+    assert "shadowrun: error: 'other' is not a shadowrun data file" in capsys.readouterr().err
+
+
+def test_coverage(capsys):
+    assert main(["coverage", "--fail-under", "100"]) == 0
+    shown = capsys.readouterr().out
+    assert "target cpu[threads=1], reference cpu: the program runs" in shown
+    assert "operators  2 of 2 (100.0 %)" in shown
+
+
+def test_coverage_names_what_is_missing_and_fails(tmp_path):
+    (tmp_path / "x.py").write_text("import torch; torch.ones(2).lerp_(torch.ones(2), 0.5); torch.ones(2).exp()")
+    command = [sys.executable, "-m", "shadowrun"]
+    subprocess.run([*command, "run", "--flaws", "missing-lerp", "--fail-on", "none", "x.py"], check=True)
+    done = subprocess.run([*command, "coverage", "--fail-under", "90"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "aten::lerp_.Scalar  lacks aten::lerp.Scalar_out" in done.stdout
+    assert "shadowrun: FAILED: operator coverage" in done.stderr
+    assert "is under 90 %" in done.stderr
+
+
+def test_platforms(capsys):
+    assert main(["platforms"]) == 0
+    shown = capsys.readouterr().out
+    present, _, absent = shown.partition("\nabsent:\n")
+    assert "\n  cpu " in present
+    assert "\n  lazy " in present
+    assert "\n  musa " in absent
+    assert "fingerprint of cpu:" in shown
+    assert f"torch {torch.__version__}" in shown
+
+
+def test_flaws_are_listed_without_torch(capsys):
+    assert main(["platforms", "--flaws"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in (*CATALOGUE, *PRESETS))
+    code = (
+        "import sys; from shadowrun.cli.main import main; main(['platforms', '--flaws']);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def demo(*argv):
+    command = [sys.executable, "-m", "shadowrun", "demo", *argv]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+
+
+def test_demo_finds_the_flaws(tmp_path):
+    done = demo("-o", "out")
+    assert done.returncode == 0, done.stderr
+    run = shadowrun.load(tmp_path / "out" / "shadowrun-demo.shadowrun")
+    kinds = {finding.kind for finding in run.findings()}
+    assert {"unsupported", "mismatch", "fallback"} <= kinds
+    assert run.own_failures() == []
+    found = {finding.op for finding in run.findings()}
+    for name in PRESETS["young"]:
+        flaw = CATALOGUE[name]
+        if "match" not in flaw.statuses and flaw.kind != "speed":
+            assert found & set(flaw.operators), f"{name} was not found"
+    assert "<html" in (tmp_path / "out" / "shadowrun-demo.html").read_text(encoding="utf-8")
+    assert "sim against cpu" in done.stdout
+    assert "demo_models.py" in done.stdout
+
+
+def test_demo_on_a_clean_device_finds_nothing(tmp_path):
+    done = demo("--preset", "clean")
+    assert done.returncode == 0, done.stderr
+    run = shadowrun.load(tmp_path / "shadowrun-demo.shadowrun")
+    assert run.findings() == []
+    assert run.own_failures() == []
+    assert run.counts()[shadowrun.Status.MATCH] > 1000
+
+
+def test_demo_without_its_images(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert main(["demo"]) == 2
+    assert "not installed: pip install 'shadowrun[examples]'" in capsys.readouterr().err
