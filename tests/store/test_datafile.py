@@ -88,9 +88,9 @@ def test_records_are_fetched_in_pieces_without_gaps() -> None:
     data = DataFile.create(None, INFO)
     number, verdict = context(data), data.verdict_id(MATCH)
     for seq in range(2500):
-        data.add((seq * 2, 0, number, verdict, 1.0, 1.0, -1.0, -1.0))
+        data.add((seq, 0, number, verdict, 1.0, 1.0, -1.0, -1.0))
     data.flush()
-    assert [r.call.seq for r in Run(data).records()] == list(range(0, 5000, 2))
+    assert [r.call.seq for r in Run(data).records()] == list(range(2500))
 
 
 def test_rows_are_flushed_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,8 @@ def test_a_forked_worker_does_not_write(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            record(data, 0)
+            record(data, 7)
+            data.flush()
             data.close()
         finally:
             os._exit(0)
