@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import shadowrun
 import torch
+
+import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.platforms.sim import CATALOGUE, PRESETS
 

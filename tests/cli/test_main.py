@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from shadowrun.analysis.findings import KINDS as ANALYSIS_KINDS
 from shadowrun.cli import gate, options
 from shadowrun.cli import main as cli

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 import shadowrun
 from shadowrun.cli.main import main
 

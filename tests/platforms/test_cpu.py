@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from shadowrun.platforms import resolve, torchplatform
 from shadowrun.platforms.cpu import flushes_denormals
 

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import device as device_module
 from shadowrun.platforms import devices, present, resolve

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from shadowrun.platforms import resolve
 from shadowrun.platforms.fingerprint import fingerprint, versions
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import PlatformSpec, known_devices, parse
 
