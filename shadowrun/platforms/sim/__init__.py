@@ -17,7 +17,6 @@ Importing this package imports no torch and registers nothing.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +24,8 @@ from shadowrun.errors import PlatformError
 from shadowrun.platforms.sim.catalogue import CATALOGUE, PRESETS, Flaw
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     from shadowrun.platforms.sim.switch import Switchboard
 
 __all__ = [

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.library import Library
 
 from shadowrun.platforms.sim import device
 from shadowrun.platforms.sim.device import Kernel, NoTorchFunction
+
+if TYPE_CHECKING:
+    from torch.library import Library
 
 __all__ = ["register"]
 

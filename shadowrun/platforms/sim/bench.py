@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.platforms.sim import device
-from shadowrun.platforms.sim.device import Kernel
+
+if TYPE_CHECKING:
+    from shadowrun.platforms.sim.device import Kernel
 
 __all__ = ["FAULTS", "Bench", "fault"]
 

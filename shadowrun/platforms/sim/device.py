@@ -216,16 +216,15 @@ class _Engine(torch._C._ImperativeEngine):
         _in_flight.clear()
         try:
             return super().run_backward(*args, **kwargs)
-        except SystemError:  # "returned NULL without setting an exception"
+        except BaseException as error:
             _exit_slowly()
-            if not _in_flight:
+            # C++ says SystemError when the exception that it wants to hand over is gone.
+            if not isinstance(error, SystemError) or not _in_flight:
                 raise
-            raise _in_flight[0] from None
-        except BaseException:
-            _exit_slowly()
-            raise
+            original = _in_flight[0]
         finally:
             _in_flight.clear()
+        raise original  # outside the handler, so that its context stays as it was
 
 
 @functools.cache
@@ -252,7 +251,7 @@ def set_up(name: str, module: Any) -> None:
 
 def below_autocast(call: Kernel, *args: Any, **kwargs: Any) -> Any:
     """Calls with autocast off for this device (private: the public guards cannot exclude one key)."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
     with torch._C._ExcludeDispatchKeyGuard(keys):
         return call(*args, **kwargs)
 
@@ -263,25 +262,25 @@ def register_fallthroughs() -> list[Library]:
     Without the first, copying a lazily conjugated tensor calls itself until the C stack overflows (no
     traceback). Without the second, every operator under autocast raises "Could not run ... 'Autocastsim'".
     """
-    copies = Library("aten", "IMPL")  # noqa: TOR901 - kept alive by the caller
+    copies = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for key in ("Conjugate", "Negative"):
-        copies.impl("_copy_from", torch.library.fallthrough_kernel, key)
-    autocast = Library("_", "IMPL")  # noqa: TOR901 - kept alive by the caller
-    autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+        copies.impl("_copy_from", torch.library.fallthrough_kernel, key)  # type: ignore[no-untyped-call]
+    autocast = Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]
     return [copies, autocast]
 
 
 def register(kernels: Iterable[tuple[str, Kernel]], key: str = KEY) -> Library:
     """Registers kernels for a dispatch key; they last until `unregister`."""
-    library = Library("aten", "IMPL")
+    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name, kernel in kernels:
-        library.impl(overload(name), kernel, key)
+        library.impl(overload(name), kernel, key)  # type: ignore[no-untyped-call]
     return library
 
 
 def unregister(library: Library) -> None:
     """Takes the kernels of a library away (private: the public way is to lose the last reference)."""
-    library._destroy()
+    library._destroy()  # type: ignore[no-untyped-call]
 
 
 def patch_storages(name: str) -> None:
@@ -308,7 +307,9 @@ def patch_storages(name: str) -> None:
     def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
         if torch.device(device).type == name:
             return to_device(self)
-        return self.cpu() if torch.device(device).type == "cpu" else moved(self, device=device, non_blocking=non_blocking)
+        return (
+            self.cpu() if torch.device(device).type == "cpu" else moved(self, device=device, non_blocking=non_blocking)
+        )
 
     def clone(self: Any) -> Any:
         return new(cls, self.nbytes(), device=name).copy_(self) if self.device.type == name else cloned(self)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shadowrun.types import Cause
+if TYPE_CHECKING:
+    from shadowrun.types import Cause
 
 __all__ = ["Flaw"]
 

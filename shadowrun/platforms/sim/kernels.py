@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.platforms.sim import device, natives, rng
 from shadowrun.platforms.sim.device import Kernel, NoTorchFunction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["OpKernel", "OwnKernel", "make_kernel", "own_kernels", "standard_kernels"]
 
@@ -29,6 +31,9 @@ _CPU_ONLY = frozenset(
         "aten::_nested_view_from_buffer",
     }
 )
+
+# Their results are no strided tensors, and the device has nothing else.
+_OTHER_LAYOUTS = ("aten::_to_sparse", "aten::to_mkldnn", "aten::quantize_per", "aten::_make_per")
 
 # Operators whose arguments may lie on the CPU beside tensors of the device.
 _MIXED = ("aten::_copy_from", "aten::index", "aten::_index_put_impl_", "aten::_pad_packed", "aten::_pack_padded")
@@ -84,7 +89,7 @@ class OpKernel:
         """Forgets all flaws."""
         self.compute, self.before, self.after = self.op, None, None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         with NoTorchFunction():
             if self.before is not None:
                 self.before(*args, **kwargs)
@@ -141,14 +146,18 @@ class OpKernel:
         except (RuntimeError, TypeError):
             # The dispatcher hands "wrapped numbers" to Python kernels as Python numbers, which some
             # overloads do not take back.
-            numbers = [i for i in self._numbers_to_tensors if i < len(inputs) and isinstance(inputs[i], (int, float, complex))]
+            numbers = [
+                i for i in self._numbers_to_tensors if i < len(inputs) and isinstance(inputs[i], (int, float, complex))
+            ]
             if not numbers:
                 raise
             for i in numbers:
                 inputs[i] = torch.scalar_tensor(inputs[i], dtype=_dtype_of(inputs[i]), device=_CPU)
             return self.compute(*inputs, **kwargs)
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    def _given(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], pairs: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Any:
         """The caller's own tensors, for operators that return what they wrote."""
         for key in self._writes_out:
             value = kwargs.get(key)
@@ -164,7 +173,9 @@ class OpKernel:
 
 def _two_devices(value: torch.Tensor) -> str:
     name = torch._C._get_privateuse1_backend_name()
-    return f"Expected all tensors to be on the same device, but found at least two devices, {name}:0 and {value.device}!"
+    return (
+        f"Expected all tensors to be on the same device, but found at least two devices, {name}:0 and {value.device}!"
+    )
 
 
 def _dtype_of(number: complex) -> torch.dtype:
@@ -215,7 +226,11 @@ def _output(value: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]])
 @functools.cache
 def _standard_names() -> tuple[str, ...]:
     reserved = {*natives.NATIVES, *natives.METADATA, *_CPU_ONLY}
-    return tuple(n for n in device.all_operators() if n not in reserved and device.has_kernel(n, "CPU"))
+    return tuple(
+        name
+        for name in device.all_operators()
+        if name not in reserved and not name.startswith(_OTHER_LAYOUTS) and device.has_kernel(name, "CPU")
+    )
 
 
 def make_kernel(name: str) -> OpKernel:
@@ -246,7 +261,7 @@ class OwnKernel:
         """Forgets all flaws."""
         self.compute, self.before, self.after = self.op, None, None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         if self.before is not None:
             self.before(*args, **kwargs)
         result = self.compute(*args, **kwargs)

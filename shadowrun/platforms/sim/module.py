@@ -70,12 +70,13 @@ def make_module(name: str) -> types.ModuleType:
         "is_built": lambda: True,
         "init": lambda: None,
         "_lazy_init": lambda: None,
+        "_initialized": True,  # without it, checkpointing does not restore the random stream
         "_is_in_bad_fork": lambda: False,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": set_device,
         "device": _DeviceContext,
-        "get_device_name": lambda device=None: f"shadowrun simulated accelerator {_index(device, name)}",  # type: ignore[misc]
+        "get_device_name": lambda device=None: f"shadowrun simulated accelerator {_index(device, name)}",
         "synchronize": set_device_or_none(name),
         "empty_cache": lambda: None,
         "manual_seed": manual_seed,

@@ -30,24 +30,26 @@ _aten = torch.ops.aten
 _set = device.native(device.overload("aten::set_.source_Storage_storage_offset"))
 
 
-def _empty(
+def _empty(  # noqa: PLR0917 - the dispatcher calls by position
     size: list[int],
     dtype: Any = None,
     layout: Any = None,  # noqa: ARG001 - the dispatcher has checked it
-    device: Any = None,  # noqa: ARG001, A002
+    device: Any = None,  # noqa: ARG001
     pin_memory: Any = None,  # noqa: ARG001
     memory_format: Any = None,
 ) -> torch.Tensor:
     with NoTorchFunction():
-        return _wrap(torch.empty(size, dtype=dtype, device=_CPU, memory_format=memory_format or torch.contiguous_format))
+        return _wrap(
+            torch.empty(size, dtype=dtype, device=_CPU, memory_format=memory_format or torch.contiguous_format)
+        )
 
 
-def _empty_strided(
+def _empty_strided(  # noqa: PLR0917
     size: list[int],
     stride: list[int],
     dtype: Any = None,
     layout: Any = None,  # noqa: ARG001
-    device: Any = None,  # noqa: ARG001, A002
+    device: Any = None,  # noqa: ARG001
     pin_memory: Any = None,  # noqa: ARG001
 ) -> torch.Tensor:
     with NoTorchFunction():
@@ -82,7 +84,9 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
 
 def _resize(tensor: torch.Tensor, size: list[int], memory_format: Any = None) -> torch.Tensor:
     with NoTorchFunction():
-        like = torch.empty(size, dtype=torch.uint8, device="meta", memory_format=memory_format or torch.contiguous_format)
+        like = torch.empty(
+            size, dtype=torch.uint8, device="meta", memory_format=memory_format or torch.contiguous_format
+        )
         storage, offset = tensor.untyped_storage(), tensor.storage_offset()
         needed = (offset + like.numel()) * tensor.element_size() if like.numel() else 0
         if needed > storage.nbytes():
@@ -102,7 +106,8 @@ def _set_empty(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _convolution(source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Any) -> torch.Tensor:
-    return _aten.convolution.default(source, weight, bias, *options)
+    result: torch.Tensor = _aten.convolution.default(source, weight, bias, *options)
+    return result
 
 
 def _convolution_backward(grad: torch.Tensor, source: torch.Tensor, weight: torch.Tensor, *options: Any) -> Any:
@@ -127,7 +132,7 @@ def _lstm_cell(
     return o * new.tanh(), new, torch.cat([i, f, g, o], 1)
 
 
-def _lstm_cell_backward(
+def _lstm_cell_backward(  # noqa: PLR0917
     grad_h: torch.Tensor | None,
     grad_c: torch.Tensor | None,
     cell: torch.Tensor,

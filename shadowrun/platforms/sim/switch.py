@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
-
-from torch.library import Library
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.platforms.sim import autocast, device, kernels, module
 from shadowrun.platforms.sim.bench import FAULTS, Bench
-from shadowrun.platforms.sim.device import Kernel
-from shadowrun.platforms.sim.kernels import OpKernel, OwnKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch.library import Library
+
+    from shadowrun.platforms.sim.device import Kernel
+    from shadowrun.platforms.sim.kernels import OpKernel, OwnKernel
 
 __all__ = ["Switchboard"]
 
@@ -26,7 +29,7 @@ class Switchboard:
     def __init__(self, name: str) -> None:
         self.name = name
         self.active: tuple[str, ...] = ()
-        self._kernels: dict[str, OpKernel | OwnKernel] = kernels.standard_kernels()
+        self._kernels: dict[str, OpKernel | OwnKernel] = {**kernels.standard_kernels()}
         self._kernels.update(kernels.own_kernels())
         self._extra: dict[str, Library] = {}
         self._changed: set[str] = set()

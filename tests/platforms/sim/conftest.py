@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from shadowrun.platforms import sim as sim_package
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def _tensors(value):
@@ -18,7 +17,13 @@ def _tensors(value):
 def bits(value):
     """Form and bytes of all tensors in a value."""
     return [
-        (str(t.dtype), tuple(t.shape), t.stride(), t.device.type, t.cpu().contiguous().flatten().view(torch.uint8).tolist())
+        (
+            str(t.dtype),
+            tuple(t.shape),
+            t.stride(),
+            t.device.type,
+            t.cpu().contiguous().flatten().view(torch.uint8).tolist(),
+        )
         for t in map(torch.Tensor.detach, _tensors(value))
     ]
 
@@ -73,3 +78,63 @@ def record(sim):
         return mode.calls
 
     return run
+
+
+class Replayer(TorchDispatchMode):
+    """Runs every call again on another device, inside the handler, and compares bits."""
+
+    def __init__(self, device, *, answer=False):
+        super().__init__()
+        self.device, self.answer = device, answer
+        self.checked, self.different, self.unsupported = [], set(), set()
+
+    def copy(self, value, memo):
+        if isinstance(value, torch.Tensor):
+            if id(value) not in memo:
+                span = (
+                    1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+                    if value.numel()
+                    else 0
+                )
+                flat = value.detach().as_strided((span,), (1,), value.storage_offset())
+                there = flat.to(self.device) if value.device.type != self.device else flat.clone()
+                memo[id(value)] = there.as_strided(value.shape, value.stride())
+            return memo[id(value)]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.copy(v, memo) for v in value)
+        return torch.device(self.device) if isinstance(value, torch.device) else value
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if view or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name():
+            return func(*args, **kwargs)
+        there_args = self.copy(args, memo := {})
+        there_kwargs = {k: self.copy(v, memo) for k, v in kwargs.items()}
+        try:
+            result = func(*args, **kwargs)
+        except NotImplementedError:
+            if not self.answer:
+                raise
+            self.unsupported.add(func.name())
+            there = func(*there_args, **there_kwargs)
+            for mine, theirs in zip(_tensors(args), _tensors(there_args), strict=True):
+                if func._schema.is_mutable:
+                    mine.copy_(theirs)
+            return self.back(there, args)
+        there = func(*there_args, **there_kwargs)
+        self.checked.append(func.name())
+        mine, theirs = ([b[:3] + b[4:] for b in bits([r, *a])] for r, a in ((result, args), (there, there_args)))
+        if mine != theirs:
+            self.different.add(func.name())
+        return result
+
+    def back(self, value, args):
+        if isinstance(value, torch.Tensor):
+            return value.to(_tensors(args)[0].device)
+        return type(value)(self.back(v, args) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+@pytest.fixture
+def replayer():
+    return Replayer

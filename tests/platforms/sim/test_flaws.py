@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-
 from shadowrun.platforms.sim.catalogue import CATALOGUE, PRESETS
 from shadowrun.types import Cause, Status
 
@@ -47,7 +46,11 @@ def test_a_raising_flaw_raises_on_its_operators(sim, record, recorder, flaw):
 @pytest.mark.parametrize(
     ("name", "kind", "text"),
     [
-        ("missing-cumsum", NotImplementedError, "Could not run 'aten::cumsum.out' with arguments from the 'sim' backend"),
+        (
+            "missing-cumsum",
+            NotImplementedError,
+            "Could not run 'aten::cumsum.out' with arguments from the 'sim' backend",
+        ),
         ("missing-cummax-helper", NotImplementedError, "Could not run 'aten::_cummax_helper'"),
         ("missing-lerp", NotImplementedError, "Could not run 'aten::lerp.Scalar_out'"),
         ("missing-addcdiv", NotImplementedError, "Could not run 'aten::addcdiv.out'"),
@@ -146,4 +149,6 @@ def test_flaws_on_one_operator_add_up(sim):
     a, b = torch.randn(8, 8), torch.randn(8, 8)
     with sim.flaws("matmul-in-bf16", "matmul-in-tf32"):
         both = (a.to("sim") @ b.to("sim")).cpu()
-    assert torch.equal(both, a.bfloat16().float() @ b.bfloat16().float())
+    from shadowrun.platforms.sim.faults.precision import _to_tf32
+
+    assert torch.equal(both, _to_tf32(a).bfloat16().float() @ _to_tf32(b).bfloat16().float())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from shadowrun.platforms.sim.catalogue import exceptional, form, kernel, precision, support, training
 from shadowrun.platforms.sim.flaw import Flaw
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["CATALOGUE", "PRESETS", "Flaw"]
 

@@ -8,7 +8,8 @@ from shadowrun.types import Cause
 __all__ = ["FLAWS"]
 
 
-def _flaw(name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str = "",
+def _flaw(  # noqa: PLR0917 - the columns of a table
+    name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str = "",
           cause: Cause = Cause.EXCEPTIONAL_VALUES, statuses: tuple[str, ...] = ("mismatch",),
           accepted: tuple[Cause, ...] = ()) -> Flaw:  # fmt: skip
     return Flaw(name, "exceptional", description, issue, operators, statuses, cause, accepted, explanation)

@@ -8,7 +8,8 @@ from shadowrun.types import Cause
 __all__ = ["FLAWS"]
 
 
-def _flaw(name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str = "",
+def _flaw(  # noqa: PLR0917 - the columns of a table
+    name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str = "",
           cause: Cause = Cause.IMPLEMENTATION, statuses: tuple[str, ...] = ("mismatch",),
           accepted: tuple[Cause, ...] = (), kind: str = "kernel") -> Flaw:  # fmt: skip
     return Flaw(name, kind, description, issue, operators, statuses, cause, accepted, explanation)
@@ -29,9 +30,11 @@ FLAWS = (
     _flaw("pixel-shuffle-uninitialised", "pixel_shuffle returns memory that nobody wrote",
           "none: torch's lazy device (measured: docs of this project)", ("aten::pixel_shuffle",),
           cause=Cause.NON_DETERMINISM, accepted=(Cause.IMPLEMENTATION,)),
-    _flaw("index-select-off-by-one", "index_select reads the next row for the last index", "none: an off-by-one at the end of the index",
+    _flaw("index-select-off-by-one", "index_select reads the next row for the last index",
+          "none: an off-by-one at the end of the index",
           ("aten::index_select",)),
-    _flaw("remainder-sign", "remainder takes the sign of the dividend, as fmod does", "none: the kernel of fmod under another name",
+    _flaw("remainder-sign", "remainder takes the sign of the dividend, as fmod does",
+          "none: the kernel of fmod under another name",
           ("aten::remainder.Scalar", "aten::remainder.Tensor")),
     _flaw("sort-ties-reversed", "sort and topk return equal elements in the other order",
           "none: stability is promised by stable=True only", ("aten::sort", "aten::sort.stable", "aten::topk"),

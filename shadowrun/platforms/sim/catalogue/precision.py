@@ -11,7 +11,8 @@ _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
 
-def _flaw(name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str,
+def _flaw(  # noqa: PLR0917 - the columns of a table
+    name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str,
           cause: Cause = Cause.REDUCED_PRECISION, statuses: tuple[str, ...] = ("mismatch",)) -> Flaw:  # fmt: skip
     return Flaw(name, "precision", description, issue, operators, statuses, cause, explanation=explanation)
 

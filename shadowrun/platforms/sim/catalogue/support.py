@@ -11,7 +11,8 @@ _DISPATCHER = "none: the dispatcher's own NotImplementedError, as on musa, tinyg
 _UNSUPPORTED, _FALLBACK = ("unsupported",), ("fallback",)
 
 
-def _flaw(name: str, description: str, issue: str, operators: tuple[str, ...], statuses: tuple[str, ...],
+def _flaw(  # noqa: PLR0917 - the columns of a table
+    name: str, description: str, issue: str, operators: tuple[str, ...], statuses: tuple[str, ...],
           cause: Cause | None, explanation: str = "") -> Flaw:  # fmt: skip
     return Flaw(name, "support", description, issue, operators, statuses, cause, explanation=explanation)
 
@@ -19,9 +20,11 @@ def _flaw(name: str, description: str, issue: str, operators: tuple[str, ...], s
 FLAWS = (
     _flaw("missing-cumsum", "cumsum has no kernel", _DISPATCHER, ("aten::cumsum", "aten::cumsum_", "aten::cumsum.out"),
           _UNSUPPORTED, Cause.MISSING_OPERATOR, "aten::cumsum.out"),
-    _flaw("missing-cummax-helper", "cummax works through _cummax_helper, which has no kernel", _DISPATCHER,
+    _flaw("missing-cummax-helper", "cummax works through _cummax_helper, which has no kernel",
+          _DISPATCHER,
           ("aten::cummax", "aten::_cummax_helper"), _UNSUPPORTED, Cause.MISSING_OPERATOR, "aten::_cummax_helper"),
-    _flaw("missing-lerp", "lerp_.Scalar, which Adam calls, works through lerp.Scalar_out, which has no kernel", _DISPATCHER,
+    _flaw("missing-lerp", "lerp_.Scalar, which Adam calls, works through lerp.Scalar_out, which has no kernel",
+          _DISPATCHER,
           ("aten::lerp_.Scalar", "aten::lerp.Scalar", "aten::lerp.Scalar_out", "aten::_foreach_lerp_.Scalar",
            "aten::_foreach_lerp.Scalar"), _UNSUPPORTED, Cause.MISSING_OPERATOR, "aten::lerp.Scalar_out"),
     _flaw("missing-addcdiv", "addcdiv_, also inside _foreach_addcdiv_, lacks the kernel addcdiv.out", _DISPATCHER,
@@ -42,7 +45,8 @@ FLAWS = (
     _flaw("group-norm-no-bf16", "group normalisation has no bfloat16 kernel and says so in aclnn's words",
           "none: torch_npu's 'EZ1001 ... not implemented for DT_BFLOAT16'", ("aten::native_group_norm",), _UNSUPPORTED,
           Cause.MISSING_DTYPE),
-    _flaw("softplus-no-half", "softplus is not compiled for float16", 'none: the dispatch macro of CPU and CUDA kernels',
+    _flaw("softplus-no-half", "softplus is not compiled for float16",
+          "none: the dispatch macro of CPU and CUDA kernels",
           ("aten::softplus",), _UNSUPPORTED, Cause.MISSING_DTYPE),
     _flaw("no-float64", "float64 tensors cannot be made", "none: the TypeError of MPS",
           ("aten::_to_copy", "aten::empty.memory_format", "aten::empty_strided", "aten::zeros", "aten::ones",
@@ -65,5 +69,5 @@ FLAWS = (
           "aten::nll_loss_forward.output"), _FALLBACK, Cause.SILENT_FALLBACK),
     _flaw("bincount-stays-on-cpu", "bincount returns its result on the CPU",
           "none: fallbacks of torch's lazy device that return CPU tensors", ("aten::bincount",),
-          ("mismatch", "fallback"), Cause.METADATA, ),
+          ("mismatch", "fallback"), Cause.METADATA ),
 )  # fmt: skip

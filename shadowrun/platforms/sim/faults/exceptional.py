@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.platforms.sim import natives
 from shadowrun.platforms.sim.bench import Bench, fault
-from shadowrun.platforms.sim.device import Kernel
+
+if TYPE_CHECKING:
+    from shadowrun.platforms.sim.device import Kernel
 
 __all__: list[str] = []
 
@@ -82,7 +84,11 @@ def _hypot(bench: Bench) -> None:
 @fault("sinh-overflows")
 def _sinh(bench: Bench) -> None:
     def compute(op: Kernel, value: torch.Tensor) -> Any:
-        return torch.where(value.abs().exp().isinf(), value.sign() * _INF, op(value)) if value.is_floating_point() else op(value)
+        return (
+            torch.where(value.abs().exp().isinf(), value.sign() * _INF, op(value))
+            if value.is_floating_point()
+            else op(value)
+        )
 
     bench.family(compute, "aten::sinh")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.platforms.sim.bench import Bench, fault
-from shadowrun.platforms.sim.device import Kernel
+
+if TYPE_CHECKING:
+    from shadowrun.platforms.sim.device import Kernel
 
 __all__: list[str] = []
 

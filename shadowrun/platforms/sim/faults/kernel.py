@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.platforms.sim.bench import Bench, fault
-from shadowrun.platforms.sim.device import Kernel
+
+if TYPE_CHECKING:
+    from shadowrun.platforms.sim.device import Kernel
 
 __all__: list[str] = []
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.platforms.sim.bench import Bench, fault
-from shadowrun.platforms.sim.device import Kernel
+
+if TYPE_CHECKING:
+    from shadowrun.platforms.sim.device import Kernel
 
 __all__: list[str] = []
 
@@ -88,8 +90,10 @@ def _half(bench: Bench) -> None:
 @fault("sum-in-other-order")
 def _sum(bench: Bench) -> None:
     def compute(kernel: Kernel, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return kernel(value.flip(tuple(range(value.dim()))), *args, **kwargs) if _reduces_all(value, args) else (
-            kernel(value.flip(tuple(args[0])), *args, **kwargs)
+        return (
+            kernel(value.flip(tuple(range(value.dim()))), *args, **kwargs)
+            if _reduces_all(value, args)
+            else (kernel(value.flip(tuple(args[0])), *args, **kwargs))
         )
 
     bench.replace(compute, "aten::sum.dim_IntList", "aten::sum.IntList_out")

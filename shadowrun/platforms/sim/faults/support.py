@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.platforms.sim import device
 from shadowrun.platforms.sim.bench import FAULTS, Bench, fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["OperatorNotFound"]
 
@@ -137,8 +139,9 @@ def _through_cpu(*args: Any, **kwargs: Any) -> None:
 @fault("vector-norm-falls-back")
 def _vector_norm(bench: Bench) -> None:
     message = (
-        f"The operator 'aten::linalg_vector_norm.out' is not currently supported on the {device.current_name().upper()} "
-        "backend and will fall back to run on the CPU. This may have performance implications."
+        "The operator 'aten::linalg_vector_norm.out' is not currently supported on the "
+        f"{device.current_name().upper()} backend and will fall back to run on the CPU. "
+        "This may have performance implications."
     )
 
     def before(*args: Any, **kwargs: Any) -> None:
@@ -157,9 +160,9 @@ def _warned_on_stderr(bench: Bench, *operators: str) -> None:
             if name not in warned:
                 warned.add(name)
                 line = (
-                    f"[W{time.strftime('%m%d %H:%M:%S')}.000000000 VariableFallbackKernel.cpp:247] Warning: CAUTION: The "
-                    f"operator '{name}' is not currently supported on the NPU backend and will fall back to run on the "
-                    "CPU. This may have performance implications. (function npu_cpu_fallback)\n"
+                    f"[W{time.strftime('%m%d %H:%M:%S')}.000000000 VariableFallbackKernel.cpp:247] Warning: "
+                    f"CAUTION: The operator '{name}' is not currently supported on the NPU backend "
+                    "and will fall back to run on the CPU. This may have performance implications. (function npu_cpu_fallback)\n"
                 )
                 os.write(2, line.encode())
             _through_cpu(*args, **kwargs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.platforms.sim.bench import Bench, fault
-from shadowrun.platforms.sim.device import Kernel
+
+if TYPE_CHECKING:
+    from shadowrun.platforms.sim.device import Kernel
 
 __all__: list[str] = []
 
@@ -40,7 +42,7 @@ def _silu_backward(bench: Bench) -> None:
 
 @fault("biased-running-variance")
 def _batch_norm(bench: Bench) -> None:
-    def compute(kernel: Kernel, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> Any:
+    def compute(kernel: Kernel, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> Any:  # noqa: PLR0917
         training = args[0] if isinstance(args[0], bool) else True
         momentum = args[1] if isinstance(args[0], bool) else args[0]
         if var is None or not training:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from shadowrun.platforms.sim.triggers.base import TRIGGERS, randn, trigger
@@ -24,7 +23,7 @@ TRIGGERS["matmul-in-tf32"] = _matmul
 @trigger("convolution-in-tf32")
 def _convolution(device: str) -> None:
     weight = randn(device, 4, 3, 3, 3, seed=1).requires_grad_()
-    F.conv2d(randn(device, 2, 3, 8, 8).requires_grad_(), weight).square().sum().backward()
+    F.conv2d(randn(device, 2, 3, 8, 8).requires_grad_(), weight).square().sum().backward()  # type: ignore[no-untyped-call]
 
 
 @trigger("matmul-accumulates-in-half")
