@@ -110,6 +110,11 @@ class Attribution:
                         del links[old]
         return module, Phase.FORWARD, site
 
+    def note(self, depth: int) -> None:
+        """Remember the forward place of a call that is not recorded, if autograd made a node for it."""
+        if torchapi.next_sequence_number is not None and torchapi.next_sequence_number() != self._state.last_number:
+            self.place(depth + 1)
+
     def _backward_place(self, node: Any, depth: int) -> Place:
         link = self._links.get(torchapi.autograd_node_number(node))
         if link is None:

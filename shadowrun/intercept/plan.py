@@ -51,7 +51,8 @@ class OpPlan:
         action: What to do.
         reason: Why, for PASS and VIEW.
         mutated: Arguments written to, hidden ones included.
-        single: Exactly one fresh tensor comes back and nothing is mutated.
+        short: A plain call: one fresh tensor comes back and nothing is written to, or the first argument is
+            written to and comes back.
         fresh: Numbers of the returns that are no alias of an argument.
         n_returns: Declared number of returns.
         uninitialised: Numbers of the returns whose values mean nothing.
@@ -69,7 +70,7 @@ class OpPlan:
     action: Action
     reason: str = ""
     mutated: tuple[Argument, ...] = ()
-    single: bool = False
+    short: bool = False
     fresh: tuple[int, ...] = ()
     n_returns: int = 1
     uninitialised: frozenset[int] = frozenset()
@@ -212,9 +213,10 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
         if (a.alias_info is not None and a.alias_info.is_write) or a.name in hidden
     )
     returns = schema.returns
-    single = (
-        not mutated and len(returns) == 1 and returns[0].alias_info is None and str(returns[0].type) == "Tensor"
-    )
+    fresh = len(returns) == 1 and returns[0].alias_info is None and str(returns[0].type) == "Tensor" and not mutated
+    in_place = len(returns) == 1 and returns[0].alias_info is not None and [a.position for a in mutated] == [0]
+    custom = namespace not in _OWN_NAMESPACES
+    short = action is Action.REPLAY and not custom and (fresh or (in_place and not mutated[0].is_list))
     arguments = {a.name for a in schema.arguments}
     return OpPlan(
         func=func,
@@ -223,14 +225,14 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
         action=action,
         reason=reason,
         mutated=mutated,
-        single=single,
+        short=short,
         fresh=tuple(i for i, r in enumerate(returns) if r.alias_info is None),
         n_returns=len(returns),
         uninitialised=frozenset(_UNINITIALISED_RETURNS.get(name, ())),
         has_device="device" in arguments,
         has_generator="generator" in arguments,
         dropout=next((i for i, a in enumerate(schema.arguments) if a.name == "dropout_p"), -1),
-        custom=namespace not in _OWN_NAMESPACES,
+        custom=custom,
         composite=namespace == "aten" and torchapi.operator_is_composite(name),
         unstable=_UNSTABLE.get(name, ""),
     )

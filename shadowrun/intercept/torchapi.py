@@ -23,6 +23,7 @@ __all__ = [
     "in_user_mode",
     "is_undefined_error",
     "is_zero_tensor",
+    "n_modes_below",
     "next_sequence_number",
     "no_modes",
     "operator_is_composite",
@@ -44,7 +45,7 @@ next_sequence_number = torch._C._autograd._get_sequence_nr if hasattr(torch._C._
 autograd_node = torch._C._current_autograd_node
 
 # Seen on 2.11 and 2.13. How many modes lie below ours while our handler runs.
-_n_modes_below = torch._C._len_torch_dispatch_stack if hasattr(torch._C, "_len_torch_dispatch_stack") else None
+n_modes_below = torch._C._len_torch_dispatch_stack
 
 _INFRA_KEYS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 _infra_mode = torch._C._get_dispatch_mode
@@ -57,7 +58,7 @@ def autograd_node_number(node: Any) -> int:
 
 def in_user_mode() -> bool:
     """Whether other dispatch modes lie below ours: they would see our replays."""
-    return _n_modes_below is not None and _n_modes_below() > 0
+    return n_modes_below() > 0
 
 
 def in_infra_mode() -> bool:

@@ -68,6 +68,16 @@ class Executor:
             return ran
         return self._run(plan, args, kwargs)
 
+    def call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that needs no watching, under this platform's settings."""
+        if self._plain and not torchapi.n_modes_below():
+            return func(*args, **kwargs)
+        if not torchapi.n_modes_below():
+            with self.platform.context():
+                return func(*args, **kwargs)
+        with self.platform.context(), torchapi.no_modes():
+            return func(*args, **kwargs)
+
     def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         func = plan.func
         if self._plain and not torchapi.in_user_mode():

@@ -45,6 +45,10 @@ class Recorder:
         """Module, phase and site of the call in hand; see `Attribution.place`."""
         return self._attribution.place(depth + 1)
 
+    def place_silently(self, depth: int) -> None:
+        """Note where a view was made, for the operators of its backward; costs nothing where there is none."""
+        self._attribution.note(depth + 1)
+
     def context(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, device: torch.device
     ) -> int:

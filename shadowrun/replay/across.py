@@ -1,0 +1,140 @@
+"""Calls on a device of its own: all inputs are mirrored to the CPU, and run from there on the other platform.
+
+The mirror is also what the judge, the oracle and a fallback work on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.replay.execution import Ran
+from shadowrun.replay.mirror import OverBudget, mirror
+from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
+from shadowrun.replay.target_failure import TargetFailure
+from shadowrun.replay.views import ViewCheck
+from shadowrun.types import Status, Verdict
+
+if TYPE_CHECKING:
+    from shadowrun.intercept.attribution import Place
+
+__all__ = ["AcrossPath"]
+
+_CPU = torch.device("cpu")
+_clock = time.perf_counter_ns
+
+
+class AcrossPath:
+    """Observes calls on the target (replayed on the reference), on the reference, or on a third device."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._target = stage.target
+        self._ref = stage.ref
+        self._max_bytes = stage.config.max_bytes
+        self._failure = TargetFailure(stage.config, stage.target, stage.ref, stage.recorder)
+        functional = stage.target.platform.functionalizes or stage.ref.platform.functionalizes
+        self._views = ViewCheck(stage.recorder, strides=not functional)
+
+    def observe(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place, reason: str
+    ) -> Ran:
+        recorder = self._stage.recorder
+        problem: Verdict | None = None
+        pristine: Any = None
+        try:
+            if plan.custom and not self._stage.selection.ops_named:
+                problem = CUSTOM
+            elif not reason:
+                pristine = self._mirrored(args, kwargs, role)
+        except OverBudget:
+            problem = BUDGET
+        except Exception as error:
+            problem = Verdict(Status.UNVERIFIED, None, f"inputs cannot be copied: {type(error).__name__}", str(error)[:300])
+        drift = self._stage.drift if not reason else None
+        if drift is not None:
+            drift.before(plan, args, kwargs)
+        if role.on_target:
+            try:
+                own = self._target.run_user(plan, args, kwargs)
+            except Exception as error:
+                answer = self._failure.answer(plan, args, kwargs, pristine, role.device, place, error)
+                if answer is None:
+                    raise
+                if drift is not None:
+                    drift.reseed(plan, args, kwargs, answer.out)
+                return answer
+        else:
+            own = self._ref.run_user(plan, args, kwargs) if role.on_ref else _plainly(plan, args, kwargs)
+        try:
+            if reason:
+                if plan.action is Action.VIEW:
+                    self._views.check(plan, args, kwargs, own.out, place, role.device)
+                recorder.skip(plan.name, str(role.device), reason)
+                return own
+            context = recorder.context(plan, args, kwargs, place, role.device)
+            if problem is not None:
+                self._stage.unverified(context, problem, plan, own)
+                return own
+            if plan.action is Action.RANDOM and not _is_certain(plan, args, kwargs):
+                drawn = own if role.on_target else self._draw(context, plan, pristine)
+                if drawn is not None:
+                    self._stage.comparing.conclude_random(plan, context, pristine, drawn)
+                if drift is not None:
+                    drift.reseed(plan, args, kwargs, own.out)
+                return own
+            actual = own if role.on_target else self._failure.attempt(context, plan, pristine)
+            expected = own if role.on_ref else self._reference(context, plan, pristine)
+            drifted = drift.after(plan, args, kwargs, own.out, None, None) if drift is not None else None
+            if actual is not None and expected is not None:
+                self._stage.comparing.conclude(
+                    plan, context, pristine, actual, expected, drifted, shared=False,
+                    here=role.device if role.on_target else None,
+                )  # fmt: skip
+        except Exception as error:
+            context = recorder.context(plan, (), {}, place, role.device)
+            self._stage.unverified(context, self._stage.harness("replaying", plan, error), plan, None)
+        return own
+
+    def _mirrored(self, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) -> Any:
+        """Inputs on the CPU, as before the call; those that lie there are copied too: the call may write to them."""
+        for executor in (self._target, self._ref):
+            if executor.platform.functionalizes and executor.platform.same_device(role.device):
+                return executor.to_device(args, kwargs, _CPU, self._max_bytes)
+        return mirror(args, kwargs, _CPU, self._max_bytes)
+
+    def _reference(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
+        try:
+            return self._ref.run_mirrored(plan, pristine[0], pristine[1], self._max_bytes)
+        except Exception as error:
+            why = f"the reference cannot run it: {type(error).__name__}"
+            self._stage.recorder.verdict(context, Verdict(Status.UNVERIFIED, None, why, str(error)[:300]))
+            return None
+
+    def _draw(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
+        """Run a random operator on the target without moving its stream."""
+        platform = self._target.platform
+        # Also the CPU's: a device without a generator of its own (lazy), or one that falls back, draws there.
+        state, cpu_state = platform.rng_state(), torch.get_rng_state()
+        try:
+            return self._failure.attempt(context, plan, pristine)
+        finally:
+            platform.set_rng_state(state)
+            torch.set_rng_state(cpu_state)
+
+
+def _plainly(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    start = _clock()
+    out = plan.func(*args, **kwargs)
+    return Ran(args, kwargs, out, _clock() - start)
+
+
+def _is_certain(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a random operator draws nothing in this call (attention with dropout 0)."""
+    if plan.dropout < 0:
+        return False
+    p = args[plan.dropout] if plan.dropout < len(args) else kwargs.get("dropout_p", 0.0)
+    return not p

@@ -1,0 +1,198 @@
+"""Calls on a device that both platforms share (the CPU under other settings).
+
+Inputs are used as they are; only what the call writes to is copied. The plain calls, nearly all of a training
+step, take a short way: every microsecond here is paid thousands of times a second.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.numerics.bits import bits_equal
+from shadowrun.replay.execution import Executor, Ran
+from shadowrun.replay.mirror import OverBudget, copy_mutated
+from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
+
+if TYPE_CHECKING:
+    from shadowrun.intercept.attribution import Place
+    from shadowrun.types import Verdict
+
+__all__ = ["SharedPath"]
+
+_clock = time.perf_counter_ns
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+class SharedPath:
+    """Observes calls whose device is both target and reference."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._recorder = stage.recorder
+        self._max_bytes = stage.config.max_bytes
+        self._short = stage.drift is None
+
+    def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place) -> Ran:
+        """Run a call for the user, again on the other platform, and record the verdict."""
+        if self._short and plan.short and (role.on_target or role.on_ref):
+            if not plan.mutated:
+                return self._observe_fresh(plan, args, kwargs, role, place)
+            if type(args[0]) in _PLAIN and not _may_alias(args):
+                before = args[0].clone()
+                if before.stride() == args[0].stride() and before.nbytes <= self._max_bytes:
+                    return self._observe_in_place(plan, args, kwargs, role, place, before)
+        return self._observe_any(plan, args, kwargs, role, place)
+
+    def _observe_fresh(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
+    ) -> Ran:
+        """One new tensor comes back, nothing is written to."""
+        start = _clock()
+        out = plan.func(*args, **kwargs)
+        ns = _clock() - start
+        other = self._stage.ref if role.on_target else self._stage.target
+        try:
+            context = self._recorder.context(plan, args, kwargs, place, role.device)
+            start = _clock()
+            theirs = other.call(plan.func, args, kwargs)
+            other_ns = _clock() - start
+            if type(out) is torch.Tensor and bits_equal(out, theirs) and out.stride() == theirs.stride():
+                times = (other_ns / 1000, ns / 1000) if role.on_target else (ns / 1000, other_ns / 1000)
+                self._recorder.match(context, *times)
+                return Ran(args, kwargs, out, ns)
+            self._conclude(plan, context, (args, kwargs), Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role)
+        except Exception as error:
+            self._failed(plan, args, kwargs, role, place, error)
+        return Ran(args, kwargs, out, ns)
+
+    def _observe_in_place(
+        self,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        role: Role,
+        place: Place,
+        before: torch.Tensor,
+    ) -> Ran:
+        """The first argument is written to, and shares its memory with no other."""
+        start = _clock()
+        out = plan.func(*args, **kwargs)
+        ns = _clock() - start
+        other = self._stage.ref if role.on_target else self._stage.target
+        try:
+            context = self._recorder.context(plan, args, kwargs, place, role.device)
+            mine = args[0]
+            copy = before.clone()
+            other_args = (copy, *args[1:])
+            start = _clock()
+            theirs = other.call(plan.func, other_args, kwargs)
+            other_ns = _clock() - start
+            if bits_equal(mine, copy) and mine.stride() == copy.stride():
+                times = (other_ns / 1000, ns / 1000) if role.on_target else (ns / 1000, other_ns / 1000)
+                self._recorder.match(context, *times)
+            else:
+                pristine = ((before, *args[1:]), kwargs)
+                theirs_ran = Ran(other_args, kwargs, theirs, other_ns)
+                self._conclude(plan, context, pristine, Ran(args, kwargs, out, ns), theirs_ran, role)
+        except Exception as error:
+            self._failed(plan, args, kwargs, role, place, error)
+        return Ran(args, kwargs, out, ns)
+
+    def _conclude(self, plan: OpPlan, context: int, pristine: Any, mine: Ran, theirs: Ran, role: Role) -> None:
+        actual, expected = (mine, theirs) if role.on_target else (theirs, mine)
+        self._stage.comparing.conclude(plan, context, pristine, actual, expected, None, shared=True)
+
+    def _failed(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place, error: Exception
+    ) -> None:
+        verdict = self._stage.harness("replaying", plan, error)
+        try:
+            context = self._recorder.context(plan, args, kwargs, place, role.device)
+        except Exception:
+            context = -1
+        self._stage.unverified(context, verdict, plan, None)
+
+    def _observe_any(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
+    ) -> Ran:
+        """Any call: several results, lists, random draws, hidden mutations, drift, both platforms replayed."""
+        stage = self._stage
+        problem: Verdict | None = None
+        pristine = (args, kwargs)
+        generator = state = None
+        context = -1
+        try:
+            context = self._recorder.context(plan, args, kwargs, place, role.device)
+            if plan.custom and not stage.selection.ops_named:
+                problem = CUSTOM
+            elif plan.mutated:
+                pristine = copy_mutated(plan, args, kwargs, self._max_bytes)
+            if (plan.action is Action.RANDOM or plan.custom) and problem is None:
+                generator = _generator(role.device, kwargs)
+                state = generator.get_state()
+        except OverBudget:
+            problem = BUDGET
+        except Exception as error:
+            problem = stage.harness("copying the inputs of", plan, error)
+        drift = stage.drift
+        if drift is not None:
+            drift.before(plan, args, kwargs)
+        start = _clock()
+        out = plan.func(*args, **kwargs)
+        own = Ran(args, kwargs, out, _clock() - start)
+        if problem is not None:
+            stage.unverified(context, problem, plan, own)
+            return own
+        try:
+            after = generator.get_state() if generator is not None else None
+
+            def again(executor: Executor) -> Ran:
+                if generator is not None and state is not None:
+                    generator.set_state(state)
+                if not plan.mutated:
+                    return executor.run(plan, args, kwargs)
+                return executor.run(plan, *copy_mutated(plan, *pristine, self._max_bytes))
+
+            try:
+                actual = own if role.on_target else again(stage.target)
+                expected = own if role.on_ref else again(stage.ref)
+                drifted = drift.after(plan, args, kwargs, out, generator, state) if drift is not None else None
+            finally:
+                if generator is not None and after is not None:
+                    generator.set_state(after)
+            rng = (generator, state) if generator is not None and state is not None else None
+            stage.comparing.conclude(plan, context, pristine, actual, expected, drifted, shared=True, rng=rng)
+        except Exception as error:
+            stage.unverified(context, stage.harness("replaying", plan, error), plan, None)
+        return own
+
+
+def _may_alias(args: tuple[Any, ...]) -> bool:
+    """Whether another argument is or shares memory with the first, or is no plain tensor or number."""
+    key = -1
+    for a in args[1:]:
+        kind = type(a)
+        if kind in _PLAIN:
+            if key == -1:
+                key = torchapi.storage_key(args[0])
+            if torchapi.storage_key(a) == key:
+                return True
+        elif kind is list or kind is tuple:
+            return True
+    return False
+
+
+def _generator(device: torch.device, kwargs: dict[str, Any]) -> torch.Generator:
+    given = kwargs.get("generator")
+    if isinstance(given, torch.Generator):
+        return given
+    if device.type == "cpu":
+        return torch.default_generator
+    generators: Any = getattr(torch, device.type).default_generators
+    generator: torch.Generator = generators[device.index or 0]
+    return generator

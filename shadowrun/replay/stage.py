@@ -1,0 +1,86 @@
+"""What the two paths of a call share: platforms, recorder, drift, and what to do when we fail ourselves."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from shadowrun.errors import ShadowrunWarning
+from shadowrun.replay.comparing import Comparing
+from shadowrun.replay.execution import Executor, Ran
+from shadowrun.types import Cause, Status, Verdict
+
+if TYPE_CHECKING:
+    from shadowrun.config import Config
+    from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.drift import DriftChain
+    from shadowrun.replay.recorder import Recorder
+    from shadowrun.replay.schedule import Selection
+
+__all__ = ["BUDGET", "CUSTOM", "Role", "Stage"]
+
+CUSTOM = Verdict(
+    Status.UNVERIFIED, None, "custom operator: a replay could repeat its side effects; name it in ops= to allow it"
+)
+BUDGET = Verdict(Status.UNVERIFIED, None, "budget: the copies of this call exceed max_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a device means to this comparison.
+
+    Attributes:
+        device: Where the user's call runs.
+        on_target, on_ref: That is the target, the reference; neither: both are replayed.
+        shared: Both platforms are this device, under settings of their own.
+    """
+
+    device: torch.device
+    on_target: bool
+    on_ref: bool
+    shared: bool
+
+
+@dataclass(slots=True)
+class Stage:
+    """The parts of a running comparison."""
+
+    config: Config
+    target: Executor
+    ref: Executor
+    recorder: Recorder
+    selection: Selection
+    comparing: Comparing
+    drift: DriftChain | None
+    _warned: bool = field(default=False)
+
+    def unverified(self, context: int, verdict: Verdict, plan: OpPlan, own: Ran | None) -> None:
+        """Record a call that could not be compared; the drift chain goes on from the user's values."""
+        try:
+            if context >= 0:
+                self.recorder.verdict(context, verdict)
+            else:
+                self.recorder.skip(plan.name, "", verdict.explanation)
+            if self.drift is not None and own is not None:
+                self.drift.reseed(plan, own.args, own.kwargs, own.out)
+        except Exception as error:
+            self.harness("recording", plan, error)
+
+    def harness(self, doing: str, plan: OpPlan, error: Exception) -> Verdict:
+        """An internal failure: a record and one warning, never an exception in the user's program."""
+        text = f"{doing} {plan.name}: {type(error).__name__}: {error}"[:500]
+        if not self._warned:
+            self._warned = True
+            try:
+                warnings.warn(
+                    f"shadowrun failed while {text}. Your program goes on unchanged; the call is recorded as "
+                    "ERROR (harness), and later failures only so. Please report it.",
+                    ShadowrunWarning,
+                    stacklevel=4,
+                )
+            except ShadowrunWarning:  # warnings are errors here: still none of the user's business
+                pass
+        return Verdict(Status.ERROR, Cause.HARNESS, type(error).__name__, text)
