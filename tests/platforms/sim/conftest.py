@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from shadowrun.platforms import sim as sim_package
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from shadowrun.platforms import sim as sim_package
 
 
 def _tensors(value):

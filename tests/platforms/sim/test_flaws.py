@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+
 from shadowrun.platforms.sim.catalogue import CATALOGUE, PRESETS
 from shadowrun.types import Cause, Status
 

@@ -161,8 +161,8 @@ def _warned_on_stderr(bench: Bench, *operators: str) -> None:
                 warned.add(name)
                 line = (
                     f"[W{time.strftime('%m%d %H:%M:%S')}.000000000 VariableFallbackKernel.cpp:247] Warning: "
-                    f"CAUTION: The operator '{name}' is not currently supported on the NPU backend "
-                    "and will fall back to run on the CPU. This may have performance implications. (function npu_cpu_fallback)\n"
+                    f"CAUTION: The operator '{name}' is not currently supported on the NPU backend and will fall "
+                    "back to run on the CPU. This may have performance implications. (function npu_cpu_fallback)\n"
                 )
                 os.write(2, line.encode())
             _through_cpu(*args, **kwargs)
