@@ -66,7 +66,7 @@ def _train(comparison: Any, images: Any, labels: Any) -> None:
 
     from shadowrun.cli import demo_models
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
     # On standard error: what is on standard output is the report, and may be piped.
     with Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=Console(stderr=True)) as progress:
         for name, train, steps in (

@@ -1,0 +1,91 @@
+"""The README, the CI script and the examples do what they say."""
+
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(ROOT.glob("examples/[0-9][0-9]_*/run.*"))
+TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_readme_and_ci_run_the_same_test_command():
+    install, _, test = re.search(r"^(pip install .*test.*)$", read("README.md"), re.MULTILINE)[1].partition(" && ")
+    script = read(".ci/run")
+    assert install.replace("pip install", "pip install --quiet") in script
+    assert script.rstrip().endswith(test + ' "$@"')
+    assert (ROOT / ".ci/run").stat().st_mode & stat.S_IXUSR
+
+
+def test_every_install_command_uses_the_tested_versions():
+    for name in (*TEXTS, ".ci/run", "noxfile.py"):
+        for line in read(name).splitlines():
+            if re.search(r"pip install|session\.install", line):
+                assert "constraints.txt" in line, f"{name}: {line}"
+
+
+def test_constraints_name_every_dependency():
+    import tomllib
+
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    pinned = set(re.findall(r"^([\w-]+)==", read("constraints.txt"), re.MULTILINE))
+    wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
+    assert {re.match(r"[\w-]+", requirement)[0] for requirement in wanted} <= pinned
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", read(name)):
+        assert (ROOT / name).parent.joinpath(target).exists(), target
+
+
+def test_readme_commands_exist():
+    from shadowrun.cli.main import COMMANDS, build_parser
+
+    parser = build_parser()
+    commands = re.findall(r"^(?:.* && )?shadowrun (.+)$", read("README.md"), re.MULTILINE)
+    commands = [c for c in commands if c.split()[0] in COMMANDS]
+    assert len(commands) == 4
+    for command in commands:
+        parser.parse_args(command.split())
+
+
+def test_every_example_has_a_readme_and_is_listed():
+    assert len(EXAMPLES) >= 4
+    for example in EXAMPLES:
+        assert (example.parent / "README.md").is_file()
+        assert f"]({example.parent.name})" in read("examples/README.md")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.parent.name)
+def test_example_runs(example, tmp_path):
+    import os
+
+    command = [sys.executable] if example.suffix == ".py" else ["bash"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [*command, str(example)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_path_of_a_machine_in_any_text():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    for name in tracked or TEXTS:
+        if Path(name).suffix in (".md", ".py", ".toml", ".txt", "") and name != "tests/test_workshop.py":
+            text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+            assert not re.search(r"/(?:work|root)/|files\.pythonhosted|pypi\.org", text), name
