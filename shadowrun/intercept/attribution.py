@@ -93,7 +93,7 @@ class Attribution:
         node = torchapi.autograd_node()
         if node is not None:
             return self._backward_place(node, depth + 1)
-        site, optimizer = self._site(sys._getframe(depth + 1))
+        site, optimizer = self._site(_frame(depth + 2))
         modules = state.modules
         module = modules[-1] if modules else ""
         if optimizer:
@@ -119,7 +119,7 @@ class Attribution:
         link = self._links.get(torchapi.autograd_node_number(node))
         if link is None:
             # AccumulateGrad and nodes made before the comparison began have no forward call that we saw.
-            return "", Phase.BACKWARD, self._site(sys._getframe(depth + 1))[0]
+            return "", Phase.BACKWARD, self._site(_frame(depth + 2))[0]
         return link[0], Phase.BACKWARD, link[1]
 
     def _site(self, frame: FrameType | None) -> tuple[str, bool]:
@@ -156,6 +156,14 @@ class Attribution:
         except Exception:  # a module whose containers are changing under us: a name is not worth a failure
             return path
         return self._paths.get(key, path)
+
+
+def _frame(depth: int) -> FrameType:
+    """The frame that many callers up; on autograd's own threads the stack may end before it."""
+    try:
+        return sys._getframe(depth)
+    except ValueError:
+        return sys._getframe(0)
 
 
 def _kind(code: CodeType) -> int:

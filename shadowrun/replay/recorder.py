@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from shadowrun.intercept.attribution import Attribution, Place
 from shadowrun.intercept.plan import OpPlan
 from shadowrun.numerics.form import dtype_name, meta
-from shadowrun.store.datafile import FLUSH_ROWS, DataFile
+from shadowrun.store.datafile import FLUSH_ROWS, FLUSH_S, DataFile
 from shadowrun.types import Phase, Status, TensorDiff, Verdict
 
 __all__ = ["Recorder"]
@@ -20,6 +22,7 @@ __all__ = ["Recorder"]
 _MATCH = Verdict(Status.MATCH)
 _MAX_CONTEXTS = 100_000
 _MAX_LIST = 4
+_LOOK_AT_CLOCK = 63
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _EXACT = frozenset({bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
@@ -40,14 +43,19 @@ class Recorder:
         self._match = data.verdict_id(_MATCH)
         self._skipped: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
+        self._flushed_at = time.monotonic()
 
     def place(self, depth: int) -> Place:
         """Module, phase and site of the call in hand; see `Attribution.place`."""
-        return self._attribution.place(depth + 1)
+        try:
+            return self._attribution.place(depth + 1)
+        except Exception:  # a place is not worth the user's program
+            return "", Phase.FORWARD, ""
 
     def place_silently(self, depth: int) -> None:
         """Note where a view was made, for the operators of its backward; costs nothing where there is none."""
-        self._attribution.note(depth + 1)
+        with contextlib.suppress(Exception):
+            self._attribution.note(depth + 1)
 
     def context(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, device: torch.device
@@ -75,7 +83,7 @@ class Recorder:
         seq = next(self._numbers)
         data = self.data
         data.rows.append((seq, self.step, context, self._match, ref_us, target_us, *drift))
-        if len(data.rows) >= FLUSH_ROWS:
+        if not seq & _LOOK_AT_CLOCK and (len(data.rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S):
             self.flush()
         return seq
 
@@ -104,6 +112,7 @@ class Recorder:
     def flush(self) -> None:
         """Write everything that waits."""
         with self._lock:
+            self._flushed_at = time.monotonic()
             if self._skipped:
                 skipped, self._skipped = self._skipped, Counter()
                 self.data.add_skipped(skipped)
