@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shadowrun.platforms.sim import device
+from shadowrun.platforms.sim import cells, device
 from shadowrun.platforms.sim.device import Kernel, NoTorchFunction
 
 __all__ = ["COMPUTED", "METADATA", "NATIVES", "here"]
@@ -116,47 +116,6 @@ def _convolution_backward(grad: torch.Tensor, source: torch.Tensor, weight: torc
     return _aten.convolution_backward.default(grad, source, weight, bias_size, *options)
 
 
-def _lstm_cell(
-    igates: torch.Tensor,
-    hgates: torch.Tensor,
-    cell: torch.Tensor,
-    ibias: torch.Tensor | None = None,
-    hbias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gates = igates + hgates
-    if ibias is not None and hbias is not None:
-        gates = igates + ibias + (hgates + hbias)
-    i, f, g, o = gates.chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    new = f * cell + i * g
-    return o * new.tanh(), new, torch.cat([i, f, g, o], 1)
-
-
-def _lstm_cell_backward(  # noqa: PLR0917
-    grad_h: torch.Tensor | None,
-    grad_c: torch.Tensor | None,
-    cell: torch.Tensor,
-    new: torch.Tensor,
-    workspace: torch.Tensor,
-    has_bias: bool,
-) -> Any:
-    if grad_h is None and grad_c is None:
-        return None, None, None
-    i, f, g, o = workspace.chunk(4, 1)
-    grad_h = torch.zeros_like(new) if grad_h is None else grad_h
-    grad_c = torch.zeros_like(new) if grad_c is None else grad_c
-    tanh = new.tanh()
-    grad_c = grad_c + grad_h * o * (1 - tanh * tanh)
-    grads = (
-        grad_c * g * i * (1 - i),
-        grad_c * cell * f * (1 - f),
-        grad_c * i * (1 - g * g),
-        grad_h * tanh * o * (1 - o),
-    )
-    gates = torch.cat(grads, 1)
-    return gates, grad_c * f, gates.sum(0) if has_bias else None
-
-
 def _record_stream(tensor: torch.Tensor, stream: Any) -> None: ...
 
 
@@ -175,7 +134,9 @@ NATIVES: dict[str, Kernel] = {
 COMPUTED: dict[str, Kernel] = {
     "aten::convolution_overrideable": _convolution,
     "aten::convolution_backward_overrideable": _convolution_backward,
-    "aten::_thnn_fused_lstm_cell": _lstm_cell,
-    "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "aten::_thnn_fused_lstm_cell": cells.lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": cells.lstm_cell_backward,
+    "aten::_thnn_fused_gru_cell": cells.gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": cells.gru_cell_backward,
 }
 """Operators that the CPU does not have and that accelerators are asked for, on CPU tensors."""

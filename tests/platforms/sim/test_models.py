@@ -37,13 +37,13 @@ class Transformer(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self):
+    def __init__(self, kind):
         super().__init__()
-        self.lstm = nn.LSTM(6, 8, batch_first=True)
+        self.recurrent = kind(6, 8, batch_first=True)
         self.head = nn.Linear(8, 5)
 
     def forward(self, x):
-        return self.head(self.lstm(x)[0][:, -1])
+        return self.head(self.recurrent(x)[0][:, -1])
 
 
 def mlp():
@@ -106,9 +106,10 @@ def test_the_device_is_a_replay_target_of_a_cpu_program(replayer):
     assert not mode.different
 
 
-def test_lstm_trains_as_on_the_cpu_to_rounding():
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_networks_train_as_on_the_cpu_to_rounding(kind):
     torch.manual_seed(0)
-    ours = Recurrent()
+    ours = Recurrent(kind)
     theirs = copy.deepcopy(ours).to("sim")
     x, target = torch.randn(4, 5, 6), torch.tensor([0, 1, 2, 3])
     train(ours, x, target, torch.optim.SGD(ours.parameters(), 0.1))
