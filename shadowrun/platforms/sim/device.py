@@ -27,16 +27,20 @@ __all__ = [
     "adopt",
     "all_operators",
     "below_autocast",
+    "current_name",
     "has_kernel",
     "is_taken",
     "native",
-    "on_device",
     "overload",
     "patch_storages",
+    "raw",
     "register",
     "register_fallthroughs",
+    "schema",
     "set_up",
     "to_cpu",
+    "unregister",
+    "view_of",
     "wrap",
 ]
 
@@ -44,7 +48,7 @@ Kernel = Callable[..., Any]
 
 KEY = "PrivateUse1"
 _CPU = torch.device("cpu")
-_DL_CPU, _DL_EXTENSION = 1, 12
+_DL_EXTENSION = 12
 
 # The offset of `DLTensor.device.device_type` behind the `void* data` of DLPack's ABI.
 _DEVICE_TYPE_OFFSET = 8
@@ -67,6 +71,11 @@ def overload(name: str) -> Any:
     namespace, _, rest = name.partition("::")
     packet, _, variant = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), variant or "default")
+
+
+def schema(op: Any) -> Any:
+    """The schema of an overload (private; read once per operator)."""
+    return op._schema
 
 
 def raw(op: Any) -> Kernel:
@@ -127,10 +136,10 @@ def wrap(tensor: torch.Tensor) -> torch.Tensor:
 
 def _shadow_of(storage: Any) -> Any:
     """The CPU storage on the memory of a device's storage that came without one."""
-    if storage.device.type != torch._C._get_privateuse1_backend_name():
+    if storage.device.type != current_name():
         msg = (
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{torch._C._get_privateuse1_backend_name()}:0 and {storage.device}!"
+            f"{current_name()}:0 and {storage.device}!"
         )
         raise RuntimeError(msg)
     # Private: the only way from an address to a storage without owning the memory.
@@ -168,11 +177,6 @@ def adopt(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Makes `tensor` a tensor on the memory of the CPU tensor `value`, with its sizes and strides."""
     fresh = wrap(value)
     _set(tensor, fresh.untyped_storage(), fresh.storage_offset(), fresh.size(), fresh.stride())
-
-
-def on_device(value: Any) -> bool:
-    """Whether the value is a tensor of the simulated device."""
-    return isinstance(value, torch.Tensor) and value.device.type == torch._C._get_privateuse1_backend_name()
 
 
 def all_operators() -> list[str]:

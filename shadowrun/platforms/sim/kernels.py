@@ -70,7 +70,7 @@ class OpKernel:
 
     def __init__(self, name: str) -> None:
         overload = device.overload(name)
-        schema = overload._schema
+        schema = device.schema(overload)
         self.name = name
         self.op: Kernel = device.raw(overload)
         self.compute: Kernel = self.op
@@ -172,7 +172,7 @@ class OpKernel:
 
 
 def _two_devices(value: torch.Tensor) -> str:
-    name = torch._C._get_privateuse1_backend_name()
+    name = device.current_name()
     return (
         f"Expected all tensors to be on the same device, but found at least two devices, {name}:0 and {value.device}!"
     )
