@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     import shadowrun
-    from shadowrun.cli.show import show
 
     options.enable_simulation("sim", args.flaws, args.preset)
     torch.manual_seed(0)
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     data = folder / "shadowrun-demo.shadowrun"
     comparison = shadowrun.compare("sim", ref="cpu", file=data)
     _train(comparison, images.to("sim"), labels.to("sim"))
-    show(comparison)
+    comparison.write("-")
     page = folder / "shadowrun-demo.html"
     comparison.write(page)
     print(f"\nData file: {data}   (shadowrun report {data})\nReport:    {page}")

@@ -90,4 +90,4 @@ def evaluate(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> fl
     model.eval()
     with torch.inference_mode():
         right = model(inputs).argmax(-1) == labels
-    return right.float().mean().item()
+    return right.float().mean().item()  # type: ignore[no-any-return]

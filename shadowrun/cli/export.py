@@ -8,7 +8,6 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
@@ -30,11 +29,5 @@ def run(args: argparse.Namespace) -> int:
     """Write the run; returns the exit status."""
     import shadowrun
 
-    recorded = shadowrun.load(args.data)
-    if args.output != "-":
-        recorded.write(args.output, format=args.format)
-        return 0
-    from shadowrun import report
-
-    sys.stdout.write(report.render(recorded, args.format))
+    shadowrun.load(args.data).write(args.output, format=args.format)
     return 0

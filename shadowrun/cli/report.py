@@ -32,7 +32,5 @@ def run(args: argparse.Namespace) -> int:
     for output in args.output:
         recorded.write(output)
     if not args.output:
-        from shadowrun.cli.show import show
-
-        show(recorded)
+        recorded.write("-")
     return 0

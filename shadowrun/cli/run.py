@@ -67,9 +67,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = program.execute(comparison)
     sys.stdout.flush()
 
-    from shadowrun.cli.show import show
-
-    show(comparison)
+    comparison.write("-")
     for output in args.output:
         comparison.write(output)
     passed = passes(comparison, args.fail_on)
