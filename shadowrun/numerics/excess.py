@@ -36,7 +36,9 @@ class Truth(NamedTuple):
     flips: Bools
 
 
-def excess(value: Array, truth: Truth, fmt: FloatFormat, where: npt.NDArray[np.intp], floor: Array | float = 0.0) -> Array:
+def excess(
+    value: Array, truth: Truth, fmt: FloatFormat, where: npt.NDArray[np.intp], floor: Array | float = 0.0
+) -> Array:
     """``|value - o| / (s + u |o| + smallest subnormal)`` for each element asked for.
 
     Where the classes differ the excess is infinite, except at the edge of overflow (the truth is within `EDGE`
@@ -54,7 +56,7 @@ def excess(value: Array, truth: Truth, fmt: FloatFormat, where: npt.NDArray[np.i
     o, spread, size = truth.value[where], truth.spread[where], truth.magnitude[where]
     with np.errstate(all="ignore"):
         unit = spread + fmt.roundoff * size + fmt.smallest + floor
-        distance = np.abs(value - o) / unit
+        distance: Array = np.abs(value - o) / unit
         overflow = np.isinf(value) & (np.sign(value) == np.sign(o)) & (size + EDGE * unit >= fmt.largest)
     same = (value == o) | (np.isnan(value) & np.isnan(o))
     distance[np.isnan(distance) | np.isinf(value) | np.isinf(o)] = np.inf

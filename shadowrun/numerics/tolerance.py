@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy as np
     import numpy.typing as npt
+    import torch
 
-__all__ = ["accumulates", "absolute_error", "base_name", "is_arithmetic", "keeps_zero_sign", "not_unique", "ulp_bound"]
+__all__ = ["absolute_error", "accumulates", "base_name", "is_arithmetic", "keeps_zero_sign", "not_unique", "ulp_bound"]
 
 _EXACT: Final = frozenset(
     """
@@ -37,7 +36,7 @@ _EXACT: Final = frozenset(
     replication_pad2d replication_pad3d reshape_copy roll scalar_tensor scatter searchsorted select_copy
     select_scatter sign signbit slice_copy slice_scatter sort split_copy stack t_copy take threshold threshold_backward
     topk transpose_copy tril triu trunc unfold_copy view_copy where zero zeros zeros_like _to_copy _unsafe_index
-    """.split()
+    """.split()  # noqa: SIM905
 )
 _BOUNDS: Final[dict[str, int]] = {
     # IEEE 754
@@ -58,18 +57,19 @@ _ZERO_SIGN_FREE: Final = frozenset(
     """
     amax amin clamp clamp_max clamp_min cummax cummin fmax fmin hardtanh kthvalue max max_pool2d_with_indices
     max_pool3d_with_indices maximum median min minimum mode msort nanmedian relu sort threshold topk sign
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Exact operators for which IEEE 754 lets max(+0, -0) be either zero, or that order the two zeros as equal."""
 
-_ACCUMULATES: Final = (
-    "mm addmm bmm baddbmm addbmm mv addmv dot vdot addr linear matmul einsum tensordot convolution conv sum mean nansum "
-    "prod cumsum cumprod trace norm softmax log_softmax logsumexp layer_norm batch_norm group_norm rms_norm instance_norm "
-    "var std var_mean std_mean attention nll_loss cross_entropy mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
-    "binary_cross_entropy avg_pool adaptive index_add scatter_add scatter_reduce embedding_dense_backward "
-    "embedding_bag index_put index_reduce lstm gru rnn fft linalg cdist renorm weight_norm cosine_similarity bincount histc "
-    "ctc_loss interpolate upsample grid_sampler col2im fold segment_reduce logcumsumexp cov corrcoef count"
-).split()
+_ACCUMULATES: Final = tuple(
+    """
+    mm mv dot addr addbmm linear matmul einsum tensordot conv sum mean prod trace norm softmax logsumexp cumsum var std
+    attention loss kl_div binary_cross_entropy avg_pool adaptive index_add scatter_add scatter_reduce embedding
+    index_put index_reduce lstm gru rnn fft linalg cdist cosine_similarity bincount histc interpolate upsample
+    grid_sampler col2im fold segment_reduce cov corrcoef cholesky lu_ triangular_solve inverse
+    """.split()  # noqa: SIM905
+)
+"""Parts of the names of operators that reduce or contract."""
 _ABSOLUTE: Final[dict[str, tuple[float, float]]] = {
     # x/2 (1 + erf(x / sqrt 2)): no correct digit is left at x = -6
     **dict.fromkeys(("gelu", "gelu_backward", "silu_backward", "mish", "mish_backward", "softplus"), (0.0, 1.0)),
@@ -87,11 +87,17 @@ _NOT_UNIQUE: Final[dict[str, tuple[int, ...]]] = {
     "linalg_svd": (0, 2),
     "linalg_qr": (0, 1),
     "geqrf": (0, 1),
+    # factors of the matrix or of its transpose, as the layout suggests
+    "_linalg_det": (1, 2),
+    "_linalg_slogdet": (2, 3),
+    # partly uninitialised: log_alpha, the workspace
+    "_ctc_loss": (1,),
+    "mkldnn_rnn_layer": (3,),
 }
 
 
 def base_name(op: str) -> str:
-    """Name that in-place, out and foreach variants share: ``aten::add_.Tensor`` and ``_foreach_add.List`` give ``add``."""
+    """Name that in-place, out and foreach variants share: ``add`` for ``aten::add_.Tensor``, ``_foreach_add.List``."""
     name = op.rpartition("::")[2].partition(".")[0]
     name = name.removeprefix("_foreach_")
     if name.endswith("_") and not name.endswith("__"):
@@ -175,5 +181,5 @@ def absolute_error(op: str, roundoff: float, greatest: float, size: npt.NDArray[
 
 
 def not_unique(op: str) -> tuple[int, ...]:
-    """Positions of the results that the definition leaves open: signs of eigenvectors, singular vectors, Q and R."""
+    """Positions of the results that the definition leaves open: signs of eigenvectors, saved workspaces."""
     return _NOT_UNIQUE.get(base_name(op), ())

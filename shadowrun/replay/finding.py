@@ -18,7 +18,7 @@ from shadowrun.numerics.tolerance import keeps_zero_sign
 if TYPE_CHECKING:
     from shadowrun.replay.case import Case, Value
 
-__all__ = ["Finding", "flat_values", "look"]
+__all__ = ["Finding", "flat_values", "look", "op_name"]
 
 Indices = npt.NDArray[np.intp]
 
@@ -78,7 +78,6 @@ class Finding:
             found[self.zero_signs & wrong & ~self.truth.flips[self.where]] = np.inf
         return found
 
-
     def residual(self, alternative: torch.Tensor, *, only_bad: bool = True) -> float:
         """Greatest distance of the target from an alternative truth, in units of rounding; infinite across classes.
 
@@ -102,8 +101,13 @@ class Finding:
 
     @property
     def tolerance(self) -> float:
-        """Residual up to which a hypothesis explains the target: that of rounding, or a few units for exact operators."""
+        """Residual up to which a hypothesis explains the target; a few units for exact operators."""
         return max(self.limit, 4.0)
+
+
+def op_name(case: Case) -> str:
+    """``aten::add.Tensor``."""
+    return str(case.func.name())  # type: ignore[no-untyped-call]
 
 
 def flat_values(value: Value) -> torch.Tensor:
@@ -131,12 +135,10 @@ def look(case: Case, position: int) -> Finding:
     a, e = _wide(actual[index]), _wide(expected[index])
     zero_signs = (a == 0) & (e == 0)
     keep = ~(np.isnan(a) & np.isnan(e))
-    if not keeps_zero_sign(case.func.name()):
+    if not keeps_zero_sign(op_name(case)):
         keep &= ~zero_signs
     classes = (np.isnan(a) != np.isnan(e)) | ((np.isinf(a) | np.isinf(e)) & (a != e))
-    return Finding(
-        position, case.names[position], actual, expected, fmt, where[keep], zero_signs[keep], classes[keep]
-    )
+    return Finding(position, case.names[position], actual, expected, fmt, where[keep], zero_signs[keep], classes[keep])
 
 
 def _wide(values: torch.Tensor) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ from shadowrun.numerics.bits import bits_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.tolerance import accumulates, base_name
 from shadowrun.replay import patterns
-from shadowrun.replay.finding import Finding, flat_values
+from shadowrun.replay.finding import Finding, flat_values, op_name
 from shadowrun.replay.oracle import NoOracle, Oracle, tensors
 from shadowrun.replay.patterns import Suspect
 from shadowrun.types import Cause, Status, Verdict
@@ -38,7 +38,7 @@ _ATOMIC: Final = frozenset(
     embedding_dense_backward _embedding_bag_dense_backward grid_sampler_2d_backward max_pool2d_with_indices_backward
     adaptive_max_pool2d_backward avg_pool3d_backward upsample_bilinear2d_backward upsample_nearest2d_backward
     cumsum _ctc_loss_backward nll_loss2d_forward convolution_backward
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Operators whose order of additions varies between runs on CUDA (`torch.use_deterministic_algorithms` lists them)."""
 
@@ -84,7 +84,7 @@ def explain(case: Case, findings: list[Finding], oracle: Callable[[], Oracle | N
 
 def order_varies(case: Case) -> bool:
     """Whether another run of the target differs at all, for operators that add atomically on parallel devices."""
-    if base_name(case.func.name()) not in _ATOMIC:
+    if base_name(op_name(case)) not in _ATOMIC:
         return False
     again = case.run_target(*case.fresh_inputs())
     return not all(bits_equal(a, b) for a, b in zip(again, case.actual, strict=True))
@@ -135,7 +135,7 @@ def rounded_inputs(suspect: Suspect) -> str | None:
     if len(judged) < len(suspect.findings) or all(1000 * f.bad.size < f.actual.numel() for f in judged):
         return None  # Rounded inputs change most results, not a few; and 16-bit inputs would stay as they are.
     matrices = {t.dim() >= 2 for t in tensors(suspect.case.args, suspect.case.kwargs) if t.is_floating_point()}
-    names = _ROUNDINGS if accumulates(suspect.case.func.name()) else _ROUNDINGS[2:] + _ROUNDINGS[:2]
+    names = _ROUNDINGS if accumulates(op_name(suspect.case)) else _ROUNDINGS[2:] + _ROUNDINGS[:2]
     for name, change in names:
         # Units for matrix products round their operands, but not the bias.
         if len(matrices) == 2 and _under(suspect, change, lambda t: t.dim() >= 2):
@@ -147,7 +147,7 @@ def rounded_inputs(suspect: Suspect) -> str | None:
 
 def missing_terms(suspect: Suspect) -> str | None:
     """The oracle agrees with the target once the last terms of the reduction are left out."""
-    if not accumulates(suspect.case.func.name()):
+    if not accumulates(op_name(suspect.case)):
         return None
     operands = [t for t in tensors(suspect.case.args, suspect.case.kwargs) if t.is_floating_point() and t.numel()][:2]
     runs = 0
@@ -219,9 +219,7 @@ def _replaced(finding: Finding, actual: torch.Tensor) -> Finding:
     )  # fmt: skip
 
 
-def _run_target(
-    suspect: Suspect, convert: Callable[[torch.Tensor], torch.Tensor] | None
-) -> tuple[Value, ...] | None:
+def _run_target(suspect: Suspect, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Value, ...] | None:
     """Run the target again; None where it raises, which is no explanation of wrong values."""
     try:
         return suspect.case.run_target(*suspect.case.fresh_inputs(convert))

@@ -47,6 +47,9 @@ _REAL: Final = {
 }
 
 
+_COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 class NoOracle(Exception):  # noqa: N818 (a reason, not an error)
     """The oracle cannot be asked; the message says why."""
 
@@ -210,13 +213,14 @@ def _changed(values: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor
 
 def _span(t: torch.Tensor) -> int:
     if t.layout != torch.strided or t.is_nested:
-        return t._nnz() if t.is_sparse else t.values().numel() if t.layout != torch._mkldnn else t.numel()
+        return t.values().numel() if t.layout in _COMPRESSED else t.numel()
     if t.numel() == 0:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
 def tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """All tensors among arguments, those in lists included."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             yield value

@@ -15,7 +15,7 @@ import torch
 
 from shadowrun.numerics.bits import bits_equal
 from shadowrun.numerics.tolerance import accumulates, base_name
-from shadowrun.replay.finding import Finding, flat_values
+from shadowrun.replay.finding import Finding, flat_values, op_name
 from shadowrun.replay.oracle import n_terms
 from shadowrun.replay.undefined import arguments
 
@@ -254,7 +254,7 @@ def block_edge(suspect: Suspect) -> str | None:
 
 def lost_duplicates(suspect: Suspect) -> str | None:
     """Only elements to which more than one value was added are wrong."""
-    op, named = base_name(suspect.case.func.name()), arguments(suspect.case)
+    op, named = base_name(op_name(suspect.case)), arguments(suspect.case)
     finding = suspect.findings[0]
     writes = torch.zeros(finding.actual.numel(), dtype=torch.int64)
     result = suspect.case.expected[finding.position]
@@ -303,7 +303,7 @@ def rounded_results(suspect: Suspect) -> str | None:
 
 def coarse_sums(suspect: Suspect) -> str | None:
     """Sums off by more than one rounding of a 16-bit dtype, whose numbers they all are."""
-    if not accumulates(suspect.case.func.name()):
+    if not accumulates(op_name(suspect.case)):
         return None
     dtypes = {f.actual.dtype for f in suspect.findings}
     for dtype in dtypes if dtypes <= {torch.float16, torch.bfloat16} else (torch.float16, torch.bfloat16):
@@ -315,7 +315,7 @@ def coarse_sums(suspect: Suspect) -> str | None:
 
 def coarse_noise(suspect: Suspect) -> str | None:
     """Errors of almost every sum, of the size that accumulation in a 16-bit dtype makes: a guess."""
-    op = suspect.case.func.name()
+    op = op_name(suspect.case)
     if not accumulates(op) or "upsample" in op or "grid_sampler" in op:
         return None
     for name, unit in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from shadowrun.numerics.tolerance import base_name
+from shadowrun.replay.finding import op_name
 
 if TYPE_CHECKING:
     from shadowrun.replay.case import Case
@@ -15,22 +17,30 @@ if TYPE_CHECKING:
 
 __all__ = ["undefined"]
 
+Mask = npt.NDArray[np.bool_]
+
 _ORDERED: Final = frozenset(
-    "argmax argmin max min sort argsort topk kthvalue median nanmedian mode cummax cummin".split()
+    "argmax argmin max min sort argsort topk kthvalue median nanmedian mode cummax cummin".split()  # noqa: SIM905
 )
 _POOLED: Final = frozenset(
-    "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d".split()
+    (
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
+        "fractional_max_pool2d",
+    )
 )
-_WRITES: Final = frozenset("scatter index_put _index_put_impl _unsafe_index_put index_copy put".split())
+_WRITES: Final = frozenset(("scatter", "index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "put"))
 
 
-def undefined(case: Case, finding: Finding) -> tuple[str, np.ndarray[Any, Any]] | None:
+def undefined(case: Case, finding: Finding) -> tuple[str, Mask] | None:
     """Find what leaves differing elements of a result open.
 
     Returns:
         The reason and a mask over `finding.where`, or None if the operator is of no such kind.
     """
-    op = base_name(case.func.name())
+    op = base_name(op_name(case))
     named = arguments(case)
     if op in _ORDERED and finding.fmt is None:
         if named.get("stable"):
@@ -60,7 +70,7 @@ def arguments(case: Case) -> dict[str, Any]:
     return named
 
 
-def _tied(named: dict[str, Any], finding: Finding) -> np.ndarray[Any, Any]:
+def _tied(named: dict[str, Any], finding: Finding) -> Mask:
     """Whether both indices lead to equal values (or both to NaN)."""
     values = named["self"].detach()
     dim = named.get("dim", -1)
@@ -80,21 +90,26 @@ def _tied(named: dict[str, Any], finding: Finding) -> np.ndarray[Any, Any]:
         inside = (actual >= 0) & (actual < size)
         left = values[base + actual.clamp(0, size - 1) * inner]
         right = values[base + expected.clamp(0, size - 1) * inner]
-        return (inside & _same(left, right)).numpy()
+        return _mask(inside & _same(left, right))
     inside = (actual >= 0) & (actual < values.numel())
     left, right = values[actual.clamp(0, values.numel() - 1)], values[expected]
-    return (inside & _same(left, right)).numpy()
+    return _mask(inside & _same(left, right))
 
 
-def _tied_in_plane(values: torch.Tensor, finding: Finding, case: Case) -> np.ndarray[Any, Any]:
-    spatial = 3 if "3d" in case.func.name() else 2
+def _tied_in_plane(values: torch.Tensor, finding: Finding, case: Case) -> Mask:
+    spatial = 3 if "3d" in op_name(case) else 2
     planes = values.detach().reshape(-1, int(np.prod(values.shape[-spatial:])))
     position = torch.from_numpy(finding.where)
     plane = position // (finding.actual.numel() // planes.shape[0])
     actual, expected = finding.actual[position], finding.expected[position]
     inside = (actual >= 0) & (actual < planes.shape[1])
     left = planes[plane, actual.clamp(0, planes.shape[1] - 1)]
-    return (inside & _same(left, planes[plane, expected])).numpy()
+    return _mask(inside & _same(left, planes[plane, expected]))
+
+
+def _mask(found: torch.Tensor) -> Mask:
+    mask: Mask = found.numpy()
+    return mask
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -102,7 +117,7 @@ def _same(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return same | ((left != left) & (right != right))  # noqa: PLR0124 (NaN, for integers too)
 
 
-def _written_twice(op: str, named: dict[str, Any], finding: Finding) -> np.ndarray[Any, Any]:
+def _written_twice(op: str, named: dict[str, Any], finding: Finding) -> Mask:
     writes = torch.zeros(named["self"].shape, dtype=torch.int64)
     if op == "scatter":
         writes.scatter_add_(named["dim"], named["index"], torch.ones_like(named["index"]))
@@ -114,10 +129,10 @@ def _written_twice(op: str, named: dict[str, Any], finding: Finding) -> np.ndarr
         writes.put_(named["index"], torch.ones_like(named["index"]), accumulate=True)
     else:
         writes = torch.ops.aten.index_put.default(writes, named["indices"], torch.tensor(1), True)
-    return (writes.reshape(-1)[torch.from_numpy(finding.where)] > 1).numpy()
+    return _mask(writes.reshape(-1)[torch.from_numpy(finding.where)] > 1)
 
 
-def _out_of_range(source: torch.Tensor, finding: Finding) -> np.ndarray[Any, Any]:
+def _out_of_range(source: torch.Tensor, finding: Finding) -> Mask:
     if finding.actual.dtype is torch.bool:
         return np.zeros(finding.where.size, bool)
     info = torch.iinfo(finding.actual.dtype)
@@ -125,4 +140,4 @@ def _out_of_range(source: torch.Tensor, finding: Finding) -> np.ndarray[Any, Any
     if taken.numel() != finding.actual.numel():
         return np.zeros(finding.where.size, bool)
     taken = taken[torch.from_numpy(finding.where)]
-    return (~((taken > info.min - 1.0) & (taken < info.max + 1.0))).numpy()
+    return _mask(~((taken > info.min - 1.0) & (taken < info.max + 1.0)))

@@ -35,7 +35,15 @@ def make_case(op: Any, target: Callable[..., Any], *args: Any, previous: Any = N
     names_expected = tuple(names)
     actual = case.run_target(*case.fresh_inputs())
     return Case(
-        op, args, kwargs, mutated, names_expected, actual, expected, case.run_target, case.run_reference,
+        op,
+        args,
+        kwargs,
+        mutated,
+        names_expected,
+        actual,
+        expected,
+        case.run_target,
+        case.run_reference,
         previous_actual=previous,
     )
 
