@@ -1,6 +1,21 @@
 """How many units of rounding a correct implementation may be off: the constants of the verdict.
 
-MEASURED
+Chosen on 87 pairs of right implementations and 35 faults with one seed (forward and backward operators, other
+orders, blocks, formulas and kernels; the table is in `tests/replay/test_judge.py`), then looked at with three further
+seeds and on every operator of `op_db` computed in float64 and rounded. Greatest excess of a right implementation /
+least excess of a fault, over those further seeds, on 2 CPU cores, torch 2.13:
+
+* short arithmetic: 3 / 64 (Adam with a learning rate 1.001 times too great); bound 16.
+* other element-wise float32: 21 (remainder by the quotient) / 731 (one element in a million off by 1e-4); bound 32.
+* float32 sums and products: 50 (matrix product term by term, 1024 terms) / 80 (layer norm with another epsilon) and
+  880 (positive tf32 products of 1024 terms); bound 32 + sqrt(n). Recursive summation of n positive terms reaches
+  0.84 sqrt(n): without the root it would be condemned. Recursive summation of 262144 *equal* terms, whose errors all
+  have one sign, reaches 41000 and is condemned; no library sums so.
+* 16-bit element-wise: 2.4 (each step rounded); bound 8.
+* 16-bit sums and products: 3.5 (attention with rounded probabilities) / 10 (accumulated in 16 bits); bound 4. A
+  shorter sum in 16 bits (2.5 to 3.5) is told by its mean square only, and not always: about 1 of 3 seeds passes.
+
+The reference itself reached 128 (weight gradient of a convolution, before perturbation), hence `RATIO`.
 """
 
 from __future__ import annotations
@@ -21,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["BOUND", "COARSE_SUM_BOUND", "COARSE_SUM_RMS", "RATIO", "REFERENCE_RATIO", "bound", "floor"]
 
 BOUND: Final = 32.0
-"""Units of rounding within which any implementation is correct."""
+"""Units of rounding within which any implementation is correct, if the operator is none of the kinds below."""
 ARITHMETIC_BOUND: Final = 16.0
 """The same for short chains of IEEE operations."""
 COARSE_BOUND: Final = 8.0
@@ -30,7 +45,7 @@ COARSE_SUM_BOUND: Final = 4.0
 """The same for 16-bit sums and products, which are accumulated in float32."""
 COARSE_SUM_RMS: Final = 1.0
 """And in the root mean square over the result; one rounding to nearest gives 0.4, two 0.6."""
-ROOT: Final = 0.5
+ROOT: Final = 1.0
 """Further units for each root of the number of terms (Higham & Mary 2019: errors grow as sqrt(n) u)."""
 RATIO: Final = 4.0
 """How many times the reference's own greatest excess the target may have."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from shadowrun.replay.case import Case, exact_copy, flat_results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _HIDDEN = {"aten::native_batch_norm": ("running_mean", "running_var")}
 

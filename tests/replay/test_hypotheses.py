@@ -31,6 +31,10 @@ def truncated(t):
     return (t.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
+def tf32(t):
+    return ((t.view(torch.int32) + 4096) & ~0x1FFF).view(torch.float32)
+
+
 def half_sums(a, b):
     total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float16)
     for i in range(a.shape[1]):
@@ -50,32 +54,121 @@ A, B = normal(32, 128), normal(128, 32)
 TINY = torch.tensor([1e-20, 3e-20, -2e-20, 1.0, 2.0, 3.0])
 STRIDED = normal(48, 32).t()[:, :32]
 CASES = {
-    "inputs rounded to tf32": (Cause.REDUCED_PRECISION, aten.mm.default, lambda a, b: ((a.view(torch.int32) + 4096) & ~0x1FFF).view(torch.float32) @ ((b.view(torch.int32) + 4096) & ~0x1FFF).view(torch.float32), A, B),
-    "inputs rounded to tf32 (truncated)": (Cause.REDUCED_PRECISION, aten.mm.default, lambda a, b: truncated(a) @ truncated(b), A, B),
-    "inputs rounded to bf16": (Cause.REDUCED_PRECISION, aten.addmm.default, lambda c, a, b: c + a.bfloat16().float() @ b.bfloat16().float(), normal(32), A, B),
-    "inputs rounded to fp16": (Cause.REDUCED_PRECISION, aten.exp.default, lambda x: x.half().float().exp(), normal(100)),
-    "results rounded to bfloat16": (Cause.REDUCED_PRECISION, aten.mm.default, lambda a, b: (a @ b).bfloat16().float(), A, B),
+    "inputs rounded to tf32": (Cause.REDUCED_PRECISION, aten.mm.default, lambda a, b: tf32(a) @ tf32(b), A, B),
+    "inputs rounded to tf32 (truncated)": (
+        Cause.REDUCED_PRECISION,
+        aten.mm.default,
+        lambda a, b: truncated(a) @ truncated(b),
+        A,
+        B,
+    ),
+    "inputs rounded to bf16": (
+        Cause.REDUCED_PRECISION,
+        aten.addmm.default,
+        lambda c, a, b: c + a.bfloat16().float() @ b.bfloat16().float(),
+        normal(32),
+        A,
+        B,
+    ),
+    "inputs rounded to fp16": (
+        Cause.REDUCED_PRECISION,
+        aten.exp.default,
+        lambda x: x.half().float().exp(),
+        normal(100),
+    ),
+    "results rounded to bfloat16": (
+        Cause.REDUCED_PRECISION,
+        aten.mm.default,
+        lambda a, b: (a @ b).bfloat16().float(),
+        A,
+        B,
+    ),
     "accumulated in float16": (Cause.REDUCED_PRECISION, aten.mm.default, half_sums, A, B),
-    "subnormal results flushed": (Cause.FLUSHED_SUBNORMALS, aten.mul.Tensor, lambda a, b: torch.where((a * b).abs() < 1e-38, 0.0, a * b), TINY, TINY),
-    "subnormal inputs flushed": (Cause.FLUSHED_SUBNORMALS, aten.mul.Tensor, lambda a, b: torch.where(a.abs() < 1e-38, 0.0, a) * b, TINY * 1e-20, torch.full((6,), 1e20)),
-    "NaN treated as missing": (Cause.EXCEPTIONAL_VALUES, aten.maximum.default, torch.fmax, torch.tensor([1.0, math.nan]), torch.ones(2)),
-    "NaN produced": (Cause.EXCEPTIONAL_VALUES, aten.hypot.default, lambda a, b: torch.sqrt(a * a + b * b) * torch.where(a.isinf(), math.nan, 1.0), torch.tensor([math.inf, 1.0]), torch.ones(2)),
-    "overflows early": (Cause.EXCEPTIONAL_VALUES, aten.hypot.default, lambda a, b: torch.sqrt(a * a + b * b), torch.tensor([1e30, 1.0]), torch.ones(2)),
-    "infinity lost": (Cause.EXCEPTIONAL_VALUES, aten.exp.default, lambda x: x.exp().clamp(max=3e38), torch.tensor([1000.0, 1.0])),
-    "sign of zero lost": (Cause.EXCEPTIONAL_VALUES, aten.neg.default, lambda x: (0 - x), torch.tensor([0.0, 1.0])),
+    "subnormal results flushed": (
+        Cause.FLUSHED_SUBNORMALS,
+        aten.mul.Tensor,
+        lambda a, b: torch.where((a * b).abs() < 1e-38, 0.0, a * b),
+        TINY,
+        TINY,
+    ),
+    "subnormal inputs flushed": (
+        Cause.FLUSHED_SUBNORMALS,
+        aten.mul.Tensor,
+        lambda a, b: torch.where(a.abs() < 1e-38, 0.0, a) * b,
+        TINY * 1e-20,
+        torch.full((6,), 1e20),
+    ),
+    "NaN treated as missing": (
+        Cause.EXCEPTIONAL_VALUES,
+        aten.maximum.default,
+        torch.fmax,
+        torch.tensor([1.0, math.nan]),
+        torch.ones(2),
+    ),
+    "NaN produced": (
+        Cause.EXCEPTIONAL_VALUES,
+        aten.hypot.default,
+        lambda a, b: torch.sqrt(a * a + b * b) * torch.where(a.isinf(), math.nan, 1.0),
+        torch.tensor([math.inf, 1.0]),
+        torch.ones(2),
+    ),
+    "overflows early": (
+        Cause.EXCEPTIONAL_VALUES,
+        aten.hypot.default,
+        lambda a, b: torch.sqrt(a * a + b * b),
+        torch.tensor([1e30, 1.0]),
+        torch.ones(2),
+    ),
+    "infinity lost": (
+        Cause.EXCEPTIONAL_VALUES,
+        aten.exp.default,
+        lambda x: x.exp().clamp(max=3e38),
+        torch.tensor([1000.0, 1.0]),
+    ),
+    "sign of zero lost": (Cause.EXCEPTIONAL_VALUES, aten.neg.default, lambda x: 0 - x, torch.tensor([0.0, 1.0])),
     "right on contiguous inputs": (Cause.LAYOUT, aten.mm.default, wrong_when_strided, STRIDED, normal(32, 8)),
-    "result not written": (Cause.IMPLEMENTATION, aten._foreach_add_.List, only_first, [normal(5), normal(6)], [normal(5), normal(6)]),
+    "result not written": (
+        Cause.IMPLEMENTATION,
+        aten._foreach_add_.List,
+        only_first,
+        [normal(5), normal(6)],
+        [normal(5), normal(6)],
+    ),
     "equals its input": (Cause.IMPLEMENTATION, aten.gelu.default, torch.clone, normal(50)),
-    "last elements": (Cause.IMPLEMENTATION, aten.exp.default, poked(aten.exp.default, slice(-3, None), torch.zeros_like), normal(100)),
-    "block edge, every 32": (Cause.IMPLEMENTATION, aten.exp.default, poked(aten.exp.default, slice(31, None, 32), lambda v: v + torch.arange(1.0, 5.0) ** 3), normal(128)),
-    "last term missing": (Cause.IMPLEMENTATION, aten.sum.dim_IntList, lambda x, d: x[:, :-1].sum(d), normal(8, 100), [1]),
-    "duplicate indices lost": (Cause.IMPLEMENTATION, aten.index_add.default, lambda s, d, i, v: s.index_copy(d, i, s[i] + v), torch.zeros(50), 0, torch.arange(60) % 50, normal(60)),
+    "last elements": (
+        Cause.IMPLEMENTATION,
+        aten.exp.default,
+        poked(aten.exp.default, slice(-3, None), torch.zeros_like),
+        normal(100),
+    ),
+    "block edge, every 32": (
+        Cause.IMPLEMENTATION,
+        aten.exp.default,
+        poked(aten.exp.default, slice(31, None, 32), lambda v: v + torch.arange(1.0, 5.0) ** 3),
+        normal(128),
+    ),
+    "last term missing": (
+        Cause.IMPLEMENTATION,
+        aten.sum.dim_IntList,
+        lambda x, d: x[:, :-1].sum(d),
+        normal(8, 100),
+        [1],
+    ),
+    "duplicate indices lost": (
+        Cause.IMPLEMENTATION,
+        aten.index_add.default,
+        lambda s, d, i, v: s.index_copy(d, i, s[i] + v),
+        torch.zeros(50),
+        0,
+        torch.arange(60) % 50,
+        normal(60),
+    ),
     "scaled by 1.001": (Cause.IMPLEMENTATION, aten.mm.default, lambda a, b: a @ b * 1.001, A, B),
     "offset by 1e-05": (Cause.IMPLEMENTATION, aten.sigmoid.default, lambda x: x.sigmoid() + 1e-5, normal(100)),
     "sign flipped": (Cause.IMPLEMENTATION, aten.mm.default, lambda a, b: -(a @ b), A, B),
     "elements permuted": (Cause.IMPLEMENTATION, aten.mm.default, lambda a, b: (a @ b).flip(1), A, B),
     "": (Cause.IMPLEMENTATION, aten.gelu.default, lambda x: x.cos(), normal(100)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("explanation", CASES)
