@@ -1,6 +1,6 @@
 """The private torch APIs that platforms need, each wrapped once.
 
-Seen on torch 2.11 to 2.13 unless a line says otherwise.
+Seen on torch 2.13.0. On 2.11, the oldest version supported, none of them has been run yet.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def wait_for_lazy() -> None:
 def cuda_driver_version() -> str:
     """Newest CUDA version that the installed driver supports, ``12.4``; empty where it cannot be asked.
 
-    Not seen run on torch 2.11. Without ``torch._C._cuda_getDriverVersion`` fingerprints lack the driver.
+    Not run on a machine with CUDA. Without ``torch._C._cuda_getDriverVersion`` fingerprints lack the driver.
     """
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     if ask is None:
