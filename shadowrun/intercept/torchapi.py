@@ -28,6 +28,7 @@ __all__ = [
     "no_modes",
     "operator_is_composite",
     "run_composite",
+    "shares_memory",
     "skip_compilation_of",
     "storage_key",
 ]
@@ -81,6 +82,10 @@ def is_undefined_error(error: RuntimeError) -> bool:
     Functionalization on lazy wraps the undefined results of `convolution_backward`, which the CPU gives as None.
     """
     return "tensor does not have a device" in str(error)
+
+
+# Seen on 2.11 and 2.13: whether two tensors lie on one storage (0.2 µs; by `_cdata` it takes 1 µs).
+shares_memory = torch._C._is_alias_of
 
 
 def storage_key(t: torch.Tensor) -> int:

@@ -56,6 +56,11 @@ class DriftChain:
         self._held = 0
         self._pending = _Pending()
 
+    def clear(self) -> None:
+        """Forget all: what the program did between two blocks was not seen."""
+        self._twins.clear()
+        self._held = 0
+
     def before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lay the call's inputs over the twins, before the user's call may change them."""
         try:

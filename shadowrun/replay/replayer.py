@@ -49,6 +49,7 @@ class Replayer:
         self._ref = Executor(ref)
         self._recorder = recorder
         self._selection = selection
+        self._drift = drift
         comparing = Comparing(config, self._target, self._ref, recorder)
         stage = Stage(config, self._target, self._ref, recorder, selection, comparing, drift)
         self._shared = SharedPath(stage)
@@ -59,8 +60,10 @@ class Replayer:
         self.own_ns = 0
 
     def start(self) -> None:
-        """Put the witnesses of fallback in place."""
+        """Put the witnesses of fallback in place, and begin a new drift chain."""
         self._target.witness.start()
+        if self._drift is not None:
+            self._drift.clear()
 
     def stop(self) -> None:
         """Take them away."""
