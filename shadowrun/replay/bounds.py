@@ -74,7 +74,7 @@ def floor(case: Case, finding: Finding) -> Array | float:
     for t in tensors(case.args, case.kwargs):
         extent = max((extent, *t.shape[-2:]))
         if t.is_floating_point() and t.numel() and t.layout == torch.strided:
-            magnitude = t.detach().abs().to(torch.float64).nan_to_num(posinf=0.0)
+            magnitude = t.detach().to(torch.float64).abs().nan_to_num(posinf=0.0)
             greatest = max(greatest, float(magnitude.max()))
             if t.numel() == size.numel() and t.shape == shape:
                 size = torch.maximum(size, magnitude.reshape(-1))

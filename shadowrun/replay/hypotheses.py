@@ -230,7 +230,7 @@ def _run_target(suspect: Suspect, convert: Callable[[torch.Tensor], torch.Tensor
 def _has_subnormals(t: torch.Tensor) -> bool:
     if t.layout != torch.strided or t._is_zerotensor():
         return False
-    size = t.detach().abs()
+    size = t.detach().to(torch.float64).abs()
     return bool(((size > 0) & (size < torch.finfo(t.dtype).smallest_normal)).any())
 
 

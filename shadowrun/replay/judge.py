@@ -60,10 +60,11 @@ class Judge:
         Returns:
             The verdict, and a diff for each result whose bits or form differ.
         """
+        trial = _Trial(case, self._tolerances, self._max_bytes, self._hypotheses)
         try:
-            return _Trial(case, self._tolerances, self._max_bytes, self._hypotheses).run()
+            return trial.run()
         except Uncomparable as error:
-            return Verdict(Status.UNVERIFIED, explanation=str(error)), ()
+            return Verdict(Status.UNVERIFIED, explanation=str(error)), tuple(trial.diffs.values())
 
 
 class _Trial:

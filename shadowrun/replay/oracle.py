@@ -32,10 +32,7 @@ MANY_DRAWS: Final = 16
 """Perturbed runs before a call is condemned: the same happens once in 10**18 elements."""
 
 _WIDE: Final = {
-    torch.float32: torch.float64,
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float64: torch.float64,
+    **dict.fromkeys(FORMATS, torch.float64),
     torch.complex32: torch.complex128,
     torch.complex64: torch.complex128,
     torch.complex128: torch.complex128,

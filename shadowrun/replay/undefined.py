@@ -129,7 +129,9 @@ def _written_twice(op: str, named: dict[str, Any], finding: Finding) -> Mask:
         writes.put_(named["index"], torch.ones_like(named["index"]), accumulate=True)
     else:
         writes = torch.ops.aten.index_put.default(writes, named["indices"], torch.tensor(1), True)
-    return _mask(writes.reshape(-1)[torch.from_numpy(finding.where)] > 1)
+    # Complex results are looked at by components.
+    position = torch.from_numpy(finding.where) // max(finding.actual.numel() // max(writes.numel(), 1), 1)
+    return _mask(writes.reshape(-1)[position] > 1)
 
 
 def _out_of_range(source: torch.Tensor, finding: Finding) -> Mask:

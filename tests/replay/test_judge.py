@@ -504,3 +504,23 @@ def test_inputs_and_random_state_stay(make_case):
     Judge()(case)
     assert all(torch.equal(a, b) for a, b in zip(case.args, before, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16], ids=str)
+def test_conversions_to_short_dtypes_are_exact(make_case, dtype):
+    def truncate(x, dtype):
+        return (x.double() * (1 - 2.0**-4)).to(dtype)
+
+    verdict, diffs = Judge()(make_case(aten._to_copy.default, truncate, normal(64), dtype=dtype))
+    assert verdict.status is Status.MISMATCH
+    assert diffs[0].n_mismatched == diffs[0].n_different > 0
+
+
+def test_scalars_and_complex_results(make_case):
+    item = make_case(aten._local_scalar_dense.default, lambda x: x.item() + 1, torch.tensor(2.0))
+    assert Judge()(item)[0].status is Status.MISMATCH
+    z = torch.complex(normal(100), normal(100, seed=1))
+    product = lambda a, b: (a.to(torch.complex128) * b).to(torch.complex64)  # noqa: E731
+    assert Judge()(make_case(aten.mul.Tensor, product, z, z.conj().resolve_conj() * 3))[0].status is Status.MATCH
+    swapped = make_case(aten.mul.Tensor, lambda a, b: (a * b).conj().resolve_conj(), z, z * 3)
+    assert Judge()(swapped)[0].status is Status.MISMATCH
