@@ -5,7 +5,7 @@ from torch import nn
 
 model = nn.Sequential(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters())
-for step in range(3):
+for _ in range(3):
     loss = model(torch.randn(4, 8)).square().mean()
     optimizer.zero_grad()
     loss.backward()
