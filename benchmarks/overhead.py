@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -43,7 +44,9 @@ def tiny_mlp() -> Step:
 
 def transformer() -> Step:
     layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True)
-    model = nn.ModuleDict({"embed": nn.Embedding(256, 128), "encoder": nn.TransformerEncoder(layer, 2), "head": nn.Linear(128, 256)})
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(256, 128), "encoder": nn.TransformerEncoder(layer, 2), "head": nn.Linear(128, 256)}
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(0, 256, (8, 64))
 
@@ -109,7 +112,11 @@ def measure(step: Step, rounds: int, inner: int) -> dict[str, dict[str, float]]:
         }
         if name == "isolated":
             counts = mode.counts()
-            wrong = {str(s): n for s, n in counts.items() if n and s not in (shadowrun.Status.MATCH, shadowrun.Status.SKIPPED)}
+            wrong = {
+                str(s): n
+                for s, n in counts.items()
+                if n and s not in (shadowrun.Status.MATCH, shadowrun.Status.SKIPPED)
+            }
             if wrong:
                 sys.exit(f"not all outputs were equal: {wrong}")
     return ratios
@@ -139,8 +146,7 @@ def main() -> None:
         print(f"| {name} | {row[settings[0]]['plain_ms']:.1f} | " + " | ".join(cells) + " |")
     print("\nRatio to the plain step on CPU time (on wall time in brackets), median of", options.rounds, "pairs.")
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump(found, file, indent=2)
+        Path(options.json).write_text(json.dumps(found, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Run every PyTorch operator on a second device and see what differs.
 
-    with shadowrun.compare("npu", ref="cpu") as run:
-        train_step(batch)
-    run.write("report.html")
+with shadowrun.compare("npu", ref="cpu") as run:
+    train_step(batch)
+run.write("report.html")
 """
 
 from __future__ import annotations
@@ -72,5 +72,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-

@@ -13,8 +13,7 @@ import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
@@ -33,6 +32,9 @@ from shadowrun.replay.schedule import Selection
 from shadowrun.run import Run
 from shadowrun.store.datafile import DataFile
 from shadowrun.types import RunInfo
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 __all__ = ["Comparison", "compare", "current"]
 
@@ -71,13 +73,13 @@ class Comparison(Run):
 
     # -- running -----------------------------------------------------------------------------------
 
-    def start(self) -> Comparison:
+    def start(self) -> Self:
         """Begin to compare every operator call of this thread.
 
         Raises:
             NestingError: A comparison is running already.
         """
-        global _active  # noqa: PLW0603 - one comparison per process, like one profiler
+        global _active  # noqa: PLW0603
         with _active_lock:
             if _active is not None:
                 raise NestingError(
@@ -99,7 +101,7 @@ class Comparison(Run):
             raise
         return self
 
-    def stop(self) -> Comparison:
+    def stop(self) -> Self:
         """End comparing; what was recorded is written. Does nothing if it is not running."""
         mode, self._mode = self._mode, None
         if mode is None:
@@ -110,7 +112,7 @@ class Comparison(Run):
             self._release()
             now = time.perf_counter()
             self._wall_s += now - self._began
-            if not self._stepped or self._recorder.data.rows:
+            if self._recorder.recorded_in_step:
                 self._end_step(now)
             self._finish()
         return self
@@ -129,7 +131,7 @@ class Comparison(Run):
         """``sim against cpu``."""
         return f"{self._target} against {self._ref}"
 
-    def __enter__(self) -> Comparison:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
@@ -171,16 +173,17 @@ class Comparison(Run):
     def _update_info(self) -> None:
         running = time.perf_counter() - self._began if self._mode is not None else 0.0
         self._info = dataclasses.replace(
-            self._info, wall_s=self._wall_s + running, own_s=self._replayer.own_ns / 1e9
+            self._info,
+            wall_s=self._wall_s + running,
+            own_s=self._replayer.own_ns / 1e9,
+            complete=self._mode is None and self._wall_s > 0,
         )
         self._data.update_info(self._info)
         self._data.flush()
 
     def _end_step(self, now: float) -> None:
         with contextlib.suppress(Exception):
-            self._recorder.data.add_step(
-                self._recorder.step, self._step_began - self._began, now - self._step_began
-            )
+            self._recorder.data.add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
 
     def _release(self) -> None:
         global _active  # noqa: PLW0603
@@ -255,7 +258,7 @@ def _run_info(config: Config, target: Platform, ref: Platform) -> RunInfo:
         target_fingerprint=fingerprint(target),
         ref_fingerprint=fingerprint(ref),
         versions=versions(),
-        argv=tuple([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else (),
+        argv=(Path(sys.argv[0]).name, *sys.argv[1:]) if sys.argv else (),
         config=config.printable(),
         rank=rank,
         world_size=world,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 __all__ = ["Config"]
 
@@ -66,7 +68,9 @@ class Config:
             if name not in names:
                 near = difflib.get_close_matches(name, names, 1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise UsageError(f"compare() has no option {name!r}.{hint} Options: {', '.join(names)}.", slug="unknown-option")
+                raise UsageError(
+                    f"compare() has no option {name!r}.{hint} Options: {', '.join(names)}.", slug="unknown-option"
+                )
         if options.get("steps") is not None:
             options["steps"] = _steps(options["steps"])
         for name in ("modules", "ops"):
@@ -85,7 +89,9 @@ class Config:
                 slug="bad-option",
             )
         if (self.rtol is None) != (self.atol is None):
-            raise UsageError("Give rtol and atol together or neither, as in torch.testing.assert_close.", slug="bad-option")
+            raise UsageError(
+                "Give rtol and atol together or neither, as in torch.testing.assert_close.", slug="bad-option"
+            )
         for name in ("rtol", "atol"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
@@ -118,17 +124,18 @@ class Config:
 
 
 def _steps(value: int | Iterable[int]) -> frozenset[int]:
+    steps: list[Any]
     try:
-        steps = frozenset([value] if isinstance(value, int) else value)
+        steps = [value] if isinstance(value, int) else list(value)
     except TypeError:
-        steps = frozenset(["bad"])  # type: ignore[list-item]
+        steps = [value]
     if not all(isinstance(s, int) and s >= 0 for s in steps):
         raise UsageError(f"steps={value!r}: use a step number >= 0 or several, such as range(3).", slug="bad-option")
-    return steps
+    return frozenset(steps)
 
 
 def _patterns(name: str, value: str | Iterable[str]) -> tuple[str, ...]:
     patterns = (value,) if isinstance(value, str) else tuple(value)
-    if not patterns or not all(isinstance(p, str) for p in patterns):
+    if not patterns or any(not isinstance(p, str) for p in patterns):
         raise UsageError(f"{name}={value!r}: use a glob pattern or several.", slug="bad-option")
     return patterns

@@ -9,13 +9,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,18 +22,22 @@ from torch import nn
 from shadowrun.intercept import torchapi
 from shadowrun.types import Phase
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
 __all__ = ["Attribution", "Place"]
 
 Place = tuple[str, Phase, str]
 """Module path, phase, site."""
 
 _LIBRARY, _USER, _OPTIM = 0, 1, 2
-_TORCH = str(Path(torch.__file__).parent)
-_OWN = str(Path(__file__).parents[1])
-_OPTIM_DIR = str(Path(torch.__file__).parent / "optim")
-_STDLIB = tuple(str(Path(m.__file__).parent) for m in (threading,) if m.__file__)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_OWN = str(Path(__file__).parents[1]) + os.sep
+_OPTIM_DIR = str(Path(torch.__file__).parent / "optim") + os.sep
+_STDLIB = str(Path(threading.__file__).parent) + os.sep
 _MAX_LINKS = 200_000
-_USER_PARTS = (str(Path(_OWN) / "cli" / "demo"),)
+_DEMO = _OWN + f"cli{os.sep}demo"
 
 
 class _ThreadState(threading.local):
@@ -60,11 +63,11 @@ class Attribution:
         self._original_call = original = nn.Module.__call__
         state = self._state
         path_of = self._path_of
-        is_compiling = torch.compiler.is_compiling
+        is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if is_compiling():  # Dynamo then leaves our wrapper out of the graph
-                return original(self, *args, **kwargs)  # type: ignore[unreachable]
+                return original(self, *args, **kwargs)
             modules = state.modules
             modules.append(path_of(self, modules))
             try:
@@ -134,7 +137,7 @@ class Attribution:
                 key = (code, frame.f_lasti)
                 site = self._sites.get(key)
                 if site is None:
-                    site = self._sites[key] = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+                    site = self._sites[key] = f"{_shown(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}"
                 return site, optimizer
             if kind == _OPTIM:
                 optimizer = True
@@ -158,6 +161,15 @@ class Attribution:
         return self._paths.get(key, path)
 
 
+def _shown(filename: str) -> str:
+    """A path as the user would type it: relative if it lies below the working directory."""
+    try:
+        relative = os.path.relpath(filename)
+    except (OSError, ValueError):
+        return filename
+    return filename if relative.startswith(os.pardir) else relative
+
+
 def _frame(depth: int) -> FrameType:
     """The frame that many callers up; on autograd's own threads the stack may end before it."""
     try:
@@ -168,7 +180,7 @@ def _frame(depth: int) -> FrameType:
 
 def _kind(code: CodeType) -> int:
     filename = code.co_filename
-    if filename.startswith(_USER_PARTS):
+    if filename.startswith(_DEMO):
         return _USER
     if filename.startswith(_OPTIM_DIR):
         return _OPTIM

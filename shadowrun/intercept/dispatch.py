@@ -67,5 +67,3 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         plan = make_plan(func, len(self._plans))
         self._plans[id(func)] = plan
         return plan
-
-

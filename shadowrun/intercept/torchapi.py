@@ -7,18 +7,20 @@ and `platforms/sim/device.py` hold those that only they need.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _python_dispatch as _modes
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = [
+    "DispatchMode",
     "HigherOrderOperator",
     "autograd_node",
     "autograd_node_number",
     "functionalize_included",
-    "DispatchMode",
     "in_infra_mode",
     "in_user_mode",
     "is_undefined_error",
@@ -85,7 +87,7 @@ def is_undefined_error(error: RuntimeError) -> bool:
 
 
 # Seen on 2.11 and 2.13: whether two tensors lie on one storage (0.2 µs; by `_cdata` it takes 1 µs).
-shares_memory = torch._C._is_alias_of
+shares_memory = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 def storage_key(t: torch.Tensor) -> int:

@@ -179,7 +179,7 @@ def _float_chunk(totals: _Totals, left: torch.Tensor, right: torch.Tensor, start
     totals.max_rel = max(totals.max_rel, relative)
 
 
-def _careful_chunk(  # noqa: PLR0917
+def _careful_chunk(
     totals: _Totals,
     a: Floats,
     e: Floats,

@@ -67,7 +67,7 @@ _ACCUMULATES: Final = tuple(
     mm mv dot addr addbmm linear matmul einsum tensordot conv sum mean prod trace norm softmax logsumexp cumsum var std
     attention loss kl_div binary_cross_entropy avg_pool adaptive index_add scatter_add scatter_reduce embedding
     index_put index_reduce lstm gru rnn fft linalg cdist cosine_similarity bincount histc interpolate upsample
-    grid_sampler col2im fold segment_reduce cov corrcoef cholesky lu_ triangular_solve inverse
+    grid_sampler col2im fold segment_reduce cov corrcoef cholesky lu_solve lu_unpack triangular_solve inverse
     """.split()  # noqa: SIM905
 )
 """Parts of the names of operators that reduce or contract."""
@@ -137,7 +137,7 @@ def keeps_zero_sign(op: str) -> bool:
     They do for element-wise arithmetic and copies; not for maxima, and not for sums, whose start may be either zero.
     """
     name = base_name(op)
-    return (name in _EXACT and name not in _ZERO_SIGN_FREE) or name in _BOUNDS
+    return (name in _EXACT and name not in _ZERO_SIGN_FREE) or name in _BOUNDS or name == "round"
 
 
 def accumulates(op: str) -> bool:

@@ -15,12 +15,14 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.types import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Evidence", "FallbackWitness"]
 
@@ -140,7 +142,10 @@ class FallbackWitness:
                 what = name.group(1) if name else message.strip().split("\n", 1)[0][:120]
                 return Cause.WARNED_FALLBACK, f"{where}: {what} falls back to the CPU"
         if hits:
-            return Cause.SILENT_FALLBACK, f"aten::_to_cpu was called {hits} time{'s' if hits > 1 else ''} during the call"
+            return (
+                Cause.SILENT_FALLBACK,
+                f"aten::_to_cpu was called {hits} time{'s' if hits > 1 else ''} during the call",
+            )
         return None
 
 

@@ -39,7 +39,11 @@ _TABLE: tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...] = tuple(
     (types, re.compile(pattern, re.DOTALL), cause)
     for types, pattern, cause in (
         # Dispatcher: CUDA, PrivateUse1, XLA, and every backend that registers kernels one by one.
-        (("NotImplementedError",), rf"Could not run '{_NAME}' with arguments from the '\w+' backend", Cause.MISSING_OPERATOR),
+        (
+            ("NotImplementedError",),
+            rf"Could not run '{_NAME}' with arguments from the '\w+' backend",
+            Cause.MISSING_OPERATOR,
+        ),
         # Dtype not compiled into a kernel: the AT_DISPATCH macros of CPU and CUDA.
         (("NotImplementedError", "RuntimeError"), r"\"[\w:.]+\" not implemented for '\w+'", Cause.MISSING_DTYPE),
         # MPS and XPU, and backends modelled on them.
@@ -48,18 +52,38 @@ _TABLE: tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...] = tuple(
             rf"The operator '{_NAME}' is not (?:currently|current) (?:implemented|supported) (?:for|on) the",
             Cause.MISSING_OPERATOR,
         ),
-        (("TypeError", "RuntimeError"), r"[Cc]annot convert a \w+ Tensor to \w+ dtype as the \w+ framework", Cause.MISSING_DTYPE),
+        (
+            ("TypeError", "RuntimeError"),
+            r"[Cc]annot convert a \w+ Tensor to \w+ dtype as the \w+ framework",
+            Cause.MISSING_DTYPE,
+        ),
         # torch_npu: fallback disabled, sparse, aclnn kernels.
         (("RuntimeError",), r"not implemented for DT_\w+|should be in dtype support list", Cause.MISSING_DTYPE),
-        (("RuntimeError",), rf"The operator '{_NAME}' would execute its main computation on CPU", Cause.MISSING_OPERATOR),
+        (
+            ("RuntimeError",),
+            rf"The operator '{_NAME}' would execute its main computation on CPU",
+            Cause.MISSING_OPERATOR,
+        ),
         (("RuntimeError",), r"ERR\d{5} OPS feature not supported", Cause.MISSING_OPERATOR),
         # lazy and XLA, torchax, mojo, tinygrad.
-        (("RuntimeError",), rf"The operator {_NAME} appears to be a view operator, but it has no", Cause.MISSING_OPERATOR),
+        (
+            ("RuntimeError",),
+            rf"The operator {_NAME} appears to be a view operator, but it has no",
+            Cause.MISSING_OPERATOR,
+        ),
         (("OperatorNotFound",), rf"Operator with name {_NAME} has no lowering", Cause.MISSING_OPERATOR),
-        (("Exception",), rf"[Oo]perator (?:with name )?'?{_NAME}'? (?:has no lowering|is not supported)", Cause.MISSING_OPERATOR),
+        (
+            ("Exception",),
+            rf"[Oo]perator (?:with name )?'?{_NAME}'? (?:has no lowering|is not supported)",
+            Cause.MISSING_OPERATOR,
+        ),
         (("NotImplementedError", "RuntimeError"), rf"^{_NAME} is not supported by \w+", Cause.MISSING_OPERATOR),
         (("KeyError",), r"^'?torch\.(?:\w+)'?$", Cause.MISSING_DTYPE),
-        (("RuntimeError", "TypeError"), r"[Uu]nsupported (?:data ?)?type|dtype .* (?:is )?not supported", Cause.MISSING_DTYPE),
+        (
+            ("RuntimeError", "TypeError"),
+            r"[Uu]nsupported (?:data ?)?type|dtype .* (?:is )?not supported",
+            Cause.MISSING_DTYPE,
+        ),
         (("RuntimeError",), r"convolution_overrideable not implemented", Cause.MISSING_OPERATOR),
         # Whatever else calls itself not implemented.
         (("NotImplementedError",), rf"(?:.*?'{_NAME}')?", Cause.MISSING_OPERATOR),

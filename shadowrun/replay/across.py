@@ -42,6 +42,7 @@ class AcrossPath:
     def observe(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place, reason: str
     ) -> Ran:
+        """Run a call for the user and elsewhere, and record the verdict; `reason` is set where it is not compared."""
         recorder = self._stage.recorder
         problem: Verdict | None = None
         pristine: Any = None
@@ -53,10 +54,12 @@ class AcrossPath:
         except OverBudget:
             problem = BUDGET
         except Exception as error:
-            problem = Verdict(Status.UNVERIFIED, None, f"inputs cannot be copied: {type(error).__name__}", str(error)[:300])
+            problem = Verdict(
+                Status.UNVERIFIED, None, f"inputs cannot be copied: {type(error).__name__}", str(error)[:300]
+            )
         drift = self._stage.drift if not reason else None
         if drift is not None:
-            drift.before(plan, args, kwargs)
+            drift.before(args, kwargs)
         if role.on_target:
             try:
                 own = self._target.run_user(plan, args, kwargs)

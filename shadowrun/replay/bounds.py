@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from shadowrun.numerics.tolerance import absolute_error, accumulates, is_arithmetic
+from shadowrun.numerics.tolerance import absolute_error, accumulates, base_name, is_arithmetic
 from shadowrun.replay.finding import Finding, op_name
 from shadowrun.replay.oracle import n_terms, tensors
 
@@ -33,7 +33,16 @@ if TYPE_CHECKING:
     from shadowrun.numerics.excess import Array
     from shadowrun.replay.case import Case
 
-__all__ = ["BOUND", "COARSE_SUM_BOUND", "COARSE_SUM_RMS", "RATIO", "REFERENCE_RATIO", "bound", "floor"]
+__all__ = [
+    "BOUND",
+    "COARSE_SUM_BOUND",
+    "RATIO",
+    "REFERENCE_RATIO",
+    "bound",
+    "floor",
+    "is_coarse",
+    "is_fast_convolution",
+]
 
 BOUND: Final = 32.0
 """Units of rounding within which any implementation is correct, if the operator is none of the kinds below."""
@@ -45,6 +54,16 @@ COARSE_SUM_BOUND: Final = 4.0
 """The same for 16-bit sums and products, which are accumulated in float32."""
 COARSE_SUM_RMS: Final = 1.0
 """And in the root mean square over the result; one rounding to nearest gives 0.4, two 0.6."""
+COARSE_PRODUCT_RMS: Final = 0.6
+COARSE_PRODUCT_RATIO: Final = 5.0
+"""The same for plain 16-bit products beside the reference's own. Partial sums of 2 to 8 blocks rounded to 16 bits
+(split-K) reach 0.40 and 3.3 times the reference with factors of any sign; sums of 512 terms rounded after each 8
+reach 0.78 and 6 times (`tests/replay/test_judge.py`). With positive factors `COARSE_SUM_RMS` decides."""
+FAST_CONVOLUTION_RMS: Final = 64.0
+FAST_CONVOLUTION_PEAK: Final = 60.0
+"""A fast convolution (Winograd, FFT) has larger errors, spread like noise: NNPACK's reach a root mean square of 31 and
+a peak of 1585, at most 30 times that mean once the spread is known (15 shapes and seeds); tf32 has a mean of 1500,
+and one wrong element a peak of 1000 times the mean."""
 ROOT: Final = 1.0
 """Further units for each root of the number of terms (Higham & Mary 2019: errors grow as sqrt(n) u)."""
 RATIO: Final = 4.0
@@ -62,6 +81,22 @@ def bound(case: Case, finding: Finding) -> float:
     if accumulates(op):
         return BOUND + ROOT * float(n_terms(case, finding.position) ** 0.5)
     return ARITHMETIC_BOUND if is_arithmetic(op) else BOUND
+
+
+def is_coarse(op: str, actual: float, expected: float) -> bool:
+    """Whether a 16-bit sum was accumulated in 16 bits, by the root mean squares of both sides' excess."""
+    if actual > max(COARSE_SUM_RMS, 1.5 * expected):
+        return True
+    product = base_name(op) in {"mm", "bmm", "addmm", "baddbmm", "mv", "linear", "matmul"}
+    return product and actual > max(COARSE_PRODUCT_RMS, COARSE_PRODUCT_RATIO * expected)
+
+
+def is_fast_convolution(op: str, finding: Finding) -> bool:
+    """Whether a convolution is off like a fast algorithm: everywhere a little, nowhere much more than that."""
+    if "convolution" not in op or finding.fmt is None or finding.fmt.mantissa != 23 or finding.excess_actual is None:
+        return False
+    mean = float(np.sqrt(np.sum(np.square(finding.excess_actual)) / finding.actual.numel()))
+    return mean <= FAST_CONVOLUTION_RMS and float(finding.excess_actual.max()) <= FAST_CONVOLUTION_PEAK * mean
 
 
 def floor(case: Case, finding: Finding) -> Array | float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,8 @@ from shadowrun.replay.randomness import implausible
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shadowrun.config import Config
     from shadowrun.replay.recorder import Recorder
 
@@ -30,6 +31,8 @@ _MAX_REMEMBERED_BYTES = 8 << 20
 _NO_DRIFT = (-1.0, -1.0)
 _SLOW_NS = 1_000_000
 _MAX_CONFIRMED = 8
+_READS = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
+"""Operators that hand a number to Python: that they end on the CPU is what they are for."""
 
 
 class Comparing:
@@ -42,7 +45,8 @@ class Comparing:
         self._max_bytes = config.max_bytes
         self._judge = Judge(rtol=config.rtol, atol=config.atol, max_bytes=min(config.max_bytes, 1 << 30))
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
-        # What operators that were wrong before returned last: a stale buffer repeats it.
+        # The last right results of operators that were wrong before: a stale buffer repeats them.
+        self._suspects: set[int] = set()
         self._previous: dict[int, tuple[Value, ...]] = {}
         self._slow_ratio = config.slow_ratio
         self._slow: Counter[int] = Counter()
@@ -55,7 +59,8 @@ class Comparing:
 
         Args:
             plan: The operator.
-            actual_ns, expected_ns: Times of both runs.
+            actual_ns: Time of the target's run.
+            expected_ns: Time of the reference's run.
             again: Runs the call once more on the target.
         """
         slow = max(self._slow_ratio * expected_ns, expected_ns + _SLOW_NS)
@@ -85,7 +90,8 @@ class Comparing:
             plan: The operator.
             context: Number of the call's context.
             pristine: Inputs as before the call, on the CPU.
-            actual, expected: The two runs.
+            actual: The target's run.
+            expected: The reference's run.
             drifted: Accumulated error, if it is kept.
             shared: Both ran on one device.
             rng: Generator and state that the call began with, for random operators.
@@ -96,10 +102,12 @@ class Comparing:
             executor = self._target
 
             def again() -> Ran:
-                if shared:
-                    inputs = copy_mutated(plan, *pristine, self._max_bytes) if plan.mutated else pristine
-                    return executor.run(plan, *inputs)
-                return executor.run_mirrored(plan, *pristine, self._max_bytes)
+                args, kwargs = pristine
+                if not shared:
+                    return executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                if plan.mutated:
+                    args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+                return executor.run(plan, args, kwargs)
 
             actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
         times = (expected.ns / 1000, actual_ns / 1000)
@@ -107,7 +115,9 @@ class Comparing:
         left, right = self._target.values(plan, actual), self._ref.values(plan, expected)
         n = min(len(left), len(right)) if len(actual.args) and not shared else len(right)
         left, right = left[:n], right[:n]
-        if here is not None and actual.fallback is None:
+        if plan.name in _READS:
+            actual.fallback = None
+        elif here is not None and actual.fallback is None:
             actual.fallback = _landed_elsewhere(plan, actual.out, here)
         try:
             equal = len(left) == len(right) and all(map(self._equal, left, right))
@@ -115,12 +125,9 @@ class Comparing:
             verdict = Verdict(Status.UNVERIFIED, None, str(error))
             self._recorder.verdict(context, verdict, times=times, drift=drift)
             return
-        if plan.index in self._previous:
-            previous: tuple[Value, ...] | None = self._previous[plan.index]
-            self._remember(plan, left)
-        else:
-            previous = None
+        previous = self._previous.get(plan.index)
         if equal:
+            self.remember_if_suspect(plan, left)
             if actual.fallback is None:
                 self._recorder.match(context, *times, drift)
             else:
@@ -131,8 +138,8 @@ class Comparing:
         case = self._case(plan, pristine, left, right, expected, rng, previous, shared=shared)
         verdict, diffs = self._judge(case)
         if verdict.status is Status.MISMATCH:
-            if previous is None:
-                self._remember(plan, left)
+            if len(self._suspects) < _MAX_REMEMBERED:
+                self._suspects.add(plan.index)
             if plan.unstable:
                 verdict = Verdict(Status.UNVERIFIED, Cause.NON_DETERMINISM, plan.unstable, verdict.evidence)
         elif actual.fallback is not None:
@@ -212,12 +219,14 @@ class Comparing:
             previous_actual=previous,
         )
 
-    def _remember(self, plan: OpPlan, values: list[Value]) -> None:
+    def remember_if_suspect(self, plan: OpPlan, values: list[Value]) -> None:
+        """Keep the right results of an operator that was wrong before."""
+        if plan.index not in self._suspects:
+            return
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         if sum(t.nbytes for t in tensors if t.layout is torch.strided) > _MAX_REMEMBERED_BYTES:
             return
-        if plan.index in self._previous or len(self._previous) < _MAX_REMEMBERED:
-            self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+        self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
 
 
 def _landed_elsewhere(plan: OpPlan, out: Any, here: torch.device) -> tuple[Cause, str] | None:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept import torchapi
-from shadowrun.intercept.plan import OpPlan
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.replay import results
 from shadowrun.replay.execution import to_cpu
 from shadowrun.replay.mirror import tensors_in
 
 if TYPE_CHECKING:
+    from shadowrun.intercept.plan import OpPlan
     from shadowrun.replay.execution import Executor
 
 __all__ = ["DriftChain"]
@@ -61,7 +61,7 @@ class DriftChain:
         self._twins.clear()
         self._held = 0
 
-    def before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Lay the call's inputs over the twins, before the user's call may change them."""
         try:
             self._pending.call = (

@@ -8,11 +8,13 @@ it has to support, so that is replayed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["EQUIVALENTS", "is_device_specific"]
 
@@ -53,9 +55,9 @@ def _attention_backward(
     del out, logsumexp
 
     def run() -> list[torch.Tensor]:
-        inputs = [t.detach().requires_grad_() for t in (query, key, value)]
-        attended = F.scaled_dot_product_attention(*inputs, attn_mask, dropout_p, is_causal, scale=scale)
-        return list(torch.autograd.grad(attended, inputs, grad_out))
+        q, k, v = (t.detach().requires_grad_() for t in (query, key, value))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
+        return list(torch.autograd.grad(attended, (q, k, v), grad_out))
 
     # A mode's handler runs with autograd excluded; a thread of its own starts with a clean state.
     return _in_thread(run)

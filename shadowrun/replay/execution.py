@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
-from shadowrun.platforms.device import Platform
 from shadowrun.platforms.fallback import Evidence, FallbackWitness
 from shadowrun.replay import results
-from shadowrun.replay.case import Value
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.mirror import Arguments, mirror, move
+
+if TYPE_CHECKING:
+    from shadowrun.platforms.device import Platform
+    from shadowrun.replay.case import Value
 
 __all__ = ["Executor", "Ran"]
 
@@ -56,7 +58,8 @@ class Executor:
 
         Args:
             plan: The operator.
-            args, kwargs: Inputs; the call may write to them.
+            args: Positional inputs; the call may write to them.
+            kwargs: Inputs by name.
             mute: It is a replay: warnings that it gives are not the user's.
         """
         if self.witness.active:
@@ -138,7 +141,9 @@ class Executor:
             ran.fallback = found[0]
         return ran
 
-    def to_device(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, max_bytes: int) -> Arguments:
+    def to_device(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, max_bytes: int
+    ) -> Arguments:
         """Copy inputs to a device, this platform being one end of the way."""
         if not self.platform.functionalizes:
             return mirror(args, kwargs, device, max_bytes)

@@ -19,7 +19,16 @@ from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import ulp_distance
 from shadowrun.numerics.tolerance import base_name, not_unique, ulp_bound
 from shadowrun.replay import hypotheses
-from shadowrun.replay.bounds import BOUND, COARSE_SUM_BOUND, COARSE_SUM_RMS, RATIO, REFERENCE_RATIO, bound, floor
+from shadowrun.replay.bounds import (
+    BOUND,
+    COARSE_SUM_BOUND,
+    RATIO,
+    REFERENCE_RATIO,
+    bound,
+    floor,
+    is_coarse,
+    is_fast_convolution,
+)
 from shadowrun.replay.finding import Finding, look, op_name
 from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS, NoOracle, Oracle, tensors
 from shadowrun.replay.undefined import arguments, undefined
@@ -119,6 +128,8 @@ class _Trial:
             found = hypotheses.explain(self.case, findings, self._oracle_or_none)
             if found is not None:
                 return replace(found, evidence=f"{worst.evidence}; {found.evidence}")
+            if all(_only_classes(f) for f in findings):
+                return replace(worst, cause=Cause.EXCEPTIONAL_VALUES, explanation="NaN or infinity treated otherwise")
         if worst.status is Status.MATCH and self.ask_hypotheses and hypotheses.order_varies(self.case):
             return replace(worst, cause=Cause.NON_DETERMINISM, explanation="another run of the target differs")
         return worst
@@ -257,6 +268,9 @@ class _Trial:
         wrong = ea > finding.limit
         if not wrong.any() and limit == COARSE_SUM_BOUND:
             wrong = self._coarse_on_the_whole(finding)
+        if wrong.any() and is_fast_convolution(self.op, finding):
+            evidence = f"{finding.name}: noise of a fast convolution (Winograd, FFT), at most {ea.max():.3g} units"
+            return Verdict(Status.MATCH, Cause.ROUNDING, "", evidence)
         finding.bad = finding.where[wrong]
         evidence = (
             f"{finding.name}: {finding.bad.size} of {finding.actual.numel()} elements beyond rounding; greatest excess "
@@ -321,7 +335,7 @@ class _Trial:
         actual, expected = (
             float(np.sqrt(np.mean(np.square(x[np.isfinite(x)])))) for x in (whole.excess_actual, whole.excess_expected)
         )
-        if n >= 32 and actual > max(COARSE_SUM_RMS, 1.5 * expected):
+        if n >= 32 and is_coarse(self.op, actual, expected):
             return finding.excess_actual > 1.0
         return np.zeros(finding.where.size, bool)
 
@@ -332,6 +346,13 @@ def _is_random(case: Case) -> bool:
     named = arguments(case)
     switches = [named[k] for k in ("dropout_p", "p", "dropout", "train", "training") if k in named]
     return all(switches)
+
+
+def _only_classes(finding: Finding) -> bool:
+    """Whether all mismatched elements are NaN or infinite on one side only, in a result that can be either."""
+    if finding.fmt is None or not finding.bad.size:
+        return False
+    return bool(np.isin(finding.bad, finding.where[finding.classes]).all())
 
 
 def _reference_wrong(evidence: str) -> Verdict:

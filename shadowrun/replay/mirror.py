@@ -7,12 +7,14 @@ order, which reads as a difference of values. So what a copy covers is copied as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.intercept import torchapi
-from shadowrun.intercept.plan import OpPlan
+
+if TYPE_CHECKING:
+    from shadowrun.intercept.plan import OpPlan
 
 __all__ = ["Arguments", "OverBudget", "copy_mutated", "mirror", "move", "tensors_in"]
 
@@ -87,7 +89,7 @@ def _storage_groups(
 
 
 def _copy_storage(group: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    storage = group[0].untyped_storage().clone()
+    storage = group[0].untyped_storage().clone()  # type: ignore[no-untyped-call]
     copies = {}
     for t in group:
         base = torch.empty(0, dtype=t.dtype, device=t.device)

@@ -18,14 +18,13 @@ _SIGMAS = 8.0
 _MIN_ELEMENTS = 64
 
 
-def implausible(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]
-) -> str:
+def implausible(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> str:
     """Say why drawn values cannot have come from the distribution asked for; empty if they can.
 
     Args:
         func: The operator.
-        args, kwargs: Its inputs, on the CPU, as before the call.
+        args: Its positional inputs, on the CPU, as before the call.
+        kwargs: Its inputs by name.
         values: Its results, on the CPU: fresh ones, then mutated arguments.
     """
     given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs

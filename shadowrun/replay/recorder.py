@@ -7,15 +7,17 @@ import itertools
 import threading
 import time
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.attribution import Attribution, Place
-from shadowrun.intercept.plan import OpPlan
 from shadowrun.numerics.form import dtype_name, meta
 from shadowrun.store.datafile import FLUSH_ROWS, FLUSH_S, DataFile
 from shadowrun.types import Phase, Status, TensorDiff, Verdict
+
+if TYPE_CHECKING:
+    from shadowrun.intercept.attribution import Attribution, Place
+    from shadowrun.intercept.plan import OpPlan
 
 __all__ = ["Recorder"]
 
@@ -44,6 +46,12 @@ class Recorder:
         self._skipped: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
+        self._last_step = -1
+
+    @property
+    def recorded_in_step(self) -> bool:
+        """Whether the current step has records: after the last `step()` usually nothing comes."""
+        return self._last_step == self.step
 
     def place(self, depth: int) -> Place:
         """Module, phase and site of the call in hand; see `Attribution.place`."""
@@ -81,6 +89,7 @@ class Recorder:
     def match(self, context: int, ref_us: float, target_us: float, drift: tuple[float, float] = (-1.0, -1.0)) -> int:
         """Record a bit-identical call."""
         seq = next(self._numbers)
+        self._last_step = self.step
         data = self.data
         data.rows.append((seq, self.step, context, self._match, ref_us, target_us, *drift))
         if not seq & _LOOK_AT_CLOCK and (len(data.rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S):
@@ -100,6 +109,7 @@ class Recorder:
         data = self.data
         with self._lock:
             seq = next(self._numbers)
+            self._last_step = self.step
             number = data.verdict_id(verdict, missing_kernel)
             data.add_diffs(seq, diffs)
             data.add((seq, self.step, context, number, *times, *drift))

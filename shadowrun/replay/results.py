@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.plan import Argument, OpPlan
-from shadowrun.replay.case import Value
+if TYPE_CHECKING:
+    from shadowrun.intercept.plan import Argument, OpPlan
+    from shadowrun.replay.case import Value
 
 __all__ = ["argument", "hand_back", "values"]
 
@@ -67,13 +68,18 @@ def names(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
 
 
 def hand_back(
-    plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], run: tuple[tuple[Any, ...], dict[str, Any], Any],
+    plan: OpPlan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run: tuple[tuple[Any, ...], dict[str, Any], Any],
     device: torch.device,
 ) -> Any:
     """Give the user the results of a run elsewhere as his device would have: fresh ones moved, mutated ones written.
 
     Args:
-        args, kwargs: The user's own.
+        plan: The operator.
+        args: The user's own positional arguments.
+        kwargs: The user's own arguments by name.
         run: Arguments and result of the run elsewhere.
         device: Where the user's program runs.
     """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shadowrun.config import Config
-from shadowrun.intercept.attribution import Place
-from shadowrun.intercept.plan import OpPlan
+if TYPE_CHECKING:
+    from shadowrun.config import Config
+    from shadowrun.intercept.attribution import Place
+    from shadowrun.intercept.plan import OpPlan
 
 __all__ = ["Selection"]
 

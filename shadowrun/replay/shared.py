@@ -63,9 +63,12 @@ class SharedPath:
             theirs = other.call(plan.func, args, kwargs)
             other_ns = _clock() - start
             if type(out) is torch.Tensor and bits_equal(out, theirs) and out.stride() == theirs.stride():
+                self._stage.comparing.remember_if_suspect(plan, [out])
                 self._match(plan, context, ns, other_ns, role, (args, kwargs))
                 return Ran(args, kwargs, out, ns)
-            self._conclude(plan, context, (args, kwargs), Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role)
+            self._conclude(
+                plan, context, (args, kwargs), Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role
+            )
         except Exception as error:
             self._failed(plan, args, kwargs, role, place, error)
         return Ran(args, kwargs, out, ns)
@@ -93,6 +96,7 @@ class SharedPath:
             theirs = other.call(plan.func, other_args, kwargs)
             other_ns = _clock() - start
             if bits_equal(mine, copy) and mine.stride() == copy.stride():
+                self._stage.comparing.remember_if_suspect(plan, [mine])
                 self._match(plan, context, ns, other_ns, role, ((before, *args[1:]), kwargs))
             else:
                 pristine = ((before, *args[1:]), kwargs)
@@ -107,8 +111,10 @@ class SharedPath:
             target_ns, ref_ns = (ns, other_ns) if role.on_target else (other_ns, ns)
 
             def again() -> Ran:
-                inputs = copy_mutated(plan, *pristine, self._max_bytes) if plan.mutated else pristine
-                return self._stage.target.run(plan, *inputs)
+                args, kwargs = pristine
+                if plan.mutated:
+                    args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+                return self._stage.target.run(plan, args, kwargs)
 
             target_ns = self._stage.comparing.confirmed_ns(plan, target_ns, ref_ns, again)
             self._recorder.match(context, ref_ns / 1000, target_ns / 1000)
@@ -155,7 +161,7 @@ class SharedPath:
             problem = stage.harness("copying the inputs of", plan, error)
         drift = stage.drift
         if drift is not None:
-            drift.before(plan, args, kwargs)
+            drift.before(args, kwargs)
         start = _clock()
         out = plan.func(*args, **kwargs)
         own = Ran(args, kwargs, out, _clock() - start)

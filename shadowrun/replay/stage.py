@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from shadowrun.errors import ShadowrunWarning
-from shadowrun.replay.comparing import Comparing
-from shadowrun.replay.execution import Executor, Ran
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
+    import torch
+
     from shadowrun.config import Config
     from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.comparing import Comparing
     from shadowrun.replay.drift import DriftChain
+    from shadowrun.replay.execution import Executor, Ran
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.schedule import Selection
 
@@ -74,13 +75,12 @@ class Stage:
         text = f"{doing} {plan.name}: {type(error).__name__}: {error}"[:500]
         if not self._warned:
             self._warned = True
-            try:
+            # Where warnings are errors, ours still is none of the user's business.
+            with contextlib.suppress(ShadowrunWarning):
                 warnings.warn(
                     f"shadowrun failed while {text}. Your program goes on unchanged; the call is recorded as "
                     "ERROR (harness), and later failures only so. Please report it.",
                     ShadowrunWarning,
                     stacklevel=4,
                 )
-            except ShadowrunWarning:  # warnings are errors here: still none of the user's business
-                pass
         return Verdict(Status.ERROR, Cause.HARNESS, type(error).__name__, text)

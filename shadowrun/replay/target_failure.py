@@ -54,7 +54,9 @@ class TargetFailure:
         try:
             context = recorder.context(plan, args, kwargs, place, device)
             if isinstance(error, torch.OutOfMemoryError):
-                recorder.verdict(context, Verdict(Status.ERROR, Cause.IMPLEMENTATION, "out of memory", str(error)[:300]))
+                recorder.verdict(
+                    context, Verdict(Status.ERROR, Cause.IMPLEMENTATION, "out of memory", str(error)[:300])
+                )
                 return None
             failure = classify(error)
             if plan.action is Action.VIEW:
@@ -84,7 +86,9 @@ class TargetFailure:
         except Exception as error:
             failure = classify(error)
             if isinstance(error, Warning):
-                verdict = Verdict(Status.UNVERIFIED, None, "the replay warned, and warnings are errors here", str(error)[:300])
+                verdict = Verdict(
+                    Status.UNVERIFIED, None, "the replay warned, and warnings are errors here", str(error)[:300]
+                )
                 self._recorder.verdict(context, verdict)
             elif is_device_specific(plan.name) and plan.name not in EQUIVALENTS:
                 verdict = Verdict(Status.UNVERIFIED, None, "an operator of another kind of device", failure.message)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.plan import OpPlan
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Place
+    from shadowrun.intercept.plan import OpPlan
     from shadowrun.replay.recorder import Recorder
 
 __all__ = ["ViewCheck", "view_on_meta"]

@@ -139,7 +139,7 @@ class DataFile:
         if connection is not None and self._pid == os.getpid():
             connection.close()
 
-    def context_id(  # noqa: PLR0917 - the hot path passes them in this order
+    def context_id(
         self,
         op: str,
         inputs: str,

@@ -77,7 +77,7 @@ def read_diffs(data: DataFile, first: int, last: int) -> dict[int, list[TensorDi
     return found
 
 
-def _conditions(  # noqa: PLR0917 - the filters of read_records
+def _conditions(
     data: DataFile,
     op: str | None,
     status: Status | str | Collection[Status | str] | None,

@@ -7,6 +7,7 @@ import math
 import random
 
 import pytest
+
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict

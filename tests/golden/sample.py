@@ -1,3 +1,4 @@
+# ruff: noqa: E501, TC003 - rows of a table
 """A made-up run with every kind of finding, as a real one would record it; no torch needed."""
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ MATCH = Verdict(Status.MATCH)
 
 def rounding(ulp: int) -> Verdict:
     return Verdict(
-        Status.MATCH, Cause.ROUNDING, "accumulation order", f"at most {ulp} ULP, 0.4 of the operator's own rounding", 0.95
+        Status.MATCH,
+        Cause.ROUNDING,
+        "accumulation order",
+        f"at most {ulp} ULP, 0.4 of the operator's own rounding",
+        0.95,
     )
 
 

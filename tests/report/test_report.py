@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+
 from shadowrun import report
 from shadowrun.errors import UsageError
 from shadowrun.report.terminal import TerminalReport

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from shadowrun.errors import DataFileError
 from shadowrun.run import Run, load
 from shadowrun.store import DataFile

@@ -26,7 +26,7 @@ def lstm_cell(
     return o * new.tanh(), new, torch.cat([i, f, g, o], 1)
 
 
-def lstm_cell_backward(  # noqa: PLR0917
+def lstm_cell_backward(
     grad_h: torch.Tensor | None,
     grad_c: torch.Tensor | None,
     cell: torch.Tensor,

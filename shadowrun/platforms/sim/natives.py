@@ -30,10 +30,10 @@ _aten = torch.ops.aten
 _set = device.native(device.overload("aten::set_.source_Storage_storage_offset"))
 
 
-def _empty(  # noqa: PLR0917 - the dispatcher calls by position
+def _empty(
     size: list[int],
     dtype: Any = None,
-    layout: Any = None,  # noqa: ARG001 - the dispatcher has checked it
+    layout: Any = None,  # noqa: ARG001
     device: Any = None,  # noqa: ARG001
     pin_memory: Any = None,  # noqa: ARG001
     memory_format: Any = None,
@@ -44,7 +44,7 @@ def _empty(  # noqa: PLR0917 - the dispatcher calls by position
         )
 
 
-def _empty_strided(  # noqa: PLR0917
+def _empty_strided(
     size: list[int],
     stride: list[int],
     dtype: Any = None,

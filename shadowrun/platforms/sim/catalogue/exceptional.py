@@ -8,7 +8,7 @@ from shadowrun.types import Cause
 __all__ = ["FLAWS"]
 
 
-def _flaw(  # noqa: PLR0917 - the columns of a table
+def _flaw(
     name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str = "",
           cause: Cause = Cause.EXCEPTIONAL_VALUES, statuses: tuple[str, ...] = ("mismatch",),
           accepted: tuple[Cause, ...] = ()) -> Flaw:  # fmt: skip

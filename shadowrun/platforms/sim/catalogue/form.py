@@ -8,7 +8,7 @@ from shadowrun.types import Cause
 __all__ = ["FLAWS"]
 
 
-def _flaw(  # noqa: PLR0917 - the columns of a table
+def _flaw(
     name: str, description: str, issue: str, operators: tuple[str, ...], cause: Cause,
           explanation: str = "") -> Flaw:  # fmt: skip
     return Flaw(name, "form", description, issue, operators, ("mismatch",), cause, explanation=explanation)

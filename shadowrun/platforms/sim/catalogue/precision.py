@@ -11,7 +11,7 @@ _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
 
-def _flaw(  # noqa: PLR0917 - the columns of a table
+def _flaw(
     name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str,
           cause: Cause = Cause.REDUCED_PRECISION, statuses: tuple[str, ...] = ("mismatch",)) -> Flaw:  # fmt: skip
     return Flaw(name, "precision", description, issue, operators, statuses, cause, explanation=explanation)

@@ -11,7 +11,7 @@ _DISPATCHER = "none: the dispatcher's own NotImplementedError, as on musa, tinyg
 _UNSUPPORTED, _FALLBACK = ("unsupported",), ("fallback",)
 
 
-def _flaw(  # noqa: PLR0917 - the columns of a table
+def _flaw(
     name: str, description: str, issue: str, operators: tuple[str, ...], statuses: tuple[str, ...],
           cause: Cause | None, explanation: str = "") -> Flaw:  # fmt: skip
     return Flaw(name, "support", description, issue, operators, statuses, cause, explanation=explanation)
@@ -69,5 +69,5 @@ FLAWS = (
           "aten::nll_loss_forward.output"), _FALLBACK, Cause.SILENT_FALLBACK),
     _flaw("bincount-stays-on-cpu", "bincount returns its result on the CPU",
           "none: fallbacks of torch's lazy device that return CPU tensors", ("aten::bincount",),
-          ("mismatch", "fallback"), Cause.METADATA ),
+          ("fallback", "mismatch"), Cause.SILENT_FALLBACK),
 )  # fmt: skip

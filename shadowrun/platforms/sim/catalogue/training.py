@@ -8,7 +8,7 @@ from shadowrun.types import Cause
 __all__ = ["FLAWS"]
 
 
-def _flaw(  # noqa: PLR0917 - the columns of a table
+def _flaw(
     name: str, description: str, issue: str, operators: tuple[str, ...], explanation: str = "",
           cause: Cause = Cause.IMPLEMENTATION, statuses: tuple[str, ...] = ("mismatch",)) -> Flaw:  # fmt: skip
     return Flaw(name, "training", description, issue, operators, statuses, cause, explanation=explanation)

@@ -42,7 +42,7 @@ def _silu_backward(bench: Bench) -> None:
 
 @fault("biased-running-variance")
 def _batch_norm(bench: Bench) -> None:
-    def compute(kernel: Kernel, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> Any:  # noqa: PLR0917
+    def compute(kernel: Kernel, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> Any:
         training = args[0] if isinstance(args[0], bool) else True
         momentum = args[1] if isinstance(args[0], bool) else args[0]
         if var is None or not training:

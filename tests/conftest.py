@@ -1,0 +1,24 @@
+"""One simulated device for the whole session: torch renames PrivateUse1 once per process."""
+
+import pytest
+import torch
+
+from shadowrun.platforms import sim as sim_package
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sim_device():
+    """The package of the simulated device, registered as ``sim``.
+
+    For every test: torch counts the devices at the first backward of a process, and accepts no further one.
+    """
+    sim_package.enable("sim")
+    return sim_package
+
+
+@pytest.fixture
+def clean_sim(sim_device):
+    """The simulated device without flaws, and the same random stream for each test."""
+    with sim_device.flaws():
+        torch.manual_seed(0)
+        yield sim_device
