@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from shadowrun.analysis.table import Row, Table
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["KINDS", "Finding", "Note", "find", "note", "own_failures"]
+__all__ = ["KINDS", "Finding", "Note", "find", "note", "own_failures", "without_numbers"]
 
 KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 """Kinds of findings, the most actionable first."""
@@ -28,6 +29,7 @@ KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 MIN_TIMED_CALLS = 3
 MIN_SLOWER_US = 1000.0
 MAX_LISTED = 5
+_NUMBER = re.compile(r"(?<![A-Za-z])-?\d[\d.]*(?:e[+-]?\d+)?")
 
 _KIND_OF = {
     Status.UNSUPPORTED: "unsupported",
@@ -117,10 +119,11 @@ def find(table: Table, data: DataFile, *, slow_ratio: float) -> list[Finding]:
         totals[row.context.op] += row.group.n
         kind = _KIND_OF.get(row.outcome.status)
         if kind is not None and not row.outcome.is_own_failure:
-            grouped[kind, row.context.op, row.outcome.cause, row.outcome.explanation].append(row)
+            key = kind, row.context.op, row.outcome.cause, without_numbers(row.outcome.explanation)
+            grouped[key].append(row)
     found = [
-        _finding(kind, cause, explanation, rows, n_calls_of_op=totals[op], data=data)
-        for (kind, op, cause, explanation), rows in grouped.items()
+        _finding(kind, cause, _worst(rows).outcome.explanation, rows, n_calls_of_op=totals[op], data=data)
+        for (kind, op, cause, _), rows in grouped.items()
     ]
     found += _slow(table, data, totals, slow_ratio)
     return sorted(found, key=lambda f: (KINDS.index(f.kind), -f.severity, -_volume(f), f.first_seq))
@@ -154,7 +157,7 @@ def _volume(finding: Finding) -> int:
 def _finding(
     kind: str, cause: Cause | None, explanation: str, rows: list[Row], *, n_calls_of_op: int, data: DataFile
 ) -> Finding:
-    worst_row = max(rows, key=lambda row: (row.group.severity, -row.group.worst_seq))
+    worst_row = _worst(rows)
     worst_seq = worst_row.group.worst_seq
     worst = _worst_diff(data, worst_seq)
     evidence, confidence = _evidence(data, worst_seq)
@@ -201,6 +204,15 @@ def _finding(
         ref_min_us=ref_min,
         target_min_us=target_min,
     )
+
+
+def without_numbers(explanation: str) -> str:
+    """An explanation's kind: ``scaled by 0.5`` and ``scaled by 0.7`` are one fault with two figures."""
+    return _NUMBER.sub("#", explanation)
+
+
+def _worst(rows: list[Row]) -> Row:
+    return max(rows, key=lambda row: (row.group.severity, -row.group.worst_seq))
 
 
 def _severity(cause: Cause | None, worst: float) -> float:

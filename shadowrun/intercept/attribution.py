@@ -36,6 +36,8 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parents[1]) + os.sep
 _OPTIM_DIR = str(Path(torch.__file__).parent / "optim") + os.sep
 _STDLIB = str(Path(threading.__file__).parent) + os.sep
+_PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
+_OWN_PARENT = str(Path(__file__).parents[2]) + os.sep
 _MAX_LINKS = 200_000
 _DEMO = _OWN + f"cli{os.sep}demo"
 
@@ -162,7 +164,10 @@ class Attribution:
 
 
 def _shown(filename: str) -> str:
-    """A path as the user would type it: relative if it lies below the working directory."""
+    """A path as short as it stays clear: from the working directory, or from the folder of packages."""
+    for folder in (_PACKAGES, _OWN_PARENT):
+        if filename.startswith(folder):
+            return filename.removeprefix(folder)
     try:
         relative = os.path.relpath(filename)
     except (OSError, ValueError):

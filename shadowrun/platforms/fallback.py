@@ -49,6 +49,7 @@ class FallbackWitness:
         self._library: torch.library.Library | None = None
         self._known: dict[object, Evidence] = {}
         self._seen: set[object] = set()
+        self._warned_of: set[str] = set()
         self._show: Callable[..., Any] | None = None
 
     @property
@@ -100,11 +101,12 @@ class FallbackWitness:
             self._show = None
 
     @contextlib.contextmanager
-    def watch(self, key: object, *, mute: bool) -> Iterator[list[Evidence]]:
+    def watch(self, key: object, name: str, *, mute: bool) -> Iterator[list[Evidence]]:
         """Watch one call on the target.
 
         Args:
             key: Operator and dtypes: what a vendor warns about once.
+            name: The operator, ``aten::fmax``.
             mute: The call is a replay of ours: its warnings are not the user's.
 
         Yields:
@@ -128,25 +130,33 @@ class FallbackWitness:
                 yield found
         finally:
             local.heard = None
-            evidence = self._evidence(local.hits, heard, text)
+            evidence = self._evidence(name, local.hits, heard, text)
             if evidence is not None and evidence[0] is Cause.WARNED_FALLBACK:
                 self._known[key] = evidence
             evidence = evidence or self._known.get(key)
             if evidence is not None:
                 found.append(evidence)
 
-    def _evidence(self, hits: int, heard: list[str], text: str) -> Evidence | None:
+    def _evidence(self, op: str, hits: int, heard: list[str], text: str) -> Evidence | None:
         for message, where in (*((h, "Python warning") for h in heard), (text, "warning on stderr")):
             if _WARNING.search(message):
                 name = _NAMED.search(message)
                 what = name.group(1) if name else message.strip().split("\n", 1)[0][:120]
+                self._warned_of.add(_base(what))
                 return Cause.WARNED_FALLBACK, f"{where}: {what} falls back to the CPU"
+        if hits and _base(op) in self._warned_of:
+            return Cause.WARNED_FALLBACK, f"{op} falls back to the CPU; a warning said so once in this process"
         if hits:
             return (
                 Cause.SILENT_FALLBACK,
                 f"aten::_to_cpu was called {hits} time{'s' if hits > 1 else ''} during the call",
             )
         return None
+
+
+def _base(name: str) -> str:
+    """``fmax`` for ``aten::fmax.out``: vendors warn of the kernel, which may be another overload."""
+    return name.removeprefix("aten::").partition(".")[0]
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ class Executor:
         """
         if self.witness.active:
             key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
-            with self.witness.watch(key, mute=mute) as found:
+            with self.witness.watch(key, plan.name, mute=mute) as found:
                 ran = self._run(plan, args, kwargs)
             if found:
                 ran.fallback = found[0]
@@ -107,7 +107,7 @@ class Executor:
             out = plan.func(*args, **kwargs)
             return Ran(args, kwargs, out, _clock() - start)
         key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
-        with self.witness.watch(key, mute=False) as found:
+        with self.witness.watch(key, plan.name, mute=False) as found:
             start = _clock()
             # On lazy and XLA, Functionalize comes before the mode: these are the tensors that it unwrapped.
             out = plan.func(*args, **kwargs)
@@ -129,7 +129,7 @@ class Executor:
         if equivalent is None:
             return self.run(plan, here_args, here_kwargs)
         key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
-        with self.witness.watch(key, mute=True) as found, self.platform.context():
+        with self.witness.watch(key, plan.name, mute=True) as found, self.platform.context():
             start = _clock()
             if self.platform.functionalizes:
                 with torchapi.functionalize_included():

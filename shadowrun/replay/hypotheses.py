@@ -238,6 +238,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.stale),
     Hypothesis(Cause.NON_DETERMINISM, 0.9, not_deterministic),
     Hypothesis(Cause.LAYOUT, 0.95, right_when_contiguous),
+    Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.biased_variance),
     Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.not_written),
     Hypothesis(Cause.FLUSHED_SUBNORMALS, 0.95, patterns.flushed_results),
     Hypothesis(Cause.FLUSHED_SUBNORMALS, 0.9, flushed_inputs),

@@ -188,6 +188,23 @@ def update_scaled(suspect: Suspect) -> str | None:
     return f"update scaled by {factors[0]:.6g}"
 
 
+def biased_variance(suspect: Suspect) -> str | None:
+    """A running variance moved by the sum of squares over n where the reference divides by n - 1."""
+    named = arguments(suspect.case)
+    x, before, momentum = named.get("input"), named.get("running_var"), named.get("momentum")
+    if not isinstance(x, torch.Tensor) or not isinstance(before, torch.Tensor) or not isinstance(momentum, float):
+        return None
+    n = x.numel() // max(before.numel(), 1)
+    if n < 2 or any(f.name != "running_var" for f in suspect.findings):  # noqa: PLR2004 - a variance needs two
+        return None
+    kept = flat_values(before).to(torch.float64) * (1 - momentum)
+    for f in suspect.findings:
+        biased = kept + (f.expected.to(torch.float64) - kept) * (n - 1) / n
+        if f.residual(biased) > f.tolerance:
+            return None
+    return "variance divided by n, not n - 1"
+
+
 def offset(suspect: Suspect) -> str | None:
     """A constant more than the reference."""
     gaps = []

@@ -7,6 +7,7 @@ import os.path
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from shadowrun.analysis.findings import without_numbers
 from shadowrun.report.tame import tame
 from shadowrun.report.words import clip, overhead
 from shadowrun.types import Status
@@ -168,8 +169,8 @@ def _advice(first: OpRecord | None, findings: list[Finding]) -> str:
     """What the finding that a record belongs to says to do."""
     if first is None:
         return ""
-    key = (first.call.op, first.verdict.cause, first.verdict.explanation)
-    same = (f for f in findings if f.kind == "mismatch" and (f.op, f.cause, f.explanation) == key)
+    key = (first.call.op, first.verdict.cause, without_numbers(first.verdict.explanation))
+    same = (f for f in findings if f.kind == "mismatch" and (f.op, f.cause, without_numbers(f.explanation)) == key)
     return next((f.next_step for f in same), "")
 
 
