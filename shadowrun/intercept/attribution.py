@@ -79,8 +79,7 @@ class Attribution:
 
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self._patched = __call__
-        if torchapi.next_sequence_number is not None:
-            self._state.last_number = torchapi.next_sequence_number()
+        self._state.last_number = torchapi.next_sequence_number()
 
     def stop(self) -> None:
         """Give `nn.Module.__call__` back, unless somebody else wrapped it meanwhile (then ours is inert)."""
@@ -97,34 +96,37 @@ class Attribution:
         state = self._state
         node = torchapi.autograd_node()
         if node is not None:
-            return self._backward_place(node, depth + 1)
-        site, optimizer = self._site(_frame(depth + 2))
+            return self._backward_place(node)
+        try:
+            frame: FrameType | None = sys._getframe(depth + 1)
+        except ValueError:  # on autograd's own threads the stack may end before that
+            frame = sys._getframe(0)
+        site, optimizer = self._site(frame)
         modules = state.modules
         module = modules[-1] if modules else ""
         if optimizer:
             return module, Phase.OPTIMIZER, site
-        if torchapi.next_sequence_number is not None:
-            number = torchapi.next_sequence_number()
-            if number != state.last_number:
-                # The node of this very call already exists: its number is the one before the next.
-                state.last_number = number
-                links = self._links
-                links[number - 1] = (module, site)
-                if len(links) > _MAX_LINKS:
-                    for old in list(links)[: _MAX_LINKS // 2]:
-                        del links[old]
+        number = torchapi.next_sequence_number()
+        if number != state.last_number:
+            # The node of this very call already exists: its number is the one before the next.
+            state.last_number = number
+            links = self._links
+            links[number - 1] = (module, site)
+            if len(links) > _MAX_LINKS:
+                for old in list(links)[: _MAX_LINKS // 2]:
+                    del links[old]
         return module, Phase.FORWARD, site
 
     def note(self, depth: int) -> None:
         """Remember the forward place of a call that is not recorded, if autograd made a node for it."""
-        if torchapi.next_sequence_number is not None and torchapi.next_sequence_number() != self._state.last_number:
+        if torchapi.next_sequence_number() != self._state.last_number:
             self.place(depth + 1)
 
-    def _backward_place(self, node: Any, depth: int) -> Place:
+    def _backward_place(self, node: Any) -> Place:
         link = self._links.get(torchapi.autograd_node_number(node))
         if link is None:
             # AccumulateGrad and nodes made before the comparison began have no forward call that we saw.
-            return "", Phase.BACKWARD, self._site(_frame(depth + 2))[0]
+            return "", Phase.BACKWARD, self._site(sys._getframe(0))[0]
         return link[0], Phase.BACKWARD, link[1]
 
     def _site(self, frame: FrameType | None) -> tuple[str, bool]:
@@ -173,14 +175,6 @@ def _shown(filename: str) -> str:
     except (OSError, ValueError):
         return filename
     return filename if relative.startswith(os.pardir) else relative
-
-
-def _frame(depth: int) -> FrameType:
-    """The frame that many callers up; on autograd's own threads the stack may end before it."""
-    try:
-        return sys._getframe(depth)
-    except ValueError:
-        return sys._getframe(0)
 
 
 def _kind(code: CodeType) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
 import torch
@@ -56,9 +57,18 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         if plan.composite and torch.is_inference_mode_enabled():
             with self:
                 return torchapi.run_composite(func, args, kwargs or {})
-        if plan.action is Action.PASS or torchapi.in_infra_mode():
+        if plan.action is Action.PASS:
             return self._observer.pass_by(plan, args, kwargs or {})
+        if torchapi.n_modes_below():
+            return self._above_others(plan, args, kwargs or {})
         return self._observer.observe(plan, args, kwargs or {})
+
+    def _above_others(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Other dispatch modes lie below ours."""
+        if torchapi.in_infra_mode():
+            return self._observer.pass_by(plan, args, kwargs)
+        with torchapi.modes_aside(plan.run) as run:
+            return self._observer.observe(dataclasses.replace(plan, run=run), args, kwargs)
 
     def _new_plan(self, func: Any) -> OpPlan | None:
         if not isinstance(func, torch._ops.OpOverload):

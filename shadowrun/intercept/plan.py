@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.intercept import torchapi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Action", "Argument", "OpPlan", "make_plan"]
 
@@ -46,6 +50,7 @@ class OpPlan:
 
     Attributes:
         func: The operator; held so that its id stays its own.
+        run: The same, called without its Python wrapper.
         index: Small number of the plan, used in keys.
         name: ``aten::add.Tensor``.
         action: What to do.
@@ -65,6 +70,7 @@ class OpPlan:
     """
 
     func: torch._ops.OpOverload
+    run: Callable[..., Any]
     index: int
     name: str
     action: Action
@@ -220,6 +226,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
     arguments = {a.name for a in schema.arguments}
     return OpPlan(
         func=func,
+        run=torchapi.raw_operator(func),
         index=index,
         name=name,
         action=action,

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _python_dispatch as _modes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "DispatchMode",
@@ -22,13 +22,13 @@ __all__ = [
     "autograd_node_number",
     "functionalize_included",
     "in_infra_mode",
-    "in_user_mode",
     "is_undefined_error",
     "is_zero_tensor",
+    "modes_aside",
     "n_modes_below",
     "next_sequence_number",
-    "no_modes",
     "operator_is_composite",
+    "raw_operator",
     "run_composite",
     "shares_memory",
     "skip_compilation_of",
@@ -41,7 +41,7 @@ HigherOrderOperator: type = torch._ops.HigherOrderOperator
 
 # Seen on 2.11 and 2.13: the sequence number that the next autograd node of this thread gets (0.08 µs).
 # Without it, backward operators cannot be given the module and line of their forward call.
-next_sequence_number = torch._C._autograd._get_sequence_nr if hasattr(torch._C._autograd, "_get_sequence_nr") else None
+next_sequence_number = torch._C._autograd._get_sequence_nr
 
 # Seen on 2.11 and 2.13: the autograd node that is being executed on this thread, None outside backward.
 # Without it, the phase of a call cannot be told.
@@ -59,18 +59,47 @@ def autograd_node_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-def in_user_mode() -> bool:
-    """Whether other dispatch modes lie below ours: they would see our replays."""
-    return n_modes_below() > 0
-
-
 def in_infra_mode() -> bool:
     """Whether tensors are fake or being traced (FakeTensorMode, make_fx, export): nothing to compare."""
-    return in_user_mode() and any(_infra_mode(key) is not None for key in _INFRA_KEYS)
+    return n_modes_below() > 0 and any(_infra_mode(key) is not None for key in _INFRA_KEYS)
 
 
-# Seen on 2.11 and 2.13: switches every dispatch mode off for the block.
-no_modes = torch._C._DisableTorchDispatch
+class _Once:
+    """Calls an operator under the modes given, the first time; without any from then on."""
+
+    __slots__ = ("_modes", "_run")
+
+    def __init__(self, run: Callable[..., Any], modes: list[Any]) -> None:
+        self._run = run
+        self._modes = modes
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        modes, self._modes = self._modes, []
+        for mode in reversed(modes):
+            _modes._push_mode(mode)  # type: ignore[no-untyped-call]
+        try:
+            return self._run(*args, **kwargs)
+        finally:
+            for _ in modes:
+                _modes._pop_mode()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def modes_aside(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Take the modes below ours away: they shall see the user's own call, once, and nothing of ours.
+
+    Seen on 2.11 and 2.13. Switching Python dispatch off for our part would leave no way to switch it on
+    again for the user's call.
+
+    Yields:
+        `run`, whose first call goes by the user's modes.
+    """
+    modes = [_modes._pop_mode() for _ in range(n_modes_below())]  # type: ignore[no-untyped-call]
+    try:
+        yield _Once(run, modes)
+    finally:
+        for mode in reversed(modes):
+            _modes._push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 def is_zero_tensor(t: torch.Tensor) -> bool:
@@ -96,6 +125,12 @@ def storage_key(t: torch.Tensor) -> int:
 
 
 _BACKENDS = ("CPU", "CUDA", "MPS", "XPU", "XLA", "HPU", "MTIA", "PrivateUse1", "Lazy")
+
+
+def raw_operator(func: torch._ops.OpOverload) -> Callable[..., Any]:
+    """What an `OpOverload` calls when it is called: 0.4 µs less per call. Seen on 2.11 and 2.13."""
+    operator: Callable[..., Any] = getattr(func, "_op", func)
+    return operator
 
 
 def operator_is_composite(name: str) -> bool:

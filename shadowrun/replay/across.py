@@ -131,7 +131,7 @@ class AcrossPath:
 
 def _plainly(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
     start = _clock()
-    out = plan.func(*args, **kwargs)
+    out = plan.run(*args, **kwargs)
     return Ran(args, kwargs, out, _clock() - start)
 
 

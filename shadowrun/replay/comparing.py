@@ -36,7 +36,11 @@ _READS = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzer
 
 
 class Comparing:
-    """Compares the target's run with the reference's, and records what it means."""
+    """Compares the target's run with the reference's, and records what it means.
+
+    Attributes:
+        suspects: Numbers of the plans whose operators were wrong before.
+    """
 
     def __init__(self, config: Config, target: Executor, ref: Executor, recorder: Recorder) -> None:
         self._target = target
@@ -46,7 +50,7 @@ class Comparing:
         self._judge = Judge(rtol=config.rtol, atol=config.atol, max_bytes=min(config.max_bytes, 1 << 30))
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
-        self._suspects: set[int] = set()
+        self.suspects: set[int] = set()
         self._previous: dict[int, tuple[Value, ...]] = {}
         self._slow_ratio = config.slow_ratio
         self._slow: Counter[int] = Counter()
@@ -138,8 +142,8 @@ class Comparing:
         case = self._case(plan, pristine, left, right, expected, rng, previous, shared=shared)
         verdict, diffs = self._judge(case)
         if verdict.status is Status.MISMATCH:
-            if len(self._suspects) < _MAX_REMEMBERED:
-                self._suspects.add(plan.index)
+            if len(self.suspects) < _MAX_REMEMBERED:
+                self.suspects.add(plan.index)
             if plan.unstable:
                 verdict = Verdict(Status.UNVERIFIED, Cause.NON_DETERMINISM, plan.unstable, verdict.evidence)
         elif actual.fallback is not None:
@@ -221,7 +225,7 @@ class Comparing:
 
     def remember_if_suspect(self, plan: OpPlan, values: list[Value]) -> None:
         """Keep the right results of an operator that was wrong before."""
-        if plan.index not in self._suspects:
+        if plan.index not in self.suspects:
             return
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         if sum(t.nbytes for t in tensors if t.layout is torch.strided) > _MAX_REMEMBERED_BYTES:

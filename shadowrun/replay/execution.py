@@ -13,7 +13,7 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.fallback import Evidence, FallbackWitness
 from shadowrun.replay import results
 from shadowrun.replay.equivalents import EQUIVALENTS
-from shadowrun.replay.mirror import Arguments, mirror, move
+from shadowrun.replay.mirror import Arguments, mirror, move, tensors_in
 
 if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
@@ -44,13 +44,17 @@ class Ran:
 
 
 class Executor:
-    """Runs calls on one platform."""
+    """Runs calls on one platform.
+
+    Attributes:
+        plain: Calls need nothing around them: the process's own settings, no functionalization.
+    """
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
         self.device = platform.device
         self.witness = FallbackWitness(platform.dispatch_key)
-        self._plain = platform.is_ambient and not platform.functionalizes
+        self.plain = platform.is_ambient and not platform.functionalizes
         self._is_cpu = platform.device.type == "cpu"
 
     def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, mute: bool = True) -> Ran:
@@ -71,19 +75,16 @@ class Executor:
             return ran
         return self._run(plan, args, kwargs)
 
-    def call(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that needs no watching, under this platform's settings."""
-        if self._plain and not torchapi.n_modes_below():
-            return func(*args, **kwargs)
-        if not torchapi.n_modes_below():
-            with self.platform.context():
-                return func(*args, **kwargs)
-        with self.platform.context(), torchapi.no_modes():
-            return func(*args, **kwargs)
+        if self.plain:
+            return plan.run(*args, **kwargs)
+        with self.platform.context():
+            return plan.run(*args, **kwargs)
 
     def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         func = plan.func
-        if self._plain and not torchapi.in_user_mode():
+        if self.plain:
             start = _clock()
             out = func(*args, **kwargs)
             return Ran(args, kwargs, out, _clock() - start)
@@ -93,9 +94,6 @@ class Executor:
                 with torchapi.functionalize_included():
                     out = func(*args, **kwargs)
                 self._materialise(plan)
-            elif torchapi.in_user_mode():
-                with torchapi.no_modes():
-                    out = func(*args, **kwargs)
             else:
                 out = func(*args, **kwargs)
             return Ran(args, kwargs, out, _clock() - start)
@@ -104,13 +102,18 @@ class Executor:
         """Run the user's own call: nothing is changed around it, it is only watched."""
         if not self.witness.active:
             start = _clock()
-            out = plan.func(*args, **kwargs)
+            out = plan.run(*args, **kwargs)
             return Ran(args, kwargs, out, _clock() - start)
         key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
         with self.witness.watch(key, plan.name, mute=False) as found:
             start = _clock()
-            # On lazy and XLA, Functionalize comes before the mode: these are the tensors that it unwrapped.
-            out = plan.func(*args, **kwargs)
+            if self.platform.functionalizes and not any(t.device.type != "cpu" for t in tensors_in(args)):
+                # A factory, or a copy from the CPU: the device wraps its result for Functionalize.
+                with torchapi.functionalize_included():
+                    out = plan.run(*args, **kwargs)
+            else:
+                # Functionalize comes before the mode: these are the tensors that it unwrapped.
+                out = plan.run(*args, **kwargs)
             self._materialise(plan)
             ran = Ran(args, kwargs, out, _clock() - start)
         if found:

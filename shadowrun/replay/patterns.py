@@ -195,7 +195,7 @@ def biased_variance(suspect: Suspect) -> str | None:
     if not isinstance(x, torch.Tensor) or not isinstance(before, torch.Tensor) or not isinstance(momentum, float):
         return None
     n = x.numel() // max(before.numel(), 1)
-    if n < 2 or any(f.name != "running_var" for f in suspect.findings):  # noqa: PLR2004 - a variance needs two
+    if n < 2 or any(f.name != "running_var" for f in suspect.findings):
         return None
     kept = flat_values(before).to(torch.float64) * (1 - momentum)
     for f in suspect.findings:

@@ -76,7 +76,7 @@ class Replayer:
     def pass_by(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is not compared, and count it."""
         self._recorder.skip(plan.name, "", plan.reason or "fake or traced tensors")
-        return plan.func(*args, **kwargs)
+        return plan.run(*args, **kwargs)
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the user, then elsewhere, and record the verdict."""
@@ -87,19 +87,22 @@ class Replayer:
             self._recorder.place_silently(_FRAMES)
             self._recorder.skip(plan.name, "cpu", plan.reason)
             self.own_ns += _clock() - entered
-            return plan.func(*args, **kwargs)
+            return plan.run(*args, **kwargs)
         place = self._recorder.place(_FRAMES)
-        reason = self._selection.reason_to_skip(plan, place) or (plan.reason if silent else "")
+        reason = plan.reason if silent else ""
+        if not self._selection.everything:
+            reason = self._selection.reason_to_skip(plan, place) or reason
         if reason and (role.shared or not role.on_target):
             self._recorder.skip(plan.name, str(role.device), reason)
             self.own_ns += _clock() - entered
-            return plan.func(*args, **kwargs)
+            return plan.run(*args, **kwargs)
         if role.shared:
-            ran = self._shared.observe(plan, args, kwargs, role, place)
+            out, ns = self._shared.observe(plan, args, kwargs, role, place)
         else:
             ran = self._across.observe(plan, args, kwargs, role, place, reason)
-        self.own_ns += _clock() - entered - ran.ns
-        return ran.out
+            out, ns = ran.out, ran.ns
+        self.own_ns += _clock() - entered - ns
+        return out
 
     def _role(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Role:
         if self._all_cpu and args and type(args[0]) in _PLAIN and args[0].is_cpu:

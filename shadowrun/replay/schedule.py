@@ -14,13 +14,18 @@ __all__ = ["Selection"]
 
 
 class Selection:
-    """Decides per call; the answer for a step, an operator and a module is computed once each."""
+    """Decides per call; the answer for a step, an operator and a module is computed once each.
+
+    Attributes:
+        everything: All calls of the current step are compared.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._by_plan: dict[int, str] = {}
         self._by_module: dict[str, str] = {}
         self._step_reason = ""
+        self.everything = False
         self.begin_step(0)
 
     @property
@@ -37,6 +42,7 @@ class Selection:
             self._step_reason = "schedule"
         else:
             self._step_reason = ""
+        self.everything = not self._step_reason and config.ops is None and config.modules is None
 
     def reason_to_skip(self, plan: OpPlan, place: Place) -> str:
         """Why this call is not compared; empty if it is."""

@@ -37,41 +37,63 @@ class SharedPath:
         self._recorder = stage.recorder
         self._max_bytes = stage.config.max_bytes
         self._short = stage.drift is None
+        self._comparing = stage.comparing
+        self._suspects = stage.comparing.suspects
 
-    def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place) -> Ran:
+    def observe(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
+    ) -> tuple[Any, int]:
         """Run a call for the user, again on the other platform, and record the verdict."""
         if self._short and plan.short and (role.on_target or role.on_ref):
             if not plan.mutated:
                 return self._observe_fresh(plan, args, kwargs, role, place)
-            if type(args[0]) in _PLAIN and not _may_alias(args):
-                before = args[0].clone()
-                if before.stride() == args[0].stride() and before.nbytes <= self._max_bytes:
-                    return self._observe_in_place(plan, args, kwargs, role, place, before)
-        return self._observe_any(plan, args, kwargs, role, place)
+            before = self._before(args)
+            if before is not None:
+                return self._observe_in_place(plan, args, kwargs, role, place, before)
+        ran = self._observe_any(plan, args, kwargs, role, place)
+        return ran.out, ran.ns
+
+    def _before(self, args: tuple[Any, ...]) -> torch.Tensor | None:
+        """Copy of the first argument; None where that is not all that the call could write to."""
+        first = args[0]
+        if type(first) not in _PLAIN or _may_alias(args):
+            return None
+        try:
+            copy: torch.Tensor = first.clone()
+            return copy if copy.stride() == first.stride() and copy.nbytes <= self._max_bytes else None
+        except Exception:  # the long way copies with more care, and records why it cannot
+            return None
 
     def _observe_fresh(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
-    ) -> Ran:
+    ) -> tuple[Any, int]:
         """One new tensor comes back, nothing is written to."""
         start = _clock()
-        out = plan.func(*args, **kwargs)
+        out = plan.run(*args, **kwargs)
         ns = _clock() - start
         other = self._stage.ref if role.on_target else self._stage.target
         try:
             context = self._recorder.context(plan, args, kwargs, place, role.device)
             start = _clock()
-            theirs = other.call(plan.func, args, kwargs)
+            plain = other.plain and not torchapi.n_modes_below()
+            theirs = plan.run(*args, **kwargs) if plain else other.call(plan, args, kwargs)
             other_ns = _clock() - start
             if type(out) is torch.Tensor and bits_equal(out, theirs) and out.stride() == theirs.stride():
-                self._stage.comparing.remember_if_suspect(plan, [out])
-                self._match(plan, context, ns, other_ns, role, (args, kwargs))
-                return Ran(args, kwargs, out, ns)
+                if plan.index in self._suspects:
+                    self._comparing.remember_if_suspect(plan, [out])
+                if ns + other_ns > _WORTH_TIMING_NS:
+                    self._match_timed(plan, context, ns, other_ns, role, (args, kwargs))
+                elif role.on_target:
+                    self._recorder.match(context, other_ns / 1000, ns / 1000)
+                else:
+                    self._recorder.match(context, ns / 1000, other_ns / 1000)
+                return out, ns
             self._conclude(
                 plan, context, (args, kwargs), Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role
             )
         except Exception as error:
             self._failed(plan, args, kwargs, role, place, error)
-        return Ran(args, kwargs, out, ns)
+        return out, ns
 
     def _observe_in_place(
         self,
@@ -81,10 +103,10 @@ class SharedPath:
         role: Role,
         place: Place,
         before: torch.Tensor,
-    ) -> Ran:
+    ) -> tuple[Any, int]:
         """The first argument is written to, and shares its memory with no other."""
         start = _clock()
-        out = plan.func(*args, **kwargs)
+        out = plan.run(*args, **kwargs)
         ns = _clock() - start
         other = self._stage.ref if role.on_target else self._stage.target
         try:
@@ -93,35 +115,37 @@ class SharedPath:
             copy = before.clone()
             other_args = (copy, *args[1:])
             start = _clock()
-            theirs = other.call(plan.func, other_args, kwargs)
+            plain = other.plain and not torchapi.n_modes_below()
+            theirs = plan.run(*other_args, **kwargs) if plain else other.call(plan, other_args, kwargs)
             other_ns = _clock() - start
             if bits_equal(mine, copy) and mine.stride() == copy.stride():
-                self._stage.comparing.remember_if_suspect(plan, [mine])
-                self._match(plan, context, ns, other_ns, role, ((before, *args[1:]), kwargs))
+                if plan.index in self._suspects:
+                    self._comparing.remember_if_suspect(plan, [mine])
+                if ns + other_ns > _WORTH_TIMING_NS:
+                    self._match_timed(plan, context, ns, other_ns, role, ((before, *args[1:]), kwargs))
+                elif role.on_target:
+                    self._recorder.match(context, other_ns / 1000, ns / 1000)
+                else:
+                    self._recorder.match(context, ns / 1000, other_ns / 1000)
             else:
                 pristine = ((before, *args[1:]), kwargs)
                 theirs_ran = Ran(other_args, kwargs, theirs, other_ns)
                 self._conclude(plan, context, pristine, Ran(args, kwargs, out, ns), theirs_ran, role)
         except Exception as error:
             self._failed(plan, args, kwargs, role, place, error)
-        return Ran(args, kwargs, out, ns)
+        return out, ns
 
-    def _match(self, plan: OpPlan, context: int, ns: int, other_ns: int, role: Role, pristine: Any) -> None:
-        if ns + other_ns > _WORTH_TIMING_NS:
-            target_ns, ref_ns = (ns, other_ns) if role.on_target else (other_ns, ns)
+    def _match_timed(self, plan: OpPlan, context: int, ns: int, other_ns: int, role: Role, pristine: Any) -> None:
+        target_ns, ref_ns = (ns, other_ns) if role.on_target else (other_ns, ns)
 
-            def again() -> Ran:
-                args, kwargs = pristine
-                if plan.mutated:
-                    args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
-                return self._stage.target.run(plan, args, kwargs)
+        def again() -> Ran:
+            args, kwargs = pristine
+            if plan.mutated:
+                args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+            return self._stage.target.run(plan, args, kwargs)
 
-            target_ns = self._stage.comparing.confirmed_ns(plan, target_ns, ref_ns, again)
-            self._recorder.match(context, ref_ns / 1000, target_ns / 1000)
-        elif role.on_target:
-            self._recorder.match(context, other_ns / 1000, ns / 1000)
-        else:
-            self._recorder.match(context, ns / 1000, other_ns / 1000)
+        target_ns = self._comparing.confirmed_ns(plan, target_ns, ref_ns, again)
+        self._recorder.match(context, ref_ns / 1000, target_ns / 1000)
 
     def _conclude(self, plan: OpPlan, context: int, pristine: Any, mine: Ran, theirs: Ran, role: Role) -> None:
         actual, expected = (mine, theirs) if role.on_target else (theirs, mine)
@@ -163,7 +187,7 @@ class SharedPath:
         if drift is not None:
             drift.before(args, kwargs)
         start = _clock()
-        out = plan.func(*args, **kwargs)
+        out = plan.run(*args, **kwargs)
         own = Ran(args, kwargs, out, _clock() - start)
         if problem is not None:
             stage.unverified(context, problem, plan, own)
