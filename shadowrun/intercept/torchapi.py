@@ -76,12 +76,12 @@ class _Once:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         modes, self._modes = self._modes, []
         for mode in reversed(modes):
-            _modes._push_mode(mode)  # type: ignore[no-untyped-call]
+            _modes._push_mode(mode)
         try:
             return self._run(*args, **kwargs)
         finally:
             for _ in modes:
-                _modes._pop_mode()  # type: ignore[no-untyped-call]
+                _modes._pop_mode()
 
 
 @contextlib.contextmanager
@@ -94,12 +94,12 @@ def modes_aside(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     Yields:
         `run`, whose first call goes by the user's modes.
     """
-    modes = [_modes._pop_mode() for _ in range(n_modes_below())]  # type: ignore[no-untyped-call]
+    modes = [_modes._pop_mode() for _ in range(n_modes_below())]
     try:
         yield _Once(run, modes)
     finally:
         for mode in reversed(modes):
-            _modes._push_mode(mode)  # type: ignore[no-untyped-call]
+            _modes._push_mode(mode)
 
 
 def is_zero_tensor(t: torch.Tensor) -> bool:
