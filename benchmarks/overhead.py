@@ -27,10 +27,20 @@ import shadowrun
 Step = Callable[[], object]
 
 
+def micro_mlp() -> Step:
+    return _mlp(16, 32, 4, batch=8)
+
+
 def tiny_mlp() -> Step:
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    return _mlp(64, 128, 10, batch=32)
+
+
+def _mlp(n_in: int, hidden: int, n_out: int, batch: int) -> Step:
+    model = nn.Sequential(
+        nn.Linear(n_in, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, n_out)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
+    x, y = torch.randn(batch, n_in), torch.randint(0, n_out, (batch,))
 
     def step() -> float:
         optimizer.zero_grad()
@@ -136,7 +146,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    models = {"tiny MLP": (tiny_mlp, 5), "transformer": (transformer, 1), "CNN": (cnn, 1)}
+    models = {
+        "micro MLP 16-32-32-4": (micro_mlp, 10),
+        "tiny MLP 64-128-128-10": (tiny_mlp, 5),
+        "transformer": (transformer, 1),
+        "CNN": (cnn, 1),
+    }
     found = {name: measure(make(), options.rounds, inner) for name, (make, inner) in models.items()}
     settings = list(next(iter(found.values())))
     print("| model | plain step, ms | " + " | ".join(settings) + " |")

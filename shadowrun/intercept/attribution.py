@@ -53,8 +53,10 @@ class Attribution:
 
     def __init__(self) -> None:
         self._state = _ThreadState()
-        self._kinds: dict[CodeType, int] = {}
-        self._sites: dict[tuple[CodeType, int], str] = {}
+        self._library: set[CodeType] = set()
+        self._user: set[CodeType] = set()
+        self._optimizers: set[CodeType] = set()
+        self._sites: dict[tuple[CodeType, int], tuple[str, bool]] = {}
         self._links: dict[int, tuple[str, str]] = {}
         self._paths: dict[int, str] = {}
         self._owners: dict[int, weakref.ref[nn.Module]] = {}
@@ -69,7 +71,7 @@ class Attribution:
 
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if is_compiling():  # Dynamo then leaves our wrapper out of the graph
-                return original(self, *args, **kwargs)
+                return original(self, *args, **kwargs)  # type: ignore[unreachable, unused-ignore]
             modules = state.modules
             modules.append(path_of(self, modules))
             try:
@@ -130,21 +132,28 @@ class Attribution:
         return link[0], Phase.BACKWARD, link[1]
 
     def _site(self, frame: FrameType | None) -> tuple[str, bool]:
-        kinds = self._kinds
-        optimizer = False
+        """The first user frame from here on, and whether an optimizer's frame came before it."""
+        if frame is None:
+            return "", False
+        library, optimizers = self._library, self._optimizers
+        optimizer = frame.f_code in optimizers
         while frame is not None:
             code = frame.f_code
-            kind = kinds.get(code)
-            if kind is None:
-                kind = kinds[code] = _kind(code)
-            if kind == _USER:
-                key = (code, frame.f_lasti)
-                site = self._sites.get(key)
-                if site is None:
-                    site = self._sites[key] = f"{_shown(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}"
-                return site, optimizer
-            if kind == _OPTIM:
-                optimizer = True
+            if code not in library:
+                if code in self._user:
+                    site = self._sites.get((code, frame.f_lasti))
+                    if site is None:
+                        site = self._sites[code, frame.f_lasti] = (
+                            f"{_shown(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}",
+                            _steps_an_optimizer(frame),
+                        )
+                    return site[0], optimizer or site[1]
+                kind = _kind(code)
+                (self._user if kind == _USER else library).add(code)
+                if kind == _OPTIM:
+                    optimizers.add(code)
+                    optimizer = True
+                continue
             frame = frame.f_back
         return "", optimizer
 
@@ -175,6 +184,12 @@ def _shown(filename: str) -> str:
     except (OSError, ValueError):
         return filename
     return filename if relative.startswith(os.pardir) else relative
+
+
+def _steps_an_optimizer(frame: FrameType) -> bool:
+    """Whether a user's function is the `step` of his own optimizer: torch wraps that, so its caller is torch's."""
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_filename.startswith(_OPTIM_DIR)
 
 
 def _kind(code: CodeType) -> int:

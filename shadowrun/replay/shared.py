@@ -13,7 +13,7 @@ import torch
 
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
-from shadowrun.numerics.bits import bits_equal
+from shadowrun.numerics.bits import bits_equal, plainly_equal
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.mirror import OverBudget, copy_mutated
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
@@ -56,11 +56,11 @@ class SharedPath:
     def _before(self, args: tuple[Any, ...]) -> torch.Tensor | None:
         """Copy of the first argument; None where that is not all that the call could write to."""
         first = args[0]
-        if type(first) not in _PLAIN or _may_alias(args):
-            return None
         try:
+            if type(first) not in _PLAIN or not first.is_contiguous() or _may_alias(args):
+                return None
             copy: torch.Tensor = first.clone()
-            return copy if copy.stride() == first.stride() and copy.nbytes <= self._max_bytes else None
+            return copy if copy.nbytes <= self._max_bytes else None
         except Exception:  # the long way copies with more care, and records why it cannot
             return None
 
@@ -78,7 +78,9 @@ class SharedPath:
             plain = other.plain and not torchapi.n_modes_below()
             theirs = plan.run(*args, **kwargs) if plain else other.call(plan, args, kwargs)
             other_ns = _clock() - start
-            if type(out) is torch.Tensor and bits_equal(out, theirs) and out.stride() == theirs.stride():
+            if type(out) is torch.Tensor and (
+                plainly_equal(out, theirs) or (bits_equal(out, theirs) and out.stride() == theirs.stride())
+            ):
                 if plan.index in self._suspects:
                     self._comparing.remember_if_suspect(plan, [out])
                 if ns + other_ns > _WORTH_TIMING_NS:
@@ -118,7 +120,7 @@ class SharedPath:
             plain = other.plain and not torchapi.n_modes_below()
             theirs = plan.run(*other_args, **kwargs) if plain else other.call(plan, other_args, kwargs)
             other_ns = _clock() - start
-            if bits_equal(mine, copy) and mine.stride() == copy.stride():
+            if plainly_equal(mine, copy) or (bits_equal(mine, copy) and mine.stride() == copy.stride()):
                 if plan.index in self._suspects:
                     self._comparing.remember_if_suspect(plan, [mine])
                 if ns + other_ns > _WORTH_TIMING_NS:
