@@ -102,7 +102,8 @@ class AcrossPath:
                 )  # fmt: skip
         except Exception as error:
             context = recorder.context(plan, (), {}, place, role.device)
-            self._stage.unverified(context, self._stage.harness("replaying", plan, error), plan, None)
+            verdict = self._stage.harness("replaying", plan, error, (*args, *kwargs.values(), own.out))
+            self._stage.unverified(context, verdict, plan, None)
         return own
 
     def _mirrored(self, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) -> Any:

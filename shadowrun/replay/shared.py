@@ -78,9 +78,7 @@ class SharedPath:
             plain = other.plain and not torchapi.n_modes_below()
             theirs = plan.run(*args, **kwargs) if plain else other.call(plan, args, kwargs)
             other_ns = _clock() - start
-            if type(out) is torch.Tensor and (
-                plainly_equal(out, theirs) or (bits_equal(out, theirs) and out.stride() == theirs.stride())
-            ):
+            if type(out) is torch.Tensor and (plainly_equal(out, theirs) or _alike(out, theirs)):
                 if plan.index in self._suspects:
                     self._comparing.remember_if_suspect(plan, [out])
                 if ns + other_ns > _WORTH_TIMING_NS:
@@ -120,7 +118,7 @@ class SharedPath:
             plain = other.plain and not torchapi.n_modes_below()
             theirs = plan.run(*other_args, **kwargs) if plain else other.call(plan, other_args, kwargs)
             other_ns = _clock() - start
-            if plainly_equal(mine, copy) or (bits_equal(mine, copy) and mine.stride() == copy.stride()):
+            if plainly_equal(mine, copy) or _alike(mine, copy):
                 if plan.index in self._suspects:
                     self._comparing.remember_if_suspect(plan, [mine])
                 if ns + other_ns > _WORTH_TIMING_NS:
@@ -156,7 +154,7 @@ class SharedPath:
     def _failed(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place, error: Exception
     ) -> None:
-        verdict = self._stage.harness("replaying", plan, error)
+        verdict = self._stage.harness("replaying", plan, error, (*args, *kwargs.values()))
         try:
             context = self._recorder.context(plan, args, kwargs, place, role.device)
         except Exception:
@@ -184,7 +182,7 @@ class SharedPath:
         except OverBudget:
             problem = BUDGET
         except Exception as error:
-            problem = stage.harness("copying the inputs of", plan, error)
+            problem = stage.harness("copying the inputs of", plan, error, (*args, *kwargs.values()))
         drift = stage.drift
         if drift is not None:
             drift.before(args, kwargs)
@@ -214,8 +212,16 @@ class SharedPath:
             rng = (generator, state) if generator is not None and state is not None else None
             stage.comparing.conclude(plan, context, pristine, actual, expected, drifted, shared=True, rng=rng)
         except Exception as error:
-            stage.unverified(context, stage.harness("replaying", plan, error), plan, None)
+            special = stage.harness("replaying", plan, error, (*args, *kwargs.values(), out))
+            stage.unverified(context, special, plan, None)
         return own
+
+
+def _alike(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether bits agree, and strides where there are any: sparse and nested tensors have none."""
+    if not bits_equal(actual, expected):
+        return False
+    return actual.layout is not torch.strided or actual.is_nested or actual.stride() == expected.stride()
 
 
 def _may_alias(args: tuple[Any, ...]) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import ShadowrunWarning
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from shadowrun.config import Config
@@ -70,8 +72,14 @@ class Stage:
         except Exception as error:
             self.harness("recording", plan, error)
 
-    def harness(self, doing: str, plan: OpPlan, error: Exception) -> Verdict:
-        """An internal failure: a record and one warning, never an exception in the user's program."""
+    def harness(self, doing: str, plan: OpPlan, error: Exception, tensors: Iterable[Any] = ()) -> Verdict:
+        """An internal failure: a record and one warning, never an exception in the user's program.
+
+        Calls with tensors of a kind that cannot be replayed are no failure but UNVERIFIED.
+        """
+        kind = _odd_kind(tensors)
+        if kind:
+            return Verdict(Status.UNVERIFIED, None, kind, f"{type(error).__name__}: {error}"[:300])
         text = f"{doing} {plan.name}: {type(error).__name__}: {error}"[:500]
         if not self._warned:
             self._warned = True
@@ -84,3 +92,25 @@ class Stage:
                     stacklevel=4,
                 )
         return Verdict(Status.ERROR, Cause.HARNESS, type(error).__name__, text)
+
+
+def _odd_kind(tensors: Iterable[Any]) -> str:
+    """What is special about the first special tensor; empty if all are plain."""
+    for t in tensors:
+        if isinstance(t, (list, tuple)):
+            found = _odd_kind(t)
+        elif not isinstance(t, torch.Tensor):
+            continue
+        elif t.is_nested:
+            found = "nested tensor"
+        elif t.is_quantized:
+            found = "quantized tensor"
+        elif t.layout is not torch.strided:
+            found = f"{str(t.layout).removeprefix('torch.')} layout"
+        elif type(t) not in (torch.Tensor, torch.nn.Parameter):
+            found = f"tensor subclass {type(t).__name__}"
+        else:
+            continue
+        if found:
+            return found
+    return ""
