@@ -60,9 +60,9 @@ class SharedPath:
             if type(first) not in _PLAIN or not first.is_contiguous() or _may_alias(args):
                 return None
             copy: torch.Tensor = first.clone()
-            return copy if copy.nbytes <= self._max_bytes else None
         except Exception:  # the long way copies with more care, and records why it cannot
             return None
+        return copy if copy.nbytes <= self._max_bytes else None
 
     def _observe_fresh(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place

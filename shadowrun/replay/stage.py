@@ -7,13 +7,13 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from shadowrun.errors import ShadowrunWarning
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import torch
 
     from shadowrun.config import Config
     from shadowrun.intercept.plan import OpPlan
@@ -77,7 +77,9 @@ class Stage:
 
         Calls with tensors of a kind that cannot be replayed are no failure but UNVERIFIED.
         """
-        kind = _odd_kind(tensors)
+        kind = ""
+        with contextlib.suppress(Exception):
+            kind = _odd_kind(tensors)
         if kind:
             return Verdict(Status.UNVERIFIED, None, kind, f"{type(error).__name__}: {error}"[:300])
         text = f"{doing} {plan.name}: {type(error).__name__}: {error}"[:500]
