@@ -35,6 +35,7 @@ _LIBRARY, _USER, _OPTIM = 0, 1, 2
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parents[1]) + os.sep
 _OPTIM_DIR = str(Path(torch.__file__).parent / "optim") + os.sep
+_NO_GRAD = str(Path(torch.__file__).parent / "utils" / "_contextlib.py")
 _STDLIB = str(Path(threading.__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 _OWN_PARENT = str(Path(__file__).parents[2]) + os.sep
@@ -46,6 +47,9 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.modules: list[str] = []
         self.last_number = -1
+        self.recomputing = 0
+        self.recomputed: dict[int, tuple[str, str]] = {}
+        self.entered = False
 
 
 class Attribution:
@@ -67,21 +71,26 @@ class Attribution:
         self._original_call = original = nn.Module.__call__
         state = self._state
         path_of = self._path_of
+        autograd_node = torchapi.autograd_node
         is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if is_compiling():  # Dynamo then leaves our wrapper out of the graph
                 return original(self, *args, **kwargs)  # type: ignore[unreachable, unused-ignore]
             modules = state.modules
+            recomputing = autograd_node() is not None
+            state.recomputing += recomputing
             modules.append(path_of(self, modules))
             try:
                 return original(self, *args, **kwargs)
             finally:
                 modules.pop()
+                state.recomputing -= recomputing
 
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self._patched = __call__
-        self._state.last_number = torchapi.next_sequence_number()
+        state.last_number = torchapi.next_sequence_number()
+        state.entered = True
 
     def stop(self) -> None:
         """Give `nn.Module.__call__` back, unless somebody else wrapped it meanwhile (then ours is inert)."""
@@ -98,7 +107,7 @@ class Attribution:
         state = self._state
         node = torchapi.autograd_node()
         if node is not None:
-            return self._backward_place(node)
+            return self._recomputed_place(depth + 1) if state.recomputing else self._backward_place(node)
         try:
             frame: FrameType | None = sys._getframe(depth + 1)
         except ValueError:  # on autograd's own threads the stack may end before that
@@ -112,11 +121,7 @@ class Attribution:
         if number != state.last_number:
             # The node of this very call already exists: its number is the one before the next.
             state.last_number = number
-            links = self._links
-            links[number - 1] = (module, site)
-            if len(links) > _MAX_LINKS:
-                for old in list(links)[: _MAX_LINKS // 2]:
-                    del links[old]
+            _keep(self._links, number - 1, (module, site))
         return module, Phase.FORWARD, site
 
     def note(self, depth: int) -> None:
@@ -124,8 +129,34 @@ class Attribution:
         if torchapi.next_sequence_number() != self._state.last_number:
             self.place(depth + 1)
 
+    def _recomputed_place(self, depth: int) -> Place:
+        """Place of a call that a checkpoint repeats in backward, inside a module."""
+        state = self._state
+        try:
+            frame = sys._getframe(depth + 1)
+        except ValueError:
+            frame = sys._getframe(0)
+        module, site = state.modules[-1], self._site(frame)[0]
+        number = torchapi.next_sequence_number()
+        if number != state.last_number:
+            state.last_number = number
+            _keep(state.recomputed, number - 1, (module, site))
+        return module, Phase.BACKWARD, site
+
     def _backward_place(self, node: Any) -> Place:
-        link = self._links.get(torchapi.autograd_node_number(node))
+        state = self._state
+        number = torchapi.autograd_node_number(node)
+        link = self._links.get(number)
+        # Each thread counts its nodes for itself: on autograd's own threads, those that a checkpoint made there
+        # have numbers that the program's thread has used too. They run in a backward called from there.
+        if state.recomputed and (state.entered or _in_nested_backward()):
+            link = state.recomputed.get(number, link)
+        counter = torchapi.next_sequence_number()
+        if counter != state.last_number:
+            # A node of the second derivative: it belongs to the same forward call.
+            state.last_number = counter
+            if link is not None and state.entered:
+                _keep(self._links, counter - 1, link)
         if link is None:
             # AccumulateGrad and nodes made before the comparison began have no forward call that we saw.
             return "", Phase.BACKWARD, self._site(sys._getframe(0))[0]
@@ -137,6 +168,7 @@ class Attribution:
             return "", False
         library, optimizers = self._library, self._optimizers
         optimizer = frame.f_code in optimizers
+        below = frame
         while frame is not None:
             code = frame.f_code
             if code not in library:
@@ -147,13 +179,14 @@ class Attribution:
                             f"{_shown(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}",
                             _steps_an_optimizer(frame),
                         )
-                    return site[0], optimizer or site[1]
+                    return site[0], optimizer or site[1] or below.f_code in optimizers
                 kind = _kind(code)
                 (self._user if kind == _USER else library).add(code)
                 if kind == _OPTIM:
                     optimizers.add(code)
                     optimizer = True
                 continue
+            below = frame
             frame = frame.f_back
         return "", optimizer
 
@@ -187,9 +220,31 @@ def _shown(filename: str) -> str:
 
 
 def _steps_an_optimizer(frame: FrameType) -> bool:
-    """Whether a user's function is the `step` of his own optimizer: torch wraps that, so its caller is torch's."""
+    """Whether a user's function is the `step` of his own optimizer: torch wraps that, so its caller is torch's.
+
+    A closure is called by an optimizer too, but not by that wrapper.
+    """
     caller = frame.f_back
-    return caller is not None and caller.f_code.co_filename.startswith(_OPTIM_DIR)
+    while caller is not None and caller.f_code.co_filename == _NO_GRAD:
+        caller = caller.f_back
+    return caller is not None and caller.f_code.co_filename == _OPTIM_DIR + "optimizer.py"
+
+
+def _keep(links: dict[int, tuple[str, str]], number: int, link: tuple[str, str]) -> None:
+    links[number] = link
+    if len(links) > _MAX_LINKS:
+        for old in list(links)[: _MAX_LINKS // 2]:
+            del links[old]
+
+
+def _in_nested_backward() -> bool:
+    """Whether Python code on this thread called `backward`: on autograd's own threads, that of a checkpoint."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _kind(code: CodeType) -> int:

@@ -45,7 +45,7 @@ next_sequence_number = torch._C._autograd._get_sequence_nr
 
 # Seen on 2.11 and 2.13: the autograd node that is being executed on this thread, None outside backward.
 # Without it, the phase of a call cannot be told.
-autograd_node = torch._C._current_autograd_node
+autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
 # Seen on 2.11 and 2.13. How many modes lie below ours while our handler runs.
 n_modes_below = torch._C._len_torch_dispatch_stack

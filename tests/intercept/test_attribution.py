@@ -1,0 +1,366 @@
+"""Who made a call: module path, phase, line of the user's code; in backward, those of the forward call."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import shadowrun
+from shadowrun import Phase
+from shadowrun.intercept import attribution
+
+
+def calls(run, op):
+    return [r.call for r in run.records(op=op)]
+
+
+def only(run, op):
+    (call,) = calls(run, op)
+    return call
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.first(x)).neg()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.tied = self.blocks[0]
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.tied(x).exp()
+
+
+# -- modules -----------------------------------------------------------------------------------------
+
+
+def test_paths_are_those_of_named_modules_and_shared_ones_have_one():
+    with shadowrun.compare("cpu") as run:
+        Net()(torch.ones(1, 3))
+    modules = [c.module for c in calls(run, "aten::addmm")]
+    assert modules == ["Net.blocks.0.first", "Net.blocks.1.first", "Net.blocks.0.first"]
+    assert [c.module for c in calls(run, "aten::neg")] == ["Net.blocks.0", "Net.blocks.1", "Net.blocks.0"]
+    assert only(run, "aten::exp").module == "Net"
+
+
+def test_a_submodule_called_by_itself_keeps_the_path_it_has_in_its_root():
+    net = Net()
+    with shadowrun.compare("cpu") as run:
+        net(torch.ones(1, 3))
+        net.blocks[1].act(torch.ones(3))
+        torch.ones(3).relu()
+    assert [c.module for c in calls(run, "aten::relu")][-2:] == ["Net.blocks.1.act", ""]
+
+
+def test_a_module_that_is_registered_nowhere_lies_below_its_caller():
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = [nn.ReLU()]
+
+        def forward(self, x):
+            return self.held[0](x)
+
+    with shadowrun.compare("cpu") as run:
+        Hidden()(torch.ones(2))
+    assert only(run, "aten::relu").module == "Hidden.ReLU"
+
+
+def test_two_models_of_one_class_and_a_new_one_at_the_same_address():
+    with shadowrun.compare("cpu") as run:
+        for _ in range(3):
+            nn.Sequential(nn.ReLU())(torch.ones(2))  # dies at once: its id is used again
+            nn.ReLU()(torch.ones(2))
+    assert [c.module for c in calls(run, "aten::relu")] == ["Sequential.0", "ReLU"] * 3
+
+
+def test_an_exception_in_forward_leaves_the_stack_as_it_was():
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bad = Raises()
+
+        def forward(self, x):
+            with pytest.raises(ZeroDivisionError):
+                self.bad(x)
+            return x.neg()
+
+    with shadowrun.compare("cpu") as run:
+        Outer()(torch.ones(2))
+        with pytest.raises(ZeroDivisionError):
+            Raises()(torch.ones(2))
+        torch.ones(2).exp()
+    assert only(run, "aten::neg").module == "Outer"
+    assert only(run, "aten::exp").module == ""
+
+
+def test_threads_have_module_stacks_of_their_own():
+    """The mode sees only the thread that entered it; a module in another one must not show up there."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            inside.set()
+            assert go_on.wait(10)
+            return x.neg()
+
+    with shadowrun.compare("cpu") as run:
+        thread = threading.Thread(target=lambda: Waits()(torch.ones(2)))
+        thread.start()
+        assert inside.wait(10)
+        nn.ReLU()(torch.ones(2))
+        torch.ones(2).exp()
+        go_on.set()
+        thread.join()
+    assert only(run, "aten::relu").module == "ReLU"
+    assert only(run, "aten::exp").module == ""
+    assert calls(run, "aten::neg") == []
+
+
+def test_somebody_else_s_wrapper_is_left_alone():
+    plain = nn.Module.__call__
+    run = shadowrun.compare("cpu").start()
+    ours = nn.Module.__call__
+
+    def theirs(self, *args, **kwargs):
+        return ours(self, *args, **kwargs)
+
+    nn.Module.__call__ = theirs
+    try:
+        run.stop()
+        assert nn.Module.__call__ is theirs
+        assert nn.ReLU()(torch.ones(2)).tolist() == [1, 1]
+    finally:
+        nn.Module.__call__ = plain
+
+
+# -- phases ------------------------------------------------------------------------------------------
+
+
+class Halving(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "op"),
+    [
+        (lambda ps: torch.optim.SGD(ps, lr=0.1, foreach=False), "aten::add_.Tensor"),
+        (lambda ps: torch.optim.SGD(ps, lr=0.1, foreach=True), "aten::_foreach_add_.List"),
+        (lambda ps: torch.optim.AdamW(ps, fused=True), "aten::_fused_adamw_"),
+        (lambda ps: torch.optim.Adam(ps, foreach=True), "aten::_foreach_addcdiv_.ScalarList"),
+        (lambda ps: torch.optim.Adam(ps, foreach=False, capturable=False), "aten::addcdiv_"),
+        (lambda ps: torch.optim.Adafactor(ps), "aten::*mean*"),
+        (Halving, "aten::mul_.Tensor"),
+    ],
+    ids=["sgd", "sgd foreach", "adamw fused", "adam foreach", "adam", "adafactor", "custom"],
+)
+def test_optimizers_are_a_phase_every_step(make, op):
+    model = nn.Linear(2, 2)
+    optimizer = make(list(model.parameters()))
+    with shadowrun.compare("cpu") as run:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            run.step()
+    found = calls(run, op)
+    assert {c.step for c in found} == {0, 1, 2}
+    assert {c.phase for c in found} == {Phase.OPTIMIZER}
+    assert {c.phase for c in calls(run, "aten::addmm")} == {Phase.FORWARD}
+    where = "step" if make is Halving else "test_optimizers_are_a_phase_every_step"
+    assert all(c.site.endswith(f"in {where}") or c.site.endswith(f"Halving.{where}") for c in found)
+
+
+def test_an_operator_under_a_python_function_of_torch_in_an_optimizer_is_the_optimizer_s():
+    """`1 - tensor` is written in Python: its frame lies between the operator and the optimizer's."""
+    p = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([p], lr=torch.tensor(0.1), foreach=False)
+    closure_ops = {"aten::rsub.Scalar", "aten::reciprocal", "aten::pow.Scalar", "aten::pow.Tensor_Scalar"}
+    with shadowrun.compare("cpu") as run:
+        for _ in range(3):
+            p.grad = torch.ones(2)
+            optimizer.step()
+    named = {r.call.op: r.call.phase for r in run.records() if r.call.op not in closure_ops | {"aten::ones"}}
+    assert set(named.values()) == {Phase.OPTIMIZER}, named
+    lbfgs = torch.optim.LBFGS([p], max_iter=3)
+
+    def closure():
+        lbfgs.zero_grad()
+        loss = p.cos().sum()
+        loss.backward()
+        return loss
+
+    with shadowrun.compare("cpu") as run:
+        for _ in range(2):
+            lbfgs.step(closure)
+    phases = {r.call.op: r.call.phase for r in run.records()}
+    assert phases["aten::dot"] is Phase.OPTIMIZER
+    assert {c.phase for c in calls(run, "aten::cos")} == {Phase.FORWARD}, "the closure is the user's"
+
+
+# -- lines -------------------------------------------------------------------------------------------
+
+
+def test_lines_of_functions_lambdas_comprehensions_and_executed_code(monkeypatch, tmp_path):
+    with shadowrun.compare("cpu") as run:
+        torch.ones(2).neg()
+        (lambda x: x.exp())(torch.ones(2))
+        [x.sin() for x in (torch.ones(2),)]
+        exec("torch.ones(2).cos()", {"torch": torch})
+        exec(
+            compile("def f(x):\n    return x.tan()\nf(torch.ones(2))", "/elsewhere/notebook.py", "exec"),
+            {"torch": torch},
+        )
+    here = "test_lines_of_functions_lambdas_comprehensions_and_executed_code"
+    assert only(run, "aten::neg").site.split(":")[0].endswith("tests/intercept/test_attribution.py")
+    assert only(run, "aten::neg").site.endswith(f"in {here}")
+    assert only(run, "aten::exp").site.endswith(f"in {here}.<locals>.<lambda>")
+    assert only(run, "aten::sin").site.endswith(f"in {here}.<locals>.<listcomp>")
+    assert only(run, "aten::cos").site == "<string>:1 in <module>"
+    assert only(run, "aten::tan").site == "/elsewhere/notebook.py:2 in f"
+
+
+def test_paths_are_relative_below_the_working_directory(monkeypatch, tmp_path):
+    script = tmp_path / "train.py"
+    source = compile("import torch\ntorch.ones(2).neg()\n", str(script), "exec")
+    for directory, shown in ((tmp_path, "train.py:2"), (tmp_path / "sub", f"{script}:2")):
+        directory.mkdir(exist_ok=True)
+        monkeypatch.chdir(directory)
+        with shadowrun.compare("cpu") as run:
+            exec(source, {})
+        assert only(run, "aten::neg").site == f"{shown} in <module>"
+
+
+def test_each_call_on_a_line_and_each_line_of_a_function_is_told_apart():
+    def body(x):
+        x = x.neg()
+        return x.neg()
+
+    with shadowrun.compare("cpu") as run:
+        for _ in range(2):
+            body(torch.ones(2))
+    lines = [c.site for c in calls(run, "aten::neg")]
+    assert lines[:2] == lines[2:]
+    assert lines[0] != lines[1]
+
+
+# -- backward ----------------------------------------------------------------------------------------
+
+
+def test_backward_of_views_and_of_hooks_has_the_place_of_its_forward_call():
+    class Viewing(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y[:, 1:].square()
+
+    x = torch.ones(2, 3, requires_grad=True)
+    seen = []
+    with shadowrun.compare("cpu") as run:
+        y = Viewing()(x)
+        y.register_hook(lambda grad: seen.append(1) or grad.sin())
+        y.sum().backward()
+    assert seen
+    scattered = only(run, "aten::slice_backward")
+    assert (scattered.module, scattered.phase) == ("Viewing", Phase.BACKWARD)
+    assert scattered.site.endswith("Viewing.forward")
+    assert only(run, "aten::sin").phase is Phase.BACKWARD
+
+
+def test_double_backward_belongs_to_the_module_too():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    x = torch.ones(1, 3, requires_grad=True)
+    with shadowrun.compare("cpu") as run:
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        first = len(list(run.records()))
+        gradient.square().sum().backward()
+    second = [r.call for r in run.records() if r.call.seq >= first and r.call.phase is Phase.BACKWARD]
+    assert {"Sequential.0", "Sequential.1"} <= {c.module for c in second}
+    assert {c.module for c in calls(run, "aten::tanh_backward")} == {"Sequential.1"}
+
+
+def test_the_link_between_forward_and_backward_survives_many_steps(monkeypatch):
+    monkeypatch.setattr(attribution, "_MAX_LINKS", 50)
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with shadowrun.compare("cpu") as run:
+        for _ in range(40):
+            model(torch.ones(1, 2)).sum().backward()
+        n_links = len(run._attribution._links)
+    assert {c.module for c in calls(run, "aten::threshold_backward")} == {"Sequential.1"}
+    assert n_links <= 51
+
+
+def test_nodes_from_before_the_comparison_have_no_forward_place():
+    y = nn.ReLU()(torch.ones(2, requires_grad=True))
+    with shadowrun.compare("cpu") as run:
+        y.sum().backward()
+    assert only(run, "aten::threshold_backward").phase is Phase.BACKWARD
+    assert only(run, "aten::threshold_backward").module == ""
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_of_a_checkpoint_belongs_to_its_module(clean_sim, reentrant, device):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Linear(3, 3)
+            self.body = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Sigmoid())
+
+        def forward(self, x):
+            return checkpoint(self.body, self.stem(x).sin(), use_reentrant=reentrant).cos()
+
+    model = Checkpointed().to(device)
+    with shadowrun.compare("sim" if device == "sim" else "cpu") as run:
+        for _ in range(3):
+            model(torch.ones(1, 3).to(device)).sum().backward()
+            run.step()
+    assert {c.module for c in calls(run, "aten::tanh")} == {"Checkpointed.body.1"}
+    assert len(calls(run, "aten::tanh")) == 6, "recomputed in each backward"
+    assert {c.module for c in calls(run, "aten::sigmoid")} == {"Checkpointed.body.3"}
+    assert {c.module for c in calls(run, "aten::tanh_backward")} == {"Checkpointed.body.1"}
+    assert {c.module for c in calls(run, "aten::sigmoid_backward")} == {"Checkpointed.body.3"}
+    assert {c.phase for c in calls(run, "aten::tanh_backward")} == {Phase.BACKWARD}
+    # The operators outside: sin's gradient multiplies by cos, cos's by sin.
+    assert {c.module for c in calls(run, "aten::sin") + calls(run, "aten::cos")} == {"Checkpointed"}
+    if device == "sim":
+        assert {c.module for c in calls(run, "aten::sigmoid_backward")} == {"Checkpointed.body.3"}
+
+
+def test_backward_called_inside_a_module_s_forward_belongs_to_the_forward_calls():
+    class Penalty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Tanh()
+
+        def forward(self, x):
+            (gradient,) = torch.autograd.grad(self.inner(x).sum(), x)
+            return gradient.neg()
+
+    with shadowrun.compare("cpu") as run:
+        Penalty()(torch.ones(2, requires_grad=True))
+    backward = only(run, "aten::tanh_backward")
+    assert (backward.module, backward.phase) == ("Penalty.inner", Phase.BACKWARD)
+    assert only(run, "aten::neg").module == "Penalty"
