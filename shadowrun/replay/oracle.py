@@ -113,9 +113,10 @@ class Oracle:
             reason = str(error).partition("\n")[0][:160]
             raise NoOracle(f"no float64 oracle: {reason}") from error
         names, values = flat_results(case.func, case.mutated, args, kwargs, results)
-        if names != case.names:
+        # A call that stands in for the operator may give its first results only.
+        if names[: len(case.names)] != case.names:
             raise NoOracle(f"no float64 oracle: it returned {', '.join(names)}")
-        return values
+        return values[: len(case.names)]
 
     def _perturb(self, flat: torch.Tensor) -> torch.Tensor:
         r = self._generator.random(flat.numel())
