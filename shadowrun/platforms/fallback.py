@@ -32,6 +32,8 @@ _WARNING = re.compile(
 )
 _NAMED = re.compile(r"'((?:aten::)?\w+(?:\.\w+)?)'")
 
+_HEAR_ALL = ("always", None, Warning, None, 0)
+
 Evidence = tuple[Cause, str]
 """Which kind of fallback, and how it was seen."""
 
@@ -121,6 +123,11 @@ class FallbackWitness:
         first = key not in self._seen
         self._seen.add(key)
         text = ""
+        filters = warnings.filters
+        if mute:
+            # Heard whatever the user's filters say, and never raised. Without `_filters_mutated`: that would
+            # let his own warnings show again. An "always" leaves no trace in the registries.
+            filters.insert(0, _HEAR_ALL)  # type: ignore[attr-defined]
         try:
             if first:
                 with _stderr_captured(forward=not mute) as captured:
@@ -130,6 +137,9 @@ class FallbackWitness:
                 yield found
         finally:
             local.heard = None
+            if mute:
+                with contextlib.suppress(ValueError):
+                    filters.remove(_HEAR_ALL)  # type: ignore[attr-defined]
             evidence = self._evidence(name, local.hits, heard, text)
             if evidence is not None and evidence[0] is Cause.WARNED_FALLBACK:
                 self._known[key] = evidence
@@ -163,12 +173,14 @@ def _base(name: str) -> str:
 def _stderr_captured(*, forward: bool) -> Iterator[list[str]]:
     """Catch what native code writes to file descriptor 2 during one call, and pass it on afterwards."""
     captured = [""]
-    try:
-        saved = os.dup(2)
-    except OSError:
-        yield captured
-        return
-    with tempfile.TemporaryFile() as sink:
+    with contextlib.ExitStack() as stack:
+        saved = -1
+        with contextlib.suppress(OSError):  # no descriptor 2, or no room for a file: a witness less
+            sink = stack.enter_context(tempfile.TemporaryFile())
+            saved = os.dup(2)
+        if saved < 0:
+            yield captured
+            return
         os.dup2(sink.fileno(), 2)
         try:
             yield captured

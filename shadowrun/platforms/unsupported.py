@@ -65,6 +65,8 @@ _TABLE: tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...] = tuple(
             Cause.MISSING_OPERATOR,
         ),
         (("RuntimeError",), r"ERR\d{5} OPS feature not supported", Cause.MISSING_OPERATOR),
+        # The kernel's own check refuses what the reference accepts.
+        (("RuntimeError",), r"\bEZ1001\b|error code is 161002", Cause.MISSING_OPERATOR),
         # lazy and XLA, torchax, mojo, tinygrad.
         (
             ("RuntimeError",),
