@@ -28,6 +28,9 @@ class Run:
     Args:
         data: Data file to read from.
 
+    Attributes:
+        fail_on: Kinds of findings that fail the run, in its reports too.
+
     Example:
         >>> run = shadowrun.load("run.shadowrun")  # doctest: +SKIP
         >>> for finding in run.findings():  # doctest: +SKIP
@@ -36,6 +39,7 @@ class Run:
 
     def __init__(self, data: DataFile) -> None:
         self._data = data
+        self.fail_on: Collection[str] = analysis.FAIL_ON
         self._table: tuple[tuple[int, int], Table] | None = None
 
     @property
@@ -107,9 +111,9 @@ class Run:
         self._sync()
         return analysis.trace_drift(self._data)
 
-    def gate(self, fail_on: Collection[str] = analysis.FAIL_ON) -> Gate:
-        """Whether the run passes, with the line that says so; `fail_on` names kinds of findings."""
-        return analysis.judge(self.findings(), self.counts(), fail_on)
+    def gate(self, fail_on: Collection[str] | None = None) -> Gate:
+        """Whether the run passes, with the line that says so; `fail_on` names kinds of findings, for once."""
+        return analysis.judge(self.findings(), self.counts(), self.fail_on if fail_on is None else fail_on)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The summary as dictionaries, for a data frame."""

@@ -21,10 +21,11 @@ FAIL_ON = frozenset({"unsupported", "error", "mismatch"})
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Whether a run passes, and the line that says so."""
+    """Whether a run passes, the line that says so, and the kinds of findings that decided."""
 
     passed: bool
     line: str
+    fail_on: frozenset[str] = FAIL_ON
 
 
 def judge(findings: Iterable[Finding], counts: dict[Status, int], fail_on: Collection[str] = FAIL_ON) -> Gate:
@@ -36,12 +37,13 @@ def judge(findings: Iterable[Finding], counts: dict[Status, int], fail_on: Colle
     also = f" ({', '.join(passing)} not counted)" if passing else ""
     n_compared = counts[Status.MATCH] + counts[Status.MISMATCH]
     if failing:
-        return Gate(passed=False, line=f"FAILED: {', '.join(failing)}{also}")
-    if not n_compared:
-        return Gate(passed=False, line=f"FAILED: no call could be compared{also}")
+        return Gate(False, f"FAILED: {', '.join(failing)}{also}", frozenset(fail_on))
+    if not n_compared and fail_on:
+        return Gate(False, f"FAILED: no call could be compared{also}", frozenset(fail_on))
     unverified = f", {counts[Status.UNVERIFIED]:,} could not be verified" if counts[Status.UNVERIFIED] else ""
     verb = "matches" if counts[Status.MATCH] == 1 else "match"
-    return Gate(passed=True, line=f"PASSED: {plural(counts[Status.MATCH], 'call')} {verb}{unverified}{also}")
+    line = f"PASSED: {plural(counts[Status.MATCH], 'call')} {verb}{unverified}{also}"
+    return Gate(True, line, frozenset(fail_on))
 
 
 def _count(n: int, kind: str) -> str:

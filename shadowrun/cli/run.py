@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = program.execute(comparison)
     sys.stdout.flush()
 
+    comparison.fail_on = args.fail_on
     comparison.write("-")
     for output in args.output:
         comparison.write(output)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from shadowrun.analysis import FAIL_ON
 from shadowrun.store.codec import jsonable
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class JsonReport:
             "format": FORMAT,
             "info": run.info,
             "passed": gate.passed,
-            "gate": {"line": gate.line, "fail_on": FAIL_ON},
+            "gate": {"line": gate.line, "fail_on": gate.fail_on},
             "counts": run.counts(),
             "first_divergence": run.first_divergence(),
             "drift": run.drift(),

@@ -53,7 +53,7 @@ def connect_existing(path: Path, *, write: bool = False) -> sqlite3.Connection:
     """
     if not path.exists():
         raise DataFileError(
-            f"There is no data file {str(path)!r}. Record one with `shadowrun run -o FILE script.py` "
+            f"There is no data file {str(path)!r}. Record one with `shadowrun run --data FILE script.py` "
             "or compare(..., file=FILE).",
             slug="data-file-missing",
         )
