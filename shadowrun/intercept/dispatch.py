@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Protocol
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
@@ -53,7 +54,11 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                 # A subclass with its own dispatch unwraps itself; its inner plain operators come back to us.
                 if torchapi.in_infra_mode():
                     break
-                return NotImplemented
+                if t.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                    return NotImplemented
+                if issubclass(t, UninitializedTensorMixin):  # of lazy modules: no shape, no values yet
+                    self._observer.count(plan.name, "uninitialized parameter")
+                    return plan.run(*args, **(kwargs or {}))
         if plan.composite and torch.is_inference_mode_enabled():
             with self:
                 return torchapi.run_composite(func, args, kwargs or {})

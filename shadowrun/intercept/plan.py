@@ -212,7 +212,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
     name: str = func.name()  # type: ignore[no-untyped-call]
     namespace = name.split("::", 1)[0]
     action, reason = _action(func, name, namespace)
-    hidden = _HIDDEN_MUTATIONS.get(name, ())
+    hidden = _HIDDEN_MUTATIONS.get(name.partition(".")[0], ())  # of all overloads, `.out` too
     mutated = tuple(
         Argument(a.name, i, a.kwarg_only, "List" in str(a.type) or "[]" in str(a.type))
         for i, a in enumerate(schema.arguments)

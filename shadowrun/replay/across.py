@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.intercept.torchapi import unheard
 from shadowrun.replay.execution import Ran
-from shadowrun.replay.mirror import OverBudget, mirror
+from shadowrun.replay.mirror import OverBudget, mirror, written_to
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
 from shadowrun.replay.target_failure import TargetFailure
 from shadowrun.replay.views import ViewCheck
@@ -53,7 +54,7 @@ class AcrossPath:
             if plan.custom and not self._stage.selection.ops_named:
                 problem = CUSTOM
             elif not reason:
-                pristine = self._mirrored(args, kwargs, role)
+                pristine = unheard(self._mirrored, (), (plan, args, kwargs, role))
         except OverBudget:
             problem = BUDGET
         except Exception as error:
@@ -62,7 +63,7 @@ class AcrossPath:
             )
         drift = self._stage.drift if not reason else None
         if drift is not None:
-            drift.before(args, kwargs)
+            unheard(drift.before, (), (args, kwargs))
         if role.on_target:
             try:
                 own = self._target.run_user(plan, args, kwargs)
@@ -88,30 +89,31 @@ class AcrossPath:
             if plan.action is Action.RANDOM and not _is_certain(plan, args, kwargs):
                 drawn = own if role.on_target else self._draw(context, plan, pristine)
                 if drawn is not None:
-                    self._stage.comparing.conclude_random(plan, context, pristine, drawn)
+                    unheard(self._stage.comparing.conclude_random, (), (plan, context, pristine, drawn))
                 if drift is not None:
                     drift.reseed(plan, args, kwargs, own.out)
                 return own
             actual = own if role.on_target else self._failure.attempt(context, plan, pristine)
             expected = own if role.on_ref else self._reference(context, plan, pristine)
-            drifted = drift.after(plan, args, kwargs, own.out, None, None) if drift is not None else None
+            drifted = None
+            if drift is not None:
+                drifted = unheard(drift.after, (), (plan, args, kwargs, own.out, None, None))
             if actual is not None and expected is not None:
-                self._stage.comparing.conclude(
-                    plan, context, pristine, actual, expected, drifted, shared=False,
-                    here=role.device if role.on_target else None,
-                )  # fmt: skip
+                concluded = (plan, context, pristine, actual, expected, drifted)
+                here = role.device if role.on_target else None
+                unheard(self._stage.comparing.conclude, (), concluded, {"shared": False, "here": here})
         except Exception as error:
             context = recorder.context(plan, (), {}, place, role.device)
             verdict = self._stage.harness("replaying", plan, error, (*args, *kwargs.values(), own.out))
             self._stage.unverified(context, verdict, plan, None)
         return own
 
-    def _mirrored(self, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) -> Any:
+    def _mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) -> Any:
         """Inputs on the CPU, as before the call; those that lie there are copied too: the call may write to them."""
         for executor in (self._target, self._ref):
             if executor.platform.functionalizes and executor.platform.same_device(role.device):
-                return executor.to_device(args, kwargs, _CPU, self._max_bytes)
-        return mirror(args, kwargs, _CPU, self._max_bytes)
+                return executor.to_device(plan, args, kwargs, _CPU, self._max_bytes)
+        return mirror(args, kwargs, _CPU, self._max_bytes, written=written_to(plan, args, kwargs))
 
     def _reference(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
         try:

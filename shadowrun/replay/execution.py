@@ -13,7 +13,7 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.fallback import Evidence, FallbackWitness
 from shadowrun.replay import results
 from shadowrun.replay.equivalents import EQUIVALENTS
-from shadowrun.replay.mirror import Arguments, mirror, move, tensors_in
+from shadowrun.replay.mirror import Arguments, mirror, move, tensors_in, written_to
 
 if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
@@ -69,18 +69,19 @@ class Executor:
         if self.witness.active:
             key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
             with self.witness.watch(key, plan.name, mute=mute) as found:
-                ran = self._run(plan, args, kwargs)
+                ran: Ran = torchapi.unheard(self._run, (), (plan, args, kwargs))
             if found:
                 ran.fallback = found[0]
             return ran
-        return self._run(plan, args, kwargs)
+        ran = torchapi.unheard(self._run, (), (plan, args, kwargs))
+        return ran
 
     def call(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that needs no watching, under this platform's settings."""
         if self.plain:
-            return plan.run(*args, **kwargs)
+            return torchapi.unheard(plan.run, (), args, kwargs)
         with self.platform.context():
-            return plan.run(*args, **kwargs)
+            return torchapi.unheard(plan.run, (), args, kwargs)
 
     def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         func = plan.func
@@ -127,7 +128,7 @@ class Executor:
 
     def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
         """Run a call whose inputs lie on the CPU, on copies of them on this platform's device."""
-        here_args, here_kwargs = self.to_device(args, kwargs, self.device, max_bytes)
+        here_args, here_kwargs = torchapi.unheard(self.to_device, (), (plan, args, kwargs, self.device, max_bytes))
         equivalent = None if self._is_cpu else EQUIVALENTS.get(plan.name)
         if equivalent is None:
             return self.run(plan, here_args, here_kwargs)
@@ -136,20 +137,20 @@ class Executor:
             start = _clock()
             if self.platform.functionalizes:
                 with torchapi.functionalize_included():
-                    out = equivalent(*here_args, **here_kwargs)
+                    out = torchapi.unheard(equivalent, (), here_args, here_kwargs)
             else:
-                out = equivalent(*here_args, **here_kwargs)
+                out = torchapi.unheard(equivalent, (), here_args, here_kwargs)
             ran = Ran(here_args, here_kwargs, out, _clock() - start)
         if found:
             ran.fallback = found[0]
         return ran
 
     def to_device(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, max_bytes: int
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, max_bytes: int
     ) -> Arguments:
         """Copy inputs to a device, this platform being one end of the way."""
         if not self.platform.functionalizes:
-            return mirror(args, kwargs, device, max_bytes)
+            return mirror(args, kwargs, device, max_bytes, written=written_to(plan, args, kwargs))
         with torchapi.functionalize_included():
             return mirror(args, kwargs, device, max_bytes, _move_without_strides)
 

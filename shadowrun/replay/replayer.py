@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.dispatch import ShadowMode
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.replay import across
 from shadowrun.replay.across import AcrossPath
 from shadowrun.replay.comparing import Comparing
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.shared import SharedPath
 from shadowrun.replay.stage import Role, Stage
+from shadowrun.replay.warned import WarningFilter
 
 if TYPE_CHECKING:
     from shadowrun.config import Config
@@ -57,10 +60,12 @@ class Replayer:
         self._roles: dict[torch.device, Role] = {}
         self._cpu_role = self._role_of(_CPU)
         self._all_cpu = target.device.type == ref.device.type == "cpu"
+        self._warnings = WarningFilter(ShadowMode.__torch_dispatch__.__code__, _USER_CODES)
         self.own_ns = 0
 
     def start(self) -> None:
-        """Put the witnesses of fallback in place, and begin a new drift chain."""
+        """Watch warnings, put the witnesses of fallback in place, and begin a new drift chain."""
+        self._warnings.start()  # first: the witness hears what replays warn of, the user does not
         self._target.witness.start()
         if self._drift is not None:
             self._drift.clear()
@@ -68,6 +73,7 @@ class Replayer:
     def stop(self) -> None:
         """Take them away."""
         self._target.witness.stop()
+        self._warnings.stop()
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
@@ -135,3 +141,20 @@ class Replayer:
             shared=target.same_device(device) and ref.same_device(device),
         )
         return role
+
+
+_USER_CODES = frozenset(
+    run.__code__
+    for run in (
+        Replayer.observe,
+        Replayer.pass_by,
+        SharedPath.observe,
+        SharedPath._observe_fresh,
+        SharedPath._observe_in_place,
+        SharedPath._observe_any,
+        AcrossPath.observe,
+        across._plainly,
+        Executor.run_user,
+    )
+)
+"""Functions on the way from the mode's handler to the user's own call, for `WarningFilter`."""

@@ -13,6 +13,7 @@ import torch
 
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.intercept.torchapi import unheard
 from shadowrun.numerics.bits import bits_equal, plainly_equal
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.mirror import OverBudget, copy_mutated
@@ -76,7 +77,7 @@ class SharedPath:
             context = self._recorder.context(plan, args, kwargs, place, role.device)
             start = _clock()
             plain = other.plain and not torchapi.n_modes_below()
-            theirs = plan.run(*args, **kwargs) if plain else other.call(plan, args, kwargs)
+            theirs = unheard(plan.run, (), args, kwargs) if plain else other.call(plan, args, kwargs)
             other_ns = _clock() - start
             if type(out) is torch.Tensor and (plainly_equal(out, theirs) or _alike(out, theirs)):
                 if plan.index in self._suspects:
@@ -116,7 +117,7 @@ class SharedPath:
             other_args = (copy, *args[1:])
             start = _clock()
             plain = other.plain and not torchapi.n_modes_below()
-            theirs = plan.run(*other_args, **kwargs) if plain else other.call(plan, other_args, kwargs)
+            theirs = unheard(plan.run, (), other_args, kwargs) if plain else other.call(plan, other_args, kwargs)
             other_ns = _clock() - start
             if plainly_equal(mine, copy) or _alike(mine, copy):
                 if plan.index in self._suspects:
@@ -149,7 +150,8 @@ class SharedPath:
 
     def _conclude(self, plan: OpPlan, context: int, pristine: Any, mine: Ran, theirs: Ran, role: Role) -> None:
         actual, expected = (mine, theirs) if role.on_target else (theirs, mine)
-        self._stage.comparing.conclude(plan, context, pristine, actual, expected, None, shared=True)
+        conclude = self._stage.comparing.conclude
+        unheard(conclude, (), (plan, context, pristine, actual, expected, None), {"shared": True})
 
     def _failed(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place, error: Exception
@@ -175,7 +177,7 @@ class SharedPath:
             if plan.custom and not stage.selection.ops_named:
                 problem = CUSTOM
             elif plan.mutated:
-                pristine = copy_mutated(plan, args, kwargs, self._max_bytes)
+                pristine = unheard(copy_mutated, (), (plan, args, kwargs, self._max_bytes))
             if (plan.action is Action.RANDOM or plan.custom) and problem is None:
                 generator = _generator(role.device, kwargs)
                 state = generator.get_state()
@@ -185,7 +187,7 @@ class SharedPath:
             problem = stage.harness("copying the inputs of", plan, error, (*args, *kwargs.values()))
         drift = stage.drift
         if drift is not None:
-            drift.before(args, kwargs)
+            unheard(drift.before, (), (args, kwargs))
         start = _clock()
         out = plan.run(*args, **kwargs)
         own = Ran(args, kwargs, out, _clock() - start)
@@ -200,17 +202,20 @@ class SharedPath:
                     generator.set_state(state)
                 if not plan.mutated:
                     return executor.run(plan, args, kwargs)
-                return executor.run(plan, *copy_mutated(plan, *pristine, self._max_bytes))
+                return executor.run(plan, *unheard(copy_mutated, (), (plan, *pristine, self._max_bytes)))
 
             try:
                 actual = own if role.on_target else again(stage.target)
                 expected = own if role.on_ref else again(stage.ref)
-                drifted = drift.after(plan, args, kwargs, out, generator, state) if drift is not None else None
+                drifted = None
+                if drift is not None:
+                    drifted = unheard(drift.after, (), (plan, args, kwargs, out, generator, state))
             finally:
                 if generator is not None and after is not None:
                     generator.set_state(after)
             rng = (generator, state) if generator is not None and state is not None else None
-            stage.comparing.conclude(plan, context, pristine, actual, expected, drifted, shared=True, rng=rng)
+            concluded = (plan, context, pristine, actual, expected, drifted)
+            unheard(stage.comparing.conclude, (), concluded, {"shared": True, "rng": rng})
         except Exception as error:
             special = stage.harness("replaying", plan, error, (*args, *kwargs.values(), out))
             stage.unverified(context, special, plan, None)

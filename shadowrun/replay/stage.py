@@ -82,6 +82,8 @@ class Stage:
             kind = _odd_kind(tensors)
         if kind:
             return Verdict(Status.UNVERIFIED, None, kind, f"{type(error).__name__}: {error}"[:300])
+        if isinstance(error, Warning):  # the user's filters make errors of warnings, and only the replay gave one
+            return Verdict(Status.UNVERIFIED, None, f"the replay raised a {type(error).__name__}", str(error)[:300])
         text = f"{doing} {plan.name}: {type(error).__name__}: {error}"[:500]
         if not self._warned:
             self._warned = True

@@ -182,7 +182,6 @@ def _module_call(module_class: Any, given: Any, dtype: torch.dtype, device: str,
             if "device" in options:
                 options["device"] = device
             module = module_class(*inputs[0], **options).to(device=device, dtype=dtype).train(training)
-            state["module"] = [module.state_dict()]
             state["out"] = out = module(*inputs[2], **inputs[3])
             backward(out)
             state["grads"] = [p.grad for p in module.parameters()]
