@@ -48,6 +48,7 @@ class FallbackWitness:
     def __init__(self, dispatch_key: str | None) -> None:
         self._key = dispatch_key if dispatch_key not in (None, "CPU") else None
         self._local = threading.local()
+        self._hits = 0
         self._library: torch.library.Library | None = None
         self._known: dict[object, Evidence] = {}
         self._seen: set[object] = set()
@@ -66,7 +67,7 @@ class FallbackWitness:
         local = self._local
 
         def to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            local.hits = getattr(local, "hits", 0) + 1
+            self._hits += 1  # on whatever thread: attention is replayed on one of its own
             return [t.cpu() for t in tensors]
 
         # `_showwarnmsg` is what C code calls for each warning that passed the filters; replacing it
@@ -116,7 +117,7 @@ class FallbackWitness:
         """
         found: list[Evidence] = []
         local = self._local
-        local.hits = 0
+        hits = self._hits
         heard: list[str] = []
         local.heard = heard
         local.mute = mute
@@ -140,7 +141,7 @@ class FallbackWitness:
             if mute:
                 with contextlib.suppress(ValueError):
                     filters.remove(_HEAR_ALL)  # type: ignore[attr-defined]
-            evidence = self._evidence(name, local.hits, heard, text)
+            evidence = self._evidence(name, self._hits - hits, heard, text)
             if evidence is not None and evidence[0] is Cause.WARNED_FALLBACK:
                 self._known[key] = evidence
             evidence = evidence or self._known.get(key)

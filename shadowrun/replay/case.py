@@ -73,12 +73,12 @@ def _copied(value: Any, memo: dict[int, torch.Tensor], change: Callable[[torch.T
 
 def exact_copy(t: torch.Tensor) -> torch.Tensor:
     """Copy a tensor with its strides, also where it is sliced or expanded (`clone` compacts those)."""
+    if t.is_conj() and t.layout == torch.strided:
+        return exact_copy(t.conj()).conj()
+    if t.is_neg() and t.layout == torch.strided:
+        return exact_copy(t._neg_view())._neg_view()
     if t.layout != torch.strided or t.is_contiguous():
         return t.detach().clone()
-    if t.is_conj():
-        return exact_copy(t.conj()).conj()
-    if t.is_neg():
-        return exact_copy(t._neg_view())._neg_view()
     span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
     flat = t.detach().as_strided((span,), (1,), t.storage_offset()).clone()
     return flat.as_strided(t.shape, t.stride(), 0)

@@ -36,7 +36,10 @@ def _attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> list[torch.Tensor]:
-    return [F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)]
+    def run() -> list[torch.Tensor]:
+        return [F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)]
+
+    return _in_thread(run)
 
 
 def _attention_backward(
@@ -59,11 +62,11 @@ def _attention_backward(
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
         return list(torch.autograd.grad(attended, (q, k, v), grad_out))
 
-    # A mode's handler runs with autograd excluded; a thread of its own starts with a clean state.
     return _in_thread(run)
 
 
 def _in_thread(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    """Run as a user would: a mode's handler has autograd excluded, and Functionalize; a new thread has not."""
     results: list[list[torch.Tensor]] = []
     errors: list[BaseException] = []
 

@@ -16,7 +16,7 @@ from shadowrun.intercept import torchapi
 if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
 
-__all__ = ["Arguments", "OverBudget", "copy_mutated", "mirror", "move", "tensors_in"]
+__all__ = ["Arguments", "OverBudget", "copy_mutated", "mirror", "move", "tensors_in", "written_to"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Convert = Callable[[torch.Tensor, torch.device], torch.Tensor]
@@ -42,21 +42,15 @@ def copy_mutated(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], ma
         OverBudget: The copies exceed `max_bytes`.
     """
     memo: dict[int, torch.Tensor] = {}
-    written: list[torch.Tensor] = []
-    for a in plan.mutated:
-        value = kwargs.get(a.name) if a.kwarg_only or a.position >= len(args) else args[a.position]
-        if isinstance(value, torch.Tensor):
-            written.append(value)
-        elif isinstance(value, (list, tuple)):
-            written += [v for v in value if v is not None]
-    if sum(t.nbytes for t in written) > max_bytes:
-        raise OverBudget
+    written = written_to(plan, args, kwargs)
     shared = _storage_groups(written, args, kwargs)
+    if sum(t.nbytes for t in written) + sum(g[0].untyped_storage().nbytes() for g in shared) > max_bytes:
+        raise OverBudget
     for t in written:
         if id(t) not in memo:
             memo[id(t)] = _copy(t)
     for group in shared:
-        memo.update(_copy_storage(group))
+        memo.update(_copy_storage(group, group[0].device))
 
     def swap(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -66,6 +60,18 @@ def copy_mutated(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], ma
         return value
 
     return tuple([swap(a) for a in args]), {k: swap(v) for k, v in kwargs.items()}
+
+
+def written_to(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call writes to."""
+    written: list[torch.Tensor] = []
+    for a in plan.mutated:
+        value = kwargs.get(a.name) if a.kwarg_only or a.position >= len(args) else args[a.position]
+        if isinstance(value, torch.Tensor):
+            written.append(value)
+        elif isinstance(value, (list, tuple)):
+            written += [v for v in value if v is not None]
+    return written
 
 
 def _storage_groups(
@@ -88,12 +94,16 @@ def _storage_groups(
     return [g for g in by_storage.values() if len(g) > 1]
 
 
-def _copy_storage(group: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    storage = group[0].untyped_storage().clone()  # type: ignore[no-untyped-call]
+def _copy_storage(group: list[torch.Tensor], device: torch.device) -> dict[int, torch.Tensor]:
+    """Copy the storage of several tensors once, and lay their copies over it."""
+    raw = torch.empty(0, dtype=torch.uint8, device=group[0].device).set_(group[0].untyped_storage())
+    storage = raw.to(device, copy=True).untyped_storage()
     copies = {}
     for t in group:
-        base = torch.empty(0, dtype=t.dtype, device=t.device)
-        copies[id(t)] = base.set_(storage, t.storage_offset(), t.size(), t.stride())
+        laid = torch.empty(0, dtype=t.dtype, device=device).set_(storage, t.storage_offset(), t.size(), t.stride())
+        if t.is_conj():
+            laid = laid.conj()
+        copies[id(t)] = laid._neg_view() if t.is_neg() else laid
     return copies
 
 
@@ -101,6 +111,8 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
     """Exact copy on the same device."""
     if torchapi.is_zero_tensor(t):
         return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+    if (t.is_conj() or t.is_neg()) and t.layout is torch.strided:  # `clone` would compute them
+        return _copy_span(t, None)
     copy = t.clone()
     if t.layout is torch.strided and copy.stride() != t.stride():
         return _copy_span(t, None)
@@ -124,6 +136,8 @@ def move(t: torch.Tensor, device: torch.device, *, strided: bool = True) -> torc
     """Exact copy on another device; `strided=False` for devices whose tensors have no strides of their own."""
     if torchapi.is_zero_tensor(t):
         return torch.zeros(t.shape, dtype=t.dtype, device=device)
+    if strided and (t.is_conj() or t.is_neg()) and t.layout is torch.strided:
+        return _copy_span(t, device)
     moved = t.to(device, copy=True)
     if strided and t.layout is torch.strided and moved.stride() != t.stride() and not t.is_quantized:
         return _copy_span(t, device)
@@ -136,16 +150,29 @@ def mirror(
     device: torch.device,
     max_bytes: int,
     convert: Convert = move,
+    written: list[torch.Tensor] | None = None,
 ) -> Arguments:
     """Copy all tensors of a call to a device; a `device` keyword follows, aliasing by identity is kept.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Arguments by name.
+        device: Where to.
+        max_bytes: Bytes that the copies may take.
+        convert: Copies one tensor.
+        written: Those that the call writes to: copies of what shares their memory share it too.
 
     Raises:
         OverBudget: The copies exceed `max_bytes`.
     """
     memo: dict[int, torch.Tensor] = {}
     tensors = {id(t): t for t in tensors_in((*args, *kwargs.values()))}
-    if sum(_nbytes(t) for t in tensors.values()) > max_bytes:
+    shared = _storage_groups(written, args, kwargs) if written else []
+    n_bytes = sum(_nbytes(t) for t in tensors.values()) + sum(g[0].untyped_storage().nbytes() for g in shared)
+    if n_bytes > max_bytes:
         raise OverBudget
+    for group in shared:
+        memo.update(_copy_storage(group, device))
     moved = {k: _mirrored(v, device, memo, convert) for k, v in kwargs.items()}
     if moved.get("device") is not None:
         moved["device"] = device

@@ -62,7 +62,7 @@ class TargetFailure:
             if plan.action is Action.VIEW:
                 return self._answer_view(plan, args, kwargs, context, failure.message, failure.missing_kernel, error)
             if pristine is None:
-                pristine = self._target.to_device(args, kwargs, _CPU, self._config.max_bytes)
+                pristine = self._target.to_device(plan, args, kwargs, _CPU, self._config.max_bytes)
             ran = self._run_reference(plan, pristine)
             if ran is None:
                 recorder.skip(plan.name, str(device), "invalid call: both platforms raise")

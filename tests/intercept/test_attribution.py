@@ -172,7 +172,7 @@ class Halving(torch.optim.Optimizer):
         (lambda ps: torch.optim.AdamW(ps, fused=True), "aten::_fused_adamw_"),
         (lambda ps: torch.optim.Adam(ps, foreach=True), "aten::_foreach_addcdiv_.ScalarList"),
         (lambda ps: torch.optim.Adam(ps, foreach=False, capturable=False), "aten::addcdiv_"),
-        (lambda ps: torch.optim.Adafactor(ps), "aten::*mean*"),
+        (torch.optim.Adafactor, "aten::*mean*"),
         (Halving, "aten::mul_.Tensor"),
     ],
     ids=["sgd", "sgd foreach", "adamw fused", "adam foreach", "adam", "adafactor", "custom"],
