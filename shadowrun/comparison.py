@@ -125,6 +125,7 @@ class Comparison(Run):
         self._step_began = now
         self._recorder.step += 1
         with contextlib.suppress(Exception):
+            self._attribution.end_step()
             self._selection.begin_step(self._recorder.step - self._first_step)
 
     def describe(self) -> str:

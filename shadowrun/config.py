@@ -36,7 +36,8 @@ class Config:
         file: Data file to stream records to; None keeps them in memory.
         append: Add to an existing data file instead of replacing it.
         drift: Also run a chain of the reference's own results and record the accumulated error.
-        max_records: Calls kept one by one in memory; older matches are then only counted.
+        max_records: Calls kept one by one where there is no `file` (about 60 bytes each); older matches are then
+            only counted. A data file keeps all.
         max_bytes: Bytes that shadowrun may hold for copies of one call's tensors; larger calls
             become UNVERIFIED.
         slow_ratio: A call this many times slower on the target (and a millisecond or more) is reported.
@@ -52,7 +53,7 @@ class Config:
     file: Path | None = None
     append: bool = False
     drift: bool = False
-    max_records: int = 1_000_000
+    max_records: int = 50_000
     max_bytes: int = 4 << 30
     slow_ratio: float = 10.0
 

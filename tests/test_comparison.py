@@ -348,3 +348,17 @@ def test_the_reports_say_what_the_run_cost():
             torch.ones(10).exp()
     assert 0 < run.info.own_s < run.info.wall_s
     assert "same platform" in run.info.notes[0]
+
+
+def test_memory_does_not_grow_with_steps():
+    model = nn.Linear(4, 4)
+    x = torch.ones(2, 4)
+    with shadowrun.compare("cpu", max_records=100) as run:
+        sizes = []
+        for _ in range(30):
+            model(x).sum().backward()
+            run.step()
+            sizes.append(len(run._attribution._links) + len(run._recorder._contexts))
+    assert sizes[-1] == sizes[2], "forward calls of used graphs are forgotten"
+    assert len(list(run.records())) < 300
+    assert sum(s.n_calls for s in run.summary()) > 200, "what was folded is still counted"

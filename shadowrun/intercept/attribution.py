@@ -39,7 +39,7 @@ _NO_GRAD = str(Path(torch.__file__).parent / "utils" / "_contextlib.py")
 _STDLIB = str(Path(threading.__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 _OWN_PARENT = str(Path(__file__).parents[2]) + os.sep
-_MAX_LINKS = 200_000
+_MAX_LINKS = 100_000
 _DEMO = _OWN + f"cli{os.sep}demo"
 
 
@@ -62,6 +62,7 @@ class Attribution:
         self._optimizers: set[CodeType] = set()
         self._sites: dict[tuple[CodeType, int], tuple[str, bool]] = {}
         self._links: dict[int, tuple[str, str]] = {}
+        self._step_began_at = 0
         self._paths: dict[int, str] = {}
         self._owners: dict[int, weakref.ref[nn.Module]] = {}
         self._original_call: Callable[..., Any] | None = None
@@ -123,6 +124,12 @@ class Attribution:
             state.last_number = number
             _keep(self._links, number - 1, (module, site))
         return module, Phase.FORWARD, site
+
+    def end_step(self) -> None:
+        """Forget the forward calls of all steps but the last: their graphs have been used."""
+        oldest, self._step_began_at = self._step_began_at, torchapi.next_sequence_number()
+        for number in [n for n in self._links if n < oldest]:
+            del self._links[number]
 
     def note(self, depth: int) -> None:
         """Remember the forward place of a call that is not recorded, if autograd made a node for it."""

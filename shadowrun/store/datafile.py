@@ -98,7 +98,7 @@ class DataFile:
         info: RunInfo,
         *,
         append: bool = False,
-        max_records: int = 1_000_000,
+        max_records: int = 50_000,
         fold: bool | None = None,
     ) -> DataFile:
         """Start recording.
