@@ -128,11 +128,15 @@ class AcrossPath:
         platform = self._target.platform
         # Also the CPU's: a device without a generator of its own (lazy), or one that falls back, draws there.
         state, cpu_state = platform.rng_state(), torch.get_rng_state()
+        generator = pristine[1].get("generator")
+        own_state = generator.get_state() if isinstance(generator, torch.Generator) else None
         try:
             return self._failure.attempt(context, plan, pristine)
         finally:
             platform.set_rng_state(state)
             torch.set_rng_state(cpu_state)
+            if own_state is not None:
+                generator.set_state(own_state)
 
 
 def _plainly(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:

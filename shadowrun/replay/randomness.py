@@ -67,10 +67,12 @@ def _bernoulli(given: dict[str, Any], values: list[Any]) -> str:
     t = values[0]
     if t.numel() and not bool(((t == 0) | (t == 1)).all()):
         return "values other than 0 and 1"
-    p = given.get("p", 0.5)
-    if isinstance(p, torch.Tensor) or ("p" not in given):
-        return ""
-    return _mean(t, float(p), math.sqrt(float(p) * (1 - float(p))))
+    p = given.get("p")
+    p = given["self"] if p is None else p  # probabilities of their own for each element
+    if not isinstance(p, torch.Tensor):
+        return _mean(t, float(p), math.sqrt(float(p) * (1 - float(p))))
+    p = p.double()
+    return _mean(t, float(p.mean()), math.sqrt(float((p * (1 - p)).mean()))) if t.numel() else ""
 
 
 def _dropout(given: dict[str, Any], values: list[Any]) -> str:
