@@ -34,6 +34,13 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def transparency(session: nox.Session) -> None:
+    """All of torch's own databases with and without shadowrun, in every dtype: half an hour; transparency.json."""
+    install(session, "test")
+    session.run("python", "-m", "tests.transparency.sweep", "--tier", "full", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format."""
     session.install("-c", "constraints.txt", "ruff")

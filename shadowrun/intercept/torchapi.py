@@ -32,8 +32,8 @@ __all__ = [
     "run_composite",
     "shares_memory",
     "skip_compilation_of",
-    "unheard",
     "storage_key",
+    "unheard",
 ]
 
 # Seen on 2.11 and 2.13. Base class of cond, while_loop, flex_attention: they reach a dispatch mode as

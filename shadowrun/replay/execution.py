@@ -73,8 +73,8 @@ class Executor:
             if found:
                 ran.fallback = found[0]
             return ran
-        ran = torchapi.unheard(self._run, (), (plan, args, kwargs))
-        return ran
+        unwatched: Ran = torchapi.unheard(self._run, (), (plan, args, kwargs))
+        return unwatched
 
     def call(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that needs no watching, under this platform's settings."""

@@ -56,7 +56,7 @@ def sweep(db: str, dtype: str, names: list[str], setup: Setup) -> Any:
     """Check entries of a database in this process, one after another; gives a `Result` for each."""
     infos = operators(db, dtype)
     with shown_always(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", shadowrun.ShadowrunWarning)
+        warnings.simplefilter("ignore")
         run = shadowrun.compare(setup.target, ref=setup.ref)
         for name in names:
             yield check(run, db, name, infos[name], dtype, setup.samples, setup.device)
@@ -178,7 +178,7 @@ def show(console: Console, results: list[Result], rows: list[dict[str, Any]]) ->
         for text, n in r.unverified.items():
             reasons[text] = reasons.get(text, 0) + n
     for text, n in sorted(reasons.items(), key=lambda item: -item[1]):
-        console.print(f"unverified: {n} × {text}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"unverified: {n} of {text}", markup=False, highlight=False, soft_wrap=True)
     table = Table(*[name.replace("_", " ") for name in rows[0]] if rows else ["nothing ran"])
     for row in rows:
         table.add_row(*map(str, row.values()))
