@@ -51,6 +51,8 @@ class ViewCheck:
         if known is None:
             return
         seen = _forms(out)
+        if len(seen) != len(known):
+            self._record(plan, args, kwargs, place, device, f"{len(seen)} views instead of {len(known)}")
         for i, (actual, expected) in enumerate(zip(seen, known, strict=False)):
             wrong = [
                 f"{what} {a} instead of {e}"
@@ -58,9 +60,20 @@ class ViewCheck:
                 if a != e and (what != "stride" or (self._strides and _strides_matter(actual, expected)))
             ]
             if wrong:
-                context = self._recorder.context(plan, args, kwargs, place, device)
                 evidence = f"output {i} of a view has {', '.join(wrong)}"
-                self._recorder.verdict(context, Verdict(Status.MISMATCH, Cause.METADATA, "wrong form", evidence))
+                self._record(plan, args, kwargs, place, device, evidence)
+
+    def _record(
+        self,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        place: Place,
+        device: torch.device,
+        evidence: str,
+    ) -> None:
+        context = self._recorder.context(plan, args, kwargs, place, device)
+        self._recorder.verdict(context, Verdict(Status.MISMATCH, Cause.METADATA, "wrong form", evidence))
 
 
 def view_on_meta(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

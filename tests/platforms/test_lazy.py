@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-if not torch._C._has_distributed and not hasattr(torch._C, "_lazy_ts_backend"):
+from shadowrun.platforms import torchplatform
+
+if not torchplatform.lazy_available():
     pytest.skip("this torch was built without lazy tensors", allow_module_level=True)
 
 PRELUDE = """

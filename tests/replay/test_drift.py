@@ -1,0 +1,200 @@
+"""The second chain: twins by storage, for views, in-place writes, resizes; it does not grow."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import shadowrun
+from shadowrun.intercept.plan import make_plan
+from shadowrun.platforms.device import resolve
+from shadowrun.replay.drift import DriftChain
+from shadowrun.replay.execution import Executor
+
+aten = torch.ops.aten
+
+
+class Chain:
+    """A chain whose user computes ``wrong(result)`` where the reference computes the result."""
+
+    def __init__(self, max_bytes=1 << 30):
+        self.chain = DriftChain(Executor(resolve("cpu")), max_bytes)
+
+    def call(self, func, *args, wrong=lambda t: t, **kwargs):
+        plan = make_plan(func, 0)
+        self.chain.before(args, kwargs)
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            out.copy_(wrong(out))
+        self.drift = self.chain.after(plan, args, kwargs, out, None, None)
+        return out
+
+    def add(self, x, n=1.0, **kwargs):
+        return self.call(aten.add.Tensor, x, n, **kwargs)
+
+
+def test_an_error_lives_on_in_right_operators():
+    c = Chain()
+    x = torch.zeros(4)
+    y = c.add(x, wrong=lambda t: t + 0.5)
+    assert c.drift == (0.5, 0.5)
+    z = c.add(y)
+    assert c.drift == (0.5, 0.25)
+    c.call(aten.mul.Tensor, z, 2)
+    assert c.drift[0] == 1.0
+    c.add(torch.zeros(4))
+    assert c.drift == (0, 0), "what comes from elsewhere carries none"
+
+
+def test_views_lie_on_the_twin_of_their_base():
+    c = Chain()
+    y = c.add(torch.zeros(2, 3), wrong=lambda t: t + torch.arange(6.0).view(2, 3))
+    for view, error in ((y.t(), 5.0), (y[1], 5.0), (y[0, :2], 1.0), (y.view(-1)[:1], 0.0), (y[:0], 0.0)):
+        c.add(view)
+        assert c.drift[0] == error
+
+
+def test_writing_in_place_writes_to_the_twin():
+    c = Chain()
+    y = c.add(torch.zeros(3), wrong=lambda t: t + 1)
+    c.call(aten.mul_.Tensor, y, 2)
+    assert c.drift[0] == 2
+    c.call(aten.add_.Tensor, y[:1], 1)
+    assert c.drift[0] == 2
+    c.call(aten.zero_.default, y)
+    assert c.drift[0] == 0
+    c.add(y)
+    assert c.drift[0] == 0
+
+
+def test_out_arguments_and_lists_write_to_the_twin():
+    c = Chain()
+    out = torch.empty(3)
+    y = c.add(torch.zeros(3), wrong=lambda t: t + 1)
+    c.call(aten.mul.out, y, torch.tensor(3.0), out=out)
+    assert c.drift[0] == 3
+    c.add(out)
+    assert c.drift[0] == 3
+    c.call(aten._foreach_mul_.Scalar, [y, out], 2.0)
+    assert c.drift[0] == 6
+
+
+def test_a_resized_storage_gets_a_twin_of_the_user_s_values():
+    c = Chain()
+    y = c.add(torch.zeros(2), wrong=lambda t: t + 1)
+    y.resize_(100).fill_(5)
+    c.add(y)
+    assert c.drift[0] == 0
+
+
+def test_reseeding_goes_on_from_the_user_s_values():
+    c = Chain()
+    y = c.add(torch.zeros(2), wrong=lambda t: t + 1)
+    c.chain.reseed(make_plan(aten.add.Tensor, 0), (), {}, y)
+    c.add(y)
+    assert c.drift[0] == 0
+
+
+def test_other_layouts_of_a_result_are_adopted():
+    c = Chain()
+    x = torch.zeros(3, 4)
+    plan = make_plan(aten.add.Tensor, 0)
+    c.chain.before((x, 1), {})
+    mine = torch.full((4, 3), 7.0).t()  # the user's device chose other strides
+    assert c.chain.after(plan, (x, 1), {}, mine, None, None)[0] == 6
+    c.add(mine)
+    assert c.drift[0] == 6
+
+
+def test_an_input_that_drifted_out_of_the_domain_goes_on_from_the_user_s():
+    c = Chain()
+    index = c.add(torch.zeros(1, dtype=torch.long), 0, wrong=lambda t: t - 0)
+    wrong = c.call(aten.mul.Tensor, c.add(index, 99, wrong=lambda t: t * 0), 1)
+    assert c.drift[0] == 99
+    c.call(aten.index_select.default, torch.ones(3), 0, wrong)
+    assert c.drift == (-1, -1)
+
+
+def test_nan_and_infinity_on_one_side_are_an_infinite_error():
+    c = Chain()
+    c.add(torch.zeros(2), wrong=lambda t: t * float("nan"))
+    assert c.drift == (float("inf"), float("inf"))
+    c.add(torch.full((2,), float("nan")))
+    assert c.drift == (0, 0)
+
+
+def test_conjugates_and_symbolic_zeros():
+    c = Chain()
+    y = c.call(aten.mul.Tensor, torch.tensor([1 + 2j]), 1, wrong=lambda t: t + 1j)
+    c.call(aten._to_copy.default, y.conj())
+    assert c.drift[0] == 1
+    c.call(aten._to_copy.default, y.imag)
+    assert c.drift[0] == 1
+    c.call(aten._to_copy.default, torch.ops.aten._efficientzerotensor([2]))
+    assert c.drift[0] == 0
+
+
+def test_layouts_without_a_storage_are_not_followed():
+    c = Chain()
+    sparse = torch.eye(2).to_sparse()
+    plan = make_plan(aten.neg.default, 0)
+    c.chain.before((sparse,), {})
+    assert c.chain.after(plan, (sparse,), {}, sparse.neg(), None, None) == (-1, -1)
+
+
+def test_twins_die_with_the_storage_and_not_before():
+    gc.collect()
+    c = Chain()
+    y = c.add(torch.zeros(1000), wrong=lambda t: t + 1)
+    view = y[10:20]
+    held = c.chain._held
+    del y
+    assert c.chain._held == held, "a view keeps the storage"
+    c.add(view)
+    assert c.drift[0] == 1
+    del view
+    gc.collect()
+    assert (len(c.chain._twins), c.chain._held) == (0, 0)
+
+
+def test_the_oldest_twins_go_when_there_are_too_many():
+    c = Chain(max_bytes=2000)
+    kept = [c.add(torch.zeros(100), wrong=lambda t: t + 1) for _ in range(10)]
+    assert c.chain._held <= 2000
+    c.add(kept[-1])
+    assert c.drift[0] == 1
+    c.add(kept[0])
+    assert c.drift[0] == 0, "made anew from the user's values"
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_the_chain_does_not_grow_over_200_steps(clean_sim, device):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    x = torch.randn(3, 4).to(device)
+    sizes = []
+    target = "sim" if device == "sim" else "cpu[threads=1]"
+    with shadowrun.compare(target, ref="cpu", drift=True) as run:
+        for _ in range(200 if device == "cpu" else 40):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+            run.step()
+            chain = run._replayer._drift
+            sizes.append((len(chain._twins), chain._held))
+    assert sizes[-1] == sizes[5]
+    assert sizes[-1][0] < 60
+    assert max(r.drift_abs for r in run.records()) < 1e-5
+
+
+def test_what_happened_between_two_blocks_was_not_seen():
+    x = torch.zeros(3)
+    run = shadowrun.compare("cpu[threads=1]", ref="cpu", drift=True)
+    with run:
+        y = x + 1
+    y.fill_(7)
+    with run:
+        y.neg()
+    assert [r.drift_abs for r in run.records(op="aten::neg")] == [0]
