@@ -79,6 +79,7 @@ UNSUPPORTED = {
         OP,
         "aten::_sparse_mm",
     ),
+    "torch_npu, code only": (RuntimeError("histc failed.\n[ERROR] ERR01007 OPS feature not supported"), OP, ""),
     "torch_npu, dtype": (
         RuntimeError(
             "call aclnnCumsum failed, detail:EZ1001: [PID: 7] Tensor self not implemented for DT_BFLOAT16, should be "
