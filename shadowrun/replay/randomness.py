@@ -27,7 +27,10 @@ def implausible(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict
         kwargs: Its inputs by name.
         values: Its results, on the CPU: fresh ones, then mutated arguments.
     """
-    given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+    schema = func._schema.arguments
+    # The dispatcher leaves out trailing arguments that have their default.
+    given = {a.name: a.default_value for a in schema if a.has_default_value()}
+    given |= {a.name: v for a, v in zip(schema, args, strict=False)} | kwargs
     base = func._schema.name.split("::")[1].rstrip("_")
     check = _CHECKS.get(base)
     if check is None or not values or not isinstance(values[0], torch.Tensor):
@@ -70,7 +73,7 @@ def _bernoulli(given: dict[str, Any], values: list[Any]) -> str:
     p = given.get("p")
     p = given["self"] if p is None else p  # probabilities of their own for each element
     if not isinstance(p, torch.Tensor):
-        return _mean(t, float(p), math.sqrt(float(p) * (1 - float(p))))
+        return _mean(t, float(p), math.sqrt(max(float(p) * (1 - float(p)), 0.0)))  # 1 + 1e-9 passes for a probability
     p = p.double()
     return _mean(t, float(p.mean()), math.sqrt(float((p * (1 - p)).mean()))) if t.numel() else ""
 

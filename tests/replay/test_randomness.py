@@ -20,6 +20,8 @@ CALLS = {
     "normal_": (aten.normal_.default, (torch.ones(N), 10.0, 0.1), {}),
     "normal_ half": (aten.normal_.default, (torch.ones(N, dtype=torch.half), -2.0, 3.0), {}),
     "bernoulli_": (aten.bernoulli_.float, (torch.ones(N), 0.03), {}),
+    "bernoulli_ of the default": (aten.bernoulli_.float, (torch.full((N,), 3.0),), {}),
+    "normal_ of the defaults": (aten.normal_.default, (torch.ones(N),), {}),
     "bernoulli": (aten.bernoulli.default, (torch.linspace(0, 0.5, N),), {}),
     "bernoulli_ by tensor": (aten.bernoulli_.Tensor, (torch.ones(N), torch.full((N,), 0.9)), {}),
     "randperm": (aten.randperm.default, (N,), {}),
