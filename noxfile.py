@@ -41,6 +41,13 @@ def transparency(session: nox.Session) -> None:
 
 
 @nox.session
+def ground_truth(session: nox.Session) -> None:
+    """Every flaw of the simulated device, and whether it is found where it is and for what it is: a table."""
+    install(session, "test")
+    session.run("python", "-W", "ignore", "-m", "tests.ground_truth.test_flaws")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format."""
     session.install("-c", "constraints.txt", "ruff")
