@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
-from shadowrun.config import Config
+from shadowrun.config import Config, Options
 from shadowrun.errors import NestingError, ShadowrunWarning
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.attribution import Attribution
@@ -35,6 +35,8 @@ from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from typing_extensions import Unpack
 
 __all__ = ["Comparison", "compare", "current"]
 
@@ -211,7 +213,7 @@ class Comparison(Run):
                 )
 
 
-def compare(target: Any, ref: Any = "cpu", **options: Any) -> Comparison:
+def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Comparison:
     """Run every operator call on a second platform and record what differs.
 
     Args:

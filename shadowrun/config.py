@@ -6,16 +6,37 @@ import dataclasses
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from os import PathLike
 
-__all__ = ["Config"]
+    from typing_extensions import Unpack
+
+__all__ = ["Config", "Options"]
 
 ON_UNSUPPORTED = ("fallback", "raise")
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `compare`, as a program writes them; `Config` says what they mean."""
+
+    on_unsupported: str
+    schedule: Callable[[int], Any] | None
+    steps: int | Iterable[int] | None
+    modules: str | Iterable[str] | None
+    ops: str | Iterable[str] | None
+    rtol: float | None
+    atol: float | None
+    file: str | PathLike[str] | None
+    append: bool
+    drift: bool
+    max_records: int
+    max_bytes: int
+    slow_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +79,13 @@ class Config:
     slow_ratio: float = 10.0
 
     @classmethod
-    def make(cls, **options: Any) -> Config:
+    def make(cls, **given: Unpack[Options]) -> Config:
         """Build a config from keyword arguments, converting plain values.
 
         Raises:
             UsageError: Unknown option or a value that cannot be used.
         """
+        options: dict[str, Any] = dict(given)
         names = [f.name for f in dataclasses.fields(cls)]
         for name in options:
             if name not in names:

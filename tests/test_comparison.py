@@ -362,3 +362,17 @@ def test_memory_does_not_grow_with_steps():
     assert sizes[-1] == sizes[2], "forward calls of used graphs are forgotten"
     assert len(list(run.records())) < 300
     assert sum(s.n_calls for s in run.summary()) > 200, "what was folded is still counted"
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path):
+    run = shadowrun.compare("cpu", file=tmp_path / "run.shadowrun")
+    pages = run._data.connection.execute("pragma page_count").fetchone()[0]
+    run._data.connection.execute(f"pragma max_page_count = {pages + 2}")
+    x = torch.zeros(3)
+    run.start()
+    for _ in range(5000):
+        x.add_(1)
+    with pytest.warns(shadowrun.ShadowrunWarning, match=r"could not record everything.*full.*not affected"):
+        run.stop()
+    assert x.tolist() == [5000] * 3
+    assert any("recording ended early" in note for note in run.info.notes)

@@ -1,5 +1,6 @@
 """The public surface is pinned: a name that appears or goes is a decision, not an accident."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -63,6 +64,12 @@ def test_what_a_comparison_offers():
     run = shadowrun.compare("cpu")
     for name, offered in METHODS.items():
         assert hasattr(run, name) is offered, name
+
+
+def test_the_options_are_those_of_the_config():
+    from shadowrun.config import Options
+
+    assert set(Options.__annotations__) == {f.name for f in dataclasses.fields(shadowrun.Config)}
 
 
 def test_every_public_name_is_documented():

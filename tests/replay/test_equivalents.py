@@ -28,13 +28,7 @@ def attend(dtype=torch.float32, causal=False, mask=False, scale=None):
         {"mask": True},
         {"scale": 0.3},
         {"dtype": torch.float64},
-        pytest.param(
-            {"dtype": torch.bfloat16},
-            marks=pytest.mark.xfail(
-                reason="backward in bfloat16 by softmax and products rounds more often than the CPU's fused kernel: "
-                "86 units of rounding against 40 of the reference, which the judge calls a mismatch"
-            ),
-        ),
+        {"dtype": torch.bfloat16},
     ],
     ids=str,
 )
