@@ -17,7 +17,14 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Observer(Protocol):
-    """What the mode hands calls to. Both methods run the call and return what the user gets."""
+    """What the mode hands calls to. `observe` and `pass_by` run the call and return what the user gets.
+
+    Attributes:
+        plans: Plans by the id of their operator. The observer's, not the mode's: a comparison that is started again
+            has a new mode, and what was noted by a plan's number must still mean the same operator.
+    """
+
+    plans: dict[int, OpPlan]
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call and compare it."""
@@ -38,7 +45,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, observer: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer = observer
-        self._plans: dict[int, OpPlan] = {}
+        self._plans = observer.plans
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -37,6 +37,7 @@ class Replayer:
 
     Attributes:
         own_ns: Nanoseconds spent here and not in the user's own operators.
+        plans: Plans by the id of their operator.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Replayer:
         self._cpu_role = self._role_of(_CPU)
         self._all_cpu = target.device.type == ref.device.type == "cpu"
         self._warnings = WarningFilter(ShadowMode.__torch_dispatch__.__code__, _USER_CODES)
+        self.plans: dict[int, OpPlan] = {}
         self.own_ns = 0
 
     def start(self) -> None:

@@ -33,11 +33,13 @@ class Case:
         prepare: Makes fresh inputs, and a function that runs the program on them and fills a dictionary with all
             that must not change.
         form_only: Its values mean nothing.
+        unstable: Two runs may differ, says the plan's table.
     """
 
     label: str
     prepare: Callable[[], tuple[Any, Callable[[dict[str, Any]], None]]]
     form_only: bool = False
+    unstable: bool = False
 
 
 def seed() -> None:
@@ -94,23 +96,22 @@ def cases(db: str, info: Any, dtype: str, samples: int | None, device: str = "cp
 
 def _operator_cases(info: Any, dtype: torch.dtype, samples: int | None, device: str) -> Iterator[Case]:
     differentiable = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
-    form_only = getattr(info, "aten_name", "") in _UNINITIALISED
+    name = getattr(info, "aten_name", "")
+    marks = (name in _UNINITIALISED, f"aten::{name}" in plans._UNSTABLE)
     seed()
     for i, sample in enumerate(islice(info.sample_inputs("cpu", dtype, requires_grad=differentiable), samples)):
         process = sample.output_process_fn_grad
-        yield Case(f"{i}", _call(info.op, sample, device, process), form_only)
+        yield Case(f"{i}", _call(info.op, sample, device, process), *marks)
         if samples is not None and i:
             continue
         in_place = getattr(info, "inplace_variant", None)
         if in_place is not None and not isinstance(sample.input, (list, tuple)):
-            yield Case(f"{i} in place", _call(_on_clone(in_place), sample, device, process), form_only)
+            yield Case(f"{i} in place", _call(_on_clone(in_place), sample, device, process), *marks)
         elif in_place is not None:
-            yield Case(f"{i} in place", _call(in_place, sample, device, process, frozen=True), form_only)
+            yield Case(f"{i} in place", _call(in_place, sample, device, process, frozen=True), *marks)
         if info.supports_out:
-            yield Case(f"{i} out=", _call_out(info.op, sample, device, lambda t: t.clone()), form_only)
-            yield Case(
-                f"{i} out=, resized", _call_out(info.op, sample, device, lambda t: t.clone().resize_(0)), form_only
-            )
+            yield Case(f"{i} out=", _call_out(info.op, sample, device, lambda t: t.clone()), *marks)
+            yield Case(f"{i} out=, resized", _call_out(info.op, sample, device, lambda t: t.clone().resize_(0)), *marks)
 
 
 def _on_clone(in_place: Callable[..., Any]) -> Callable[..., Any]:

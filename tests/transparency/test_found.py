@@ -74,3 +74,19 @@ def test_where_warnings_are_errors_the_user_gets_his_own_and_nothing_else():
         with pytest.raises(UserWarning, match="cholesky is deprecated"):
             torch.cholesky(x)
     assert failures(run) == []
+
+
+def test_records_keep_their_operators_when_a_comparison_is_started_again():
+    """Numbers of operators were given anew at each start, and calls at the same line took each other's names."""
+    run, x = shadowrun.compare("cpu"), torch.ones(3)
+    for function in (torch.sin, torch.cos, torch.sin):
+        with run:
+            function(x)
+    assert [r.call.op for r in run.records()] == ["aten::sin", "aten::cos", "aten::sin"]
+
+
+def test_a_draw_with_the_default_probability_is_not_held_to_the_old_contents(sim_device):
+    x = torch.full((4096,), 7.0)
+    with shadowrun.compare("sim") as run:
+        x.bernoulli_()
+    assert failures(run) == []
