@@ -11,7 +11,7 @@ nox.options.sessions = ["lint", "typecheck", "tests", "examples"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
-EXAMPLES = sorted(Path("examples").glob("[0-9][0-9]_*/run.*"))
+EXAMPLES = sorted(Path(__file__).resolve().parent.glob("examples/[0-9][0-9]_*/run.*"))
 
 
 def install(session: nox.Session, *extras: str) -> None:
@@ -78,7 +78,7 @@ def examples(session: nox.Session) -> None:
         command = ["python"] if example.suffix == ".py" else ["bash"]
         session.log(f"{example.parent.name}:")
         with session.chdir(folder):
-            session.run(*command, str(example.resolve()), external=command == ["bash"])
+            session.run(*command, str(example), external=command == ["bash"])
 
 
 @nox.session
