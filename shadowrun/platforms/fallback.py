@@ -4,7 +4,10 @@
    for the target's dispatch key, it counts; a plain ``.cpu()`` does not go through it.
 2. Warnings: as Python warnings, and on file descriptor 2 only, where torch_npu writes its own.
    Vendors warn once per operator and process, so an operator that warned once counts from then on.
-3. The result lies on another device (seen by the replayer, not here).
+3. Counters that the backend keeps (XLA, lazy): one named after the operator rises.
+4. The result lies on another device (seen by the replayer, not here).
+
+The dispatch table is asked too, but only to confirm: alone it is unreliable.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.platforms import torchplatform
+from shadowrun.platforms.counters import counter_reader, risen
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
@@ -43,12 +48,14 @@ class FallbackWitness:
 
     Args:
         dispatch_key: The target's key, ``PrivateUse1``; None (the CPU) watches nothing.
+        device_type: ``lazy``: chooses the counters.
     """
 
-    def __init__(self, dispatch_key: str | None) -> None:
+    def __init__(self, dispatch_key: str | None, device_type: str = "") -> None:
         self._key = dispatch_key if dispatch_key not in (None, "CPU") else None
         self._local = threading.local()
         self._hits = 0
+        self._counters = counter_reader(device_type)
         self._library: torch.library.Library | None = None
         self._known: dict[object, Evidence] = {}
         self._seen: set[object] = set()
@@ -118,6 +125,7 @@ class FallbackWitness:
         found: list[Evidence] = []
         local = self._local
         hits = self._hits
+        counted = self._counters() if self._counters is not None else {}
         heard: list[str] = []
         local.heard = heard
         local.mute = mute
@@ -141,14 +149,15 @@ class FallbackWitness:
             if mute:
                 with contextlib.suppress(ValueError):
                     filters.remove(_HEAR_ALL)  # type: ignore[attr-defined]
-            evidence = self._evidence(name, self._hits - hits, heard, text)
+            rose = risen(counted, self._counters()) if self._counters is not None else []
+            evidence = self._evidence(name, self._hits - hits, heard, text, rose)
             if evidence is not None and evidence[0] is Cause.WARNED_FALLBACK:
                 self._known[key] = evidence
             evidence = evidence or self._known.get(key)
             if evidence is not None:
                 found.append(evidence)
 
-    def _evidence(self, op: str, hits: int, heard: list[str], text: str) -> Evidence | None:
+    def _evidence(self, op: str, hits: int, heard: list[str], text: str, rose: list[str]) -> Evidence | None:
         for message, where in (*((h, "Python warning") for h in heard), (text, "warning on stderr")):
             if _WARNING.search(message):
                 name = _NAMED.search(message)
@@ -157,12 +166,16 @@ class FallbackWitness:
                 return Cause.WARNED_FALLBACK, f"{where}: {what} falls back to the CPU"
         if hits and _base(op) in self._warned_of:
             return Cause.WARNED_FALLBACK, f"{op} falls back to the CPU; a warning said so once in this process"
+        seen = []
         if hits:
-            return (
-                Cause.SILENT_FALLBACK,
-                f"aten::_to_cpu was called {hits} time{'s' if hits > 1 else ''} during the call",
-            )
-        return None
+            seen.append(f"aten::_to_cpu was called {hits} time{'s' if hits > 1 else ''} during the call")
+        if rose:
+            seen.append(f"the backend's own counter of {', '.join(rose[:3])} rose")
+        if not seen:
+            return None
+        if torchplatform.kernel_route(op, self._key or "") == "backend fallback":
+            seen.append("the dispatch table sends it to the backend's fallback")
+        return Cause.SILENT_FALLBACK, "; ".join(seen)
 
 
 def _base(name: str) -> str:

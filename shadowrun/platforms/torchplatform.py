@@ -12,7 +12,9 @@ __all__ = [
     "deterministic_state",
     "dispatch_key",
     "init_lazy",
+    "kernel_route",
     "lazy_available",
+    "lazy_counters",
     "mkldnn_enabled",
     "mkldnn_precision",
     "private_device_name",
@@ -111,6 +113,31 @@ def init_lazy() -> None:
             if "multiple backend fallbacks" not in str(error):
                 raise
         _lazy_ready = True
+
+
+def lazy_counters() -> dict[str, int]:
+    """Counters of torch's lazy backend; one named after an ATen operator counts its fallbacks to the CPU.
+
+    Without ``torch._lazy.metrics`` the other witnesses of a fallback are left.
+    """
+    from torch._lazy import metrics
+
+    return {name: int(metrics.counter_value(name)) for name in metrics.counter_names()}  # type: ignore[no-untyped-call]
+
+
+def kernel_route(op: str, key: str) -> str:
+    """What the dispatch table says of an operator and a key: ``kernel``, ``backend fallback``, ``math kernel``, or "".
+
+    Without ``torch._C._dispatch_dump_table`` nothing is said. It is unreliable alone: a backend may handle an operator
+    under another key, and a functional operator may fall back in its out variant.
+    """
+    dump = getattr(torch._C, "_dispatch_dump_table", None)
+    if dump is None:
+        return ""
+    for line in dump(op).splitlines():
+        if line.startswith(f"{key}:"):
+            return str(line.rpartition("[")[2].rstrip("]"))
+    return ""
 
 
 def wait_for_lazy() -> None:

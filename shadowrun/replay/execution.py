@@ -53,7 +53,7 @@ class Executor:
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
         self.device = platform.device
-        self.witness = FallbackWitness(platform.dispatch_key)
+        self.witness = FallbackWitness(platform.dispatch_key, platform.device.type)
         self.plain = platform.is_ambient and not platform.functionalizes
         self._is_cpu = platform.device.type == "cpu"
 

@@ -164,6 +164,7 @@ print(json.dumps(told(run)))
     for kind, _, cause, evidence in found.values():
         assert (kind, cause) == ("fallback", "silent fallback")
         assert "aten::_to_cpu was called" in evidence
+        assert "own counter of aten::" in evidence
     assert result["own"] == []
 
 
