@@ -215,7 +215,8 @@ def main(argv: list[str] | None = None) -> int:
     results: list[Result] = []
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    # Interrupted, it shows and writes what it has.
+    with contextlib.suppress(KeyboardInterrupt), Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=sum(len(names) for *_, names in plan))
         for db, dtype, names in plan:
             progress.update(task, description=f"{db} {dtype}")
