@@ -93,7 +93,9 @@ class OpPlan:
         return tuple(a.name for a in self.mutated)
 
 
-_OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "quantized", "sparse", "mkldnn", "mkl", "torchvision"})
+_OWN_NAMESPACES = frozenset(
+    {"aten", "prims", "prim", "quantized", "sparse", "mkldnn", "mkl", "torch_nn", "torchvision"}
+)
 
 _PASS_NAMESPACES = {
     "c10d": "collective: issuing it twice would deadlock or corrupt",

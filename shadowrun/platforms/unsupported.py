@@ -87,6 +87,7 @@ _TABLE: tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...] = tuple(
             Cause.MISSING_DTYPE,
         ),
         (("RuntimeError",), r"convolution_overrideable not implemented", Cause.MISSING_OPERATOR),
+        (("RuntimeError", "NotImplementedError"), r"[Uu]nsupported tensor layout", Cause.MISSING_OPERATOR),
         # Whatever else calls itself not implemented.
         (("NotImplementedError",), rf"(?:.*?'{_NAME}')?", Cause.MISSING_OPERATOR),
     )
