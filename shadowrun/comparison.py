@@ -80,6 +80,7 @@ class Comparison(Run):
 
         Raises:
             NestingError: A comparison is running already.
+            PlatformError: A platform needs a process of its own, which does not start.
         """
         global _active  # noqa: PLW0603
         with _active_lock:
@@ -92,6 +93,8 @@ class Comparison(Run):
             _active = self
         try:
             _keep_dynamo_off()
+            self._target.start()
+            self._ref.start()
             self._attribution.start()
             self._replayer.start()
             self._mode = ShadowMode(self._replayer)
@@ -192,6 +195,8 @@ class Comparison(Run):
         global _active  # noqa: PLW0603
         self._replayer.stop()
         self._attribution.stop()
+        self._target.stop()
+        self._ref.stop()
         with _active_lock:
             if _active is self:
                 _active = None

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import torchplatform
 from shadowrun.platforms.cpu import CpuSettings
+from shadowrun.platforms.remote import Worker
 from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PLUGINS, PlatformSpec, known_devices, parse
 
 if TYPE_CHECKING:
@@ -35,20 +36,38 @@ class Platform:
         dispatch_key: Key of its kernels: ``CPU``, ``CUDA``, ``PrivateUse1``, ``Lazy``.
         functionalizes: True where views and in-place operators are rewritten below the dispatcher
             (lazy, xla): a replay inside a dispatch mode must let that happen.
+        remote: The process that runs its operators, where this one cannot have its settings.
     """
 
     spec: PlatformSpec
     device: torch.device
     dispatch_key: str
     functionalizes: bool = False
+    remote: Worker | None = field(default=None, compare=False)
 
     @property
     def is_ambient(self) -> bool:
         """True where operators run under the process's own settings."""
         return not self.spec.settings
 
+    def start(self) -> None:
+        """Start the process that runs its operators, where there is one.
+
+        Raises:
+            PlatformError: It does not start.
+        """
+        if self.remote is not None:
+            self.remote.start()
+
+    def stop(self) -> None:
+        """End that process."""
+        if self.remote is not None:
+            self.remote.stop()
+
     def same_device(self, other: Platform | torch.device) -> bool:
         """Whether tensors of the other one can be used here without a copy."""
+        if self.remote is not None or (isinstance(other, Platform) and other.remote is not None):
+            return False
         device = other.device if isinstance(other, Platform) else other
         return self.device.type == device.type and (self.device.index or 0) == (device.index or 0)
 
@@ -133,6 +152,7 @@ def resolve(spec: Any) -> Platform:
         device=_device(wanted),
         dispatch_key=torchplatform.dispatch_key(wanted.device_type),
         functionalizes=wanted.device_type in _FUNCTIONALIZING,
+        remote=Worker(wanted) if wanted.needs_process else None,
     )
 
 

@@ -62,6 +62,8 @@ def fingerprint(platform: Platform) -> dict[str, Any]:
     Every platform has the CPU's part: operators that fall back are computed there.
     """
     facts: dict[str, Any] = {"platform": str(platform.spec), "device": platform.device.type}
+    if platform.remote is not None:
+        return platform.remote.facts() | facts
     facts.update(_device_facts(platform))
     facts["threads"] = torch.get_num_threads()
     with platform.context():

@@ -15,7 +15,15 @@ from typing import Any, TypeAlias
 
 from shadowrun.errors import PlatformError
 
-__all__ = ["ENTRY_POINT_GROUP", "PLUGINS", "PlatformSpec", "Setting", "known_devices", "parse"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "PLUGINS",
+    "PROCESS_VARIABLES",
+    "PlatformSpec",
+    "Setting",
+    "known_devices",
+    "parse",
+]
 
 Setting: TypeAlias = "bool | int | str"
 
@@ -33,15 +41,40 @@ PLUGINS = {
 }
 """Device types that a package other than torch brings."""
 
+PROCESS_VARIABLES = {
+    "isa": "ATEN_CPU_CAPABILITY",
+    "mkl_cbwr": "MKL_CBWR",
+    "mkl_isa": "MKL_ENABLE_INSTRUCTIONS",
+    "onednn_isa": "ONEDNN_MAX_CPU_ISA",
+}
+"""Settings that a process reads once, at its start, and the environment variables that they are."""
+
 _TORCH_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "lazy", "vulkan", "ipu", "maia", "ve", "sim")
 _PATTERN = re.compile(r"(?P<type>[A-Za-z_]\w*)(?::(?P<index>\d+))?(?:\[(?P<settings>.*)\])?", re.ASCII)
 _BOOLS = {"on": True, "true": True, "1": True, "yes": True, "off": False, "false": False, "0": False, "no": False}
 _PRECISIONS = ("highest", "high", "medium")
+_WORDS = {
+    "isa": ("default", "avx2", "avx512"),
+    "mkl_cbwr": (
+        *("AUTO", "COMPATIBLE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_E1"),
+        *("AVX2_STRICT", "AVX512_STRICT", "AVX512_E1_STRICT"),
+    ),
+    "mkl_isa": ("SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_E1"),
+    "onednn_isa": (
+        *("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16"),
+        *("AVX512_CORE_FP16", "AVX512_CORE_AMX", "ALL"),
+    ),
+    "float32_matmul_precision": _PRECISIONS,
+}
 _SETTINGS = {
     "deterministic": "on or off",
     "float32_matmul_precision": ", ".join(_PRECISIONS),
     "flush_denormal": "on or off",
+    "isa": ", ".join(_WORDS["isa"]),
+    "mkl_cbwr": ", ".join(_WORDS["mkl_cbwr"]),
+    "mkl_isa": ", ".join(_WORDS["mkl_isa"]),
     "mkldnn": "on or off",
+    "onednn_isa": ", ".join(_WORDS["onednn_isa"]),
     "threads": "a whole number from 1 to 1024",
 }
 _EXAMPLE = 'such as "cuda:1", "npu" or "cpu[threads=1,mkldnn=off]"'
@@ -65,6 +98,11 @@ class PlatformSpec:
     def device_string(self) -> str:
         """The part that torch understands: ``cuda:1``."""
         return self.device_type if self.index is None else f"{self.device_type}:{self.index}"
+
+    @property
+    def needs_process(self) -> bool:
+        """Whether it has a setting that only a process of its own can have."""
+        return any(key in PROCESS_VARIABLES for key, _ in self.settings)
 
     def __str__(self) -> str:
         """The canonical text, which `parse` reads back."""
@@ -169,9 +207,10 @@ def _value(spec: str, key: str, text: str) -> Setting:
     if key == "threads":
         if text.isdecimal() and text.isascii() and 1 <= int(text) <= 1024:
             return int(text)
-    elif key == "float32_matmul_precision":
-        if text in _PRECISIONS:
-            return text
+    elif key in _WORDS:
+        for word in _WORDS[key]:
+            if text.lower() == word.lower():
+                return word
     elif text.lower() in _BOOLS:
         return _BOOLS[text.lower()]
     raise PlatformError(

@@ -5,9 +5,13 @@ Seen on torch 2.13.0. On 2.11, the oldest version supported, none of them has be
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 __all__ = [
+    "ambient",
+    "below_autograd",
     "cuda_driver_version",
     "deterministic_state",
     "dispatch_key",
@@ -18,6 +22,7 @@ __all__ = [
     "mkldnn_enabled",
     "mkldnn_precision",
     "private_device_name",
+    "set_ambient",
     "set_deterministic_state",
     "set_mkldnn_enabled",
     "set_mkldnn_precision",
@@ -86,6 +91,35 @@ def mkldnn_precision() -> str:
 def set_mkldnn_precision(precision: str) -> None:
     """Set what `mkldnn_precision` reads, and nothing of other devices."""
     torch._C._set_fp32_precision_setter("mkldnn", "matmul", precision)
+
+
+def ambient() -> tuple[Any, ...]:
+    """What the program has set that CPU kernels read, in the order of `set_ambient`."""
+    return (
+        torch.get_num_threads(),
+        mkldnn_enabled(),
+        deterministic_state(),
+        mkldnn_precision(),
+        torch.get_default_dtype(),
+    )
+
+
+def set_ambient(state: tuple[Any, ...]) -> None:
+    """Set what `ambient` reads, in another process."""
+    threads, mkldnn, deterministic, precision, dtype = state
+    torch.set_num_threads(threads)
+    set_mkldnn_enabled(mkldnn)
+    set_deterministic_state(deterministic)
+    set_mkldnn_precision(precision)
+    torch.set_default_dtype(dtype)
+
+
+def below_autograd() -> Any:
+    """Context in which operators go to their kernels at once, as they do inside a dispatch mode's handler.
+
+    Without ``torch._C._AutoDispatchBelowAutograd`` they run through autograd, which records nothing under no_grad.
+    """
+    return torch._C._AutoDispatchBelowAutograd()
 
 
 def lazy_available() -> bool:

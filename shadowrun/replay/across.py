@@ -12,6 +12,7 @@ import torch
 
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import unheard
+from shadowrun.platforms.remote import Unsendable, WorkerDied
 from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, mirror, written_to
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
@@ -120,6 +121,8 @@ class AcrossPath:
             return self._ref.run_mirrored(plan, pristine[0], pristine[1], self._max_bytes)
         except Exception as error:
             why = f"the reference cannot run it: {type(error).__name__}"
+            if isinstance(error, (Unsendable, WorkerDied)):
+                why = f"the reference cannot run it: {error}"
             self._stage.recorder.verdict(context, Verdict(Status.UNVERIFIED, None, why, str(error)[:300]))
             return None
 

@@ -56,6 +56,7 @@ class Executor:
         self.witness = FallbackWitness(platform.dispatch_key, platform.device.type)
         self.plain = platform.is_ambient and not platform.functionalizes
         self._is_cpu = platform.device.type == "cpu"
+        self._remote = platform.remote
 
     def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, mute: bool = True) -> Ran:
         """Run a call on tensors that lie on this platform's device.
@@ -66,6 +67,10 @@ class Executor:
             kwargs: Inputs by name.
             mute: It is a replay: warnings that it gives are not the user's.
         """
+        if self._remote is not None:
+            done: Ran = torchapi.unheard(self._run_remote, (), (plan, args, kwargs))
+            _write_back(plan, args, kwargs, done)
+            return Ran(args, kwargs, done.out, done.ns)
         if self.witness.active:
             key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
             with self.witness.watch(key, plan.name, mute=mute) as found:
@@ -99,6 +104,21 @@ class Executor:
                 out = func(*args, **kwargs)
             return Ran(args, kwargs, out, _clock() - start)
 
+    def _run_remote(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+        """Run a call in the platform's own process; the inputs stay as they are, the run has what became of them."""
+        assert self._remote is not None
+        written = [(a.name, -1 if a.kwarg_only or a.position >= len(args) else a.position) for a in plan.mutated]
+        rng = torch.get_rng_state() if plan.action is Action.RANDOM else None
+        wanted = plan.fresh if plan.n_returns == 1 else tuple(i for i in plan.fresh if i not in plan.uninitialised)
+        fresh, mutated, ns = self._remote.call(plan.name, args, kwargs, (plan.n_returns, wanted), written, rng)
+        after, named = list(args), dict(kwargs)
+        for (name, position), value in zip(written, mutated, strict=True):
+            if position >= 0:
+                after[position] = value
+            elif name in named:
+                named[name] = value
+        return Ran(tuple(after), named, fresh[0] if plan.n_returns == 1 else tuple(fresh), ns)
+
     def run_user(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """Run the user's own call: nothing is changed around it, it is only watched."""
         if not self.witness.active:
@@ -128,6 +148,9 @@ class Executor:
 
     def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
         """Run a call whose inputs lie on the CPU, on copies of them on this platform's device."""
+        if self._remote is not None:
+            done: Ran = torchapi.unheard(self._run_remote, (), (plan, args, kwargs))
+            return done
         here_args, here_kwargs = torchapi.unheard(self.to_device, (), (plan, args, kwargs, self.device, max_bytes))
         equivalent = None if self._is_cpu else EQUIVALENTS.get(plan.name)
         if equivalent is None:
@@ -165,6 +188,17 @@ class Executor:
             with torchapi.functionalize_included():
                 return _defined_on_cpu(found)
         return [to_cpu(v) for v in found]
+
+
+def _write_back(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], done: Ran) -> None:
+    for a in plan.mutated:
+        mine, theirs = (results.argument(a, *call) for call in ((args, kwargs), (done.args, done.kwargs)))
+        pairs = zip(mine, theirs, strict=True) if isinstance(mine, (list, tuple)) else ((mine, theirs),)
+        for to, by in pairs:
+            if isinstance(to, torch.Tensor):
+                if to.shape != by.shape:
+                    to.resize_(by.shape)
+                to.copy_(by)
 
 
 def to_cpu(value: Value) -> Value:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.platforms.remote import Unsendable, WorkerDied
 from shadowrun.platforms.unsupported import classify
 from shadowrun.replay import results
 from shadowrun.replay.equivalents import EQUIVALENTS, is_device_specific
@@ -85,7 +86,13 @@ class TargetFailure:
             return self._target.run_mirrored(plan, pristine[0], pristine[1], self._config.max_bytes)
         except Exception as error:
             failure = classify(error)
-            if isinstance(error, Warning):
+            if isinstance(error, WorkerDied):
+                self._recorder.verdict(
+                    context, Verdict(Status.ERROR, Cause.IMPLEMENTATION, str(error), failure.message)
+                )
+            elif isinstance(error, Unsendable):
+                self._recorder.verdict(context, Verdict(Status.UNVERIFIED, None, str(error)))
+            elif isinstance(error, Warning):
                 verdict = Verdict(
                     Status.UNVERIFIED, None, "the replay warned, and warnings are errors here", str(error)[:300]
                 )

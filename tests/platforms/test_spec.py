@@ -26,6 +26,10 @@ from shadowrun.platforms import PlatformSpec, known_devices, parse
             "cpu[threads=1,mkldnn=off,float32_matmul_precision=medium,deterministic=on,flush_denormal=on]",
             "cpu[deterministic=on,float32_matmul_precision=medium,flush_denormal=on,mkldnn=off,threads=1]",
         ),
+        (
+            "cpu[onednn_isa=sse41,mkl_cbwr=avx2_strict,isa=DEFAULT,threads=2]",
+            "cpu[isa=default,mkl_cbwr=AVX2_STRICT,onednn_isa=SSE41,threads=2]",
+        ),
         (torch.device("cuda", 3), "cuda:3"),
         (torch.device("cpu"), "cpu"),
         (PlatformSpec("xpu", 2), "xpu:2"),
@@ -66,6 +70,7 @@ def test_settings_are_values_not_words():
         ("cpu[threads=many]", "bad-setting", "give a whole number from 1 to 1024"),
         ("cpu[threads=²]", "bad-setting", "give a whole number"),
         ("cpu[mkldnn=maybe]", "bad-setting", "give on or off"),
+        ("cpu[isa=sse2]", "bad-setting", "give default, avx2, avx512"),
         ("cpu[float32_matmul_precision=low]", "bad-setting", "give highest, high, medium"),
         ("cpu[threads=4,flush_denormal=on]", "bad-setting", "flush_denormal=on reaches one thread only"),
     ],
@@ -86,8 +91,9 @@ def test_every_setting_of_the_message_is_accepted():
         parse("cpu[x=1]")
     names = str(caught.value).partition("Settings of cpu: ")[2].rstrip(".").split(", ")
     for name in names:
-        value = "high" if "precision" in name else "1"
-        assert dict(parse(f"cpu[{name}={value}]").settings)[name] in (1, True, "high")
+        words = {"float32_matmul_precision": "high", "isa": "AVX2", "mkl_cbwr": "avx2", "mkl_isa": "AVX2"}
+        value = {**words, "onednn_isa": "avx2"}.get(name, "1")
+        assert dict(parse(f"cpu[{name}={value}]").settings)[name] in (1, True, "high", "avx2", "AVX2")
 
 
 @given(st.text(max_size=40))
