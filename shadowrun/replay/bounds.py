@@ -28,6 +28,7 @@ import torch
 from shadowrun.numerics.tolerance import absolute_error, accumulates, base_name, is_arithmetic
 from shadowrun.replay.finding import Finding, op_name
 from shadowrun.replay.oracle import n_terms, tensors
+from shadowrun.replay.undefined import arguments
 
 if TYPE_CHECKING:
     from shadowrun.numerics.excess import Array
@@ -105,14 +106,29 @@ def floor(case: Case, finding: Finding) -> Array | float:
     assert finding.fmt is not None
     result = case.expected[finding.position]
     shape = tuple(result.shape) if isinstance(result, torch.Tensor) else ()
-    size = torch.zeros(finding.actual.numel(), dtype=torch.float64)
-    greatest, extent = 0.0, max((1, *shape[-2:]))
-    for t in tensors(case.args, case.kwargs):
+    grad = arguments(case).get("grad_output")
+    # A gradient is a factor of the whole result: errors are relative to it, whatever the size of the other inputs.
+    grads = [grad] if isinstance(grad, torch.Tensor) else []
+    others = [t for t in tensors(case.args, case.kwargs) if t is not grad]
+    size, greatest, extent = _magnitudes(others, shape, finding.actual.numel(), least=1.0 if grads else 0.0)
+    if grads:
+        factor, greatest_factor, further = _magnitudes(grads, shape, finding.actual.numel())
+        size, greatest, extent = size * factor, greatest * greatest_factor, max(extent, further)
+    error = absolute_error(op_name(case), finding.fmt.roundoff, greatest, size.numpy(), extent)
+    return error[finding.where] if isinstance(error, np.ndarray) else float(error)
+
+
+def _magnitudes(
+    inputs: list[torch.Tensor], shape: tuple[int, ...], n: int, least: float = 0.0
+) -> tuple[torch.Tensor, float, int]:
+    """Greatest magnitude at each element of the result and of all, not below `least`; greatest spatial size."""
+    size = torch.full((n,), least, dtype=torch.float64)
+    greatest, extent = least, max((1, *shape[-2:]))
+    for t in inputs:
         extent = max((extent, *t.shape[-2:]))
         if t.is_floating_point() and t.numel() and t.layout == torch.strided:
             magnitude = t.detach().to(torch.float64).abs().nan_to_num(posinf=0.0)
             greatest = max(greatest, float(magnitude.max()))
-            if t.numel() == size.numel() and t.shape == shape:
+            if t.numel() == n and t.shape == shape:
                 size = torch.maximum(size, magnitude.reshape(-1))
-    error = absolute_error(op_name(case), finding.fmt.roundoff, greatest, size.numpy(), extent)
-    return error[finding.where] if isinstance(error, np.ndarray) else float(error)
+    return size, greatest, extent

@@ -32,6 +32,8 @@ _MAX_REMEMBERED_BYTES = 8 << 20
 _NO_DRIFT = (-1.0, -1.0)
 _SLOW_NS = 1_000_000
 _MAX_CONFIRMED = 8
+_MAX_RERUNS = 3
+_MAX_RERUN_NS = 50_000_000
 _READS = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
 """Operators that hand a number to Python: that they end on the CPU is what they are for."""
 
@@ -60,7 +62,7 @@ class Comparing:
         """Time of the target's run, measured again before an operator is called slow.
 
         The first of two runs wakes the thread pool, and on a busy machine waits for a processor: 12 ms for a
-        call of 0.4 ms were seen. So a slow first run counts only if another run, after the reference's, is slow too.
+        call of 0.4 ms were seen. So a slow first run counts only if the runs after the reference's are slow too.
 
         Args:
             plan: The operator.
@@ -71,9 +73,15 @@ class Comparing:
         slow = max(self._slow_ratio * expected_ns, expected_ns + _SLOW_NS)
         if actual_ns < slow or self._slow[plan.index] >= _MAX_CONFIRMED:
             return actual_ns
-        best = min(actual_ns, again().ns)
-        if best >= slow:
-            self._slow[plan.index] += 1
+        best, spent = actual_ns, 0
+        for _ in range(_MAX_RERUNS):
+            ns = again().ns
+            best, spent = min(best, ns), spent + ns
+            if best < slow:
+                return best
+            if spent > _MAX_RERUN_NS:
+                break
+        self._slow[plan.index] += 1
         return best
 
     def conclude(

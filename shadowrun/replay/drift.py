@@ -204,6 +204,6 @@ def _error(actual: Any, expected: Any) -> tuple[float, float]:
     d = torch.where(both, a - e, torch.zeros_like(a))
     rms = float(torch.where(both, e, torch.zeros_like(e)).square().mean().sqrt()) if e.numel() else 0.0
     rmse = float(d.square().mean().sqrt()) if d.numel() else 0.0
-    if not bool(both.all()) and not bool((a.isnan() == e.isnan()).all()):
+    if not bool((both | (a == e) | (a.isnan() & e.isnan())).all()):
         return float("inf"), float("inf")
     return float(d.abs().max()) if d.numel() else 0.0, rmse / rms if rms else (float("inf") if rmse else 0.0)

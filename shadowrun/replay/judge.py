@@ -129,7 +129,9 @@ class _Trial:
             if found is not None:
                 return replace(found, evidence=f"{worst.evidence}; {found.evidence}")
             if all(_only_classes(f) for f in findings):
-                return replace(worst, cause=Cause.EXCEPTIONAL_VALUES, explanation="NaN or infinity treated otherwise")
+                return replace(
+                    worst, cause=Cause.EXCEPTIONAL_VALUES, explanation="exceptional values treated otherwise"
+                )
         if worst.status is Status.MATCH and self.ask_hypotheses and hypotheses.order_varies(self.case):
             return replace(worst, cause=Cause.NON_DETERMINISM, explanation="another run of the target differs")
         return worst
@@ -349,10 +351,10 @@ def _is_random(case: Case) -> bool:
 
 
 def _only_classes(finding: Finding) -> bool:
-    """Whether all mismatched elements are NaN or infinite on one side only, in a result that can be either."""
+    """Whether all mismatched elements are NaN or infinite on one side only, or zeros of other sign."""
     if finding.fmt is None or not finding.bad.size:
         return False
-    return bool(np.isin(finding.bad, finding.where[finding.classes]).all())
+    return bool(np.isin(finding.bad, finding.where[finding.classes | finding.zero_signs]).all())
 
 
 def _reference_wrong(evidence: str) -> Verdict:

@@ -350,9 +350,11 @@ def coarse_noise(suspect: Suspect) -> str | None:
 
 def _noise(suspect: Suspect, f: Finding) -> float:
     """Median error relative to the unit of rounding, as a unit roundoff; 0 if the errors do not look like noise."""
-    if f.truth is None or f.fmt is None or f.excess_actual is None or f.bad.size < 8:
+    if f.truth is None or f.fmt is None or f.excess_actual is None or f.where.size < 8:
         return 0.0
     finite = f.excess_actual[np.isfinite(f.excess_actual)]
+    if f.bad.size < 8 and not 0.0 < finite.max(initial=0.0) / 8 <= np.median(finite):
+        return 0.0  # A few elements far beyond all others are no noise.
     greatest = 8.0 * n_terms(suspect.case, f.position) ** 0.5 * 2.0**-8 / f.fmt.roundoff
     if finite.size < f.where.size or float(finite.max()) > greatest:
         return 0.0

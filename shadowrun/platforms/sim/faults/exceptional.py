@@ -115,7 +115,8 @@ def _round(bench: Bench) -> None:
 def _flush(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
-    return torch.where(value.abs() < torch.finfo(value.dtype).tiny, torch.zeros_like(value), value)
+    # The sign stays, as on hardware with flush-to-zero.
+    return torch.where(value.abs() < torch.finfo(value.dtype).tiny, torch.zeros_like(value).copysign(value), value)
 
 
 @fault("mul-flushes-subnormals")
