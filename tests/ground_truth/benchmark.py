@@ -1,0 +1,221 @@
+"""Every flaw of the simulated device, in every program in which it matters, alone and with drift: the scores.
+
+python -m tests.ground_truth.benchmark [--flaw NAME] [--program NAME] [--mode isolated] [--clean] [--output FILE]
+"""
+
+import argparse
+import collections
+import contextlib
+import fnmatch
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import shadowrun
+from shadowrun import Cause
+from shadowrun.platforms import sim
+from shadowrun.platforms.sim import CATALOGUE
+from tests.ground_truth.kit import same
+from tests.ground_truth.programs import PROGRAMS
+from tests.ground_truth.scoring import QUESTIONS, score, signature
+
+MODES = ("isolated", "drift")
+RAISING = {"unsupported", "error"}
+LIMIT = 10
+
+
+class Seen(TorchDispatchMode):
+    """Names of the operators that a program dispatches."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def quietly():
+    """Fallbacks warn on file descriptor 2."""
+    sys.stderr.flush()
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+class Bench:
+    """Runs programs, and remembers what they do on the clean device."""
+
+    def __init__(self):
+        self._clean = {}
+
+    def clean(self, program):
+        """Operators and results of a program on the clean device."""
+        if program.name not in self._clean:
+            with sim.flaws(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with Seen() as seen:
+                    program("sim")
+                self._clean[program.name] = seen.ops, program("sim")
+        return self._clean[program.name]
+
+    def matters(self, flaw, program):
+        """Whether the flaw changes what the program does, without any comparison."""
+        ops, expected = self.clean(program)
+        if not ops & set(flaw.operators):
+            return False
+        if "fallback" in flaw.statuses or flaw.cause is Cause.SLOW:
+            return True
+        for _ in range(2):
+            # Flaws that count their calls begin anew.
+            with sim.flaws(), sim.flaws(flaw.name), quietly():
+                try:
+                    if not same(program("sim"), expected):
+                        return True
+                except Exception:
+                    return True
+        return False
+
+    def programs_for(self, flaw, wanted="*", limit=LIMIT):
+        """Programs in which the flaw matters, of as many families as there are."""
+        by_family = collections.defaultdict(list)
+        for p in PROGRAMS.values():
+            if fnmatch.fnmatch(p.name, wanted) and self.matters(flaw, p):
+                by_family[p.family].append(p)
+        # Families in turn, tuned and held-out programs in turn.
+        columns = [ps[i % 2 :] + ps[: i % 2] for i, ps in enumerate(by_family.values())]
+        spread = [ps[j] for j in range(max(map(len, columns), default=0)) for ps in columns if j < len(ps)]
+        return spread[:limit] if limit else spread
+
+    def compare(self, flaw, program, *, drift, device="sim"):
+        """The program under the flaw (None: the clean device), compared."""
+        names = () if flaw is None else (flaw.name,)
+        times = 12 if flaw is not None and flaw.cause is Cause.SLOW else 1
+        # A device that raises "error" is not covered for: the program ends there.
+        ends = contextlib.suppress(Exception) if flaw is not None and RAISING & set(flaw.statuses) else None
+        with sim.flaws(*names), quietly(), shadowrun.compare("sim", drift=drift) as run:
+            for _ in range(times):
+                with ends or contextlib.nullcontext():
+                    program(device)
+        return run
+
+    def scores(self, flaw, program, modes=MODES):
+        """One score for each mode."""
+        isolated = None
+        for mode in modes:
+            if mode == "drift" and isolated is None:
+                isolated = signature(self.compare(flaw, program, drift=False).records())
+            run = self.compare(flaw, program, drift=mode == "drift")
+            if mode == "isolated":
+                isolated = signature(run.records())
+            yield score(flaw, program, mode, run, isolated)
+
+    def false_alarms(self, program, *, drift, device):
+        """What is found on the clean device: nothing."""
+        run = self.compare(None, program, drift=drift, device=device)
+        found = [f"{f.kind} {f.op}: {f.cause}, {f.evidence}" for f in run.findings()]
+        found += [f"own failure: {n.op} {n.evidence}" for n in run.own_failures()]
+        if drift:
+            grown = [r for r in run.records() if r.drift_abs > 0]
+            found += [f"drift {grown[0].drift_abs:.3g} at {grown[0].call.op}"] if grown else []
+        return found
+
+
+def totals(scores):
+    """Counts by mode and half."""
+    table = {}
+    for mode in MODES:
+        for half, held_out in (("tuned", False), ("held-out", True)):
+            rows = [s for s in scores if s.mode == mode and s.held_out == held_out]
+            table[f"{mode}, {half}"] = {"pairs": len(rows)} | {q: sum(getattr(s, q) for s in rows) for q in QUESTIONS}
+    return table
+
+
+def markdown(scores, alarms, n_clean):
+    """The table: a row for each flaw, then totals, then what is not perfect."""
+    head = "| flaw | programs | " + " | ".join(
+        f"{q} {m}" for m in MODES for q in QUESTIONS if (q, m) != ("drift", "isolated")
+    )
+    yield head + " |"
+    yield "|---" * head.count("|") + "|"
+    for name in dict.fromkeys(s.flaw for s in scores):
+        cells = []
+        for mode in MODES:
+            rows = [s for s in scores if s.flaw == name and s.mode == mode]
+            asked = [q for q in QUESTIONS if (q, mode) != ("drift", "isolated")]
+            cells += [f"{sum(getattr(s, q) for s in rows)}/{len(rows)}" if rows else "" for q in asked]
+        n = len({s.program for s in scores if s.flaw == name})
+        yield f"| {name} | {n} | {' | '.join(cells)} |"
+    yield ""
+    yield "| mode, half | pairs | " + " | ".join(QUESTIONS) + " |"
+    yield "|---" * (len(QUESTIONS) + 2) + "|"
+    for key, row in totals(scores).items():
+        yield f"| {key} | " + " | ".join(str(v) for v in row.values()) + " |"
+    yield ""
+    yield f"Clean device: {sum(map(len, alarms.values()))} false findings in {n_clean} runs."
+    yield from (f"- {key}: {found}" for key, found in alarms.items())
+    yield from (f"- {s.flaw}, {s.program}, {s.mode}: {'; '.join(s.notes) or s}" for s in scores if not s.perfect)
+
+
+def main():
+    from rich.console import Console
+    from rich.progress import Progress
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--flaw", default="*", help="pattern of flaws")
+    parser.add_argument("--program", default="*", help="pattern of programs")
+    parser.add_argument("--mode", choices=MODES, help="one mode only")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="programs for each flaw; 0: all that matter")
+    parser.add_argument("--no-clean", action="store_true", help="leave the clean device out")
+    parser.add_argument("--output", default="ground_truth.json")
+    options = parser.parse_args()
+    modes = (options.mode,) if options.mode else MODES
+    sim.enable("sim")
+    bench, scores, alarms, n_clean = Bench(), [], {}, 0
+    flaws = [f for f in CATALOGUE.values() if fnmatch.fnmatch(f.name, options.flaw)]
+    chosen = [p for p in PROGRAMS.values() if fnmatch.fnmatch(p.name, options.program)]
+    with Progress(console=Console(file=sys.stdout), transient=True, disable=not sys.stdout.isatty()) as progress:
+        task = progress.add_task("flaws", total=len(flaws))
+        for flaw in flaws:
+            progress.update(task, description=flaw.name)
+            for program in bench.programs_for(flaw, options.program, options.limit):
+                scores += bench.scores(flaw, program, modes)
+            progress.advance(task)
+        if not options.no_clean:
+            task = progress.add_task("clean device", total=len(chosen))
+            for program in chosen:
+                for mode in modes:
+                    for device in ("sim", "cpu"):
+                        n_clean += 1
+                        found = bench.false_alarms(program, drift=mode == "drift", device=device)
+                        if found:
+                            alarms[f"{program.name} on {device}, {mode}"] = found
+                progress.advance(task)
+    print("\n".join(markdown(scores, alarms, n_clean)))
+    result = {
+        "totals": totals(scores),
+        "clean": {"runs": n_clean, "false_findings": alarms},
+        "scores": [s.as_json() for s in scores],
+    }
+    Path(options.output).write_text(json.dumps(result, indent=1))
+    few = [f.name for f in flaws if options.program == "*" and len({s.program for s in scores if s.flaw == f.name}) < 5]
+    if few:
+        print(f"Fewer than 5 programs: {', '.join(few)}")
+    sys.exit(bool(alarms or few or not all(s.perfect for s in scores)))
+
+
+if __name__ == "__main__":
+    main()
