@@ -167,7 +167,7 @@ class Worker:
                 start_new_session=True,  # Ctrl-C is for the program
             )
         self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end, self._process, here, self._owner)
+        self._end = weakref.finalize(self, _end, self._process, here, self._errors, self._owner)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             here.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
         here.settimeout(_START_LIMIT_S)
@@ -220,13 +220,12 @@ class Worker:
     def _kill(self) -> None:
         if self._end is not None:
             self._end()
-        if self._errors is not None:
-            self._errors.close()
         self._process = self._connection = self._errors = self._end = None
 
 
-def _end(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, errors: IO[bytes], owner: int) -> None:
     connection.close()
+    errors.close()
     if owner != os.getpid():
         return
     process.kill()

@@ -28,6 +28,9 @@ __all__ = ["AcrossPath"]
 _CPU = torch.device("cpu")
 _clock = time.perf_counter_ns
 
+Streams = tuple[torch.Tensor, torch.Tensor | None]
+"""States that a random call began with: the CPU's own stream, and the generator's that was passed."""
+
 
 class AcrossPath:
     """Observes calls on the target (replayed on the reference), on the reference, or on a third device."""
@@ -38,6 +41,8 @@ class AcrossPath:
         self._ref = stage.ref
         self._max_bytes = stage.config.max_bytes
         self._failure = TargetFailure(stage.config, stage.target, stage.ref, stage.recorder)
+        # The target's own process is a CPU too: from the same state it may draw the same numbers.
+        self._hands_over = stage.target.platform.remote is not None
         functional = stage.target.platform.functionalizes or stage.ref.platform.functionalizes
         self._views = ViewCheck(stage.recorder, strides=not functional)
 
@@ -62,6 +67,9 @@ class AcrossPath:
             problem = Verdict(
                 Status.UNVERIFIED, None, f"inputs cannot be copied: {type(error).__name__}", str(error)[:300]
             )
+        streams = (
+            _streams(kwargs) if self._hands_over and plan.action is Action.RANDOM and role.device == _CPU else None
+        )
         drift = self._stage.drift if not reason else None
         if drift is not None:
             unheard(drift.before, (), (args, kwargs))
@@ -88,8 +96,11 @@ class AcrossPath:
                 self._stage.unverified(context, problem, plan, own)
                 return own
             if plan.action is Action.RANDOM and not _is_certain(plan, args, kwargs):
-                drawn = own if role.on_target else self._draw(context, plan, pristine)
-                if drawn is not None:
+                drawn = own if role.on_target else self._draw(context, plan, pristine, streams)
+                if drawn is not None and streams is not None and unheard(self._is_same, (), (plan, drawn, own)):
+                    concluded = (plan, context, pristine, drawn, own, None)
+                    unheard(self._stage.comparing.conclude, (), concluded, {"shared": False})
+                elif drawn is not None:
                     unheard(self._stage.comparing.conclude_random, (), (plan, context, pristine, drawn))
                 if drift is not None:
                     drift.reseed(plan, args, kwargs, own.out)
@@ -126,14 +137,23 @@ class AcrossPath:
             self._stage.recorder.verdict(context, Verdict(Status.UNVERIFIED, None, why, str(error)[:300]))
             return None
 
-    def _draw(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
-        """Run a random operator on the target without moving its stream."""
+    def _is_same(self, plan: OpPlan, drawn: Ran, own: Ran) -> bool:
+        """Whether the target drew the user's own numbers."""
+        pairs = zip(self._target.values(plan, drawn), self._ref.values(plan, own), strict=False)
+        return all(self._stage.comparing.equal(a, b) for a, b in pairs)
+
+    def _draw(self, context: int, plan: OpPlan, pristine: Any, streams: Streams | None) -> Ran | None:
+        """Run a random operator on the target without moving its stream, or from where the user's call began."""
         platform = self._target.platform
         # Also the CPU's: a device without a generator of its own (lazy), or one that falls back, draws there.
         state, cpu_state = platform.rng_state(), torch.get_rng_state()
         generator = pristine[1].get("generator")
         own_state = generator.get_state() if isinstance(generator, torch.Generator) else None
         try:
+            if streams is not None:
+                torch.set_rng_state(streams[0])
+                if streams[1] is not None:
+                    generator.set_state(streams[1])
             return self._failure.attempt(context, plan, pristine)
         finally:
             platform.set_rng_state(state)
@@ -146,6 +166,11 @@ def _plainly(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran
     start = _clock()
     out = plan.run(*args, **kwargs)
     return Ran(args, kwargs, out, _clock() - start)
+
+
+def _streams(kwargs: dict[str, Any]) -> Streams:
+    generator = kwargs.get("generator")
+    return torch.get_rng_state(), generator.get_state() if isinstance(generator, torch.Generator) else None
 
 
 def _is_certain(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
