@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import os
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from shadowrun.errors import NestingError, ShadowrunWarning
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.dispatch import ShadowMode
+from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.platforms.fingerprint import fingerprint, versions
 from shadowrun.replay.drift import DriftChain
@@ -44,6 +46,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _active: Comparison | None = None
 _active_lock = threading.Lock()
+_MAX_NAMES = 5
 
 
 class Comparison(Run):
@@ -59,15 +62,15 @@ class Comparison(Run):
         self._ref = ref
         self._selection = Selection(config)
         self._info = _run_info(config, target, ref)
-        data = DataFile.create(config.file, self._info, append=config.append, max_records=config.max_records)
-        super().__init__(data)
-        self._data = data
+        # Until it starts, nobody knows which rank of a distributed run this is, and with it the name of the file.
+        self._has_file = config.file is None
+        super().__init__(DataFile.create(None, self._info, max_records=config.max_records))
+        if config.file is not None:
+            DataFile.check(config.file, self._info, append=config.append)
         self._attribution = Attribution()
-        self._recorder = Recorder(data, self._attribution)
-        drift = DriftChain(Executor(ref), config.max_bytes) if config.drift else None
-        self._replayer = Replayer(config, target, ref, self._recorder, self._selection, drift)
+        self._assemble(self._data)
         self._mode: ShadowMode | None = None
-        self._first_step = self._recorder.step
+        self._thread = 0
         self._step_began = 0.0
         self._stepped = False
         self._began = 0.0
@@ -76,11 +79,12 @@ class Comparison(Run):
     # -- running -----------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Begin to compare every operator call of this thread.
+        """Begin to compare every operator call of this thread, and of threads that start from now on.
 
         Raises:
             NestingError: A comparison is running already.
             PlatformError: A platform needs a process of its own, which does not start.
+            DataFileError: The data file cannot be written.
         """
         global _active  # noqa: PLW0603
         with _active_lock:
@@ -92,16 +96,22 @@ class Comparison(Run):
                 )
             _active = self
         try:
+            _watch_forks()
             _keep_dynamo_off()
             self._target.start()
             self._ref.start()
+            self._find_rank()
             self._attribution.start()
             self._replayer.start()
+            self._threads.start()
+            ShadowMode.clear_blind()
             self._mode = ShadowMode(self._replayer)
             self._stepped = False
             self._began = self._step_began = time.perf_counter()
+            self._thread = threading.get_ident()
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
+            self._mode = None
             self._release()
             raise
         return self
@@ -112,9 +122,13 @@ class Comparison(Run):
         if mode is None:
             return self
         try:
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if self._thread == threading.get_ident():
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            else:
+                mode.go_blind()
         finally:
-            self._release()
+            with self._replayer.between_calls():
+                self._release()
             now = time.perf_counter()
             self._wall_s += now - self._began
             if self._recorder.recorded_in_step:
@@ -128,8 +142,8 @@ class Comparison(Run):
         self._end_step(now)
         self._stepped = True
         self._step_began = now
-        self._recorder.step += 1
-        with contextlib.suppress(Exception):
+        with self._replayer.between_calls(), contextlib.suppress(Exception):
+            self._recorder.step += 1
             self._attribution.end_step()
             self._selection.begin_step(self._recorder.step - self._first_step)
 
@@ -171,10 +185,52 @@ class Comparison(Run):
 
     # -- inside --------------------------------------------------------------------------------------
 
+    def _assemble(self, data: DataFile) -> None:
+        config = self._config
+        self._data = data
+        self._table = None
+        self._recorder = Recorder(data, self._attribution)
+        drift = DriftChain(Executor(self._ref), config.max_bytes) if config.drift else None
+        self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, drift)
+        self._threads = Threads(self._replayer, self._attribution)
+        self._first_step = self._recorder.step
+
+    def _find_rank(self) -> None:
+        """Which rank this is, and its data file: each rank writes its own."""
+        rank, world = _rank()
+        self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
+        if self._has_file or self._config.file is None:
+            return
+        config = self._config
+        path = _file_of_rank(self._config.file, rank, world)
+        self._assemble(DataFile.create(path, self._info, append=config.append, max_records=config.max_records))
+        self._has_file = True
+
+    def _notes(self) -> tuple[str, ...]:
+        """What a reader should know besides what was known at the beginning."""
+        notes = []
+        unseen = tuple(self._threads.unseen)
+        if unseen:
+            names = ", ".join(unseen[:_MAX_NAMES]) + (f", {len(unseen) - _MAX_NAMES} more" * (len(unseen) > _MAX_NAMES))
+            which = "1 thread was" if len(unseen) == 1 else f"{len(unseen)} threads were"
+            notes.append(
+                f"{which} running before the comparison began; operators called there are not compared: {names}."
+            )
+        rank, world = _rank()
+        path = self._data.path
+        if world > 1 and path is not None and path == self._config.file:
+            notes.append(
+                f"This is rank {rank} of {world}, but its group was made after the comparison began: all ranks were "
+                "given one name for their data files, and may have overwritten each other's. Begin the comparison "
+                "after init_process_group, or give each rank a file of its own."
+            )
+        return tuple(notes)
+
     def _sync(self) -> None:
         """Reports read the data file: everything must be in it."""
-        self._recorder.flush()
-        self._update_info()
+        with self._replayer.between_calls():
+            self._recorder.flush()
+            self._update_info()
 
     def _update_info(self) -> None:
         running = time.perf_counter() - self._began if self._mode is not None else 0.0
@@ -184,6 +240,12 @@ class Comparison(Run):
             own_s=self._replayer.own_ns / 1e9,
             complete=self._mode is None and self._wall_s > 0,
         )
+        with contextlib.suppress(Exception):
+            rank, world = _rank()
+            if world > 1:  # else a group that is gone already would be forgotten
+                self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
+            added = tuple(n for n in self._notes() if n not in self._info.notes)
+            self._info = dataclasses.replace(self._info, notes=(*self._info.notes, *added))
         self._data.update_info(self._info)
         self._data.flush()
 
@@ -193,6 +255,7 @@ class Comparison(Run):
 
     def _release(self) -> None:
         global _active  # noqa: PLW0603
+        self._threads.stop()
         self._replayer.stop()
         self._attribution.stop()
         self._target.stop()
@@ -200,6 +263,15 @@ class Comparison(Run):
         with _active_lock:
             if _active is self:
                 _active = None
+
+    def _abandon(self) -> None:
+        """In a forked child: its operators pass, and nothing of it is recorded."""
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.go_blind()
+        self._replayer.forked()
+        with contextlib.suppress(Exception):
+            self._release()
 
     def _finish(self) -> None:
         try:
@@ -276,10 +348,48 @@ def _run_info(config: Config, target: Platform, ref: Platform) -> RunInfo:
 
 
 def _rank() -> tuple[int, int]:
+    """Rank and size of the run; where the program has not made its group yet, those that torchrun gives it."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
+        return int(rank), int(world)
     return 0, 1
+
+
+def _file_of_rank(path: Path, rank: int, world: int) -> Path:
+    """``run.1.shadowrun`` for ``run.shadowrun``: one file for each rank of a distributed run."""
+    return path.with_name(f"{path.stem}.{rank}{path.suffix}") if world > 1 else path
+
+
+_watching_forks = False
+
+
+def _watch_forks() -> None:
+    """A forked child (a worker of a DataLoader) is another program: it is not compared, and waits for no lock."""
+    global _watching_forks  # noqa: PLW0603 - hooks of the process cannot be taken away again
+    if _watching_forks or not hasattr(os, "register_at_fork"):
+        return
+    _watching_forks = True
+    held: list[threading.RLock] = []
+
+    def before() -> None:
+        comparison = _active
+        if comparison is not None and comparison._replayer.take_turn():
+            held.append(comparison._replayer.lock)
+
+    def after() -> None:
+        while held:
+            held.pop().release()
+
+    def in_child() -> None:
+        after()
+        comparison = _active
+        if comparison is not None:
+            comparison._abandon()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 _told_dynamo = False

@@ -365,11 +365,10 @@ def test_memory_does_not_grow_with_steps():
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path):
-    run = shadowrun.compare("cpu", file=tmp_path / "run.shadowrun")
+    run = shadowrun.compare("cpu", file=tmp_path / "run.shadowrun").start()
     pages = run._data.connection.execute("pragma page_count").fetchone()[0]
     run._data.connection.execute(f"pragma max_page_count = {pages + 2}")
     x = torch.zeros(3)
-    run.start()
     for _ in range(5000):
         x.add_(1)
     with pytest.warns(shadowrun.ShadowrunWarning, match=r"could not record everything.*full.*not affected"):

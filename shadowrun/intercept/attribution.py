@@ -4,7 +4,9 @@
   (4 µs per module call; module hooks cost four times that and change the order of gradients).
 * Line: the first frame outside torch and shadowrun; frames are classified once per code object.
 * Phase: backward while autograd runs a node; optimizer if a frame of `torch.optim` is on the way.
-* Backward: a node carries the sequence number of its forward call, whose module and line it gets.
+* Backward: a node carries the sequence number of its forward call, whose module and line it gets. Each thread counts
+  for itself and a node does not say which one made it, so each has its own table; where the thread that runs the node
+  has no such number, the one other that has it is taken, and none where there are several.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _STDLIB = str(Path(threading.__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 _OWN_PARENT = str(Path(__file__).parents[2]) + os.sep
 _MAX_LINKS = 100_000
+_MAX_CHAINS = 64
 _DEMO = _OWN + f"cli{os.sep}demo"
 
 
@@ -50,6 +53,26 @@ class _ThreadState(threading.local):
         self.recomputing = 0
         self.recomputed: dict[int, tuple[str, str]] = {}
         self.entered = False
+        self.links: dict[int, tuple[str, str]] = {}
+        self.chain: _Chain | None = None
+
+
+class _Chain:
+    """Forward calls of a thread that the program started."""
+
+    __slots__ = ("done", "links", "mark", "oldest")
+
+    def __init__(self, links: dict[int, tuple[str, str]]) -> None:
+        self.links = links
+        self.done = False
+        self.oldest = self.mark = 0
+
+    def end_step(self) -> None:
+        numbers = list(self.links)
+        for number in numbers:
+            if number < self.oldest:
+                self.links.pop(number, None)
+        self.oldest, self.mark = self.mark, numbers[-1] + 1 if numbers else self.mark
 
 
 class Attribution:
@@ -62,6 +85,7 @@ class Attribution:
         self._optimizers: set[CodeType] = set()
         self._sites: dict[tuple[CodeType, int], tuple[str, bool]] = {}
         self._links: dict[int, tuple[str, str]] = {}
+        self._chains: list[_Chain] = []
         self._step_began_at = 0
         self._paths: dict[int, str] = {}
         self._owners: dict[int, weakref.ref[nn.Module]] = {}
@@ -92,6 +116,23 @@ class Attribution:
         self._patched = __call__
         state.last_number = torchapi.next_sequence_number()
         state.entered = True
+        state.links = self._links
+
+    def enter_thread(self) -> None:
+        """This thread, which the program has just started, is followed too."""
+        state = self._state
+        state.last_number = torchapi.next_sequence_number()
+        state.entered = True
+        state.chain = _Chain(state.links)
+        self._chains.append(state.chain)
+
+    def leave_thread(self) -> None:
+        """This thread ends; what it computed may still be used in a backward pass."""
+        chain = self._state.chain
+        if chain is not None:
+            chain.done = True
+        if len(self._chains) > _MAX_CHAINS:
+            self._chains = [c for c in self._chains[:-_MAX_CHAINS] if not c.done] + self._chains[-_MAX_CHAINS:]
 
     def stop(self) -> None:
         """Give `nn.Module.__call__` back, unless somebody else wrapped it meanwhile (then ours is inert)."""
@@ -122,14 +163,18 @@ class Attribution:
         if number != state.last_number:
             # The node of this very call already exists: its number is the one before the next.
             state.last_number = number
-            _keep(self._links, number - 1, (module, site))
+            _keep(state.links, number - 1, (module, site))
         return module, Phase.FORWARD, site
 
     def end_step(self) -> None:
         """Forget the forward calls of all steps but the last: their graphs have been used."""
         oldest, self._step_began_at = self._step_began_at, torchapi.next_sequence_number()
-        for number in [n for n in self._links if n < oldest]:
-            del self._links[number]
+        for number in list(self._links):
+            if number < oldest:
+                self._links.pop(number, None)
+        for chain in self._chains:
+            chain.end_step()
+        self._chains = [c for c in self._chains if c.links or not c.done]
 
     def note(self, depth: int) -> None:
         """Remember the forward place of a call that is not recorded, if autograd made a node for it."""
@@ -153,7 +198,9 @@ class Attribution:
     def _backward_place(self, node: Any) -> Place:
         state = self._state
         number = torchapi.autograd_node_number(node)
-        link = self._links.get(number)
+        link = state.links.get(number) if state.entered else self._links.get(number)
+        if self._chains and (link is None or not state.entered):
+            link = self._link_of_another(number)
         # Each thread counts its nodes for itself: on autograd's own threads, those that a checkpoint made there
         # have numbers that the program's thread has used too. They run in a backward called from there.
         if state.recomputed and (state.entered or _in_nested_backward()):
@@ -163,11 +210,17 @@ class Attribution:
             # A node of the second derivative: it belongs to the same forward call.
             state.last_number = counter
             if link is not None and state.entered:
-                _keep(self._links, counter - 1, link)
+                _keep(state.links, counter - 1, link)
         if link is None:
             # AccumulateGrad and nodes made before the comparison began have no forward call that we saw.
             return "", Phase.BACKWARD, self._site(sys._getframe(0))[0]
         return link[0], Phase.BACKWARD, link[1]
+
+    def _link_of_another(self, number: int) -> tuple[str, str] | None:
+        """Forward call of that number, if only one thread made one."""
+        tables = (self._links, *[c.links for c in self._chains])
+        found = [link for links in tables if (link := links.get(number)) is not None]
+        return found[0] if len(found) == 1 else None
 
     def _site(self, frame: FrameType | None) -> tuple[str, bool]:
         """The first user frame from here on, and whether an optimizer's frame came before it."""
@@ -241,7 +294,7 @@ def _keep(links: dict[int, tuple[str, str]], number: int, link: tuple[str, str])
     links[number] = link
     if len(links) > _MAX_LINKS:
         for old in list(links)[: _MAX_LINKS // 2]:
-            del links[old]
+            links.pop(old, None)
 
 
 def _in_nested_backward() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from shadowrun.intercept.plan import Action, OpPlan, make_plan
 __all__ = ["Observer", "ShadowMode"]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_planning = threading.Lock()
 
 
 class Observer(Protocol):
@@ -39,6 +41,24 @@ class Observer(Protocol):
         ...
 
 
+class _Blind:
+    """Runs calls and does nothing else."""
+
+    def __init__(self) -> None:
+        self.plans: dict[int, OpPlan] = {}
+
+    def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return plan.run(*args, **kwargs)
+
+    pass_by = observe
+
+    def count(self, name: str, reason: str) -> None:
+        pass
+
+
+_BLIND = _Blind()
+
+
 class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator call of its thread, and of autograd threads working for it."""
 
@@ -46,6 +66,16 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer = observer
         self._plans = observer.plans
+
+    def go_blind(self) -> None:
+        """Let calls pass from here on: nobody can take the mode off the stack of another thread."""
+        self._observer = _BLIND
+
+    @staticmethod
+    def clear_blind() -> None:
+        """Leave modes of this thread that another thread has ended."""
+        while isinstance(mode := torchapi.top_mode(), ShadowMode) and mode._observer is _BLIND:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -67,8 +97,11 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                     self._observer.count(plan.name, "uninitialized parameter")
                     return plan.run(*args, **(kwargs or {}))
         if plan.composite and torch.is_inference_mode_enabled():
-            with self:
+            torchapi.push_mode(self)
+            try:
                 return torchapi.run_composite(func, args, kwargs or {})
+            finally:
+                torchapi.pop_mode(self)
         if plan.action is Action.PASS:
             return self._observer.pass_by(plan, args, kwargs or {})
         if torchapi.n_modes_below():
@@ -86,6 +119,8 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(func, torch._ops.OpOverload):
             self._observer.count(getattr(func, "name", lambda: str(func))(), "higher-order operator")
             return None
-        plan = make_plan(func, len(self._plans))
-        self._plans[id(func)] = plan
+        with _planning:  # two threads must not give two operators one number
+            plan = self._plans.get(id(func))
+            if plan is None:
+                plan = self._plans[id(func)] = make_plan(func, len(self._plans))
         return plan

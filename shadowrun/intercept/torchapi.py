@@ -28,11 +28,14 @@ __all__ = [
     "n_modes_below",
     "next_sequence_number",
     "operator_is_composite",
+    "pop_mode",
+    "push_mode",
     "raw_operator",
     "run_composite",
     "shares_memory",
     "skip_compilation_of",
     "storage_key",
+    "top_mode",
     "unheard",
 ]
 
@@ -101,6 +104,20 @@ def modes_aside(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     finally:
         for mode in reversed(modes):
             _modes._push_mode(mode)
+
+
+# Seen on 2.11 and 2.13. Entering a mode by `with` also sets flags of the whole process, which threads that come and go
+# in another order would leave set.
+push_mode: Callable[[Any], None] = _modes._push_mode
+
+
+top_mode: Callable[[], Any] = _modes._get_current_dispatch_mode
+
+
+def pop_mode(mode: Any) -> None:
+    """Take a mode off this thread's stack, if it is the top one."""
+    if top_mode() is mode:
+        _modes._pop_mode()
 
 
 # Seen on 2.11 and 2.13. `unheard(run, (), args, kwargs)` calls `run`, and the warnings that C++ code gives meanwhile

@@ -7,11 +7,12 @@ it has to support, so that is replayed.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
+
+from shadowrun.intercept.threads import OwnThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,7 @@ def _in_thread(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=body, name="shadowrun-replay")
+    thread = OwnThread(target=body, name="shadowrun-replay")
     thread.start()
     thread.join()
     if errors:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ from shadowrun.replay.stage import Role, Stage
 from shadowrun.replay.warned import WarningFilter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shadowrun.config import Config
     from shadowrun.platforms.device import Platform
     from shadowrun.replay.drift import DriftChain
@@ -28,14 +32,20 @@ __all__ = ["Replayer"]
 
 _CPU = torch.device("cpu")
 _clock = time.perf_counter_ns
-_FRAMES = 2  # from `Recorder.place` to the mode's handler
+_FRAMES = 3  # from `Recorder.place` to the mode's handler
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_PATIENCE_S = 10.0
+_WAITED = "another thread's call took too long"
 
 
 class Replayer:
     """Runs each call for the user and once more elsewhere, compares, and records one verdict.
 
+    One call at a time, whatever the thread: settings of the CPU and the random stream belong to the process, and two
+    threads may share their tensors. Collectives and custom operators may wait for another thread and are not held up.
+
     Attributes:
+        lock: Held for the length of a call.
         own_ns: Nanoseconds spent here and not in the user's own operators.
         plans: Plans by the id of their operator.
     """
@@ -64,6 +74,9 @@ class Replayer:
         self._warnings = WarningFilter(ShadowMode.__torch_dispatch__.__code__, _USER_CODES)
         self.plans: dict[int, OpPlan] = {}
         self.own_ns = 0
+        self.lock = threading.RLock()
+        self._gate = threading.Lock()
+        self._running = False
 
     def start(self) -> None:
         """Watch warnings, put the witnesses of fallback in place, and begin a new drift chain."""
@@ -71,23 +84,70 @@ class Replayer:
         self._target.witness.start()
         if self._drift is not None:
             self._drift.clear()
+        self._running = True
 
     def stop(self) -> None:
-        """Take them away."""
+        """Take them away. Calls of threads that go on only pass from here on."""
+        self._running = False
         self._target.witness.stop()
         self._warnings.stop()
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
-        self._recorder.skip(name, "", reason)
+        with self.between_calls():
+            self._recorder.skip(name, "", reason)
 
     def pass_by(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is not compared, and count it."""
-        self._recorder.skip(plan.name, "", plan.reason or "fake or traced tensors")
+        with self.between_calls():
+            if self._running:
+                self._recorder.skip(plan.name, "", plan.reason or "fake or traced tensors")
         return plan.run(*args, **kwargs)
+
+    def take_turn(self) -> bool:
+        """Take the lock; False where a call takes too long.
+
+        A thread that calls one operator after another would never let go of it for long enough: who waits closes a gate.
+        """
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            return self.lock.acquire()
+        if not self._gate.acquire(timeout=_PATIENCE_S):
+            return False
+        try:
+            return self.lock.acquire(timeout=_PATIENCE_S)
+        finally:
+            self._gate.release()
+
+    def forked(self) -> None:
+        """In a forked child: who waited here is not there any more."""
+        self._gate = threading.Lock()
+
+    @contextlib.contextmanager
+    def between_calls(self) -> Iterator[None]:
+        """Let no thread begin a call meanwhile; goes on all the same where one takes too long."""
+        got = self.take_turn()
+        try:
+            yield
+        finally:
+            if got:
+                self.lock.release()
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the user, then elsewhere, and record the verdict."""
+        lock = self.lock
+        if plan.custom and not self._selection.ops_named:
+            return self._observe(plan, args, kwargs)
+        if (self._gate.locked() or not lock.acquire(False)) and not self.take_turn():
+            self._recorder.skip(plan.name, "", _WAITED)
+            return plan.run(*args, **kwargs)
+        try:
+            return self._observe(plan, args, kwargs)
+        finally:
+            lock.release()
+
+    def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._running:
+            return plan.run(*args, **kwargs)
         entered = _clock()
         role = self._role(args, kwargs)
         silent = plan.action is Action.VIEW or plan.action is Action.EMPTY
@@ -149,6 +209,7 @@ _USER_CODES = frozenset(
     run.__code__
     for run in (
         Replayer.observe,
+        Replayer._observe,
         Replayer.pass_by,
         SharedPath.observe,
         SharedPath._observe_fresh,

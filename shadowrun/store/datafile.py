@@ -126,6 +126,22 @@ class DataFile:
         return data
 
     @classmethod
+    def check(cls, path: Path, info: RunInfo, *, append: bool = False) -> None:
+        """Refuse what `create` would refuse, as far as that can be told without writing.
+
+        Raises:
+            DataFileError: As `create`.
+        """
+        if append and path.exists():
+            data = cls.open(path)
+            try:
+                data._check_platforms(info)
+            finally:
+                data.connection.close()
+        else:
+            opening.check_writable(path)
+
+    @classmethod
     def open(cls, path: Path) -> DataFile:
         """Open for reading, also while another process records or after it was killed.
 
@@ -343,13 +359,8 @@ class DataFile:
 
     def _continue(self, info: RunInfo) -> None:
         """Take up the numbering of a file that is appended to."""
+        self._check_platforms(info)
         earlier = self.info
-        if (earlier.target, earlier.ref) != (info.target, info.ref):
-            raise DataFileError(
-                f"{str(self.path)!r} compares {earlier.target} with {earlier.ref}; a run of {info.target} "
-                f"with {info.ref} cannot be appended. Choose another file.",
-                slug="data-file-append",
-            )
         self._earlier_s = (earlier.wall_s, earlier.own_s)
         for table, key in (("op", "name"), ("site", "text")):
             self._ids[table] = {text: number for number, text in self.query(f"select id, {key} from {table}")}  # noqa: S608
@@ -357,6 +368,15 @@ class DataFile:
             self._next_id[table] = itertools.count(self._greatest("id", table) + 1)
         self.next_seq = self._greatest("seq", "call") + 1
         self.next_step = max(self._greatest("step", "call"), self._greatest("step", "step")) + 1
+
+    def _check_platforms(self, info: RunInfo) -> None:
+        earlier = self.info
+        if (earlier.target, earlier.ref) != (info.target, info.ref):
+            raise DataFileError(
+                f"{str(self.path)!r} compares {earlier.target} with {earlier.ref}; a run of {info.target} "
+                f"with {info.ref} cannot be appended. Choose another file.",
+                slug="data-file-append",
+            )
 
     def _greatest(self, column: str, table: str) -> int:
         row = next(self.query(f"select coalesce(max({column}), -1) from {table}"))  # noqa: S608 - names from above

@@ -11,7 +11,7 @@ from shadowrun.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["connect_existing", "connect_new", "corrupt"]
+__all__ = ["check_writable", "connect_existing", "connect_new", "corrupt"]
 
 MAGIC = b"SQLite format 3\0"
 READ_TIMEOUT_S = 5.0
@@ -134,8 +134,12 @@ def _check_magic(path: Path) -> None:
         raise _not_ours(path)
 
 
-def _clear(path: Path) -> None:
-    """Remove a data file of an earlier run; refuse to touch anything else."""
+def check_writable(path: Path) -> None:
+    """Refuse, before anything is written, what `connect_new` would refuse.
+
+    Raises:
+        DataFileError: The folder is missing, or the file is not a shadowrun data file.
+    """
     if not path.parent.is_dir():
         raise DataFileError(
             f"Cannot write the data file {str(path)!r}: there is no folder {str(path.parent)!r}. Create it first.",
@@ -149,8 +153,13 @@ def _clear(path: Path) -> None:
         except DataFileError as error:
             if error.slug != "data-file-newer":  # a newer one is ours all the same
                 raise
+
+
+def _clear(path: Path) -> None:
+    """Remove a data file of an earlier run; refuse to touch anything else."""
+    check_writable(path)
     try:
-        path.unlink()
+        path.unlink(missing_ok=True)
         path.with_name(path.name + "-journal").unlink(missing_ok=True)
     except OSError as error:
         raise _unwritable(path, error) from error
