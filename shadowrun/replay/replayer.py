@@ -107,7 +107,7 @@ class Replayer:
     def take_turn(self) -> bool:
         """Take the lock; False where a call takes too long.
 
-        A thread that calls one operator after another would never let go of it for long enough: who waits closes a gate.
+        A thread that calls one operator after another would never let go of it for long: who waits closes a gate.
         """
         if self.lock._is_owned():  # type: ignore[attr-defined]
             return self.lock.acquire()
