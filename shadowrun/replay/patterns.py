@@ -46,6 +46,7 @@ __all__ = [
     "sign_flipped",
     "sign_of_zero",
     "stale",
+    "unexplained",
     "update_scaled",
 ]
 
@@ -75,6 +76,12 @@ def _same_at_bad(finding: Finding, other: torch.Tensor) -> bool:
         return False
     index = torch.from_numpy(finding.bad)
     return bits_equal(finding.actual[index], other.to(finding.actual.dtype)[index])
+
+
+def unexplained(finding: Finding) -> float:
+    """Residual under no hypothesis: one that holds must be far better, or it changes little."""
+    truth = None if finding.truth is None else torch.from_numpy(finding.truth.value)
+    return float("inf") if truth is None else finding.residual(truth)
 
 
 def stale(suspect: Suspect) -> str | None:
@@ -161,7 +168,9 @@ def scaled(suspect: Suspect) -> str | None:
     for f in suspect.findings:
         a, e = _bad(f)
         factor = _constant(a, e)
-        if f.fmt is None or factor is None or f.residual(f.expected.to(torch.float64) * factor) > f.tolerance:
+        if f.fmt is None or factor is None:
+            return None
+        if f.residual(f.expected.to(torch.float64) * factor) > min(f.tolerance, unexplained(f) / 2):
             return None
         factors.append(factor)
     return f"scaled by {factors[0]:.6g}"
