@@ -27,6 +27,17 @@ import shadowrun
 Step = Callable[[], object]
 
 
+def _training_step(optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]) -> Step:
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
 def micro_mlp() -> Step:
     return _mlp(16, 32, 4, batch=8)
 
@@ -42,14 +53,7 @@ def _mlp(n_in: int, hidden: int, n_out: int, batch: int) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x, y = torch.randn(batch, n_in), torch.randint(0, n_out, (batch,))
 
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return _training_step(optimizer, lambda: F.cross_entropy(model(x), y))
 
 
 def transformer() -> Step:
@@ -60,15 +64,11 @@ def transformer() -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(0, 256, (8, 64))
 
-    def step() -> float:
-        optimizer.zero_grad()
+    def loss_of() -> torch.Tensor:
         logits = model["head"](model["encoder"](model["embed"](tokens)))
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
-    return step
+    return _training_step(optimizer, loss_of)
 
 
 def cnn() -> Step:
@@ -79,14 +79,7 @@ def cnn() -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x, y = torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
 
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return _training_step(optimizer, lambda: F.cross_entropy(model(x), y))
 
 
 class Empty(TorchDispatchMode):

@@ -72,7 +72,7 @@ class Executor:
             _write_back(plan, args, kwargs, done)
             return Ran(args, kwargs, done.out, done.ns)
         if self.witness.active:
-            key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
+            key = _watch_key(plan, args)
             with self.witness.watch(key, plan.name, mute=mute) as found:
                 ran: Ran = torchapi.unheard(self._run, (), (plan, args, kwargs))
             if found:
@@ -125,7 +125,7 @@ class Executor:
             start = _clock()
             out = plan.run(*args, **kwargs)
             return Ran(args, kwargs, out, _clock() - start)
-        key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
+        key = _watch_key(plan, args)
         with self.witness.watch(key, plan.name, mute=False) as found:
             start = _clock()
             if self.platform.functionalizes and not any(t.device.type != "cpu" for t in tensors_in(args)):
@@ -155,7 +155,7 @@ class Executor:
         equivalent = None if self._is_cpu else EQUIVALENTS.get(plan.name)
         if equivalent is None:
             return self.run(plan, here_args, here_kwargs)
-        key = (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
+        key = _watch_key(plan, args)
         with self.witness.watch(key, plan.name, mute=True) as found, self.platform.context():
             start = _clock()
             if self.platform.functionalizes:
@@ -199,6 +199,11 @@ def _write_back(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], don
                 if to.shape != by.shape:
                     to.resize_(by.shape)
                 to.copy_(by)
+
+
+def _watch_key(plan: OpPlan, args: tuple[Any, ...]) -> object:
+    """Operator and dtypes: what a vendor warns about once."""
+    return (plan.index, *[t.dtype for t in args if isinstance(t, torch.Tensor)])
 
 
 def to_cpu(value: Value) -> Value:

@@ -14,7 +14,7 @@ import torch
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import unheard
-from shadowrun.numerics.bits import bits_equal, plainly_equal
+from shadowrun.numerics.bits import plainly_equal
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.mirror import OverBudget, copy_mutated
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
@@ -79,7 +79,7 @@ class SharedPath:
             plain = other.plain and not torchapi.n_modes_below()
             theirs = unheard(plan.run, (), args, kwargs) if plain else other.call(plan, args, kwargs)
             other_ns = _clock() - start
-            if type(out) is torch.Tensor and (plainly_equal(out, theirs) or _alike(out, theirs)):
+            if type(out) is torch.Tensor and (plainly_equal(out, theirs) or self._comparing.equal(out, theirs)):
                 if plan.index in self._suspects:
                     self._comparing.remember_if_suspect(plan, [out])
                 if ns + other_ns > _WORTH_TIMING_NS:
@@ -119,7 +119,7 @@ class SharedPath:
             plain = other.plain and not torchapi.n_modes_below()
             theirs = unheard(plan.run, (), other_args, kwargs) if plain else other.call(plan, other_args, kwargs)
             other_ns = _clock() - start
-            if plainly_equal(mine, copy) or _alike(mine, copy):
+            if plainly_equal(mine, copy) or self._comparing.equal(mine, copy):
                 if plan.index in self._suspects:
                     self._comparing.remember_if_suspect(plan, [mine])
                 if ns + other_ns > _WORTH_TIMING_NS:
@@ -220,13 +220,6 @@ class SharedPath:
             special = stage.harness("replaying", plan, error, (*args, *kwargs.values(), out))
             stage.unverified(context, special, plan, None)
         return own
-
-
-def _alike(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether bits agree, and strides where there are any: sparse and nested tensors have none."""
-    if not bits_equal(actual, expected):
-        return False
-    return actual.layout is not torch.strided or actual.is_nested or actual.stride() == expected.stride()
 
 
 def _may_alias(args: tuple[Any, ...]) -> bool:
