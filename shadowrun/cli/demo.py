@@ -65,9 +65,12 @@ def _train(comparison: Any, images: Any, labels: Any) -> None:
 
     from shadowrun.cli import demo_models
 
-    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
     # On standard error: what is on standard output is the report, and may be piped.
-    with Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=Console(stderr=True)) as progress:
+    # Drawn at each step: a bar that draws itself has a thread, which the report would name as one not compared.
+    with Progress(
+        *bar, TextColumn("loss {task.fields[loss]}"), console=Console(stderr=True), auto_refresh=False
+    ) as progress:
         for name, train, steps in (
             ("CNN on digits", demo_models.train_digits, _CNN_STEPS),
             ("Transformer  ", demo_models.train_transformer, _TRANSFORMER_STEPS),
@@ -75,7 +78,7 @@ def _train(comparison: Any, images: Any, labels: Any) -> None:
             task = progress.add_task(name, total=steps, loss="-")
             with comparison:
                 for loss in train(images, labels, steps):
-                    progress.update(task, advance=1, loss=f"{loss:.4f}")
+                    progress.update(task, advance=1, loss=f"{loss:.4f}", refresh=True)
                     comparison.step()
 
 

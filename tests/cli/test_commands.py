@@ -121,6 +121,7 @@ def test_demo_on_a_clean_device_finds_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     run = shadowrun.load(tmp_path / "shadowrun-demo.shadowrun")
     assert run.findings() == []
+    assert run.info.notes == ()
     assert run.own_failures() == []
     assert run.counts()[shadowrun.Status.MATCH] > 500
 
