@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -34,6 +36,15 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def cpp_device(session: nox.Session) -> None:
+    """CPU fallbacks as vendors make them, on a device in C++ that is compiled here; skipped without a compiler."""
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        session.skip("it needs a C++ compiler: set CXX, or put c++ on the PATH")
+    install(session, "test", "cpp-device")
+    session.run("pytest", "-m", "cpp_device", "tests/platforms/test_cpp_device.py", *session.posargs)
+
+
+@nox.session
 def transparency(session: nox.Session) -> None:
     """All of torch's own databases with and without shadowrun, in every dtype: half an hour; transparency.json."""
     install(session, "test")
@@ -42,9 +53,16 @@ def transparency(session: nox.Session) -> None:
 
 @nox.session
 def ground_truth(session: nox.Session) -> None:
-    """Every flaw of the simulated device in at least 5 programs, alone and with drift: minutes; ground_truth.json."""
+    """Every flaw of the simulated device in at least 5 programs, alone and with drift: minutes; ground_truth.json.
+
+    With ``-- --platforms`` the same programs on platforms that are right but round otherwise; real_platforms.json.
+    With ``-- --budgets`` the steps that an overhead budget needs to find each flaw; budgets.json.
+    """
     install(session, "test")
-    session.run("python", "-W", "ignore", "-m", "tests.ground_truth.benchmark", *session.posargs)
+    modules = {"--platforms": "real_platforms", "--budgets": "budgets"}
+    module = next((name for option, name in modules.items() if option in session.posargs), "benchmark")
+    arguments = [a for a in session.posargs if a not in modules]
+    session.run("python", "-W", "ignore", "-m", f"tests.ground_truth.{module}", *arguments)
 
 
 @nox.session
@@ -83,6 +101,6 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """What a comparison costs: its ratio to the plain step."""
-    install(session, "examples")
+    """What a comparison costs, beside other tools: up to half an hour; ``-- --quick`` is shorter."""
+    install(session, "bench")
     session.run("python", "benchmarks/overhead.py", *session.posargs)

@@ -1,161 +1,165 @@
-"""What leaving shadowrun on costs: ratio of a compared training step to the plain step.
+"""What leaving shadowrun on costs, beside other tools in the same place: a step under a tool in plain steps.
 
-Plain and compared steps alternate in one process (A B A B …), so that a machine whose speed drifts slows both;
-the figure is the median of the ratios of neighbours, on thread CPU time and on wall time. CPU against CPU, one
-thread, all outputs equal, records stored, module and source line attributed.
+Plain steps and steps under the tool alternate (A B A B …), so that a machine whose speed drifts slows both; the figure
+is the median of the ratios of neighbours, on processor time and on the wall. CPU against CPU, one thread, module and
+source line attributed, records kept. Besides: single operators, the rate of comparing, and starting up.
 
-    python benchmarks/overhead.py [--rounds 15] [--json FILE]
+    python benchmarks/overhead.py --quick --workload 'CNN*' --tool 'isolated*' --json figures.json
+    python benchmarks/overhead.py --markdown docs/performance.md --svg docs/performance.svg   # the page's figures anew
+    python benchmarks/overhead.py --profile 'tiny MLP*'                                       # where the time goes
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
+import platform
 import sys
-import time
-from collections.abc import Callable
+import warnings
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F  # noqa: N812
-from torch.utils._python_dispatch import TorchDispatchMode
+from bars import draw
+from measuring import measure
+from msprobe_runs import NAMES, measure_msprobe
+from profiling import profile
+from rates import measure_rates
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from startup import measure_startup
+from tables import markdown, put_between_marks
+from targets import met_targets
+from tools import make_tools
+from workloads import WORKLOADS, Workload, chosen, single_operators
 
-import shadowrun
-
-Step = Callable[[], object]
-
-
-def _training_step(optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]) -> Step:
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+PARTS = ("steps", "operators", "rates", "startup")
+QUICK_ROUNDS, ROUNDS = 3, 15
 
 
-def micro_mlp() -> Step:
-    return _mlp(16, 32, 4, batch=8)
-
-
-def tiny_mlp() -> Step:
-    return _mlp(64, 128, 10, batch=32)
-
-
-def _mlp(n_in: int, hidden: int, n_out: int, batch: int) -> Step:
-    model = nn.Sequential(
-        nn.Linear(n_in, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, n_out)
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x, y = torch.randn(batch, n_in), torch.randint(0, n_out, (batch,))
-
-    return _training_step(optimizer, lambda: F.cross_entropy(model(x), y))
-
-
-def transformer() -> Step:
-    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True)
-    model = nn.ModuleDict(
-        {"embed": nn.Embedding(256, 128), "encoder": nn.TransformerEncoder(layer, 2), "head": nn.Linear(128, 256)}
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    tokens = torch.randint(0, 256, (8, 64))
-
-    def loss_of() -> torch.Tensor:
-        logits = model["head"](model["encoder"](model["embed"](tokens)))
-        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-
-    return _training_step(optimizer, loss_of)
-
-
-def cnn() -> Step:
-    def block(i: int, o: int) -> nn.Sequential:
-        return nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU(), nn.MaxPool2d(2))
-
-    model = nn.Sequential(block(3, 32), block(32, 64), block(64, 64), nn.Flatten(), nn.Linear(64 * 16, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x, y = torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
-
-    return _training_step(optimizer, lambda: F.cross_entropy(model(x), y))
-
-
-class Empty(TorchDispatchMode):
-    """The floor of any tool: a mode that does nothing."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-def measure(step: Step, rounds: int, inner: int) -> dict[str, dict[str, float]]:
-    """Median ratio to the plain step, for each setting, on CPU time and on wall time."""
-    settings: dict[str, Callable[[], object]] = {
-        "empty mode": Empty,
-        "record only": lambda: shadowrun.compare("cpu", ops=["none::*"]),
-        "isolated": lambda: shadowrun.compare("cpu"),
-        "drift": lambda: shadowrun.compare("cpu", drift=True),
-    }
-    ratios: dict[str, dict[str, float]] = {}
-    for name, make in settings.items():
-        mode = make()
-        with mode:
-            step()
-        pairs = []
-        for _ in range(rounds):
-            plain = _time(step, inner)
-            with mode:
-                compared = _time(step, inner)
-            pairs.append((compared[0] / plain[0], compared[1] / plain[1], plain[1] / inner * 1e3))
-        ratios[name] = {
-            "cpu": statistics.median(p[0] for p in pairs),
-            "wall": statistics.median(p[1] for p in pairs),
-            "plain_ms": statistics.median(p[2] for p in pairs),
-        }
-        if name == "isolated":
-            counts = mode.counts()
-            wrong = {
-                str(s): n
-                for s, n in counts.items()
-                if n and s not in (shadowrun.Status.MATCH, shadowrun.Status.SKIPPED)
-            }
-            if wrong:
-                sys.exit(f"not all outputs were equal: {wrong}")
-    return ratios
-
-
-def _time(step: Step, inner: int) -> tuple[float, float]:
-    cpu, wall = time.process_time(), time.perf_counter()
-    for _ in range(inner):
-        step()
-    return time.process_time() - cpu, time.perf_counter() - wall
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json")
-    options = parser.parse_args()
+def main() -> int:
+    options = _parser().parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    models = {
-        "micro MLP 16-32-32-4": (micro_mlp, 10),
-        "tiny MLP 64-128-128-10": (tiny_mlp, 5),
-        "transformer": (transformer, 1),
-        "CNN": (cnn, 1),
-    }
-    found = {name: measure(make(), options.rounds, inner) for name, (make, inner) in models.items()}
-    settings = list(next(iter(found.values())))
-    print("| model | plain step, ms | " + " | ".join(settings) + " |")
-    print("|---|---|" + "---|" * len(settings))
-    for name, row in found.items():
-        cells = [f"{row[s]['cpu']:.2f} ({row[s]['wall']:.2f})" for s in settings]
-        print(f"| {name} | {row[settings[0]]['plain_ms']:.1f} | " + " | ".join(cells) + " |")
-    print("\nRatio to the plain step on CPU time (on wall time in brackets), median of", options.rounds, "pairs.")
+    warnings.simplefilter("ignore")
+    if options.profile:
+        for workload in chosen((*WORKLOADS, *single_operators()), options.profile):
+            print(profile(workload, options.rounds or QUICK_ROUNDS))
+        return 0
+    found = json.loads(Path(options.given).read_text(encoding="utf-8")) if options.given else _measure(options)
+    print(markdown(found))
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=2), encoding="utf-8")
+        Path(options.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    if options.markdown:
+        put_between_marks(Path(options.markdown), markdown(found))
+    if options.svg:
+        Path(options.svg).write_text(draw(found), encoding="utf-8")
+    return 1 if options.check and not all(target["met"] for target in found["targets"]) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and no msprobe")
+    parser.add_argument("--rounds", type=int, help=f"pairs of neighbours (default: {ROUNDS})")
+    parser.add_argument("--workload", default="*", metavar="GLOB", help="only workloads with such a name")
+    parser.add_argument("--tool", default="*", metavar="GLOB", help="only tools with such a name")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this; may be given several times")
+    parser.add_argument("--json", metavar="FILE", help="all figures")
+    parser.add_argument("--from", dest="given", metavar="FILE", help="figures of an earlier --json, not measured again")
+    parser.add_argument("--markdown", metavar="FILE", help="the tables; into a page with marks, between them")
+    parser.add_argument("--svg", metavar="FILE", help="the ratios as a picture")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a target is missed")
+    parser.add_argument("--profile", metavar="GLOB", help="instead: microseconds per call of each part of a comparison")
+    return parser
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    parts = options.part or PARTS
+    workloads = [
+        *(chosen(WORKLOADS, options.workload) if "steps" in parts else ()),
+        *(chosen(single_operators(), options.workload) if "operators" in parts else ()),
+    ]
+    tools = [tool.name for tool in make_tools() if _fits(tool.name, options.tool)]
+    ours = {tool.name for tool in make_tools() if tool.ours}
+    others = [] if options.quick else [name for name in NAMES.values() if _fits(name, options.tool)]
+    found: dict[str, Any] = {"machine": _machine(), "rounds": rounds, "workloads": []}
+    n_units = len(workloads) * (len(tools) + len(others)) + ("rates" in parts) + ("startup" in parts)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=n_units)
+
+        def begin(what: str) -> None:
+            progress.update(task, description=what)
+
+        for workload in workloads:
+            row = {"name": workload.name, "single": workload.name.startswith("add,"), "tools": {}}
+            found["workloads"].append(row)
+            for name, figures in _workload(workload, tools, others, rounds, begin):
+                row["tools"][name] = figures | {"ours": name in ours}
+                progress.advance(task)
+        if "rates" in parts:
+            begin("rates of comparing")
+            found["rates"] = measure_rates(rounds)
+            progress.advance(task)
+        if "startup" in parts:
+            begin("starting up")
+            found["startup"] = measure_startup(min(rounds, 11))
+            progress.advance(task)
+    found["targets"] = met_targets(found)
+    return found
+
+
+def _workload(workload: Workload, tools: list[str], others: list[str], rounds: int, begin: Any) -> Any:
+    """Name and figures of each tool."""
+    try:
+        program = workload.build()
+    except ImportError as error:
+        for name in (*tools, *others):
+            yield name, {"error": "not installed", "details": str(error)}
+        return
+    has_model = program.model is not None
+    for tool in make_tools():
+        if tool.name in tools:
+            begin(f"{workload.name}: {tool.name}")
+            yield tool.name, measure(workload, program, tool, rounds)
+    del program
+    if others:
+        begin(f"{workload.name}: msprobe")
+        for name, figures in measure_msprobe(workload.name, rounds, has_model=has_model).items():
+            if name in others:
+                yield name, figures
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name.lower(), pattern.lower())
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system(),
+        "cpu": _cpu(),
+        "cores": str(os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown",
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

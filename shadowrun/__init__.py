@@ -22,7 +22,8 @@ from shadowrun.types import Cause, OpCall, OpRecord, Phase, RunInfo, Status, Ten
 
 if TYPE_CHECKING:
     from shadowrun.comparison import Comparison, compare, current
-    from shadowrun.run import Run, load
+    from shadowrun.compiled.check import compile_check
+    from shadowrun.run import Run, combine, load
 
 __version__ = "0.1.0"
 
@@ -44,7 +45,9 @@ __all__ = [
     "TensorDiff",
     "UsageError",
     "Verdict",
+    "combine",
     "compare",
+    "compile_check",
     "current",
     "load",
 ]
@@ -52,8 +55,10 @@ __all__ = [
 _LAZY = {
     "Comparison": "shadowrun.comparison",
     "compare": "shadowrun.comparison",
+    "compile_check": "shadowrun.compiled.check",
     "current": "shadowrun.comparison",
     "Run": "shadowrun.run",
+    "combine": "shadowrun.run",
     "load": "shadowrun.run",
 }
 

@@ -19,26 +19,33 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 
 from shadowrun.config import Config, Options
-from shadowrun.errors import NestingError, ShadowrunWarning
-from shadowrun.intercept import torchapi
+from shadowrun.errors import NestingError, ShadowrunWarning, UsageError
+from shadowrun.intercept import forks, torchapi
 from shadowrun.intercept.attribution import Attribution
-from shadowrun.intercept.dispatch import ShadowMode
+from shadowrun.intercept.dispatch import ShadowMode, handing_over_ns
 from shadowrun.intercept.threads import Threads
+from shadowrun.intercept.watching import Watching
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.platforms.fingerprint import fingerprint, versions
+from shadowrun.replay.budget import Budget
+from shadowrun.replay.capturing import Capturing
 from shadowrun.replay.drift import DriftChain
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.recorder import Recorder
-from shadowrun.replay.replayer import Replayer
+from shadowrun.replay.replayer import Replayer, why_not_behind
 from shadowrun.replay.schedule import Selection
 from shadowrun.run import Run
+from shadowrun.store.claim import Claim
 from shadowrun.store.datafile import DataFile
 from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from typing_extensions import Unpack
+
+    from shadowrun.compiled.regions import Regions
 
 __all__ = ["Comparison", "compare", "current"]
 
@@ -46,7 +53,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _active: Comparison | None = None
 _active_lock = threading.Lock()
-_MAX_NAMES = 5
+_inherited: list[DataFile] = []
+_FLUSH_S = 0.5
+_KEPT_OUT = (
+    "The program entered a dispatch mode of its own in a step that the overhead budget left out, and kept it: "
+    "the steps in which it was there were not watched."
+)
+_FORKED = "This process was forked from one that was being compared; what that recorded is not in here."
 
 
 class Comparison(Run):
@@ -60,21 +73,26 @@ class Comparison(Run):
         self._config = config
         self._target = target
         self._ref = ref
+        target.limit(config.call_limit_s)
+        ref.limit(config.call_limit_s)
         self._selection = Selection(config)
         self._info = _run_info(config, target, ref)
         # Until it starts, nobody knows which rank of a distributed run this is, and with it the name of the file.
         self._has_file = config.file is None
-        super().__init__(DataFile.create(None, self._info, max_records=config.max_records))
+        self._claim: Claim | None = None
+        super().__init__(DataFile.create(None, self._info, max_records=config.max_records), config.known)
         if config.file is not None:
             DataFile.check(config.file, self._info, append=config.append)
         self._attribution = Attribution()
         self._assemble(self._data)
         self._mode: ShadowMode | None = None
-        self._thread = 0
+        self._watching: Watching | None = None
+        self._flushed_at = 0.0
         self._step_began = 0.0
         self._stepped = False
         self._began = 0.0
         self._wall_s = 0.0
+        self._pid = os.getpid()
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -87,6 +105,7 @@ class Comparison(Run):
             DataFileError: The data file cannot be written.
         """
         global _active  # noqa: PLW0603
+        began_ns = time.perf_counter_ns()
         with _active_lock:
             if _active is not None:
                 raise NestingError(
@@ -96,6 +115,7 @@ class Comparison(Run):
                 )
             _active = self
         try:
+            self._disinherit()
             _watch_forks()
             _keep_dynamo_off()
             self._target.start()
@@ -104,28 +124,36 @@ class Comparison(Run):
             self._attribution.start()
             self._replayer.start()
             self._threads.start()
+            if self._regions is not None:
+                self._regions.start()
             ShadowMode.clear_blind()
             self._mode = ShadowMode(self._replayer)
             self._stepped = False
             self._began = self._step_began = time.perf_counter()
-            self._thread = threading.get_ident()
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._watching = Watching(self._mode, self._attribution)
+            self._watching.begin()
+            if self._budget is not None:
+                self._budget.start(began_ns)
+                self._budget.watched = self._watching.turn(self._budget.watched)
+                self._budget.spend_on_step(began_ns, time.perf_counter_ns())
         except BaseException:
             self._mode = None
             self._release()
+            if self._claim is not None:
+                self._claim.release()
             raise
         return self
 
     def stop(self) -> Self:
         """End comparing; what was recorded is written. Does nothing if it is not running."""
+        began_ns = time.perf_counter_ns()
         mode, self._mode = self._mode, None
         if mode is None:
             return self
+        self._threads.look()
         try:
-            if self._thread == threading.get_ident():
-                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            else:
-                mode.go_blind()
+            if self._watching is not None:
+                self._watching.end()
         finally:
             with self._replayer.between_calls():
                 self._release()
@@ -134,18 +162,30 @@ class Comparison(Run):
             if self._recorder.recorded_in_step:
                 self._end_step(now)
             self._finish()
+            if self._budget is not None:
+                self._budget.spend_on_step(began_ns, time.perf_counter_ns())
         return self
 
     def step(self) -> None:
         """Mark the end of a training step."""
+        began_ns = time.perf_counter_ns()
         now = time.perf_counter()
+        budget = self._budget
+        if budget is not None and not budget.watched and self._replayer.lock.acquire(False):
+            try:
+                self._pass_step(budget, began_ns, now)
+            finally:
+                self._replayer.lock.release()
+            return
+        self._threads.look()
+        with contextlib.suppress(Exception):
+            self._take_name_of_rank()
         self._end_step(now)
-        self._stepped = True
-        self._step_began = now
         with self._replayer.between_calls(), contextlib.suppress(Exception):
-            self._recorder.step += 1
             self._attribution.end_step()
-            self._selection.begin_step(self._recorder.step - self._first_step)
+            self._begin_step(now)
+            if budget is not None:
+                self._watch(budget, began_ns)
 
     def describe(self) -> str:
         """``sim against cpu``."""
@@ -189,45 +229,101 @@ class Comparison(Run):
         config = self._config
         self._data = data
         self._table = None
-        self._recorder = Recorder(data, self._attribution)
+        capturing = Capturing(data, config.captured_bytes) if config.captured_bytes else None
+        self._recorder = Recorder(data, self._attribution, capturing)
         drift = DriftChain(Executor(self._ref), config.max_bytes) if config.drift else None
-        self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, drift)
+        self._budget = None if config.budget is None else Budget(config.budget, handing_over_ns())
+        self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, drift, self._budget)
         self._threads = Threads(self._replayer, self._attribution)
+        self._regions = self._compiled_regions() if config.compiled else None
         self._first_step = self._recorder.step
+
+    def _compiled_regions(self) -> Regions:
+        from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s
+
+        return Regions(self._recorder, self._selection, self._replayer, self._config.max_bytes)
 
     def _find_rank(self) -> None:
         """Which rank this is, and its data file: each rank writes its own."""
         rank, world = _rank()
         self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
-        if self._has_file or self._config.file is None:
-            return
         config = self._config
-        path = _file_of_rank(self._config.file, rank, world)
-        self._assemble(DataFile.create(path, self._info, append=config.append, max_records=config.max_records))
+        if self._has_file or config.file is None:
+            if self._claim is not None:
+                self._claim.renew()
+            return
+        claim = Claim(_file_of_rank(config.file, rank, world))
+        try:
+            data = DataFile.create(claim.path, self._info, append=config.append, max_records=config.max_records)
+        except BaseException:
+            claim.release()
+            raise
+        self._claim = claim
+        self._assemble(data)
         self._has_file = True
+
+    def _begin_step(self, now: float) -> None:
+        self._stepped = True
+        self._step_began = now
+        self._recorder.step += 1
+        self._selection.begin_step(self._recorder.step - self._first_step)
+
+    def _pass_step(self, budget: Budget, began_ns: int, now: float) -> None:
+        """A step is over that nobody watched: for a small step, each microsecond counts."""
+        try:
+            self._recorder.data.add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+            self._begin_step(now)
+            if now - self._flushed_at > _FLUSH_S:  # no call does it meanwhile
+                self._flushed_at = now
+                self._recorder.flush()
+            self._watch(budget, began_ns)
+        except Exception:  # noqa: S110 - a step's row is not worth the user's program
+            pass
+
+    def _watch(self, budget: Budget, began_ns: int) -> None:
+        """Have the coming step watched, or left out."""
+        watching = self._watching
+        if watching is None or self._mode is None:
+            return
+        # Calls on the target have to be answered; a mode that the user has put above ours keeps ours where it is.
+        must = self._replayer.answers or (watching.on and not watching.can_leave)
+        wanted = budget.end_step(began_ns, must_watch=must, may_watch=self._selection.compares_step)
+        if wanted is not watching.on:
+            budget.watched = watching.turn(wanted)
+        budget.spend_on_step(began_ns, time.perf_counter_ns())
+
+    def _take_name_of_rank(self) -> None:
+        """The group may have been made after the comparison began: the file gets the name that it should have."""
+        rank, world = _rank()
+        if world < 2 or self._claim is None or not self._claim.held or self._config.file is None:
+            return
+        wanted = _file_of_rank(self._config.file, rank, world)
+        if wanted == self._claim.wanted or (self._config.append and wanted.exists()):
+            return
+        claim = Claim(wanted)
+        try:
+            self._data.move(claim.path)
+        except BaseException:
+            claim.release()
+            raise
+        self._claim.release()
+        self._claim = claim
 
     def _notes(self) -> tuple[str, ...]:
         """What a reader should know besides what was known at the beginning."""
-        notes = []
-        unseen = tuple(self._threads.unseen)
-        if unseen:
-            names = ", ".join(unseen[:_MAX_NAMES]) + (f", {len(unseen) - _MAX_NAMES} more" * (len(unseen) > _MAX_NAMES))
-            which = "1 thread was" if len(unseen) == 1 else f"{len(unseen)} threads were"
+        notes = list(self._threads.unseen.notes())
+        if self._watching is not None and self._watching.kept_out:
+            notes.append(_KEPT_OUT)
+        if self._claim is not None and self._claim.contested:
             notes.append(
-                f"{which} running before the comparison began; operators called there are not compared: {names}."
-            )
-        rank, world = _rank()
-        path = self._data.path
-        if world > 1 and path is not None and path == self._config.file:
-            notes.append(
-                f"This is rank {rank} of {world}, but its group was made after the comparison began: all ranks were "
-                "given one name for their data files, and may have overwritten each other's. Begin the comparison "
-                "after init_process_group, or give each rank a file of its own."
+                f"Another process was writing {self._claim.wanted.name}, or it is the file of the process that this "
+                f"one was forked from: this run is in {self._claim.path.name}."
             )
         return tuple(notes)
 
     def _sync(self) -> None:
         """Reports read the data file: everything must be in it."""
+        self._disinherit()
         with self._replayer.between_calls():
             self._recorder.flush()
             self._update_info()
@@ -238,12 +334,14 @@ class Comparison(Run):
             self._info,
             wall_s=self._wall_s + running,
             own_s=self._replayer.own_ns / 1e9,
+            budget={} if self._budget is None else dataclasses.asdict(self._budget.report()),
             complete=self._mode is None and self._wall_s > 0,
         )
         with contextlib.suppress(Exception):
             rank, world = _rank()
             if world > 1:  # else a group that is gone already would be forgotten
                 self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
+                self._take_name_of_rank()
             added = tuple(n for n in self._notes() if n not in self._info.notes)
             self._info = dataclasses.replace(self._info, notes=(*self._info.notes, *added))
         self._data.update_info(self._info)
@@ -255,6 +353,8 @@ class Comparison(Run):
 
     def _release(self) -> None:
         global _active  # noqa: PLW0603
+        if self._regions is not None:
+            self._regions.stop()
         self._threads.stop()
         self._replayer.stop()
         self._attribution.stop()
@@ -264,20 +364,45 @@ class Comparison(Run):
             if _active is self:
                 _active = None
 
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """While the process forks: no call is half done, and no transaction is open."""
+        with self._replayer.between_calls(), self._data.at_rest():
+            yield
+
     def _abandon(self) -> None:
         """In a forked child: its operators pass, and nothing of it is recorded."""
         mode, self._mode = self._mode, None
-        if mode is not None:
-            mode.go_blind()
+        if mode is not None and self._watching is not None:
+            if self._watching.can_leave:
+                self._watching.end()
+            else:
+                mode.go_blind()
         self._replayer.forked()
+        if self._claim is not None:
+            self._claim.release()
         with contextlib.suppress(Exception):
             self._release()
+
+    def _disinherit(self) -> None:
+        """In a forked child, what was recorded is its parent's: nothing of it is touched, not even closed."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        _inherited.append(self._data)
+        self._has_file = self._config.file is None
+        self._claim = None
+        self._wall_s = 0.0
+        self._info = dataclasses.replace(self._info, wall_s=0.0, own_s=0.0, complete=False, notes=(_FORKED,))
+        self._assemble(DataFile.create(None, self._info, max_records=self._config.max_records))
 
     def _finish(self) -> None:
         try:
             self._update_info()
             self._recorder.flush()
             self._data.close()
+            if self._claim is not None:
+                self._claim.release()
             failure = self._data.failure
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
@@ -298,7 +423,8 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
             with settings (``"cpu[threads=1,mkldnn=off]"``).
         ref: Platform that is trusted.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
-            atol, file, append, drift, max_records, max_bytes, slow_ratio.
+            atol, tolerance, known, settings, file, append, drift, max_records, max_bytes, slow_ratio, call_limit_s,
+            asynchronous, compiled, capture.
 
     Returns:
         A context manager that is also a decorator and an object with start() and stop(). The user's
@@ -319,7 +445,11 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     if callable(target) and not isinstance(target, (str, torch.device)):
         raise TypeError('Name the target platform: @shadowrun.compare("npu"), not @shadowrun.compare.')
     config = Config.make(**options)
-    return Comparison(config, resolve(target), resolve(ref))
+    platforms = resolve(target), resolve(ref)
+    why_not = why_not_behind(config, *platforms) if config.asynchronous else ""
+    if why_not:
+        raise UsageError(f"asynchronous=True: {why_not}; leave it away.", slug="bad-option")
+    return Comparison(config, *platforms)
 
 
 def current() -> Comparison | None:
@@ -331,12 +461,14 @@ def _run_info(config: Config, target: Platform, ref: Platform) -> RunInfo:
     notes = []
     if str(target) == str(ref):
         notes.append(f"Target and reference are the same platform ({target}): a self-check, which should find nothing.")
+    facts = {platform: fingerprint(platform) for platform in (target, ref)}
+    notes += [f"{platform}: {f['without_effect']}." for platform, f in facts.items() if f.get("without_effect")]
     rank, world = _rank()
     return RunInfo(
         target=str(target),
         ref=str(ref),
-        target_fingerprint=fingerprint(target),
-        ref_fingerprint=fingerprint(ref),
+        target_fingerprint=facts[target],
+        ref_fingerprint=facts[ref],
         versions=versions(),
         argv=(Path(sys.argv[0]).name, *sys.argv[1:]) if sys.argv else (),
         config=config.printable(),
@@ -369,27 +501,17 @@ _watching_forks = False
 def _watch_forks() -> None:
     """A forked child (a worker of a DataLoader) is another program: it is not compared, and waits for no lock."""
     global _watching_forks  # noqa: PLW0603 - hooks of the process cannot be taken away again
-    if _watching_forks or not hasattr(os, "register_at_fork"):
-        return
-    _watching_forks = True
-    held: list[threading.RLock] = []
+    if not _watching_forks:
+        _watching_forks = True
+        forks.watch(lambda: _active._held() if _active is not None else None, _begin_child)
 
-    def before() -> None:
-        comparison = _active
-        if comparison is not None and comparison._replayer.take_turn():
-            held.append(comparison._replayer.lock)
 
-    def after() -> None:
-        while held:
-            held.pop().release()
-
-    def in_child() -> None:
-        after()
-        comparison = _active
-        if comparison is not None:
-            comparison._abandon()
-
-    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
+def _begin_child() -> None:
+    global _active_lock  # noqa: PLW0603
+    _active_lock = threading.Lock()
+    ShadowMode.forked()
+    if _active is not None:
+        _active._abandon()
 
 
 _told_dynamo = False

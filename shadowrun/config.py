@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shadowrun.errors import UsageError
+from shadowrun.settings import KnownLine, ToleranceRule, fits_operator, fits_platform, read_settings, tolerance_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from os import PathLike
 
     from typing_extensions import Unpack
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Config", "Options"]
 
 ON_UNSUPPORTED = ("fallback", "raise")
+_MOST_SECONDS = 10**9
+_CAPTURED_BYTES = 64 << 20
 
 
 class Options(TypedDict, total=False):
@@ -31,12 +36,20 @@ class Options(TypedDict, total=False):
     ops: str | Iterable[str] | None
     rtol: float | None
     atol: float | None
+    tolerance: Mapping[str, Any] | None
+    known: str | PathLike[str] | bool | None
+    settings: str | PathLike[str] | bool | None
     file: str | PathLike[str] | None
     append: bool
     drift: bool
+    budget: float | None
     max_records: int
     max_bytes: int
     slow_ratio: float
+    call_limit_s: float
+    asynchronous: bool | None
+    compiled: bool
+    capture: bool | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +67,31 @@ class Config:
         ops: Glob patterns of operators to compare (``"aten::*mm*"``); None for all.
         rtol, atol: Tolerances as in `torch.testing.assert_close`, both or neither. They replace the
             rounding analysis, never the comparison of form and of exceptional values.
+        tolerance: The same by operator, dtype and platform, as in ``[tool.shadowrun.tolerance]``:
+            ``{"aten::mm*": {"rtol": 1e-3, "atol": 1e-5}}``. Of the rules that fit a result, the last decides; these
+            come after those of the settings. `rtol` and `atol` come after all.
+        known: Ledger of known divergences: a file, False for none; None takes that of the settings.
+        settings: Settings to read: a file, False for none; None looks upward from the working directory for
+            ``shadowrun.toml`` and for a ``pyproject.toml`` with ``[tool.shadowrun]``.
         file: Data file to stream records to; None keeps them in memory.
         append: Add to an existing data file instead of replacing it.
         drift: Also run a chain of the reference's own results and record the accumulated error.
+        budget: Time that a step may take, in plain steps (1.2: a fifth more). Calls are chosen to keep within it: each
+            signature (operator, forms of the inputs, module, line) once, then those not verified for longest.
         max_records: Calls kept one by one where there is no `file` (about 60 bytes each); older matches are then
             only counted. A data file keeps all.
         max_bytes: Bytes that shadowrun may hold for copies of one call's tensors; larger calls
             become UNVERIFIED.
         slow_ratio: A call this many times slower on the target (and a millisecond or more) is reported.
+        call_limit_s: Seconds that a call may take on a platform with a process of its own; then that process is
+            ended, and the call is an ERROR.
+        asynchronous: Compare calls of a device that runs behind its host (``"cuda"``) on another thread, without
+            stopping it; None where that is possible, True insists on it, False never.
+        compiled: Also compare what Inductor compiles inside of the block, forward and backward, as a whole with eager;
+            it runs compiled all the same.
+        capture: Bytes that the inputs of failing calls may take, kept in a folder beside the data file for
+            `Run.repro`: those of the first call of each finding, none of more than a quarter. True is 64 MiB, False
+            is none; None is 64 MiB where there is a `file`.
     """
 
     on_unsupported: str = "fallback"
@@ -71,12 +101,26 @@ class Config:
     ops: tuple[str, ...] | None = None
     rtol: float | None = None
     atol: float | None = None
+    tolerance: tuple[ToleranceRule, ...] = ()
+    known: tuple[KnownLine, ...] = ()
+    settings: tuple[Path, ...] = ()
     file: Path | None = None
     append: bool = False
     drift: bool = False
+    budget: float | None = None
     max_records: int = 50_000
     max_bytes: int = 4 << 30
     slow_ratio: float = 10.0
+    call_limit_s: float = 60.0
+    asynchronous: bool | None = None
+    compiled: bool = False
+    capture: bool | int | None = None
+
+    @property
+    def captured_bytes(self) -> int:
+        """What `capture` comes to."""
+        wanted = self.file is not None if self.capture is None else self.capture
+        return int(wanted) if not isinstance(wanted, bool) else _CAPTURED_BYTES if wanted else 0
 
     @classmethod
     def make(cls, **given: Unpack[Options]) -> Config:
@@ -94,6 +138,7 @@ class Config:
                 raise UsageError(
                     f"compare() has no option {name!r}.{hint} Options: {', '.join(names)}.", slug="unknown-option"
                 )
+        _resolve_settings(options)
         if options.get("steps") is not None:
             options["steps"] = _steps(options["steps"])
         for name in ("modules", "ops"):
@@ -104,6 +149,26 @@ class Config:
         config = cls(**options)
         config._check()
         return config
+
+    def tolerance_on(self, platform: str) -> Callable[[str, str], tuple[float, float] | None] | None:
+        """The tolerances for one target, by operator and dtype of the result; None where there are none.
+
+        Args:
+            platform: Spec of the target.
+        """
+        if self.rtol is not None and self.atol is not None:
+            everywhere = self.rtol, self.atol
+            return lambda _op, _dtype: everywhere
+        rules = [rule for rule in reversed(self.tolerance) if fits_platform(rule.platform, platform)]
+        if not rules:
+            return None
+
+        @functools.cache
+        def look_up(op: str, dtype: str) -> tuple[float, float] | None:
+            fitting = (r for r in rules if fits_operator(r.operator, op) and fnmatchcase(dtype, r.dtype))
+            return next(((r.rtol, r.atol) for r in fitting), None)
+
+        return look_up
 
     def _check(self) -> None:
         if self.on_unsupported not in ON_UNSUPPORTED:
@@ -124,19 +189,42 @@ class Config:
                 f"schedule={self.schedule!r} is not callable: give what torch.profiler.schedule(...) returns.",
                 slug="bad-option",
             )
+        if self.budget is not None:
+            if not 1 < self.budget < float("inf"):
+                raise UsageError(
+                    f"budget={self.budget!r}: use a number > 1, such as 1.2 for a step that takes a fifth longer.",
+                    slug="bad-option",
+                )
+            if self.drift:
+                raise UsageError(
+                    "drift=True needs every call, and budget= leaves calls out: give one of them.", slug="bad-option"
+                )
         for name in ("max_records", "max_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name}={value!r}: use a whole number >= 1.", slug="bad-option")
+        if self.asynchronous not in (None, True, False):
+            raise UsageError(f"asynchronous={self.asynchronous!r}: use None, True or False.", slug="bad-option")
+        capture: Any = self.capture or 0
+        if not isinstance(capture, int) or capture < 0:
+            raise UsageError(f"capture={self.capture!r}: use True, False or a number of bytes.", slug="bad-option")
         if not self.slow_ratio > 1:
             raise UsageError(f"slow_ratio={self.slow_ratio!r}: use a number > 1.", slug="bad-option")
+        if not 0 < self.call_limit_s <= _MOST_SECONDS:
+            raise UsageError(
+                f"call_limit_s={self.call_limit_s!r}: use a number > 0 and up to {_MOST_SECONDS}.", slug="bad-option"
+            )
 
     def printable(self) -> dict[str, Any]:
         """The options as values that JSON can hold."""
         plain: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, frozenset):
+            if f.name == "known":  # the ledger is applied when the file is read: today's, not that of the run
+                continue
+            if f.name in ("tolerance", "settings"):
+                value = [v.name if isinstance(v, Path) else str(v) for v in value] or None
+            elif isinstance(value, frozenset):
                 value = sorted(value)
             elif isinstance(value, Path):
                 value = value.name
@@ -144,6 +232,16 @@ class Config:
                 value = getattr(value, "__qualname__", repr(type(value).__name__))
             plain[f.name] = value
         return plain
+
+
+def _resolve_settings(options: dict[str, Any]) -> None:
+    """Read the settings, and put what they say before what was given."""
+    found = read_settings(options.get("settings"))
+    known, given = options.get("known"), options.get("tolerance") or {}
+    ledger = found if known is None else read_settings(known)
+    options["tolerance"] = (*found.tolerance, *tolerance_rules(given, "compare()"))
+    options["known"] = ledger.known
+    options["settings"] = found.files
 
 
 def _steps(value: int | Iterable[int]) -> frozenset[int]:

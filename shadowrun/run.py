@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun import analysis
-from shadowrun.analysis import Coverage, DriftStep, Finding, Gate, Note, OperatorSummary, Step, Table
+from shadowrun.analysis import Coverage, DriftStep, Finding, Gate, Known, Ledger, Note, OperatorSummary, Step, Table
+from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.settings import read_settings
+from shadowrun.store.choosing import choose
+from shadowrun.store.combine import combine_files
 from shadowrun.store.datafile import DataFile
-from shadowrun.store.records import read_records
-from shadowrun.types import OpRecord, RunInfo, Status
+from shadowrun.store.records import first_mismatch, read_records
+from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from os import PathLike
 
-__all__ = ["Run", "load"]
+    from shadowrun.repro import Repro
+    from shadowrun.settings import KnownLine
+    from shadowrun.store.sources import SourceRun
+    from shadowrun.types import OpRecord, RunInfo
+
+__all__ = ["Run", "combine", "load"]
 
 SLOW_RATIO = 10.0
 
@@ -27,6 +38,7 @@ class Run:
 
     Args:
         data: Data file to read from.
+        known: The ledger of known divergences.
 
     Attributes:
         fail_on: Kinds of findings that fail the run, in its reports too.
@@ -37,10 +49,12 @@ class Run:
         ...     print(finding.kind, finding.op, finding.next_step)
     """
 
-    def __init__(self, data: DataFile) -> None:
+    def __init__(self, data: DataFile, known: Iterable[KnownLine] = ()) -> None:
         self._data = data
+        self._known = tuple(known)
         self.fail_on: Collection[str] = analysis.FAIL_ON
         self._table: tuple[tuple[int, int], Table] | None = None
+        self._found: tuple[Table, list[Finding]] | None = None
 
     @property
     def info(self) -> RunInfo:
@@ -78,9 +92,8 @@ class Run:
         return analysis.summarise(self._read())
 
     def findings(self) -> list[Finding]:
-        """What needs work, the most actionable first."""
-        ratio = self._data.info.config.get("slow_ratio", SLOW_RATIO)
-        return analysis.find(self._read(), self._data, slow_ratio=float(ratio))
+        """What needs work, the most actionable first; not what the ledger excuses, which is in `known`."""
+        return [finding for finding in self._all_findings() if finding.known is None]
 
     def notes(self) -> list[Note]:
         """What was not verified, and matches with a cause worth knowing."""
@@ -90,13 +103,33 @@ class Run:
         """Calls that shadowrun itself failed to compare."""
         return analysis.own_failures(self._read(), self._data)
 
+    def known(self) -> Known:
+        """What the ledger of known divergences excuses, and which of its lines are out of date."""
+        found = self._all_findings()
+        uses = self._ledger().uses(self._read(), found)
+        return Known(tuple(finding for finding in found if finding.known is not None), uses)
+
     def first_divergence(self) -> OpRecord | None:
-        """The first call that mismatched; None where all matched."""
-        return next(self.records(status=Status.MISMATCH), None)
+        """The first call that mismatched, of all ranks in a combined file; None where all matched.
+
+        What the ledger excuses is passed over.
+        """
+        self._sync()
+        excused: set[int] = set()
+        if self._known:
+            ledger, rows = self._ledger(), (row for row in self._read().rows if row.outcome.status is Status.MISMATCH)
+            excused = {
+                row.group.context_id for row in rows if ledger.excuse("mismatch", row.context.op, (row.context.module,))
+            }
+        return first_mismatch(self._data, excused)
 
     def coverage(self) -> Coverage:
         """How much of what the program used the target has."""
         return analysis.cover(self._read())
+
+    def sources(self) -> tuple[SourceRun, ...]:
+        """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""
+        return self._data.sources
 
     def counts(self) -> dict[Status, int]:
         """Calls of each status."""
@@ -113,7 +146,9 @@ class Run:
 
     def gate(self, fail_on: Collection[str] | None = None) -> Gate:
         """Whether the run passes, with the line that says so; `fail_on` names kinds of findings, for once."""
-        return analysis.judge(self.findings(), self.counts(), self.fail_on if fail_on is None else fail_on)
+        found, kinds = self._all_findings(), self.fail_on if fail_on is None else fail_on
+        new = [finding for finding in found if finding.known is None]
+        return analysis.judge(new, self.counts(), kinds, [finding for finding in found if finding.known is not None])
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The summary as dictionaries, for a data frame."""
@@ -137,11 +172,52 @@ class Run:
         else:
             report.save(report.render(self, format), Path(path))
 
+    def repro(
+        self,
+        finding: Finding,
+        directory: str | PathLike[str],
+        *,
+        minimise: bool = True,
+        time_limit_s: float = 30.0,
+    ) -> Repro:
+        """Write a script that shows one finding: a few lines of plain torch, its inputs, and the versions.
+
+        Its inputs are those of a call that were kept when it failed (`capture` of `compare`), made smaller and simpler
+        while the fault stays. ``python repro.py`` exits 1 while the fault is there, and 0 when it is gone.
+
+        Args:
+            finding: One of `findings`.
+            directory: Folder to write ``repro.py``, ``inputs.pt`` and ``versions.json`` to.
+            minimise: Make the inputs smaller, if the target is on this machine.
+            time_limit_s: How long that may take.
+
+        Raises:
+            UsageError: No script can show it, or no inputs were kept.
+            DataFileError: The inputs that were kept cannot be read.
+        """
+        if finding.captured < 0:
+            raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
+        from shadowrun import repro
+
+        self._sync()
+        record = next(read_records(self._data, seq=finding.captured))
+        return repro.make(self._data, finding, record, Path(directory), minimise=minimise, time_limit_s=time_limit_s)
+
     def _repr_html_(self) -> str:
         """The summary table, for notebooks."""
         from shadowrun import report
 
         return report.summary_html(self)
+
+    def _all_findings(self) -> list[Finding]:
+        ratio = self._data.info.config.get("slow_ratio", SLOW_RATIO)
+        table = self._read()
+        if self._found is None or self._found[0] is not table:
+            self._found = table, analysis.find(table, self._data, slow_ratio=float(ratio), ledger=self._ledger())
+        return self._found[1]
+
+    def _ledger(self) -> Ledger:
+        return Ledger(self._known, self._data.info.target)
 
     def _sync(self) -> None:
         """Called before anything is read; a comparison that is still recording flushes here."""
@@ -155,10 +231,60 @@ class Run:
         return self._table[1]
 
 
-def load(path: str | PathLike[str]) -> Run:
+def _no_inputs(finding: Finding, sources: tuple[SourceRun, ...]) -> str:
+    text = f"No inputs of {finding.op} ({finding.kind}) were kept"
+    if sources:
+        files = ", ".join(repr(sources[number].file) for number in finding.runs[:3])
+        return f"{text} in a combined file: give the data file of one of its runs, {files}."
+    if finding.kind == "mismatch" and finding.cause is Cause.RANDOMNESS:
+        return f"{text}: it is random, and one call cannot show a wrong distribution."
+    return (
+        f"{text}: the run was in memory, had capture=False, or the inputs took more than a quarter of capture=. "
+        "Record it again with more."
+    )
+
+
+def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None) -> Run:
     """Open a data file, also of a run that still records or was killed.
+
+    Args:
+        path: The file.
+        known: Ledger of known divergences: a file, False for none; None looks upward from the working directory.
 
     Raises:
         DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
+        UsageError: The ledger cannot be read.
     """
-    return Run(DataFile.open(Path(path)))
+    return Run(DataFile.open(Path(path)), read_settings(known).known)
+
+
+def combine(
+    paths: Iterable[str | PathLike[str]] | str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    append: bool = False,
+    force: bool = False,
+    ignore_errors: bool = False,
+) -> Run:
+    """Combine the data files of several runs, such as the ranks of a distributed one, into one file.
+
+    Args:
+        paths: Data files, folders of them, or glob patterns such as ``"run.*.shadowrun"``.
+        out: Data file to write.
+        append: Keep what `out` holds already.
+        force: Replace `out` if it exists.
+        ignore_errors: Leave out files that cannot be read; `ShadowrunWarning` names them.
+
+    Returns:
+        The combined run; `Run.sources` tells what it is made of.
+
+    Raises:
+        DataFileError: A file cannot be read or written, or the runs are of different platforms.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    combined = combine_files(
+        choose(given, Path(out)), Path(out), append=append, force=force, ignore_errors=ignore_errors
+    )
+    for problem in combined.skipped:
+        warnings.warn(f"left out: {problem}", ShadowrunWarning, stacklevel=2)
+    return load(out)

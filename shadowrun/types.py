@@ -150,6 +150,8 @@ class TensorDiff:
         excess_actual, excess_expected: Distance from the float64 oracle in units of the operator's
             own rounding (`docs/design.md`, "The verdict"); -1 where the oracle was not asked.
         detail: Free text on form differences: ``stride (4, 1) against (1, 2)``.
+        n_from_zero: Elements that are 0 on the reference, and finite but not 0 on the target: no relative tolerance
+            alone lets them pass; -1 where not counted (data files of schema 1).
     """
 
     name: str
@@ -173,6 +175,7 @@ class TensorDiff:
     excess_actual: float = -1.0
     excess_expected: float = -1.0
     detail: str = ""
+    n_from_zero: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,7 @@ class RunInfo:
         started: ISO 8601 time, UTC.
         wall_s: Seconds between start and stop, summed over the blocks.
         own_s: Of these, seconds spent in shadowrun itself (replays included).
+        budget: What became of the overhead budget (`BudgetReport` of `replay.budget`); empty without one.
         complete: False while the run goes on or after it was killed.
         notes: Sentences the reader should know (``target and reference are the same platform``).
     """
@@ -251,5 +255,6 @@ class RunInfo:
     started: str = ""
     wall_s: float = 0.0
     own_s: float = 0.0
+    budget: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
     notes: tuple[str, ...] = ()

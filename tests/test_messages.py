@@ -81,6 +81,9 @@ def test_every_error_carries_its_slug():
         ({"ops": []}, "ops=[]: use a glob pattern or several.", "bad-option"),
         ({"max_bytes": 0}, "max_bytes=0: use a whole number >= 1.", "bad-option"),
         ({"slow_ratio": 1}, "slow_ratio=1: use a number > 1.", "bad-option"),
+        ({"asynchronous": "yes"}, "asynchronous='yes': use None, True or False.", "bad-option"),
+        ({"call_limit_s": 0}, "call_limit_s=0: use a number > 0 and up to", "bad-option"),
+        ({"call_limit_s": float("nan")}, "call_limit_s=nan: use a number > 0 and up to", "bad-option"),
     ],
 )
 def test_options(options, sentence, slug):

@@ -2,8 +2,10 @@
 
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, cover
 from shadowrun.analysis.drift import DriftStep, trace_drift
-from shadowrun.analysis.findings import KINDS, Finding, Note, find, note, own_failures
+from shadowrun.analysis.findings import KINDS, Finding, Note, find, note, own_failures, without_numbers
 from shadowrun.analysis.gate import FAIL_ON, Gate, judge
+from shadowrun.analysis.known import Known, Ledger, LineUse
+from shadowrun.analysis.mintolerance import MinTolerance
 from shadowrun.analysis.summary import OperatorSummary, count_statuses, summarise
 from shadowrun.analysis.table import Skipped, Step, Table
 
@@ -14,6 +16,10 @@ __all__ = [
     "DriftStep",
     "Finding",
     "Gate",
+    "Known",
+    "Ledger",
+    "LineUse",
+    "MinTolerance",
     "MissingKernel",
     "Note",
     "OperatorCoverage",
@@ -29,4 +35,5 @@ __all__ = [
     "own_failures",
     "summarise",
     "trace_drift",
+    "without_numbers",
 ]

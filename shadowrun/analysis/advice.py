@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shadowrun.types import Cause
 
-__all__ = ["next_step"]
+__all__ = ["how_to_show", "next_step"]
 
 _BY_CAUSE = {
     ("unsupported", Cause.MISSING_OPERATOR): "Write {kernel} for the target, or decompose {op} into operators it has.",
@@ -76,3 +76,8 @@ def next_step(
         seq=seq,
         ratio=f"{ratio:.3g}",
     )
+
+
+def how_to_show(op: str) -> str:
+    """What to add where the inputs of a call were kept."""
+    return f" `shadowrun repro --finding {op}` writes a script that shows it alone."

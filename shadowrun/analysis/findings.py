@@ -9,16 +9,21 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.analysis.advice import next_step
+from shadowrun.analysis.advice import how_to_show, next_step
+from shadowrun.analysis.mintolerance import NOTHING, MinTolerance, least, min_tolerances
 from shadowrun.analysis.summary import greatest, unique
 from shadowrun.store.codec import decode_float
 from shadowrun.store.records import read_diffs
+from shadowrun.store.sources import name_runs
+from shadowrun.store.tensors import captured_calls
 from shadowrun.types import Cause, Status, TensorDiff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shadowrun.analysis.known import Ledger
     from shadowrun.analysis.table import Row, Table
+    from shadowrun.settings import KnownLine
     from shadowrun.store.datafile import DataFile
 
 __all__ = ["KINDS", "Finding", "Note", "find", "note", "own_failures", "without_numbers"]
@@ -62,6 +67,12 @@ class Finding:
         severity: Order among mismatches, greatest first.
         next_step: What to do.
         ref_min_us, target_min_us: Shortest time of these calls; -1 where not measured.
+        min_tolerance: With which all these calls would pass; None for other kinds than mismatches.
+        known: The line of the ledger that excuses these calls; None where none does.
+        runs: Numbers of the runs that have it, in a combined file.
+        seen_on: The same in words, ``ranks 0-63`` or ``rank 17 only``; empty in the file of one run.
+        everywhere: Whether all runs of the file have it.
+        captured: Number of a call of these whose inputs were kept; -1 where there is none.
     """
 
     kind: str
@@ -88,6 +99,12 @@ class Finding:
     next_step: str
     ref_min_us: float
     target_min_us: float
+    runs: tuple[int, ...] = ()
+    seen_on: str = ""
+    everywhere: bool = True
+    min_tolerance: MinTolerance | None = None
+    known: KnownLine | None = None
+    captured: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +128,30 @@ class Note:
     first_seq: int
 
 
-def find(table: Table, data: DataFile, *, slow_ratio: float) -> list[Finding]:
-    """All findings, the most actionable first."""
-    grouped: dict[tuple[str, str, Cause | None, str], list[Row]] = defaultdict(list)
+def find(table: Table, data: DataFile, *, slow_ratio: float, ledger: Ledger | None = None) -> list[Finding]:
+    """All findings, the most actionable first; those that a ledger excuses are findings of their own."""
+    grouped: dict[tuple[str, str, Cause | None, str, KnownLine | None], list[Row]] = defaultdict(list)
     totals: Counter[str] = Counter()
     for row in table.rows:
         totals[row.context.op] += row.group.n
         kind = _KIND_OF.get(row.outcome.status)
         if kind is not None and not row.outcome.is_own_failure:
-            key = kind, row.context.op, row.outcome.cause, without_numbers(row.outcome.explanation)
+            known = ledger.excuse(kind, row.context.op, (row.context.module,)) if ledger else None
+            key = kind, row.context.op, row.outcome.cause, without_numbers(row.outcome.explanation), known
             grouped[key].append(row)
+    tolerances = min_tolerances(data) if any(kind == "mismatch" for kind, *_ in grouped) else {}
     found = [
-        _finding(kind, cause, _worst(rows).outcome.explanation, rows, n_calls_of_op=totals[op], data=data)
-        for (kind, op, cause, _), rows in grouped.items()
+        dataclasses.replace(
+            _finding(kind, cause, _worst(rows).outcome.explanation, rows, n_calls_of_op=totals[op], data=data),
+            min_tolerance=_passes_with(rows, tolerances) if kind == "mismatch" else None,
+            known=known,
+        )
+        for (kind, op, cause, _, known), rows in grouped.items()
     ]
-    found += _slow(table, data, totals, slow_ratio)
+    for slow in _slow(table, data, totals, slow_ratio):
+        modules = unique(row.context.module for row in table.rows if row.context.op == slow.op)
+        known = ledger.excuse("slow", slow.op, modules) if ledger else None
+        found.append(dataclasses.replace(slow, known=known))
     return sorted(found, key=lambda f: (KINDS.index(f.kind), -f.severity, -_volume(f), f.first_seq))
 
 
@@ -166,8 +192,11 @@ def _finding(
     sites = unique(row.context.site for row in rows)
     inputs = unique(row.context.inputs for row in rows)
     op = rows[0].context.op
+    first = min((row.group for row in rows), key=lambda g: (g.first_step, g.first_seq))
+    runs = tuple(sorted({number for row in rows for number in row.group.sources})) if data.sources else ()
     ref_min = min((row.group.ref_us_min for row in rows if row.group.n_ref), default=-1.0)
     target_min = min((row.group.target_us_min for row in rows if row.group.n_target), default=-1.0)
+    captured = _captured(kind, rows, captured_calls(data))
     advice = next_step(
         kind,
         cause,
@@ -178,6 +207,8 @@ def _finding(
         seq=worst_seq,
         ratio=target_min / ref_min if ref_min > 0 else math.inf,
     )
+    if captured >= 0 and cause is not Cause.RANDOMNESS:
+        advice += how_to_show(op)
     return Finding(
         kind=kind,
         op=op,
@@ -193,8 +224,8 @@ def _finding(
         n_sites=len(sites),
         inputs=inputs[:MAX_LISTED],
         n_inputs=len(inputs),
-        first_seq=min(row.group.first_seq for row in rows),
-        first_step=min(row.group.first_step for row in rows),
+        first_seq=first.first_seq,
+        first_step=first.first_step,
         n_calls=sum(row.group.n for row in rows),
         n_calls_of_op=n_calls_of_op,
         worst=worst,
@@ -203,12 +234,29 @@ def _finding(
         next_step=advice,
         ref_min_us=ref_min,
         target_min_us=target_min,
+        runs=runs,
+        seen_on=name_runs(data.sources, runs),
+        everywhere=len(runs) == len(data.sources),
+        captured=captured,
     )
+
+
+def _captured(kind: str, rows: list[Row], kept: dict[int, tuple[int, int, str]]) -> int:
+    """The first of these calls whose inputs were kept; of a slow operator, one that was right comes first."""
+    of = {(row.group.context_id, row.group.outcome_id): row.outcome.status for row in rows}
+    found = [(seq, of[context, outcome]) for seq, (context, outcome, _) in kept.items() if (context, outcome) in of]
+    if kind == "slow":
+        found.sort(key=lambda call: call[1] is not Status.MATCH)
+    return found[0][0] if found else -1
 
 
 def without_numbers(explanation: str) -> str:
     """An explanation's kind: ``scaled by 0.5`` and ``scaled by 0.7`` are one fault with two figures."""
     return _NUMBER.sub("#", explanation)
+
+
+def _passes_with(rows: list[Row], tolerances: dict[tuple[int, int], MinTolerance]) -> MinTolerance:
+    return least(tolerances.get((row.group.context_id, row.group.outcome_id), NOTHING) for row in rows)
 
 
 def _worst(rows: list[Row]) -> Row:
@@ -264,7 +312,7 @@ def _notes(table: Table, data: DataFile, wanted: Callable[[Row], bool]) -> list[
 
 
 def _worst_diff(data: DataFile, seq: int) -> TensorDiff | None:
-    diffs = read_diffs(data, seq, seq).get(seq, [])
+    diffs = read_diffs(data, [seq]).get(seq, [])
     return max(
         diffs,
         key=lambda d: (

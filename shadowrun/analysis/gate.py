@@ -28,12 +28,26 @@ class Gate:
     fail_on: frozenset[str] = FAIL_ON
 
 
-def judge(findings: Iterable[Finding], counts: dict[Status, int], fail_on: Collection[str] = FAIL_ON) -> Gate:
-    """Judge a run: findings of the kinds in `fail_on` fail it, and so does a run that verified nothing."""
+def judge(
+    findings: Iterable[Finding],
+    counts: dict[Status, int],
+    fail_on: Collection[str] = FAIL_ON,
+    known: Iterable[Finding] = (),
+) -> Gate:
+    """Judge a run: findings of the kinds in `fail_on` fail it, and so does a run that verified nothing.
+
+    Args:
+        findings: Those that count.
+        counts: Calls by status.
+        fail_on: Kinds that fail the run.
+        known: Those that a ledger excuses; they are named, and fail nothing.
+    """
     kinds = Counter(finding.kind for finding in findings)
     named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
     failing = [text for kind, text in named.items() if kind in fail_on]
     passing = [text for kind, text in named.items() if kind not in fail_on]
+    excused = Counter(finding.kind for finding in known)
+    passing += [_count(excused[kind], f"known {kind}") for kind in KINDS if excused[kind]]
     also = f" ({', '.join(passing)} not counted)" if passing else ""
     n_compared = counts[Status.MATCH] + counts[Status.MISMATCH]
     if failing:
@@ -47,4 +61,4 @@ def judge(findings: Iterable[Finding], counts: dict[Status, int], fail_on: Colle
 
 
 def _count(n: int, kind: str) -> str:
-    return f"{n:,} {kind}" if kind in ("unsupported", "slow") else plural(n, kind)
+    return f"{n:,} {kind}" if kind.endswith(("unsupported", "slow")) else plural(n, kind)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shadowrun.analysis.medians import Medians
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import Group, read_groups
 from shadowrun.types import Cause, Phase, Status
 
 if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
+    from shadowrun.store.sources import SourceRun
 
 __all__ = ["Context", "Outcome", "Row", "Skipped", "Step", "Table"]
 
@@ -65,7 +67,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A training step."""
+    """A training step; in a combined file, of the run that began first and of the one that took longest."""
 
     step: int
     started_s: float
@@ -82,12 +84,14 @@ class Table:
         steps: In order.
         medians: Operator to median time in microseconds of the calls kept one by one, on reference and
             target; -1 where none was timed.
+        sources: The runs in a combined file; none in the file of one run.
     """
 
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
     steps: tuple[Step, ...]
     medians: dict[str, tuple[float, float]]
+    sources: tuple[SourceRun, ...] = ()
 
     @classmethod
     def read(cls, data: DataFile) -> Table:
@@ -102,15 +106,16 @@ class Table:
             number: Outcome(Status(status), Cause(cause) if cause else None, explanation, missing)
             for number, status, cause, explanation, missing in data.query("select * from outcome")
         }
-        groups = read_groups(data)
+        medians = Medians({number: context.op for number, context in contexts.items()})
+        groups = read_groups(data, medians.observe)
         return cls(
             rows=tuple(Row(contexts[g.context_id], outcomes[g.outcome_id], g) for g in groups),
             skipped=tuple(Skipped(*row) for row in data.query(_SKIPPED)),
             steps=tuple(
-                Step(step, decode_float(started), decode_float(wall))
-                for step, started, wall in data.query("select * from step order by step")
+                Step(step, decode_float(started), decode_float(wall)) for step, started, wall in data.query(_STEPS)
             ),
-            medians=_medians(data),
+            medians=medians.by_op(),
+            sources=data.sources,
         )
 
 
@@ -121,18 +126,4 @@ from context join op on op.id = op_id join site on site.id = site_id
 
 _SKIPPED = "select name, device, reason, n from skipped join op on op.id = op_id order by n desc, name, device, reason"
 
-_MEDIAN = """
-with timed as (
-    select op_id, {column} as us, count(*) over (partition by op_id) as n,
-        row_number() over (partition by op_id order by {column}) as place
-    from call join context on context.id = context_id where {column} >= 0
-)
-select name, avg(us) from timed join op on op.id = op_id
-where place in ((n + 1) / 2, (n + 2) / 2) group by name
-"""
-
-
-def _medians(data: DataFile) -> dict[str, tuple[float, float]]:
-    ref = dict(data.query(_MEDIAN.format(column="ref_us")))
-    target = dict(data.query(_MEDIAN.format(column="target_us")))
-    return {op: (ref.get(op, -1.0), target.get(op, -1.0)) for op in sorted(ref.keys() | target.keys())}
+_STEPS = "select step, min(started_s), max(wall_s) from step group by step order by step"

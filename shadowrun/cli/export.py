@@ -21,6 +21,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file, a format and where to."""
     options.add_data_argument(parser)
+    options.add_known_arguments(parser)
     parser.add_argument("-f", "--format", required=True, choices=options.FORMATS, help="format to write")
     parser.add_argument("-o", "--output", default="-", metavar="FILE", help="file, or - for standard output (default)")
 
@@ -29,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     """Write the run; returns the exit status."""
     import shadowrun
 
-    shadowrun.load(args.data).write(args.output, format=args.format)
+    shadowrun.load(args.data, known=options.known_ledger(args)).write(args.output, format=args.format)
     return 0

@@ -18,11 +18,13 @@ __all__ = [
     "FORMATS",
     "add_compare_arguments",
     "add_data_argument",
+    "add_known_arguments",
     "add_output_argument",
     "add_simulation_arguments",
     "check_outputs",
     "compare_options",
     "enable_simulation",
+    "known_ledger",
     "step_numbers",
     "words",
 ]
@@ -34,6 +36,23 @@ FORMATS = ("json", "md", "txt", "html")
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
     """Which run to read."""
     parser.add_argument("data", nargs="?", default=DATA_FILE, metavar="DATA", help="data file (default: %(default)s)")
+
+
+def add_known_arguments(parser: argparse._ActionsContainer) -> None:
+    """The ledger of known divergences."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--known",
+        metavar="FILE",
+        help="ledger of known divergences, which fail nothing (default: that in shadowrun.toml or pyproject.toml here "
+        "or above)",
+    )
+    either.add_argument("--no-known", action="store_true", help="excuse nothing")
+
+
+def known_ledger(args: argparse.Namespace) -> str | bool | None:
+    """What `add_known_arguments` read, as `shadowrun.load` takes it."""
+    return False if args.no_known else args.known
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
@@ -73,12 +92,49 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--modules", type=words, metavar="GLOBS", help="modules to compare, such as '*.attn.*'")
     group.add_argument("--rtol", type=float, help="relative tolerance, instead of the rounding analysis; needs --atol")
     group.add_argument("--atol", type=float, help="absolute tolerance; needs --rtol")
+    settings = group.add_mutually_exclusive_group()
+    settings.add_argument(
+        "--settings",
+        metavar="FILE",
+        help="tolerances and ledger (default: shadowrun.toml and [tool.shadowrun] of pyproject.toml, here or above)",
+    )
+    settings.add_argument("--no-settings", action="store_true", help="read no such file")
+    add_known_arguments(group)
     group.add_argument("--drift", action="store_true", help="also record the error that accumulates")
+    group.add_argument(
+        "--budget",
+        type=float,
+        metavar="X",
+        help="time that a step may take, in plain steps: 1.2 is a fifth more (default: compare everything)",
+    )
     group.add_argument(
         "--on-unsupported",
         choices=ON_UNSUPPORTED,
         default=ON_UNSUPPORTED[0],
         help="answer an operator that the target lacks with the reference's result, or let it raise",
+    )
+    group.add_argument(
+        "--call-limit",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds that a call may take on a CPU with a process of its own (default: %(default)g)",
+    )
+    group.add_argument(
+        "--capture",
+        type=float,
+        metavar="MIB",
+        help="MiB of inputs of failing calls to keep beside the data file, for `shadowrun repro` (default: 64)",
+    )
+    group.add_argument(
+        "--no-asynchronous",
+        dest="asynchronous",
+        action="store_const",
+        const=False,
+        help="wait for each call of a device that runs behind its host, and compare it at once",
+    )
+    group.add_argument(
+        "--compiled", action="store_true", help="also compare what Inductor compiles, as a whole, with eager"
     )
     group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
     group.add_argument("--append", action="store_true", help="add to the data file instead of replacing it")
@@ -86,8 +142,19 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare_options(args: argparse.Namespace) -> dict[str, Any]:
     """The parsed arguments as keyword arguments of `shadowrun.compare`."""
-    names = ("steps", "ops", "modules", "rtol", "atol", "drift", "on_unsupported", "append")
-    return {"file": args.data, **{name: getattr(args, name) for name in names}}
+    names = (
+        *("steps", "ops", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
+        "compiled",
+    )
+    settings = False if args.no_settings else args.settings
+    files = {"settings": settings, "known": known_ledger(args)}
+    return {
+        "file": args.data,
+        **files,
+        "call_limit_s": args.call_limit,
+        "capture": None if args.capture is None else int(args.capture * 2**20),
+        **{name: getattr(args, name) for name in names},
+    }
 
 
 def enable_simulation(target: str, flaws: list[str], preset: str | None) -> None:

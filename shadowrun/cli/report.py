@@ -3,6 +3,7 @@
 Examples:
   shadowrun report
   shadowrun report nightly.shadowrun -o nightly.html -o nightly.json
+  shadowrun report --no-known                    what the ledger excuses, too
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file, and reports to write."""
     options.add_data_argument(parser)
+    options.add_known_arguments(parser)
     options.add_output_argument(parser)
 
 
@@ -28,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     options.check_outputs(args.output)
     import shadowrun
 
-    recorded = shadowrun.load(args.data)
+    recorded = shadowrun.load(args.data, known=options.known_ledger(args))
     for output in args.output:
         recorded.write(output)
     if not args.output:

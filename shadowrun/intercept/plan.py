@@ -7,7 +7,7 @@ sweep over torch's operator database: with these tables, CPU against CPU reports
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +54,8 @@ class OpPlan:
         index: Small number of the plan, used in keys.
         name: ``aten::add.Tensor``.
         action: What to do.
+        passes, silent, random: What `action` says, since reading an enum takes 0.1 µs: never replayed; without values
+            to compare; draws.
         reason: Why, for PASS and VIEW.
         mutated: Arguments written to, hidden ones included.
         short: A plain call: one fresh tensor comes back and nothing is written to, or the first argument is
@@ -66,6 +68,7 @@ class OpPlan:
         dropout: Position of ``dropout_p``, -1 if there is none: at 0 the operator is not random.
         custom: Not one of torch's own operators.
         composite: Splits into other operators where autograd is on.
+        on_cpu: Names of the arguments that lie on the CPU whatever the device of the call.
         unstable: Reason why two runs on the same inputs may differ on any device, or empty.
     """
 
@@ -86,6 +89,16 @@ class OpPlan:
     custom: bool = False
     composite: bool = False
     unstable: str = ""
+    on_cpu: tuple[str, ...] = ()
+
+    passes: bool = field(init=False)
+    silent: bool = field(init=False)
+    random: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.passes = self.action is Action.PASS
+        self.silent = self.action is Action.VIEW or self.action is Action.EMPTY
+        self.random = self.action is Action.RANDOM
 
     @property
     def mutated_names(self) -> tuple[str, ...]:
@@ -202,6 +215,15 @@ _HIDDEN_MUTATIONS = {
     "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
 }
 
+_ON_CPU = {
+    # Lengths that every backend reads on the host, and refuses on a device.
+    "aten::_pack_padded_sequence": ("lengths",),
+    "aten::_pack_padded_sequence_backward": ("batch_sizes",),
+    "aten::_pad_packed_sequence": ("batch_sizes",),
+    "aten::tensor_split.tensor_indices_or_sections": ("tensor_indices_or_sections",),
+    **{f"aten::{rnn}.data": ("batch_sizes",) for rnn in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+}
+
 _UNSTABLE = {
     # 5 bit patterns in 300 calls on the same inputs with LAPACK's gelsy driver.
     "aten::linalg_lstsq": "LAPACK's gelsy driver is not repeatable by itself",
@@ -244,6 +266,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
         custom=custom,
         composite=namespace == "aten" and torchapi.operator_is_composite(name),
         unstable=_UNSTABLE.get(name, ""),
+        on_cpu=_ON_CPU.get(name, ()),
     )
 
 

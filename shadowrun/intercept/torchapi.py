@@ -7,41 +7,67 @@ and `platforms/sim/device.py` hold those that only they need.
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing import reductions
 from torch.utils import _python_dispatch as _modes
+
+from shadowrun.platforms.torchplatform import below_autograd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = [
+    "FUTURE_CALLBACKS",
     "DispatchMode",
+    "Future",
     "HigherOrderOperator",
+    "StorageWatch",
+    "as_in_handler",
     "autograd_node",
     "autograd_node_number",
     "functionalize_included",
+    "has_autograd_kernel",
     "in_infra_mode",
     "is_undefined_error",
     "is_zero_tensor",
+    "modes",
     "modes_aside",
     "n_modes_below",
     "next_sequence_number",
     "operator_is_composite",
+    "plain_kernel",
     "pop_mode",
     "push_mode",
     "raw_operator",
     "run_composite",
     "shares_memory",
     "skip_compilation_of",
+    "stand_for_module_call",
+    "stand_no_more",
     "storage_key",
     "top_mode",
     "unheard",
+    "unwrapped",
 ]
 
 # Seen on 2.11 and 2.13. Base class of cond, while_loop, flex_attention: they reach a dispatch mode as
 # something that is no OpOverload and has no schema.
 HigherOrderOperator: type = torch._ops.HigherOrderOperator
+
+
+def plain_kernel(func: Any) -> Callable[..., Any] | None:
+    """What a higher-order operator runs on plain tensors, whatever the mode.
+
+    Seen on 2.13. Without it, what such a kernel computes besides calling its functions is not seen.
+    """
+    kernel: Callable[..., Any] | None = getattr(func, "py_kernels", {}).get(
+        torch._C.DispatchKey.CompositeExplicitAutograd
+    )
+    return kernel
+
 
 # Seen on 2.11 and 2.13: the sequence number that the next autograd node of this thread gets (0.08 µs).
 # Without it, backward operators cannot be given the module and line of their forward call.
@@ -106,12 +132,36 @@ def modes_aside(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
             _modes._push_mode(mode)
 
 
+@contextlib.contextmanager
+def as_in_handler() -> Iterator[None]:
+    """What a mode's handler finds: no modes, and nothing between an operator and its kernel.
+
+    For work of ours that is done where the program calls us (`step`), under modes of its own and of ours. Seen on 2.13
+    (`_DisableAutocast`); without it, operators would be recorded as the program's.
+    """
+    modes = [_modes._pop_mode() for _ in range(n_modes_below())]
+    try:
+        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), below_autograd():
+            yield
+    finally:
+        for mode in reversed(modes):
+            _modes._push_mode(mode)
+
+
 # Seen on 2.11 and 2.13. Entering a mode by `with` also sets flags of the whole process, which threads that come and go
 # in another order would leave set.
 push_mode: Callable[[Any], None] = _modes._push_mode
 
 
 top_mode: Callable[[], Any] = _modes._get_current_dispatch_mode
+
+# Seen on 2.13: what torch.futures.Future is made of and what `Work.get_future` returns. Without its methods, operators
+# of a callback that a thread of C++ runs (gloo's, for the communication hooks of DDP) are not seen.
+Future: type = torch._C.Future
+FUTURE_CALLBACKS = tuple(name for name in ("then", "add_done_callback") if name in vars(Future))
+
+# Seen on 2.11 and 2.13: the modes of this thread.
+modes: Callable[[], list[Any]] = _modes._get_current_dispatch_mode_stack
 
 
 def pop_mode(mode: Any) -> None:
@@ -148,6 +198,24 @@ def storage_key(t: torch.Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
+class StorageWatch:
+    """Tells whether a storage has been freed; while it is held, no other storage gets the same `storage_key`.
+
+    Seen on 2.11 and 2.13 (`torch.multiprocessing.reductions.StorageWeakRef`, as CUDA graph trees use it). Without it, a
+    finalizer on each storage would do, at 3.5 µs.
+    """
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self._reference = reductions.StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
+
+    @property
+    def freed(self) -> bool:
+        """Whether nobody has it any more."""
+        return bool(self._reference.expired())  # type: ignore[no-untyped-call]
+
+
 _BACKENDS = ("CPU", "CUDA", "MPS", "XPU", "XLA", "HPU", "MTIA", "PrivateUse1", "Lazy")
 
 
@@ -158,13 +226,16 @@ def raw_operator(func: torch._ops.OpOverload) -> Callable[..., Any]:
 
 
 def operator_is_composite(name: str) -> bool:
-    """Whether an operator only splits into others; `inference_mode` hands such operators over whole.
+    """Whether an operator only splits into others; `inference_mode` and higher-order operators hand such over whole.
 
     One with a kernel of its own for some backend stays whole: that is what this backend runs.
     Seen on 2.11 and 2.13 (`_dispatch_has_kernel_for_dispatch_key`).
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _BACKENDS)
+    try:
+        return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _BACKENDS)
+    except RuntimeError:  # Python's own (`aten::sym_size` of jagged tensors): the dispatcher does not know them
+        return False
 
 
 def run_composite(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,15 +244,41 @@ def run_composite(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: di
 
 
 @contextlib.contextmanager
-def functionalize_included() -> Iterator[None]:
+def functionalize_included(*, autograd: bool = False) -> Iterator[None]:
     """Let functionalizing backends (lazy, XLA) run views inside a mode's handler.
 
     A handler runs with the Functionalize key excluded, so each view would raise "appears to be a view
     operator, but it has no implementation". Seen on 2.13.
+
+    Args:
+        autograd: Let calls pass autograd's kernels too, which record nothing meanwhile (`has_autograd_kernel`).
     """
-    with torch._C._PreserveDispatchKeyGuard():
-        torch._C._dispatch_tls_set_dispatch_key_excluded(torch._C.DispatchKey.Functionalize, False)
+    keys = [torch._C.DispatchKey.Functionalize]
+    if autograd:
+        keys += [torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView]
+    with torch._C._PreserveDispatchKeyGuard(), torch.set_grad_enabled(torch.is_grad_enabled() and not autograd):
+        for key in keys:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
         yield
+
+
+def unwrapped(t: torch.Tensor) -> torch.Tensor:
+    """The tensor that functionalization has wrapped, which is what a mode's handler sees; others as they are.
+
+    Seen on 2.13. Without ``torch._from_functional_tensor`` results of factories are not told from what they wrap.
+    """
+    if not torch._is_functional_tensor(t):
+        return t
+    torch._functionalize_sync(t)
+    return torch._from_functional_tensor(t)
+
+
+def has_autograd_kernel(name: str, backend: str) -> bool:
+    """Whether a backend has a kernel of its own for an operator above autograd: lazy splits group norm there.
+
+    Such a backend need not have one below, where a mode's handler is. Seen on 2.13.
+    """
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, f"Autograd{backend}")
 
 
 def skip_compilation_of(module: str) -> None:
@@ -189,6 +286,29 @@ def skip_compilation_of(module: str) -> None:
     from torch._dynamo import trace_rules
 
     trace_rules.add(module)
+
+
+def stand_for_module_call(wrapper: Any, original: Any) -> None:
+    """Have Dynamo take a wrapper of `nn.Module.__call__` for the original, from which it makes the same graphs.
+
+    Seen on 2.13. A module without hooks, Dynamo reduces to its `forward` if nobody wrapped `__call__`; else
+    it compiles what it finds there, and code of ours, by its file, is what it must not compile: without this, each
+    module inside a compiled one breaks the graph, and `fullgraph=True` raises.
+    """
+    wrapper.__code__ = wrapper.__code__.replace(co_filename=original.__code__.co_filename)
+    _replace_in_dynamo(original, wrapper)
+
+
+def stand_no_more(wrapper: Any, original: Any) -> None:
+    """Undo `stand_for_module_call`; also where Dynamo was loaded meanwhile, and took ours for torch's."""
+    _replace_in_dynamo(wrapper, original)
+
+
+def _replace_in_dynamo(before: Any, after: Any) -> None:
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module = sys.modules.get(name)
+        if getattr(module, "unpatched_nn_module_call", None) is before:
+            setattr(module, "unpatched_nn_module_call", after)  # noqa: B010 - mypy knows no such name
 
 
 class DispatchMode(_modes.TorchDispatchMode):  # type: ignore[no-untyped-call]

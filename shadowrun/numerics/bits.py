@@ -14,7 +14,7 @@ import torch
 
 from shadowrun.numerics.form import Value  # noqa: TC001 (numerics is imported whole anyway)
 
-__all__ = ["Uncomparable", "bits_equal", "dense_order", "plainly_equal", "resolved"]
+__all__ = ["Uncomparable", "bits_equal", "dense_order", "plainly_equal", "resolved", "same_memory"]
 
 
 class Uncomparable(ValueError):  # noqa: N818 (it is caught and becomes a status, not an error)
@@ -29,6 +29,7 @@ _memcmp.restype = ctypes.c_int
 _STRIDED = torch.strided
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _NOT_PLAIN = _QUANTIZED | {torch.complex32, torch.complex64, torch.complex128}
+_PIECE = 1 << 17  # bytes
 _SAME_SIZE_INT = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -93,6 +94,11 @@ def plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(left and right) and not _memcmp(left, right, actual.nbytes)
 
 
+def same_memory(left: int, right: int, n_bytes: int) -> bool:
+    """Whether two places in memory hold the same bytes."""
+    return not _memcmp(left, right, n_bytes)
+
+
 def resolved(t: torch.Tensor) -> torch.Tensor:
     """Give a strided tensor real memory: ZeroTensors become zeros, lazy conjugation and negation are carried out.
 
@@ -119,12 +125,36 @@ def _strided_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     try:
         # Integer views: copying then moves any bit pattern of any dtype, and needs no kernel for it.
         left, right = _as_ints(actual), _as_ints(expected)
-        if actual.stride() == expected.stride() and not actual.is_contiguous():
-            order = dense_order(actual)
-            left, right = left.permute(order), right.permute(order)
-        left, right = left.contiguous(), right.contiguous()
+        order = dense_order(actual)
+        if order == dense_order(expected):
+            return _by_pieces(left.permute(order), right.permute(order))
+        return _copies_equal(left, right)
     except RuntimeError as error:
         raise Uncomparable(f"cannot read the memory of a {actual.dtype} tensor: {error}") from error
+
+
+def _by_pieces(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Compare two tensors that lie in memory in the same order, piece by piece: what is copied stays in the cache."""
+    pair = left.stride(), right.stride()
+    for d, strides in enumerate(zip(*pair, strict=True)):
+        if strides == (0, 0):  # expanded on both sides: the same element again and again
+            left, right = left.narrow(d, 0, 1), right.narrow(d, 0, 1)
+    if left.nbytes <= _PIECE or (left.is_contiguous() and right.is_contiguous()):
+        return _copies_equal(left, right)
+    if left.shape[0] == 1:
+        return _by_pieces(left[0], right[0])
+    if left.nbytes > left.shape[0] * _PIECE or left.stride(-1) != 1 or right.stride(-1) != 1 or left.is_complex():
+        size = max(1, _PIECE * left.shape[0] // left.nbytes)
+        pieces = zip(torch.split(left, size), torch.split(right, size), strict=True)
+        return all(_by_pieces(x, y) for x, y in pieces)
+    # Rows that lie in one piece, with gaps between them: numpy compares them where they lie.
+    rows = max(1, _PIECE * left.shape[0] // left.nbytes)
+    a, e = left.numpy(), right.numpy()
+    return all(bool((a[i : i + rows] == e[i : i + rows]).all()) for i in range(0, len(a), rows))
+
+
+def _copies_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    left, right = left.contiguous(), right.contiguous()
     return not _memcmp(left.data_ptr(), right.data_ptr(), left.nbytes)
 
 

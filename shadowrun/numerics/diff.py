@@ -1,73 +1,29 @@
 """All statistics on how far one tensor is from another, in one pass over memory by cache-sized chunks.
 
-Chunks of 32768 elements stay in the L2 cache while about a dozen numpy passes look at them (measured faster than
-torch for comparisons and reductions; torch widens 16-bit floats faster). A chunk whose elements are all finite and
-agree in sign takes the short path; the long one is only for what the short one cannot decide.
+Chunks stay in the L2 cache while about ten numpy passes look at them (measured faster than torch for comparisons and
+reductions; torch widens 16-bit floats faster). Chunks that are equal are only looked through for NaN and infinities.
 """
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from shadowrun.numerics.bits import dense_order
-from shadowrun.numerics.classes import Floats, class_difference
+from shadowrun.numerics.bits import dense_order, same_memory
+from shadowrun.numerics.floats import FloatChunks
 from shadowrun.numerics.form import Value, as_tensor, form_difference, meta
+from shadowrun.numerics.integers import add_integers
 from shadowrun.numerics.plain import plain
-from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits, ulp_distance
+from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits
+from shadowrun.numerics.totals import Totals
 from shadowrun.types import TensorDiff
 
 __all__ = ["CHUNK", "diff"]
 
 CHUNK: Final = 32768
-"""Elements looked at together: 128 KB of float32 on each side."""
-
-_UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-class _Buffers(threading.local):
-    """Scratch memory of one thread, so that a chunk allocates nothing."""
-
-    def __init__(self) -> None:
-        self.xor = np.empty(CHUNK, np.uint64)
-        self.gap = np.empty(CHUNK, np.float64)
-        self.size = np.empty(CHUNK, np.float64)
-        self.wide_actual = torch.empty(CHUNK, dtype=torch.float32)
-        self.wide_expected = torch.empty(CHUNK, dtype=torch.float32)
-
-
-_buffers = _Buffers()
-
-
-@dataclass(slots=True)
-class _Totals:
-    """What the chunks add up to; the fields are those of `TensorDiff`."""
-
-    n_different: int = 0
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    squares: float = 0.0
-    n_finite: int = 0
-    max_ulp: int = 0
-    greatest_xor: int = 0
-    n_nan: int = 0
-    n_inf: int = 0
-    n_zero_sign: int = 0
-    n_subnormal: int = 0
-    worst: int = -1
-    worst_is_class: bool = False
-
-    def offer(self, gap: float, index: int) -> None:
-        """Take the element as the worst so far, unless a class difference or a greater gap is known."""
-        if gap > self.max_abs or self.worst < 0:
-            if not self.worst_is_class:
-                self.worst = index
-            self.max_abs = max(self.max_abs, gap)
+"""Elements looked at together: 128 KB of float32 on each side (float64: half as many)."""
 
 
 def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
@@ -96,16 +52,9 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
         left, right = left.to(torch.float64), right.to(torch.float64)
     order = dense_order(right)
     left, right = left.permute(order).contiguous(), right.permute(order).contiguous()
-    totals = _Totals()
     flat_left, flat_right = left.reshape(-1), right.reshape(-1)
     fmt = FORMATS.get(left.dtype)
-    with np.errstate(all="ignore"):
-        for start in range(0, left.numel(), CHUNK):
-            a, e = flat_left[start : start + CHUNK], flat_right[start : start + CHUNK]
-            if fmt is None:
-                _integer_chunk(totals, a, e, start)
-            else:
-                _float_chunk(totals, a, e, start, fmt)
+    totals = _add_up(flat_left, flat_right, fmt)
     index: tuple[int, ...] = ()
     worst = max(totals.worst, 0)
     if left.numel():
@@ -131,112 +80,23 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
         worst_actual=float(flat_left[worst].item()) if left.numel() else 0.0,
         worst_expected=float(flat_right[worst].item()) if left.numel() else 0.0,
         detail=detail,
+        n_from_zero=totals.n_from_zero,
     )
 
 
-def _float_chunk(totals: _Totals, left: torch.Tensor, right: torch.Tensor, start: int, fmt: FloatFormat) -> None:
-    n = left.numel()
-    bits_a: npt.NDArray[Any] = left.view(fmt.view).numpy()
-    bits_e: npt.NDArray[Any] = right.view(fmt.view).numpy()
-    xor = np.bitwise_xor(bits_a, bits_e, out=_buffers.xor.view(bits_a.dtype)[:n])
-    unsigned = xor.view(_UNSIGNED[xor.itemsize])
-    greatest = int(unsigned.max())
-    if greatest == 0:
-        # Equal elements still count in the mean, unless they are not finite: those are rare enough to be looked for.
-        totals.n_finite += int(torch.isfinite(left.float() if fmt.mantissa < 7 else left).sum())
-        return
-    totals.n_different += int(np.count_nonzero(xor))
-    a: Floats
-    e: Floats
-    if left.dtype in (torch.float32, torch.float64):
-        a, e = left.numpy(), right.numpy()
-    else:
-        a = _buffers.wide_actual[:n].copy_(left).numpy()
-        e = _buffers.wide_expected[:n].copy_(right).numpy()
-    gap = np.subtract(a, e, out=_buffers.gap.view(a.dtype)[:n])
-    squares = float(np.dot(gap, gap))
-    # A finite, not vanishing sum of squares proves that all elements are finite and that no square underflowed
-    # enough to matter.
-    same_sign = not fmt.signed or greatest < 1 << (8 * xor.itemsize - 1)
-    if not (same_sign and np.isfinite(squares) and squares > n * 1e-30):
-        _careful_chunk(totals, a, e, bits_a, bits_e, start, fmt)
-        return
-    totals.greatest_xor = max(totals.greatest_xor, greatest)
-    steps = np.subtract(bits_a, bits_e, out=xor)
-    totals.max_ulp = max(totals.max_ulp, int(steps.max()), -int(steps.min()))
-    totals.squares += squares
-    totals.n_finite += n
-    gap = np.abs(gap, out=gap)
-    worst = int(gap.argmax())
-    totals.offer(float(gap[worst]), start + worst)
-    size = np.abs(e, out=_buffers.size.view(a.dtype)[:n])
-    if float(size.min()) < fmt.normal:
-        totals.n_subnormal += int(np.count_nonzero(class_difference(a, e, fmt.normal).subnormal))
-    ratio = np.divide(gap, size, out=gap)
-    relative = float(np.fmax.reduce(ratio))
-    if not np.isfinite(relative):
-        relative = float(np.max(ratio, initial=0.0, where=size > 0))
-    totals.max_rel = max(totals.max_rel, relative)
-
-
-def _careful_chunk(
-    totals: _Totals,
-    a: Floats,
-    e: Floats,
-    bits_a: npt.NDArray[Any],
-    bits_e: npt.NDArray[Any],
-    start: int,
-    fmt: FloatFormat,
-) -> None:
-    """The same for chunks with NaN, infinities, other signs, huge or vanishing differences."""
-    wide_a, wide_e = a.astype(np.float64), e.astype(np.float64)
-    classes = class_difference(wide_a, wide_e, fmt.normal)
-    totals.n_nan += int(np.count_nonzero(classes.nan))
-    totals.n_inf += int(np.count_nonzero(classes.inf))
-    totals.n_zero_sign += int(np.count_nonzero(classes.zero_sign))
-    totals.n_subnormal += int(np.count_nonzero(classes.subnormal))
-    exceptional = np.flatnonzero(classes.nan | classes.inf)
-    if exceptional.size and not totals.worst_is_class:
-        totals.worst, totals.worst_is_class = start + int(exceptional[0]), True
-    finite = np.isfinite(wide_a) & np.isfinite(wide_e)
-    xor = np.bitwise_xor(bits_a, bits_e).view(_UNSIGNED[bits_a.itemsize])
-    both_nan = np.isnan(wide_a) & np.isnan(wide_e)
-    totals.greatest_xor = max(totals.greatest_xor, int(xor.max(initial=0, where=~both_nan)))
-    totals.n_finite += int(np.count_nonzero(finite))
-    if not finite.any():
-        return
-    width = 8 * bits_a.itemsize
-    if fmt.signed:
-        ulp = ulp_distance(bits_a[finite], bits_e[finite], width)
-    else:
-        ulp = int(np.abs(bits_a[finite].astype(np.uint8).astype(int) - bits_e[finite].astype(np.uint8)).max())
-    totals.max_ulp = max(totals.max_ulp, ulp)
-    gap = np.abs(wide_a - wide_e, where=finite, out=np.zeros_like(wide_a))
-    scale = float(gap.max()) or 1.0
-    totals.squares += float(np.sum(np.square(gap / scale))) * scale * scale if np.isfinite(scale) else np.inf
-    worst = int(gap.argmax())
-    totals.offer(float(gap[worst]), start + worst)
-    size = np.abs(wide_e)
-    relative = np.divide(gap, size, where=finite & (size > 0), out=np.zeros_like(gap))
-    totals.max_rel = max(totals.max_rel, float(relative.max()))
-
-
-def _integer_chunk(totals: _Totals, left: torch.Tensor, right: torch.Tensor, start: int) -> None:
-    boolean = left.dtype is torch.bool
-    if boolean:
-        left, right = left.view(torch.uint8), right.view(torch.uint8)
-    a, e = left.numpy(), right.numpy()
-    n_different = int(np.count_nonzero(a != e))
-    totals.n_finite += a.size
-    if not n_different:
-        return
-    totals.n_different += n_different
-    # Wrapped differences of equal-width integers are exact when read as unsigned.
-    gap = np.where(a > e, a - e, e - a).view(_UNSIGNED[a.itemsize])
-    worst = int(gap.argmax())
-    wide = gap.astype(np.float64)
-    totals.max_ulp = max(totals.max_ulp, 0 if boolean else int(gap[worst]))
-    totals.offer(float(gap[worst]), start + worst)
-    totals.squares += float(np.dot(wide, wide))
-    size = np.abs(e.astype(np.float64))
-    totals.max_rel = max(totals.max_rel, float(np.divide(wide, size, where=size > 0, out=np.zeros_like(wide)).max()))
+def _add_up(left: torch.Tensor, right: torch.Tensor, fmt: FloatFormat | None) -> Totals:
+    totals = Totals()
+    with np.errstate(all="ignore"):
+        if fmt is not None:
+            chunks = FloatChunks(totals, left, right, fmt)
+            for start in range(0, left.numel(), chunks.length):
+                chunks.add(start)
+            return totals
+        pointers, size = (left.data_ptr(), right.data_ptr()), left.itemsize
+        for start in range(0, left.numel(), CHUNK):
+            a, e = left[start : start + CHUNK], right[start : start + CHUNK]
+            if same_memory(pointers[0] + start * size, pointers[1] + start * size, a.numel() * size):
+                totals.n_finite += a.numel()
+            else:
+                add_integers(totals, a, e, start)
+    return totals

@@ -19,6 +19,9 @@ Array = npt.NDArray[np.float64]
 EDGE = 8.0
 """Units of rounding by which a finite truth may miss the greatest number and still overflow."""
 
+_PART = 8192
+"""Elements that are looked at together: their dozen copies stay in the cache, in memory that is used again."""
+
 
 class Truth(NamedTuple):
     """One result of the float64 oracle, flat; complex results by components.
@@ -53,6 +56,15 @@ def excess(
         where: Indices of the elements asked for.
         floor: Added to the denominator.
     """
+    found = np.empty(where.size)
+    for start in range(0, where.size, _PART):
+        part = slice(start, start + _PART)
+        share = floor[part] if isinstance(floor, np.ndarray) and floor.size == where.size else floor
+        found[part] = _part(value[part], truth, fmt, where[part], share)
+    return found
+
+
+def _part(value: Array, truth: Truth, fmt: FloatFormat, where: npt.NDArray[np.intp], floor: Array | float) -> Array:
     o, spread, size = truth.value[where], truth.spread[where], truth.magnitude[where]
     with np.errstate(all="ignore"):
         unit = spread + fmt.roundoff * size + fmt.smallest + floor

@@ -81,16 +81,6 @@ _ABSOLUTE: Final[dict[str, tuple[float, float]]] = {
 _QUADRATIC: Final = frozenset({"var", "var_mean"})
 _COORDINATES: Final = ("upsample", "grid_sampler", "interpolate", "affine_grid")
 _NOT_UNIQUE: Final[dict[str, tuple[int, ...]]] = {
-    "_linalg_eigh": (1,),
-    "linalg_eigh": (1,),
-    "linalg_eig": (1,),
-    "_linalg_svd": (0, 2),
-    "linalg_svd": (0, 2),
-    "linalg_qr": (0, 1),
-    "geqrf": (0, 1),
-    # factors of the matrix or of its transpose, as the layout suggests
-    "_linalg_det": (1, 2),
-    "_linalg_slogdet": (2, 3),
     # partly uninitialised: log_alpha, the workspace
     "_ctc_loss": (1,),
     "mkldnn_rnn_layer": (3,),
@@ -182,5 +172,5 @@ def absolute_error(op: str, roundoff: float, greatest: float, size: npt.NDArray[
 
 
 def not_unique(op: str) -> tuple[int, ...]:
-    """Positions of the results that the definition leaves open: signs of eigenvectors, saved workspaces."""
+    """Positions of the results that the definition leaves open and no equation verifies: saved workspaces."""
     return _NOT_UNIQUE.get(base_name(op), ())

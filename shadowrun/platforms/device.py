@@ -14,6 +14,7 @@ import torch
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import torchplatform
 from shadowrun.platforms.cpu import CpuSettings
+from shadowrun.platforms.device_settings import device_settings
 from shadowrun.platforms.remote import Worker
 from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PLUGINS, PlatformSpec, known_devices, parse
 
@@ -64,6 +65,11 @@ class Platform:
         if self.remote is not None:
             self.remote.stop()
 
+    def limit(self, seconds: float) -> None:
+        """Set how long a call may take, where operators have a process of their own; elsewhere nothing can end one."""
+        if self.remote is not None:
+            self.remote.limit_s = seconds
+
     def same_device(self, other: Platform | torch.device) -> bool:
         """Whether tensors of the other one can be used here without a copy."""
         if self.remote is not None or (isinstance(other, Platform) and other.remote is not None):
@@ -73,7 +79,11 @@ class Platform:
 
     def context(self) -> AbstractContextManager[None]:
         """Settings of this platform for the length of a ``with`` block; nothing to do for most."""
-        return CpuSettings(self.spec.settings) if self.spec.settings else _NO_SETTINGS
+        if not self.spec.settings:
+            return _NO_SETTINGS
+        if self.device.type == "cpu":
+            return CpuSettings(self.spec.settings)
+        return device_settings(self.device.type, self.spec.settings)
 
     def synchronize(self) -> None:
         """Wait until everything launched on the device is done."""
@@ -85,6 +95,18 @@ class Platform:
         wait = getattr(_module(self.device.type), "synchronize", None)
         if wait is not None:
             wait(self.device) if _takes_argument(wait) else wait()
+
+    def materialise(self, tensors: list[torch.Tensor]) -> None:
+        """Have these tensors computed now, on a device that puts its work off; other tensors as little as it can."""
+        if self.device.type == "lazy":
+            torchplatform.compute_lazy(tensors)
+        else:
+            self.synchronize()
+
+    def settle(self) -> None:
+        """Wait for graphs that run by now, on a device that puts its work off, and run no other."""
+        if self.device.type == "lazy":
+            torchplatform.settle_lazy()
 
     def rng_state(self) -> torch.Tensor | None:
         """State of the device's default generator, or None where it cannot be read."""
@@ -107,8 +129,8 @@ class Platform:
         write(state, self.device) if _takes_argument(write, 1) else write(state)
 
     def __str__(self) -> str:
-        """The canonical spec."""
-        return str(self.spec)
+        """The spec as data files and reports show it."""
+        return self.spec.public
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +195,15 @@ def devices() -> list[Presence]:
 def _missing(device_type: str) -> str:
     """Why a device cannot be used, as far as that is known without starting it; empty if it can."""
     taken = torchplatform.private_device_name()
-    if device_type in ("cpu", taken):
+    if device_type == "cpu":
         return ""
+    if device_type == taken:
+        return "" if torchplatform.private_device_present() else "no plug-in has registered kernels for it"
     if device_type == "lazy":
         return "" if torchplatform.lazy_available() else "this torch was built without it"
     if device_type == "sim":
-        free = taken == "privateuseone"
-        return "" if free else f"torch's one private-use device is already named {taken!r} in this process"
+        free = taken == "privateuseone" and not torchplatform.private_device_present()
+        return "" if free else f"torch's one private-use device is already taken by {taken!r} in this process"
     if device_type in PLUGINS:
         package = PLUGINS[device_type]
         # Only the parent is looked for: `find_spec` of a dotted name imports it.

@@ -1,9 +1,11 @@
 """Witnesses of silent CPU fallback: none of them needs the backend's cooperation.
 
-1. `aten::_to_cpu`: PyTorch's `cpu_fallback` sends all its tensor inputs through this operator. Overridden
-   for the target's dispatch key, it counts; a plain ``.cpu()`` does not go through it.
+1. `aten::_to_cpu`: PyTorch's `cpu_fallback` sends all its tensor inputs through this operator, also where there are
+   none (`tril_indices`). Overridden, it counts; a plain ``.cpu()`` does not go through it.
 2. Warnings: as Python warnings, and on file descriptor 2 only, where torch_npu writes its own.
    Vendors warn once per operator and process, so an operator that warned once counts from then on.
+   What C++ code warns of in the user's own call comes only when torch's outermost function returns, after the watch:
+   the first call of each kind is run once more to hear it (`to_be_heard`).
 3. Counters that the backend keeps (XLA, lazy): one named after the operator rises.
 4. The result lies on another device (seen by the replayer, not here).
 
@@ -35,7 +37,7 @@ _WARNING = re.compile(
     r"(?:fall(?:ing|s)?[ -]?back(?:s|ed)? (?:to|on)\b.*\bCPU|fallback from \w+ to CPU|will be executed on CPU)",
     re.IGNORECASE | re.DOTALL,
 )
-_NAMED = re.compile(r"'((?:aten::)?\w+(?:\.\w+)?)'")
+_NAMED = re.compile(r"'((?:aten::)?\w+(?:\.\w+)?)'|\b(aten::\w+(?:\.\w+)?)")
 
 _HEAR_ALL = ("always", None, Warning, None, 0)
 
@@ -59,6 +61,7 @@ class FallbackWitness:
         self._library: torch.library.Library | None = None
         self._known: dict[object, Evidence] = {}
         self._seen: set[object] = set()
+        self._unheard: set[object] = set()
         self._warned_of: set[str] = set()
         self._show: Callable[..., Any] | None = None
 
@@ -73,9 +76,9 @@ class FallbackWitness:
             return
         local = self._local
 
-        def to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        def to_cpu(tensors: list[Any]) -> list[torch.Tensor]:
             self._hits += 1  # on whatever thread: attention is replayed on one of its own
-            return [t.cpu() for t in tensors]
+            return [t.cpu() if isinstance(t, torch.Tensor) else torchplatform.wrapped_number(t) for t in tensors]
 
         # `_showwarnmsg` is what C code calls for each warning that passed the filters; replacing it
         # leaves filters, registries and the user's own `showwarning` as they are.
@@ -91,14 +94,8 @@ class FallbackWitness:
 
         self._patched = show
         warnings._showwarnmsg = show  # type: ignore[attr-defined]
-        local.heard, local.mute = [], True  # a backend with a kernel of its own: torch warns of the override
-        try:
-            self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-            self._library.impl("_to_cpu", to_cpu, self._key)  # type: ignore[no-untyped-call]
-        except (RuntimeError, Warning):
-            self._library = None
-        finally:
-            local.heard = None
+        with self._listening([], mute=True):  # torch warns of the override
+            self._library = _override(to_cpu, self._key)
 
     def stop(self) -> None:
         """Take the hooks away."""
@@ -123,45 +120,75 @@ class FallbackWitness:
             A list that holds the evidence after the call, if there is any.
         """
         found: list[Evidence] = []
-        local = self._local
         hits = self._hits
         counted = self._counters() if self._counters is not None else {}
         heard: list[str] = []
-        local.heard = heard
-        local.mute = mute
         first = key not in self._seen
         self._seen.add(key)
         text = ""
-        filters = warnings.filters
-        if mute:
-            # Heard whatever the user's filters say, and never raised. Without `_filters_mutated`: that would
-            # let his own warnings show again. An "always" leaves no trace in the registries.
-            filters.insert(0, _HEAR_ALL)  # type: ignore[attr-defined]
         try:
-            if first:
-                with _stderr_captured(forward=not mute) as captured:
+            with self._listening(heard, mute=mute):
+                if first:
+                    with _stderr_captured(forward=not mute) as captured:
+                        yield found
+                    text = captured[0]
+                else:
                     yield found
-                text = captured[0]
-            else:
-                yield found
         finally:
-            local.heard = None
-            if mute:
-                with contextlib.suppress(ValueError):
-                    filters.remove(_HEAR_ALL)  # type: ignore[attr-defined]
             rose = risen(counted, self._counters()) if self._counters is not None else []
             evidence = self._evidence(name, self._hits - hits, heard, text, rose)
             if evidence is not None and evidence[0] is Cause.WARNED_FALLBACK:
                 self._known[key] = evidence
-            evidence = evidence or self._known.get(key)
+            else:
+                if first and not mute:
+                    self._unheard.add(key)
+                evidence = self._known.get(key) or evidence
             if evidence is not None:
                 found.append(evidence)
+
+    def is_unheard(self, key: object) -> bool:
+        """What `to_be_heard` is going to say."""
+        return key in self._unheard
+
+    def to_be_heard(self, key: object) -> bool:
+        """Whether a call of this kind ran for the user only, and has to be run once more to hear C++ code's warnings.
+
+        Torch collects them until the outermost of its Python functions returns; only those of a replay come before.
+        """
+        if key in self._unheard:
+            self._unheard.remove(key)
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _listening(self, heard: list[str], *, mute: bool) -> Iterator[None]:
+        """Collect this thread's warnings; muted, they are heard whatever the user's filters say, and never raised."""
+        local = self._local
+        local.heard, local.mute = heard, mute
+        if not mute:
+            try:
+                yield
+            finally:
+                local.heard = None
+            return
+        # Without `_filters_mutated`: that would let the user's own warnings show again. An "always" leaves no trace
+        # in the registries. Nor may C++ code think that it has given its one warning of the process.
+        filters, always = warnings.filters, torch.is_warn_always_enabled()
+        filters.insert(0, _HEAR_ALL)  # type: ignore[attr-defined]
+        torch.set_warn_always(True)
+        try:
+            yield
+        finally:
+            torch.set_warn_always(always)
+            local.heard = None
+            with contextlib.suppress(ValueError):
+                filters.remove(_HEAR_ALL)  # type: ignore[attr-defined]
 
     def _evidence(self, op: str, hits: int, heard: list[str], text: str, rose: list[str]) -> Evidence | None:
         for message, where in (*((h, "Python warning") for h in heard), (text, "warning on stderr")):
             if _WARNING.search(message):
                 name = _NAMED.search(message)
-                what = name.group(1) if name else message.strip().split("\n", 1)[0][:120]
+                what = (name.group(1) or name.group(2)) if name else message.strip().split("\n", 1)[0][:120]
                 self._warned_of.add(_base(what))
                 return Cause.WARNED_FALLBACK, f"{where}: {what} falls back to the CPU"
         if hits and _base(op) in self._warned_of:
@@ -179,8 +206,25 @@ class FallbackWitness:
 
 
 def _base(name: str) -> str:
-    """``fmax`` for ``aten::fmax.out``: vendors warn of the kernel, which may be another overload."""
-    return name.removeprefix("aten::").partition(".")[0]
+    """``fmax`` for ``aten::fmax.out``, ``add`` for ``aten::add_.Tensor``: vendors warn of the kernel, often another."""
+    base = name.removeprefix("aten::").partition(".")[0]
+    return base if base.endswith("__") else base.removesuffix("_")
+
+
+def _override(to_cpu: Callable[[list[Any]], list[torch.Tensor]], key: str) -> torch.library.Library | None:
+    """Take over `aten::_to_cpu` for a device's key, and for calls without any tensor of the device.
+
+    Those reach the operator's own kernel for all keys: an operator without tensor inputs asks for none to be moved.
+    """
+    torchplatform.prepare_wrapped_numbers()
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        for k in (key, "CompositeImplicitAutograd"):
+            library.impl("_to_cpu", to_cpu, k)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        library._destroy()  # type: ignore[no-untyped-call]
+        return None
+    return library
 
 
 @contextlib.contextmanager

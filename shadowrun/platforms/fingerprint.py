@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.platforms import torchplatform
+from shadowrun.platforms import sim, torchplatform
 
 if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
@@ -61,7 +61,7 @@ def fingerprint(platform: Platform) -> dict[str, Any]:
 
     Every platform has the CPU's part: operators that fall back are computed there.
     """
-    facts: dict[str, Any] = {"platform": str(platform.spec), "device": platform.device.type}
+    facts: dict[str, Any] = {"platform": str(platform), "device": platform.device.type}
     if platform.remote is not None:
         return platform.remote.facts() | facts
     facts.update(_device_facts(platform))
@@ -101,6 +101,8 @@ def _device_facts(platform: Platform) -> dict[str, Any]:
     if kind in ("cpu", "lazy"):
         return {}
     facts: dict[str, Any] = {}
+    if sim.is_enabled() and sim.device_name() == kind:
+        facts["simulated_flaws"] = list(sim.active())
     if kind in _PLUGIN_DISTRIBUTIONS:
         facts["plugin"] = _distribution(_PLUGIN_DISTRIBUTIONS[kind])
     module = getattr(torch, kind, None)

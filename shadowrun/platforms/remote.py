@@ -5,20 +5,16 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
-import weakref
 from collections import Counter
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import torchplatform, wire
+from shadowrun.platforms import isa, schemas, settings, torchplatform
+from shadowrun.platforms.channel import Channel, Closed
 from shadowrun.platforms.cpu import flushes_denormals
-from shadowrun.platforms.spec import PROCESS_VARIABLES
+from shadowrun.platforms.process import Process, is_foreign
 from shadowrun.platforms.wire import Unsendable
 
 if TYPE_CHECKING:
@@ -33,10 +29,8 @@ __all__ = ["Answer", "Unsendable", "Worker", "WorkerDied"]
 Answer = tuple[list[Any], list[Any], int]
 """Fresh returns (None for the others), mutated arguments, nanoseconds."""
 
-_START = "import sys; sys.path[:] = sys.argv[2:]; from shadowrun.platforms.worker import main; main(int(sys.argv[1]))"
 _START_LIMIT_S = 120.0
 _MAX_DEATHS = 3
-_BUFFER = 1 << 20
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - the record's word for it
@@ -44,7 +38,7 @@ class WorkerDied(RuntimeError):  # noqa: N818 - the record's word for it
 
 
 class Worker:
-    """One process that runs operators, with settings that a process reads at its start.
+    """One process that runs operators, with settings that a process reads at its start, or by another torch.
 
     It is started by the first call that needs it, and anew after each death.
 
@@ -56,14 +50,14 @@ class Worker:
     def __init__(self, spec: PlatformSpec, limit_s: float = 60.0) -> None:
         self.limit_s = limit_s
         self._spec = spec
+        self._foreign = is_foreign(spec)
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
-        self._errors: IO[bytes] | None = None
+        self._process: Process | None = None
+        self._channel: Channel | None = None
         self._facts: dict[str, Any] = {}
         self._deaths: Counter[str] = Counter()
-        self._end: weakref.finalize[Any, Any] | None = None
-        self._owner = 0
+        self._failed_starts = 0
+        self._told: set[str] = set()
 
     @property
     def pid(self) -> int:
@@ -74,7 +68,7 @@ class Worker:
         """Start the process if it does not run, and wait until it is ready.
 
         Raises:
-            PlatformError: It cannot be started here.
+            PlatformError: It cannot be started here, or this processor lacks what the platform asks for.
         """
         with self._lock:
             self._started()
@@ -87,10 +81,11 @@ class Worker:
             return dict(self._facts)
 
     def stop(self) -> None:
-        """End the process. Does nothing if it does not run, or belongs to the process that this one was forked from."""
+        """End the process if it runs; one of the process that this one was forked from is let go and runs on."""
+        if self._process is not None and self._process.owner != os.getpid():
+            self._lock = threading.Lock()  # whoever held it is not in this process
         with self._lock:
-            if self._owner == os.getpid():
-                self._kill()
+            self._drop()
 
     def call(
         self,
@@ -111,125 +106,135 @@ class Worker:
             written: Arguments to send back, by name and position (-1: by name only).
             rng: State that the worker's random stream is set to.
 
+        Returns:
+            Tensors of this process; large ones lie in memory that the worker leaves alone as long as they live.
+
         Raises:
             WorkerDied: It crashed or exceeded the time limit; the next call finds another process.
             Unsendable: The call has a value that cannot travel, or the worker lacks the operator.
+            NotImplementedError: Its torch, another version, lacks the operator.
             Exception: What the operator raised, of the same type where it is Python's or torch's.
         """
         with self._lock:
             if self._deaths[name] >= _MAX_DEATHS:
                 raise WorkerDied(f"worker died {_MAX_DEATHS} times in this operator: not tried again")
-            if self._process is not None and self._owner != os.getpid():
+            if self._process is not None and self._process.owner != os.getpid():
                 raise Unsendable("a forked process cannot use the worker of the process that it was forked from")
-            connection = self._started()
-            connection.settimeout(self.limit_s)
+            channel = self._restarted()
+            form = None
+            if self._foreign and name not in self._told:
+                operator = schemas.find(name)
+                form = None if operator is None else schemas.form(operator)
             ambient = (*torchplatform.ambient(), flushes_denormals())
-            message = (name, args, kwargs, returns, tuple(written), ambient, rng)
             try:
-                wire.send(connection, message)
-                answer = wire.receive(connection)
+                channel.limit(self.limit_s)
+                channel.send((name, form, args, kwargs, returns, tuple(written), ambient, rng))
+                answer = channel.receive()
             except Unsendable:
                 raise
             except TimeoutError:
                 self._deaths[name] += 1
-                self._kill()
-                raise WorkerDied(f"worker hung: no answer within {self.limit_s:g} s") from None
-            except (wire.Closed, OSError):
+                self._drop()
+                raise WorkerDied(
+                    f"worker hung: no answer within {self.limit_s:g} s, ended by signal 9 (SIGKILL)"
+                ) from None
+            except (Closed, OSError):
                 self._deaths[name] += 1
                 raise WorkerDied(f"worker died: {self._obituary()}") from None
             except BaseException:  # an interrupt: the answer that is still to come would be taken for the next call's
-                self._kill()
+                self._drop()
                 raise
+            self._told.add(name)
         if answer[0] == "ran":
             return answer[1], answer[2], answer[3]
         if answer[0] == "raised":
             raise _rebuilt(*answer[1:])
-        raise Unsendable(answer[1])
+        if answer[0] == "unsendable":
+            raise Unsendable(answer[1])
+        if name.startswith("aten::"):
+            raise NotImplementedError(
+                f"The operator '{name}' is not currently implemented for the torch {answer[1]} there"
+            )
+        raise Unsendable(f"the worker has no operator {name}")
 
-    def _started(self) -> socket.socket:
-        if self._connection is not None:
-            return self._connection
-        if not hasattr(socket, "AF_UNIX") or os.name != "posix":
-            raise PlatformError(
-                f"Platform {str(self._spec)!r} needs a process of its own, which only Linux and macOS can give it.",
-                slug="no-worker",
-            )
-        here, there = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        with there:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-I", "-c", _START, str(there.fileno()), *sys.path],
-                pass_fds=(there.fileno(),),
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is for the program
-            )
-        self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end, self._process, here, self._errors, self._owner)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            here.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
-        here.settimeout(_START_LIMIT_S)
-        self._connection = here
+    def _restarted(self) -> Channel:
+        """The channel, for a program that runs: what cannot be started is not tried for ever."""
         try:
-            wire.send(here, self._spec.settings)
-            self._facts = wire.receive(here)[1]
+            if self._failed_starts >= _MAX_DEATHS:
+                raise WorkerDied("worker died and could not be started again")
+            return self._started()
+        except PlatformError as error:
+            self._failed_starts += 1
+            raise WorkerDied(f"worker died and could not be started again: {error}") from None
+
+    def _started(self) -> Channel:
+        if self._channel is not None:
+            return self._channel
+        from shadowrun.platforms.worker import PROBE
+
+        environment = settings.environment(self._spec.settings)
+        self._refuse_lacking(environment)
+        process = self._process = Process(self._spec)
+        channel = self._channel = Channel(process.connection)
+        self._told.clear()
+        try:
+            channel.limit(_START_LIMIT_S)
+            channel.send((PROBE, self._spec.settings))
+            probe, facts = channel.receive()
         except BaseException as error:
-            why = self._last_words() or type(error).__name__
+            why = process.last_words() or "it wrote nothing"
             how = self._obituary()
-            if not isinstance(error, (wire.Closed, OSError)):
+            if isinstance(error, TimeoutError):
+                how = f"it was not ready within {_START_LIMIT_S:g} s"
+            if not isinstance(error, (Closed, OSError, Unsendable)):
                 raise
             raise PlatformError(
                 f"The process of platform {str(self._spec)!r} did not start ({how}): {why}.", slug="no-worker"
             ) from None
-        return here
+        if probe != PROBE:
+            self._drop()
+            raise PlatformError(
+                f"The process of platform {str(self._spec)!r} reads values in another form: its Python is "
+                f"{facts.get('python')}.",
+                slug="no-worker",
+            )
+        self._refuse_other(environment, str(facts.get("cpu_capability")))
+        self._facts = facts
+        self._failed_starts = 0
+        return channel
 
-    def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
-        for key, value in self._spec.settings:
-            if key in PROCESS_VARIABLES:
-                environment[PROCESS_VARIABLES[key]] = str(value).replace("_STRICT", ",STRICT")
-            elif key == "threads":
-                environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(value)
-        return environment
+    def _refuse_lacking(self, environment: dict[str, str]) -> None:
+        lacking = isa.lacking(environment)
+        if lacking is not None:
+            name, value, missing = lacking
+            raise PlatformError(
+                f"Platform {str(self._spec)!r}: this processor lacks instructions that {name}={value} asks for "
+                f"({missing}).",
+                slug="absent-isa",
+            )
+
+    def _refuse_other(self, environment: dict[str, str], got: str) -> None:
+        """Without Linux's list of what the processor has, torch's own word is what there is."""
+        wanted = environment.get("ATEN_CPU_CAPABILITY", "").upper()
+        if wanted in ("DEFAULT", "AVX2", "AVX512") and got != wanted:
+            self._drop()
+            raise PlatformError(
+                f"Platform {str(self._spec)!r}: torch there computes with {got} instructions, not with {wanted}: this "
+                "processor or this build of torch has no others.",
+                slug="absent-isa",
+            )
 
     def _obituary(self) -> str:
-        """End what is left of the process, and say how it ended."""
         process = self._process
-        status = None
-        if process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(2.0)
-        self._kill()
-        if status is None:
-            return "it closed its connection"
-        if status >= 0:
-            return f"exit status {status}"
-        with contextlib.suppress(ValueError):
-            return f"signal {-status} ({signal.Signals(-status).name})"
-        return f"signal {-status}"
+        assert process is not None
+        how = process.obituary()
+        self._drop()
+        return how
 
-    def _last_words(self) -> str:
-        if self._errors is None:
-            return ""
-        self._errors.seek(0)
-        lines = self._errors.read()[-4000:].decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else ""
-
-    def _kill(self) -> None:
-        if self._end is not None:
-            self._end()
-        self._process = self._connection = self._errors = self._end = None
-
-
-def _end(process: subprocess.Popen[bytes], connection: socket.socket, errors: IO[bytes], owner: int) -> None:
-    connection.close()
-    errors.close()
-    if owner != os.getpid():
-        return
-    process.kill()
-    process.wait()
+    def _drop(self) -> None:
+        if self._process is not None:
+            self._process.end()
+        self._process = self._channel = None
 
 
 def _rebuilt(module: str, qualname: str, text: str) -> Exception:

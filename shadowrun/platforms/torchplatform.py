@@ -5,14 +5,19 @@ Seen on torch 2.13.0. On 2.11, the oldest version supported, none of them has be
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "allow_tf32",
     "ambient",
     "below_autograd",
+    "compute_lazy",
     "cuda_driver_version",
+    "cuda_precisions",
     "deterministic_state",
     "dispatch_key",
     "init_lazy",
@@ -21,15 +26,21 @@ __all__ = [
     "lazy_counters",
     "mkldnn_enabled",
     "mkldnn_precision",
+    "prepare_wrapped_numbers",
     "private_device_name",
+    "private_device_present",
     "set_ambient",
+    "set_cuda_precisions",
     "set_deterministic_state",
     "set_mkldnn_enabled",
     "set_mkldnn_precision",
+    "settle_lazy",
     "wait_for_lazy",
+    "wrapped_number",
 ]
 
 _lazy_ready = False
+_CUDA_PRODUCTS = ("matmul", "conv", "rnn")
 
 
 def private_device_name() -> str:
@@ -38,6 +49,14 @@ def private_device_name() -> str:
     Without ``torch._C._get_privateuse1_backend_name`` only the plug-in's own import could be asked.
     """
     return torch._C._get_privateuse1_backend_name()
+
+
+def private_device_present() -> bool:
+    """Whether some plug-in has registered kernels for the private-use device.
+
+    Without ``torch._C._dispatch_has_kernel_for_dispatch_key`` only its name could be asked, which it need not change.
+    """
+    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::empty.memory_format", "PrivateUse1")
 
 
 def dispatch_key(device_type: str) -> str:
@@ -91,6 +110,45 @@ def mkldnn_precision() -> str:
 def set_mkldnn_precision(precision: str) -> None:
     """Set what `mkldnn_precision` reads, and nothing of other devices."""
     torch._C._set_fp32_precision_setter("mkldnn", "matmul", precision)
+
+
+def cuda_precisions() -> tuple[Any, ...]:
+    """What says how CUDA computes float32 products: the old settings, the new ones of CUDA, and oneDNN's.
+
+    Seen on 2.13, on a build without CUDA. An old setting cannot be read once a program has used both APIs; CUDA's own
+    products raise then too.
+    """
+    read = torch._C._get_fp32_precision_getter
+    old: list[Any] = [None, None]
+    for i, ask in enumerate((torch._C._get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32)):
+        with contextlib.suppress(RuntimeError):
+            old[i] = ask()
+    return (*old, *(str(read("cuda", what)) for what in _CUDA_PRODUCTS), mkldnn_precision())
+
+
+def set_cuda_precisions(state: tuple[Any, ...]) -> None:
+    """Set what `cuda_precisions` reads."""
+    products, cudnn, *new, mkldnn = state
+    if products is not None:
+        torch._C._set_float32_matmul_precision(products)
+    if cudnn is not None:
+        torch._C._set_cudnn_allow_tf32(cudnn)
+    for what, precision in zip(_CUDA_PRODUCTS, new, strict=True):
+        torch._C._set_fp32_precision_setter("cuda", what, precision)
+    set_mkldnn_precision(mkldnn)
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Whether CUDA may round the inputs of float32 products and convolutions to tf32.
+
+    Without the old setting beside the new one, products on CUDA raise: each checks that both say the same.
+    """
+    mkldnn = mkldnn_precision()
+    torch._C._set_cublas_allow_tf32(allowed)
+    torch._C._set_cudnn_allow_tf32(allowed)
+    for what in _CUDA_PRODUCTS:
+        torch._C._set_fp32_precision_setter("cuda", what, "tf32" if allowed else "ieee")
+    set_mkldnn_precision(mkldnn)
 
 
 def ambient() -> tuple[Any, ...]:
@@ -185,6 +243,22 @@ def wait_for_lazy() -> None:
     torch._lazy.wait_device_ops()  # type: ignore[no-untyped-call]
 
 
+def compute_lazy(tensors: list[torch.Tensor]) -> None:
+    """Compute these lazy tensors and put their values in the place of their graphs.
+
+    Without ``torch._C._lazy._sync_multi`` there is `wait_for_lazy`, which does so to all lazy tensors of the program.
+    """
+    torch._C._lazy._sync_multi([t for t in tensors if t.device.type == "lazy"], [], True, True)
+
+
+def settle_lazy() -> None:
+    """Wait for the graphs of the lazy device that run by now.
+
+    Without ``torch._C._lazy._wait_device_ops`` a graph that the program does not wait for may draw between two of ours.
+    """
+    torch._C._lazy._wait_device_ops([])
+
+
 def cuda_driver_version() -> str:
     """Newest CUDA version that the installed driver supports, ``12.4``; empty where it cannot be asked.
 
@@ -195,3 +269,29 @@ def cuda_driver_version() -> str:
         return ""
     number = int(ask())
     return f"{number // 1000}.{number % 1000 // 10}"
+
+
+_wrapped: dict[type, torch.Tensor] = {}
+
+
+def prepare_wrapped_numbers() -> None:
+    """Make what `wrapped_number` needs: one such tensor of each type of number."""
+    if _wrapped:
+        return
+    with _disable_current_modes(), torch.inference_mode(mode=False), torch.enable_grad():
+        for number in (True, 1, 1.0, 1j):
+            like = torch.ones((), dtype=torch.complex128, device="cpu", requires_grad=True)
+            # Autograd keeps the number of a product as the tensor that C++ made of it, and shows it as such.
+            _wrapped[type(number)] = (like * number).grad_fn._saved_other  # type: ignore[union-attr]
+
+
+def wrapped_number(number: complex) -> torch.Tensor:
+    """The tensor that torch makes of a Python number; where types are promoted it counts less than others.
+
+    Torch hands such tensors to kernels written in Python as numbers, and takes no numbers back. Seen on 2.13. Without
+    ``_saved_other`` an ordinary tensor would do, with another result dtype for 0-dimensional inputs.
+    """
+    like = _wrapped[type(number)]
+    # Views and copies are ordinary tensors again; `detach` keeps the mark, and `set_` too.
+    value = torch.tensor(number, dtype=like.dtype, device="cpu")
+    return like.detach().set_(value.untyped_storage(), 0, (), ())

@@ -1,12 +1,14 @@
-"""The worker process: runs operators under settings that a process reads once, at its start.
+"""The worker process: runs operators under settings that a process reads once, at its start, or by another torch.
 
-Started by `remote.Worker`; ends when its parent closes the connection or dies, also in the middle of a call.
+Started by `process.Process`; ends when its parent closes the connection or dies, also in the middle of a call. It may
+run in an environment that has torch and nothing else: it imports torch, the standard library and its neighbours here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import select
 import socket
 import threading
@@ -16,10 +18,16 @@ from typing import Any
 
 import torch
 
-from shadowrun.platforms import torchplatform, wire
+from shadowrun.platforms import isa, schemas, torchplatform
+from shadowrun.platforms.channel import Channel, Closed
 from shadowrun.platforms.cpu import CpuSettings
+from shadowrun.platforms.settings import environment
+from shadowrun.platforms.wire import Unsendable
 
-__all__ = ["main"]
+__all__ = ["PROBE", "main"]
+
+PROBE = (None, True, -(2**70), 0.1, float("inf"), 1j, "ä€", b"\x00\xff", [1, (2,)], {"a": torch.float32})
+"""Values that both ends must read alike, whatever their Pythons."""
 
 _clock = time.perf_counter_ns
 
@@ -33,19 +41,30 @@ def main(descriptor: int) -> None:
     warnings.simplefilter("ignore")
     connection = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_parent, args=(descriptor, os.getppid()), daemon=True).start()
+    channel = Channel(connection, answers=True)
     try:
-        server = _Server(wire.receive(connection))
-        wire.send(connection, ("ready", server.facts()))
+        probe, settings = channel.receive()
+        if probe != PROBE:
+            raise SystemExit(f"Python {platform.python_version()} reads values in another form")
+        server = _Server(settings)
+        channel.send((PROBE, server.facts()))
         with torch.no_grad(), torchplatform.below_autograd():
             while True:
-                answer = server.answer(wire.receive(connection))
-                try:
-                    wire.send(connection, answer)
-                except wire.Unsendable as reason:
-                    wire.send(connection, ("unsendable", f"a result, {reason}"))
-                del answer
-    except (wire.Closed, OSError):
+                _serve(channel, server)
+    except (Closed, OSError):
         os._exit(0)
+
+
+def _serve(channel: Channel, server: _Server) -> None:
+    """Answer one call. Nothing of it lives on: its memory is the next one's."""
+    try:
+        try:
+            answer = server.answer(*channel.receive())
+        except _NotResizable:
+            answer = server.answer(*channel.again(), grows=True)
+        channel.send(answer)
+    except Unsendable as reason:
+        channel.send(("unsendable", str(reason)))
 
 
 def _end_with_parent(descriptor: int, parent: int) -> None:
@@ -55,6 +74,10 @@ def _end_with_parent(descriptor: int, parent: int) -> None:
     while not poll.poll(1000) and os.getppid() == parent:
         pass
     os._exit(0)
+
+
+class _NotResizable(Exception):  # noqa: N818 - a reason, caught inside
+    """A call makes an argument larger, and shared memory cannot grow."""
 
 
 class _Server:
@@ -68,6 +91,7 @@ class _Server:
         self._settings = settings
         self._ambient: tuple[Any, ...] | None = None
         self._operators: dict[str, Any] = {}
+        self._foreign: dict[str, tuple[schemas.Form, schemas.Form]] = {}
         CpuSettings(settings).__enter__()
 
     def facts(self) -> dict[str, Any]:
@@ -75,41 +99,70 @@ class _Server:
         from shadowrun.platforms.device import resolve
         from shadowrun.platforms.fingerprint import fingerprint
 
-        return fingerprint(resolve("cpu"))
+        facts = fingerprint(resolve("cpu")) | {"python": platform.python_version()}
+        mkl = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+        mkldnn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+        unheeded = isa.unheeded(environment(self._settings), mkl=mkl, mkldnn=mkldnn)
+        return facts | ({"without_effect": "; ".join(unheeded)} if unheeded else {})
 
-    def answer(self, call: Any) -> Any:
-        """Run one call; what it raises is part of the answer."""
-        name, args, kwargs, returns, written, ambient, rng = call
+    def answer(
+        self,
+        name: str,
+        form: schemas.Form | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        returns: tuple[int, tuple[int, ...]],
+        written: tuple[tuple[str, int], ...],
+        ambient: tuple[Any, ...],
+        rng: torch.Tensor | None,
+        *,
+        grows: bool = False,
+    ) -> Any:
+        """Run one call; what it raises is part of the answer. `remote.Worker.call` says what the arguments are.
+
+        Raises:
+            _NotResizable: The call needs arguments whose memory can grow, and these cannot unless `grows`.
+        """
         operator = self._operators.get(name)
         if operator is None:
-            operator = _find(name)
+            operator = schemas.find(name)
             if operator is None:
-                return "unsendable", f"the worker has no operator {name}"
+                return "lacking", str(torch.__version__)
             self._operators[name] = operator
+        if form is not None and (mine := schemas.form(operator)) != form:
+            self._foreign[name] = (form, mine)
+        if name in self._foreign:
+            why = schemas.difference(*self._foreign[name], len(args), kwargs)
+            if why:
+                return "unsendable", f"torch {torch.__version__} has another {name}: {why}"
         if ambient != self._ambient:
             self._ambient = ambient
             torchplatform.set_ambient(ambient[:-1])
             torch.set_flush_denormal(ambient[-1])
             CpuSettings(self._settings).__enter__()
-        if rng is not None:
-            torch.set_rng_state(rng)
         try:
-            start = _clock()
-            out = operator(*args, **kwargs)
-            ns = _clock() - start
+            return _run(operator, args, kwargs, returns, written, rng)
         except Exception as error:
+            if not grows and "storage that is not resizable" in str(error):
+                raise _NotResizable from None
             kind = type(error)
             return "raised", kind.__module__, kind.__qualname__, str(error)
-        results = (out,) if returns[0] == 1 else out
-        fresh = [v if i in returns[1] else None for i, v in enumerate(results)] if returns[0] else []
-        mutated = [kwargs.get(n) if p < 0 else args[p] for n, p in written]
-        return "ran", fresh, mutated, ns
 
 
-def _find(name: str) -> Any:
-    namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-    except AttributeError:
-        return None
+def _run(
+    operator: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    returns: tuple[int, tuple[int, ...]],
+    written: tuple[tuple[str, int], ...],
+    rng: torch.Tensor | None,
+) -> Any:
+    if rng is not None:
+        torch.set_rng_state(rng)
+    start = _clock()
+    out = operator(*args, **kwargs)
+    ns = _clock() - start
+    results = (out,) if returns[0] == 1 else out
+    fresh = [v if i in returns[1] else None for i, v in enumerate(results)] if returns[0] else []
+    mutated = [kwargs.get(n) if p < 0 else args[p] for n, p in written]
+    return "ran", fresh, mutated, ns

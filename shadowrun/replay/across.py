@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.plan import Action, OpPlan
-from shadowrun.intercept.torchapi import unheard
+from shadowrun.intercept.torchapi import shares_memory, unheard
 from shadowrun.platforms.remote import Unsendable, WorkerDied
+from shadowrun.replay.aside import AsidePath
 from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, mirror, written_to
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
@@ -23,7 +24,7 @@ from shadowrun.types import Status, Verdict
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Place
 
-__all__ = ["AcrossPath"]
+__all__ = ["AcrossPath", "is_certain", "reference_raised"]
 
 _CPU = torch.device("cpu")
 _clock = time.perf_counter_ns
@@ -40,11 +41,16 @@ class AcrossPath:
         self._target = stage.target
         self._ref = stage.ref
         self._max_bytes = stage.config.max_bytes
-        self._failure = TargetFailure(stage.config, stage.target, stage.ref, stage.recorder)
+        self.failure = TargetFailure(stage.config, stage.target, stage.ref, stage.recorder)
         # The target's own process is a CPU too: from the same state it may draw the same numbers.
         self._hands_over = stage.target.platform.remote is not None
         functional = stage.target.platform.functionalizes or stage.ref.platform.functionalizes
         self._views = ViewCheck(stage.recorder, strides=not functional)
+        self._on_target = self._on_ref = None
+        if stage.target.platform.functionalizes:
+            self._on_target = AsidePath(stage, stage.target, self.failure.attempt, self._reference)
+        if stage.ref.platform.functionalizes:
+            self._on_ref = AsidePath(stage, stage.ref, self.failure.attempt, self._reference)
 
     def observe(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place, reason: str
@@ -56,11 +62,16 @@ class AcrossPath:
             return _plainly(plan, args, kwargs)
         problem: Verdict | None = None
         pristine: Any = None
+        aside = self._on_target if role.on_target else self._on_ref if role.on_ref else None
+        # A call that is not compared gives values to those that are.
+        follows = aside is not None and self._stage.config.budget is None
         try:
             if plan.custom and not self._stage.selection.ops_named:
                 problem = CUSTOM
+            elif aside is not None and (follows or not reason):
+                pristine = unheard(aside.before, (), (plan, args, kwargs))
             elif not reason:
-                pristine = unheard(self._mirrored, (), (plan, args, kwargs, role))
+                pristine = unheard(self._mirrored, (), (plan, args, kwargs))
         except OverBudget:
             problem = BUDGET
         except Exception as error:
@@ -70,23 +81,32 @@ class AcrossPath:
         streams = (
             _streams(kwargs) if self._hands_over and plan.action is Action.RANDOM and role.device == _CPU else None
         )
-        drift = self._stage.drift if not reason else None
+        drift = self._stage.drift if not reason and aside is None else None
         if drift is not None:
             unheard(drift.before, (), (args, kwargs))
         if role.on_target:
             try:
                 own = self._target.run_user(plan, args, kwargs)
             except Exception as error:
-                answer = self._failure.answer(plan, args, kwargs, pristine, role.device, place, error)
+                answer = self.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
                 if answer is None:
                     raise
                 if drift is not None:
                     drift.reseed(plan, args, kwargs, answer.out)
+                if aside is not None:
+                    unheard(aside.uncompared, (), (plan, answer, None))
                 return answer
+            if pristine is not None or (own.fallback is not None and reason == plan.reason):
+                unheard(self._target.hear, (), (plan, own, pristine, self._max_bytes))
         else:
             own = self._ref.run_user(plan, args, kwargs) if role.on_ref else _plainly(plan, args, kwargs)
         try:
+            if aside is not None and (reason or problem is not None):
+                unheard(aside.uncompared, (), (plan, own, pristine))
             if reason:
+                if own.fallback is not None and reason == plan.reason:
+                    self._fallen_view(plan, args, kwargs, own, role, place)
+                    return own
                 if plan.action is Action.VIEW:
                     self._views.check(plan, args, kwargs, own.out, place, role.device)
                 recorder.skip(plan.name, str(role.device), reason)
@@ -95,46 +115,102 @@ class AcrossPath:
             if problem is not None:
                 self._stage.unverified(context, problem, plan, own)
                 return own
-            if plan.action is Action.RANDOM and not _is_certain(plan, args, kwargs):
-                drawn = own if role.on_target else self._draw(context, plan, pristine, streams)
-                if drawn is not None and streams is not None and unheard(self._is_same, (), (plan, drawn, own)):
-                    concluded = (plan, context, pristine, drawn, own, None)
+            if aside is not None:
+                drawn = plan.action is Action.RANDOM and not is_certain(plan, args, kwargs)
+                unheard(aside.after, (), (plan, own, pristine, context, role), {"drawn": drawn})
+                return own
+            if plan.action is Action.RANDOM and not is_certain(plan, args, kwargs):
+                draw = own if role.on_target else self._draw(context, plan, pristine, streams)
+                if draw is not None and streams is not None and unheard(self._is_same, (), (plan, draw, own)):
+                    concluded = (plan, context, pristine, draw, own, None)
                     unheard(self._stage.comparing.conclude, (), concluded, {"shared": False})
-                elif drawn is not None:
-                    unheard(self._stage.comparing.conclude_random, (), (plan, context, pristine, drawn))
+                elif draw is not None:
+                    unheard(self._stage.comparing.conclude_random, (), (plan, context, pristine, draw))
                 if drift is not None:
                     drift.reseed(plan, args, kwargs, own.out)
                 return own
-            actual = own if role.on_target else self._failure.attempt(context, plan, pristine)
-            expected = own if role.on_ref else self._reference(context, plan, pristine)
-            drifted = None
-            if drift is not None:
-                drifted = unheard(drift.after, (), (plan, args, kwargs, own.out, None, None))
-            if actual is not None and expected is not None:
-                concluded = (plan, context, pristine, actual, expected, drifted)
-                here = role.device if role.on_target else None
-                unheard(self._stage.comparing.conclude, (), concluded, {"shared": False, "here": here})
+            self._replay(context, plan, args, kwargs, own, pristine, role)
         except Exception as error:
-            context = recorder.context(plan, (), {}, place, role.device)
-            verdict = self._stage.harness("replaying", plan, error, (*args, *kwargs.values(), own.out))
-            self._stage.unverified(context, verdict, plan, None)
+            self._failed(plan, args, kwargs, own, role, place, error)
         return own
 
-    def _mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) -> Any:
+    def conclude(
+        self,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        own: Ran,
+        pristine: Any,
+        role: Role,
+        place: Place,
+    ) -> None:
+        """Replay a call of the target's that has run, and record the verdict."""
+        try:
+            context = self._stage.recorder.context(plan, args, kwargs, place, role.device)
+            if plan.action is Action.RANDOM and not is_certain(plan, args, kwargs):
+                unheard(self._stage.comparing.conclude_random, (), (plan, context, pristine, own))
+            else:
+                self._replay(context, plan, args, kwargs, own, pristine, role)
+        except Exception as error:
+            self._failed(plan, args, kwargs, own, role, place, error)
+
+    def _replay(
+        self,
+        context: int,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        own: Ran,
+        pristine: Any,
+        role: Role,
+    ) -> None:
+        actual = own if role.on_target else self.failure.attempt(context, plan, pristine)
+        expected = own if role.on_ref else self._reference(context, plan, pristine)
+        drift, drifted = self._stage.drift, None
+        if drift is not None:
+            drifted = unheard(drift.after, (), (plan, args, kwargs, own.out, None, None))
+        if actual is not None and expected is not None:
+            concluded = (plan, context, pristine, actual, expected, drifted)
+            here = role.device if role.on_target else None
+            unheard(self._stage.comparing.conclude, (), concluded, {"shared": False, "here": here})
+
+    def _failed(
+        self,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        own: Ran,
+        role: Role,
+        place: Place,
+        error: Exception,
+    ) -> None:
+        context = self._stage.recorder.context(plan, (), {}, place, role.device)
+        verdict = self._stage.harness("replaying", plan, error, (*args, *kwargs.values(), own.out))
+        self._stage.unverified(context, verdict, plan, None)
+
+    def _fallen_view(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], own: Ran, role: Role, place: Place
+    ) -> None:
+        """Record a call that is not compared, yet went to the CPU: a view of memory there is a copy for the program."""
+        assert own.fallback is not None
+        cause, evidence = own.fallback
+        first = own.out[0] if isinstance(own.out, (list, tuple)) and own.out else own.out
+        if plan.action is Action.VIEW and isinstance(first, torch.Tensor) and not shares_memory(first, args[0]):
+            evidence += "; what should be a view is a copy: writing to it leaves its base as it is"
+        context = self._stage.recorder.context(plan, args, kwargs, place, role.device)
+        verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
+        captured = None if plan.mutated else self._stage.recorder.keep(plan, verdict, (args, kwargs))
+        self._stage.recorder.verdict(context, verdict, captured=captured)
+
+    def _mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Inputs on the CPU, as before the call; those that lie there are copied too: the call may write to them."""
-        for executor in (self._target, self._ref):
-            if executor.platform.functionalizes and executor.platform.same_device(role.device):
-                return executor.to_device(plan, args, kwargs, _CPU, self._max_bytes)
         return mirror(args, kwargs, _CPU, self._max_bytes, written=written_to(plan, args, kwargs))
 
     def _reference(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
         try:
             return self._ref.run_mirrored(plan, pristine[0], pristine[1], self._max_bytes)
         except Exception as error:
-            why = f"the reference cannot run it: {type(error).__name__}"
-            if isinstance(error, (Unsendable, WorkerDied)):
-                why = f"the reference cannot run it: {error}"
-            self._stage.recorder.verdict(context, Verdict(Status.UNVERIFIED, None, why, str(error)[:300]))
+            self._stage.recorder.verdict(context, reference_raised(error))
             return None
 
     def _is_same(self, plan: OpPlan, drawn: Ran, own: Ran) -> bool:
@@ -154,7 +230,7 @@ class AcrossPath:
                 torch.set_rng_state(streams[0])
                 if streams[1] is not None:
                     generator.set_state(streams[1])
-            return self._failure.attempt(context, plan, pristine)
+            return self.failure.attempt(context, plan, pristine)
         finally:
             platform.set_rng_state(state)
             torch.set_rng_state(cpu_state)
@@ -173,7 +249,15 @@ def _streams(kwargs: dict[str, Any]) -> Streams:
     return torch.get_rng_state(), generator.get_state() if isinstance(generator, torch.Generator) else None
 
 
-def _is_certain(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def reference_raised(error: Exception) -> Verdict:
+    """The verdict on a call that the reference cannot run."""
+    why = f"the reference cannot run it: {type(error).__name__}"
+    if isinstance(error, (Unsendable, WorkerDied)):
+        why = f"the reference cannot run it: {error}"
+    return Verdict(Status.UNVERIFIED, None, why, str(error)[:300])
+
+
+def is_certain(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a random operator draws nothing in this call (attention with dropout 0)."""
     if plan.dropout < 0:
         return False

@@ -28,6 +28,7 @@ import torch
 from shadowrun.numerics.tolerance import absolute_error, accumulates, base_name, is_arithmetic
 from shadowrun.replay.finding import Finding, op_name
 from shadowrun.replay.oracle import n_terms, tensors
+from shadowrun.replay.stages import partial_sums
 from shadowrun.replay.undefined import arguments
 
 if TYPE_CHECKING:
@@ -37,12 +38,15 @@ if TYPE_CHECKING:
 __all__ = [
     "BOUND",
     "COARSE_SUM_BOUND",
+    "OUTLIER",
     "RATIO",
     "REFERENCE_RATIO",
     "bound",
     "floor",
     "is_coarse",
     "is_fast_convolution",
+    "outlier",
+    "sums",
 ]
 
 BOUND: Final = 32.0
@@ -55,11 +59,20 @@ COARSE_SUM_BOUND: Final = 4.0
 """The same for 16-bit sums and products, which are accumulated in float32."""
 COARSE_SUM_RMS: Final = 1.0
 """And in the root mean square over the result; one rounding to nearest gives 0.4, two 0.6."""
+COARSE_SUM_ROOT: Final = 0.25
+"""Further units of root mean square for each root of the partial sums that a right kernel may add in 16 bits, and
+`ROOT` for the greatest: 9 to 1024 of them, of 1 or 64 terms, reach 0.27 and 0.91 times the root (up to 256 positive
+ones: with 1024, additions to a great sum are lost, and nobody should call that right)."""
 COARSE_PRODUCT_RMS: Final = 0.6
 COARSE_PRODUCT_RATIO: Final = 5.0
 """The same for plain 16-bit products beside the reference's own. Partial sums of 2 to 8 blocks rounded to 16 bits
 (split-K) reach 0.40 and 3.3 times the reference with factors of any sign; sums of 512 terms rounded after each 8
 reach 0.78 and 6 times (`tests/replay/test_judge.py`). With positive factors `COARSE_SUM_RMS` decides."""
+OUTLIER: Final = 2.0
+OUTLIER_RATIO: Final = 12.0
+"""One element of a 16-bit result may be this many units off (or times the reference's greatest, if that is more than
+one rounding), and this many times the median of the elements that are off: the greatest of 10**7 normal deviates is 8
+times their median."""
 FAST_CONVOLUTION_RMS: Final = 64.0
 FAST_CONVOLUTION_PEAK: Final = 60.0
 """A fast convolution (Winograd, FFT) has larger errors, spread like noise: NNPACK's reach a root mean square of 31 and
@@ -73,24 +86,54 @@ REFERENCE_RATIO: Final = 16.0
 """How many bounds the reference must be off before it is called wrong."""
 
 
+_SPECTRAL: Final = {"_linalg_eigh": 0, "_linalg_svd": 1, "linalg_eig": 0, "linalg_eigvals": 0, "_linalg_eigvals": 0}
+"""Operators that give eigenvalues or singular values, and where."""
+
+
 def bound(case: Case, finding: Finding) -> float:
     """Units of rounding that a correct implementation may be off."""
     assert finding.fmt is not None
     op = op_name(case)
     if finding.fmt.mantissa < 23:
-        return COARSE_SUM_BOUND if accumulates(op) else COARSE_BOUND
+        added = partial_sums(case, finding.position) - 1
+        return COARSE_SUM_BOUND + ROOT * float(added**0.5) if sums(op) else COARSE_BOUND
     if accumulates(op):
         return BOUND + ROOT * float(n_terms(case, finding.position) ** 0.5)
     return ARITHMETIC_BOUND if is_arithmetic(op) else BOUND
 
 
-def is_coarse(op: str, actual: float, expected: float) -> bool:
-    """Whether a 16-bit sum was accumulated in 16 bits, by the root mean squares of both sides' excess."""
+def sums(op: str) -> bool:
+    """Whether a 16-bit result is made of sums: gradients of a loss are a formula on each element."""
+    return accumulates(op) and not base_name(op).endswith("loss_backward")
+
+
+def is_coarse(op: str, actual: float, expected: float, added: int) -> bool:
+    """Whether a 16-bit sum was accumulated in 16 bits, by the root mean squares of both sides' excess.
+
+    Args:
+        op: The operator.
+        actual: Of the target.
+        expected: Of the reference.
+        added: How many additions a right kernel may round (`stages.partial_sums`, less one).
+    """
     # Fused attention keeps its probabilities in 16 bits or not, and its backward has a factor of 2 between the two.
-    if actual > max(COARSE_SUM_RMS, (RATIO if "attention" in op else 1.5) * expected):
+    limit = COARSE_SUM_RMS + COARSE_SUM_ROOT * float(added**0.5)
+    if actual > max(limit, (RATIO if "attention" in op else 1.5) * expected):
         return True
     product = base_name(op) in {"mm", "bmm", "addmm", "baddbmm", "mv", "linear", "matmul"}
     return product and actual > max(COARSE_PRODUCT_RMS, COARSE_PRODUCT_RATIO * expected)
+
+
+def outlier(actual: Array, own: float) -> float:
+    """Excess from which an element of a 16-bit result stands out from the rest.
+
+    Args:
+        actual: Excess of all elements of the target.
+        own: Greatest excess of the reference.
+    """
+    noisy = actual[actual > 0]
+    level = float(np.median(noisy)) if noisy.size else 0.0
+    return max(OUTLIER * max(1.0, own), OUTLIER_RATIO * level)
 
 
 def is_fast_convolution(op: str, finding: Finding) -> bool:
@@ -104,6 +147,8 @@ def is_fast_convolution(op: str, finding: Finding) -> bool:
 def floor(case: Case, finding: Finding) -> Array | float:
     """Absolute error to add to the unit of each differing element (`numerics.tolerance.absolute_error`)."""
     assert finding.fmt is not None
+    if finding.position == _SPECTRAL.get(base_name(op_name(case))):
+        return _spectral(case, finding)[finding.where]
     result = case.expected[finding.position]
     shape = tuple(result.shape) if isinstance(result, torch.Tensor) else ()
     grad = arguments(case).get("grad_output")
@@ -116,6 +161,17 @@ def floor(case: Case, finding: Finding) -> Array | float:
         size, greatest, extent = size * factor, greatest * greatest_factor, max(extent, further)
     error = absolute_error(op_name(case), finding.fmt.roundoff, greatest, size.numpy(), extent)
     return error[finding.where] if isinstance(error, np.ndarray) else float(error)
+
+
+def _spectral(case: Case, finding: Finding) -> Array:
+    """Rounding of a whole matrix for each of its eigenvalues: moving it by u moves them by as much (Weyl)."""
+    assert finding.fmt is not None
+    matrix = next(tensors(case.args, case.kwargs)).detach()
+    norms = torch.linalg.matrix_norm(matrix.abs().to(torch.float64)).nan_to_num(posinf=0.0).reshape(-1)
+    error: Array = (
+        finding.fmt.roundoff * norms.repeat_interleave(finding.actual.numel() // max(norms.numel(), 1)).numpy()
+    )
+    return error
 
 
 def _magnitudes(

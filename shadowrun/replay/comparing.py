@@ -11,6 +11,7 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.replay import results
+from shadowrun.replay.capturing import SLOW
 from shadowrun.replay.case import Case, Value
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Executor, Ran, to_cpu
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.replay.recorder import Recorder
 
-__all__ = ["Comparing"]
+__all__ = ["Comparing", "landed_elsewhere"]
 
 _MAX_REMEMBERED = 16
 _MAX_REMEMBERED_BYTES = 8 << 20
@@ -50,13 +51,18 @@ class Comparing:
         self._ref = ref
         self._recorder = recorder
         self._max_bytes = config.max_bytes
-        self._judge = Judge(rtol=config.rtol, atol=config.atol, max_bytes=min(config.max_bytes, 1 << 30))
+        tolerance = config.tolerance_on(str(target.platform))
+        self._judge = Judge(tolerance=tolerance, max_bytes=min(config.max_bytes, 1 << 30))
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
         self.suspects: set[int] = set()
         self._previous: dict[int, tuple[Value, ...]] = {}
         self._slow_ratio = config.slow_ratio
         self._slow: Counter[int] = Counter()
+
+    def judge_with(self, judge: Judge) -> None:
+        """Have calls judged by another judge, who sees what it judges."""
+        self._judge = judge
 
     def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], Ran]) -> int:
         """Time of the target's run, measured again before an operator is called slow.
@@ -70,19 +76,22 @@ class Comparing:
             expected_ns: Time of the reference's run.
             again: Runs the call once more on the target.
         """
-        slow = max(self._slow_ratio * expected_ns, expected_ns + _SLOW_NS)
-        if actual_ns < slow or self._slow[plan.index] >= _MAX_CONFIRMED:
+        if not self.is_slow(actual_ns, expected_ns) or self._slow[plan.index] >= _MAX_CONFIRMED:
             return actual_ns
         best, spent = actual_ns, 0
         for _ in range(_MAX_RERUNS):
             ns = again().ns
             best, spent = min(best, ns), spent + ns
-            if best < slow:
+            if not self.is_slow(best, expected_ns):
                 return best
             if spent > _MAX_RERUN_NS:
                 break
         self._slow[plan.index] += 1
         return best
+
+    def is_slow(self, actual_ns: int, expected_ns: int) -> bool:
+        """Whether a call takes the target so long that its operator may be called slow."""
+        return actual_ns >= max(self._slow_ratio * expected_ns, expected_ns + _SLOW_NS)
 
     def conclude(
         self,
@@ -111,6 +120,7 @@ class Comparing:
             here: Device that the target's results should lie on, where the user's program runs there.
         """
         actual_ns = actual.ns
+        reruns: list[Ran] = []
         # Another call stood for this one: its layout is the device's own affair, its time includes another graph.
         stand_in = not shared and plan.name in EQUIVALENTS
         if plan.action is not Action.RANDOM and not stand_in:
@@ -119,10 +129,12 @@ class Comparing:
             def again() -> Ran:
                 args, kwargs = pristine
                 if not shared:
-                    return executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                    reruns.append(executor.run_mirrored(plan, args, kwargs, self._max_bytes))
+                    return reruns[-1]
                 if plan.mutated:
                     args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
-                return executor.run(plan, args, kwargs)
+                reruns.append(executor.run(plan, args, kwargs))
+                return reruns[-1]
 
             actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
         times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
@@ -135,9 +147,13 @@ class Comparing:
         if plan.name in _READS:
             actual.fallback = None
         elif here is not None and actual.fallback is None:
-            actual.fallback = _landed_elsewhere(plan, actual.out, here)
+            actual.fallback = landed_elsewhere(plan, actual.out, here)
         try:
-            equal = len(left) == len(right) and all(map(self.equal, left, right))
+            equal = self._all_equal(left, right)
+            if equal and actual.fallback is None:  # a device may be wrong in every third call, and slow in any
+                others = (self._target.values(plan, ran)[:n] for ran in reruns)
+                wrong = next((values for values in others if not self._all_equal(values, right)), None)
+                left, equal = (left, True) if wrong is None else (wrong, False)
         except Uncomparable as error:
             verdict = Verdict(Status.UNVERIFIED, None, str(error))
             self._recorder.verdict(context, verdict, times=times, drift=drift)
@@ -145,12 +161,16 @@ class Comparing:
         previous = self._previous.get(plan.index)
         if equal:
             self.remember_if_suspect(plan, left)
-            if actual.fallback is None:
-                self._recorder.match(context, *times, drift)
-            else:
+            slow = self._recorder.keep(plan, SLOW, pristine) if self.is_slow(actual_ns, expected.ns) else None
+            if actual.fallback is not None:
                 cause, evidence = actual.fallback
                 verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
-                self._recorder.verdict(context, verdict, times=times, drift=drift)
+                captured = self._recorder.keep(plan, verdict, pristine) or slow
+                self._recorder.verdict(context, verdict, times=times, drift=drift, captured=captured)
+            elif slow is not None:
+                self._recorder.verdict(context, Verdict(Status.MATCH), times=times, drift=drift, captured=slow)
+            else:
+                self._recorder.match(context, *times, drift)
             return
         case = self._case(plan, pristine, left, right, expected, rng, previous, shared=shared)
         verdict, diffs = self._judge(case)
@@ -162,7 +182,8 @@ class Comparing:
         elif actual.fallback is not None:
             cause, evidence = actual.fallback
             verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
-        self._recorder.verdict(context, verdict, diffs, times=times, drift=drift)
+        captured = self._recorder.keep(plan, verdict, pristine)
+        self._recorder.verdict(context, verdict, diffs, times=times, drift=drift, captured=captured)
 
     def conclude_random(self, plan: OpPlan, context: int, pristine: Any, drawn: Ran) -> None:
         """Record a random operator whose values were handed over to the reference."""
@@ -175,6 +196,9 @@ class Comparing:
         if drawn.fallback is not None and not why:
             verdict = Verdict(Status.FALLBACK, drawn.fallback[0], "computed on the CPU", drawn.fallback[1])
         self._recorder.verdict(context, verdict, times=(-1.0, drawn.ns / 1000))
+
+    def _all_equal(self, left: list[Value], right: list[Value]) -> bool:
+        return len(left) == len(right) and all(map(self.equal, left, right))
 
     def equal(self, actual: Value, expected: Value) -> bool:
         """Whether two results have the same bits and, where both have any, the same strides."""
@@ -247,7 +271,8 @@ class Comparing:
         self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
 
 
-def _landed_elsewhere(plan: OpPlan, out: Any, here: torch.device) -> tuple[Cause, str] | None:
+def landed_elsewhere(plan: OpPlan, out: Any, here: torch.device) -> tuple[Cause, str] | None:
+    """Evidence of a fallback in where a result lies; None where it lies on the device, or may lie elsewhere."""
     if plan.has_device or plan.mutated:
         return None
     first = out[0] if isinstance(out, (tuple, list)) and out else out

@@ -13,7 +13,8 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.fallback import Evidence, FallbackWitness
 from shadowrun.replay import results
 from shadowrun.replay.equivalents import EQUIVALENTS
-from shadowrun.replay.mirror import Arguments, mirror, move, tensors_in, written_to
+from shadowrun.replay.mirror import Arguments, kept_on_cpu, mirror, move, tensors_in, without_strides, written_to
+from shadowrun.types import Cause
 
 if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Executor", "Ran"]
 
 _CPU = torch.device("cpu")
+_UNDEFINED = object()
 _clock = time.perf_counter_ns
 
 
@@ -57,6 +59,7 @@ class Executor:
         self.plain = platform.is_ambient and not platform.functionalizes
         self._is_cpu = platform.device.type == "cpu"
         self._remote = platform.remote
+        self._above: dict[int, bool] = {}
 
     def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, mute: bool = True) -> Ran:
         """Run a call on tensors that lie on this platform's device.
@@ -97,12 +100,19 @@ class Executor:
         with self.platform.context():
             start = _clock()
             if self.platform.functionalizes:
-                with torchapi.functionalize_included():
+                with torchapi.functionalize_included(autograd=self._has_autograd_kernel(plan)):
                     out = func(*args, **kwargs)
-                self._materialise(plan)
+                if plan.action is Action.RANDOM:  # draw now: each reading runs the graph anew, and would draw anew
+                    self.platform.materialise(list(tensors_in([out])))
             else:
                 out = func(*args, **kwargs)
             return Ran(args, kwargs, out, _clock() - start)
+
+    def _has_autograd_kernel(self, plan: OpPlan) -> bool:
+        """Whether a program on this platform's device never reaches a kernel of the backend below autograd."""
+        if plan.index not in self._above:
+            self._above[plan.index] = torchapi.has_autograd_kernel(plan.name, self.platform.dispatch_key)
+        return self._above[plan.index]
 
     def _run_remote(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """Run a call in the platform's own process; the inputs stay as they are, the run has what became of them."""
@@ -135,16 +145,41 @@ class Executor:
             else:
                 # Functionalize comes before the mode: these are the tensors that it unwrapped.
                 out = plan.run(*args, **kwargs)
-            self._materialise(plan)
             ran = Ran(args, kwargs, out, _clock() - start)
         if found:
             ran.fallback = found[0]
         return ran
 
-    def _materialise(self, plan: OpPlan) -> None:
-        """Draw now: each reading of a lazy tensor runs its graph anew, and would draw anew."""
-        if plan.action is Action.RANDOM and self.platform.functionalizes:
-            self.platform.synchronize()
+    def expects_hearing(self, plan: OpPlan, args: tuple[Any, ...]) -> bool:
+        """Whether `hear` has something to do after this call."""
+        return self.witness.active and self.witness.is_unheard(_watch_key(plan, args))
+
+    def hear(self, plan: OpPlan, ran: Ran, pristine: Arguments | None, max_bytes: int) -> None:
+        """Run the user's call once more if what C++ code warned of in it could not be heard; once for each kind.
+
+        Args:
+            plan: The operator.
+            ran: The user's own run, which gets the evidence.
+            pristine: Inputs as before the call, on the CPU; None where they were not copied.
+            max_bytes: Bound of the copies.
+        """
+        if not self.witness.active or not self.witness.to_be_heard(_watch_key(plan, ran.args)):
+            return
+        if isinstance(ran.kwargs.get("generator"), torch.Generator) or (pristine is None and plan.mutated):
+            return
+        state, cpu_state = self.platform.rng_state(), torch.get_rng_state()
+        try:
+            if pristine is None:
+                again = self.run(plan, ran.args, ran.kwargs)
+            else:
+                again = self.run_mirrored(plan, *pristine, max_bytes)
+            if again.fallback is not None and again.fallback[0] is Cause.WARNED_FALLBACK:
+                ran.fallback = again.fallback
+        except Exception:  # noqa: S110 - the user's own run went well, and is judged with what is known of it
+            pass
+        finally:
+            self.platform.set_rng_state(state)
+            torch.set_rng_state(cpu_state)
 
     def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
         """Run a call whose inputs lie on the CPU, on copies of them on this platform's device."""
@@ -172,10 +207,11 @@ class Executor:
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, max_bytes: int
     ) -> Arguments:
         """Copy inputs to a device, this platform being one end of the way."""
+        kept = kept_on_cpu(plan, args, kwargs)
         if not self.platform.functionalizes:
-            return mirror(args, kwargs, device, max_bytes, written=written_to(plan, args, kwargs))
+            return mirror(args, kwargs, device, max_bytes, written=written_to(plan, args, kwargs), kept=kept)
         with torchapi.functionalize_included():
-            return mirror(args, kwargs, device, max_bytes, _move_without_strides)
+            return mirror(args, kwargs, device, max_bytes, without_strides, kept=kept)
 
     def values(self, plan: OpPlan, ran: Ran) -> list[Value]:
         """Results of a run, on the CPU; a list with fewer entries than the operator gives for an equivalent."""
@@ -186,8 +222,19 @@ class Executor:
             return list(found)
         if self.platform.functionalizes:
             with torchapi.functionalize_included():
-                return _defined_on_cpu(found)
+                return [v for v in map(_defined_on_cpu, found) if v is not _UNDEFINED]
         return [to_cpu(v) for v in found]
+
+    def read(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Copies of a run's tensors on the CPU, where this platform functionalizes; None for those without values."""
+        read: list[torch.Tensor | None] = []
+        with torchapi.functionalize_included():
+            for t in tensors:
+                try:
+                    read.append(move(torchapi.unwrapped(t), _CPU, strided=False))
+                except RuntimeError:  # a wrapper that holds no tensor; read a second time, it gives another error
+                    read.append(None)
+        return read
 
 
 def _write_back(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], done: Ran) -> None:
@@ -213,16 +260,11 @@ def to_cpu(value: Value) -> Value:
     return value
 
 
-def _defined_on_cpu(values: list[Value]) -> list[Value]:
-    moved = []
-    for value in values:
-        try:
-            moved.append(to_cpu(value))
-        except RuntimeError as error:
-            if not torchapi.is_undefined_error(error):
-                raise
-    return moved
-
-
-def _move_without_strides(t: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return move(t, device, strided=False)
+def _defined_on_cpu(value: Value) -> Any:
+    try:
+        # What fell back and stayed on the CPU may still be wrapped, and a wrapper has no memory of its own.
+        return to_cpu(torchapi.unwrapped(value) if isinstance(value, torch.Tensor) else value)
+    except RuntimeError as error:
+        if not torchapi.is_undefined_error(error):
+            raise
+        return _UNDEFINED

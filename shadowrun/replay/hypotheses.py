@@ -19,6 +19,7 @@ from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.tolerance import accumulates, base_name
 from shadowrun.replay import patterns
 from shadowrun.replay.finding import Finding, flat_values, op_name
+from shadowrun.replay.foreign import has_foreign_values
 from shadowrun.replay.oracle import NoOracle, Oracle, tensors
 from shadowrun.replay.patterns import Suspect
 from shadowrun.types import Cause, Status, Verdict
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from shadowrun.replay.case import Case, Value
 
-__all__ = ["HYPOTHESES", "Hypothesis", "explain", "order_varies"]
+__all__ = ["HYPOTHESES", "Hypothesis", "explain", "order_varies", "to_tf32"]
 
 RERUNS: Final = 3
 MISSING_RUNS: Final = 12
@@ -139,6 +140,11 @@ def not_deterministic(suspect: Suspect) -> str | None:
     return None
 
 
+def uninitialised(suspect: Suspect) -> str | None:
+    """An operator that only moves values returned others than it was given, and others again in another run."""
+    return "uninitialised memory" if has_foreign_values(suspect) and not_deterministic(suspect) else None
+
+
 def right_when_contiguous(suspect: Suspect) -> str | None:
     """The target is right on contiguous copies of the inputs."""
     inputs = [t for t in tensors(suspect.case.args, suspect.case.kwargs) if t.layout == torch.strided]
@@ -216,8 +222,13 @@ def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:
     return ((bits + half) & -(1 << dropped)).view(torch.float32).to(torch.float64)
 
 
+def to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Round float64 values to the 10 bits of mantissa that tf32 keeps of float32."""
+    return _to_bits(x, 13, 1 << 12)
+
+
 _ROUNDINGS: Final[tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]] = (
-    ("tf32", lambda x: _to_bits(x, 13, 1 << 12)),
+    ("tf32", to_tf32),
     ("tf32 (truncated)", lambda x: _to_bits(x, 13, 0)),
     ("fp16", lambda x: x.to(torch.float32).to(torch.float16).to(torch.float64)),
     ("bf16", lambda x: x.to(torch.float32).to(torch.bfloat16).to(torch.float64)),
@@ -279,6 +290,7 @@ def _has_subnormals(t: torch.Tensor) -> bool:
 
 HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.stale),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, uninitialised),
     Hypothesis(Cause.NON_DETERMINISM, 0.9, not_deterministic),
     Hypothesis(Cause.LAYOUT, 0.95, right_when_contiguous),
     Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.biased_variance),

@@ -7,8 +7,9 @@ place of the last two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -19,26 +20,21 @@ from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import ulp_distance
 from shadowrun.numerics.tolerance import base_name, not_unique, ulp_bound
 from shadowrun.replay import hypotheses
-from shadowrun.replay.bounds import (
-    BOUND,
-    COARSE_SUM_BOUND,
-    RATIO,
-    REFERENCE_RATIO,
-    bound,
-    floor,
-    is_coarse,
-    is_fast_convolution,
-)
+from shadowrun.replay.decompositions import any_order, by_equation, concerns, in_another_order
 from shadowrun.replay.finding import Finding, look, op_name
+from shadowrun.replay.hidden import hidden_rounding
 from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS, NoOracle, Oracle, tensors
+from shadowrun.replay.products import beyond_one_rounding
 from shadowrun.replay.undefined import arguments, undefined
+from shadowrun.replay.weighing import reference_wrong, weigh
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
-    from shadowrun.numerics.excess import Array
     from shadowrun.replay.case import Case
 
 __all__ = ["Judge"]
+
+ToleranceOf = Callable[[str, str], tuple[float, float] | None]
 
 
 class Judge:
@@ -47,6 +43,7 @@ class Judge:
     Args:
         rtol: Relative tolerance, as in `torch.testing.assert_close`; takes the place of bounds and oracle.
         atol: Absolute tolerance.
+        tolerance: Instead of both: tolerances by operator and dtype of the result, None where there are none.
         max_bytes: Memory that the oracle may take for one call.
         hypotheses: Look for the cause of a mismatch by running the operator under alternative explanations.
     """
@@ -56,10 +53,12 @@ class Judge:
         *,
         rtol: float | None = None,
         atol: float | None = None,
+        tolerance: ToleranceOf | None = None,
         max_bytes: int = 1 << 30,
         hypotheses: bool = True,
     ) -> None:
-        self._tolerances = None if rtol is None and atol is None else (rtol or 0.0, atol or 0.0)
+        given = None if rtol is None and atol is None else (rtol or 0.0, atol or 0.0)
+        self._tolerance: ToleranceOf = tolerance or (lambda _op, _dtype: given)
         self._max_bytes = max_bytes
         self._hypotheses = hypotheses
 
@@ -69,26 +68,32 @@ class Judge:
         Returns:
             The verdict, and a diff for each result whose bits or form differ.
         """
-        trial = _Trial(case, self._tolerances, self._max_bytes, self._hypotheses)
+        verdict, diffs, _ = self.examine(case)
+        return verdict, diffs
+
+    def examine(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...], tuple[Finding, ...]]:
+        """Judge one call, and give the results that mismatched element by element; they hold its tensors."""
+        trial = _Trial(case, self._tolerance, self._max_bytes, self._hypotheses)
         try:
-            return trial.run()
+            verdict, diffs = trial.run()
         except Uncomparable as error:
-            return Verdict(Status.UNVERIFIED, explanation=str(error)), tuple(trial.diffs.values())
+            return Verdict(Status.UNVERIFIED, explanation=str(error)), tuple(trial.diffs.values()), ()
+        return verdict, diffs, tuple(trial.findings)
 
 
 class _Trial:
     """The judgement of one call; each step leaves `diffs` and `findings` richer."""
 
-    def __init__(
-        self, case: Case, tolerances: tuple[float, float] | None, max_bytes: int, ask_hypotheses: bool
-    ) -> None:
+    def __init__(self, case: Case, tolerance: ToleranceOf, max_bytes: int, ask_hypotheses: bool) -> None:
         self.case = case
         self.op = op_name(case)
-        self.tolerances = tolerances
+        self.tolerance = tolerance
+        self.tolerances: tuple[float, float] | None = None  # of the result in hand
         self.max_bytes = max_bytes
         self.ask_hypotheses = ask_hypotheses
         self.diffs: dict[int, TensorDiff] = {}
         self.oracle: Oracle | None = None
+        self.findings: list[Finding] = []
 
     def run(self) -> tuple[Verdict, tuple[TensorDiff, ...]]:
         case = self.case
@@ -115,7 +120,7 @@ class _Trial:
             return Verdict(Status.MATCH)
         if _is_random(self.case):
             return Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "random operator")
-        verdicts, findings = [], []
+        verdicts, findings = [], self.findings
         for k, d in self.diffs.items():
             if d.n_different:
                 finding = look(self.case, k)
@@ -123,7 +128,8 @@ class _Trial:
                 self._note(finding)
                 if verdicts[-1].status is Status.MISMATCH:
                     findings.append(finding)
-        worst = min(verdicts, key=lambda v: (_ORDER[v.status], v.cause is Cause.REFERENCE))
+        # Among matches, one that a reader should know of comes first.
+        worst = min(verdicts, key=lambda v: (_ORDER[v.status], v.cause in _LAST))
         if worst.status is Status.MISMATCH and worst.cause is not Cause.REFERENCE and self.ask_hypotheses:
             found = hypotheses.explain(self.case, findings, self._oracle_or_none)
             if found is not None:
@@ -147,6 +153,7 @@ class _Trial:
     def _one(self, finding: Finding) -> Verdict:
         """Judge one result."""
         d = self.diffs[finding.position]
+        self.tolerances = self.tolerance(self.op, d.expected.dtype)
         if finding.where.size == 0:
             return Verdict(Status.MATCH, Cause.ROUNDING, "", f"{d.n_different} NaN payloads or signs of zeros sums")
         open_ones = undefined(self.case, finding)
@@ -157,6 +164,10 @@ class _Trial:
             keep = ~mask
             finding.where = finding.where[keep]
             finding.zero_signs, finding.classes = finding.zero_signs[keep], finding.classes[keep]
+        if concerns(self.op, finding.position):
+            decided = self._by_equation(finding)
+            if decided is not None:
+                return decided
         named = arguments(self.case)
         if self.tolerances is not None and finding.fmt is not None:
             verdict = self._by_user(finding, *self.tolerances)
@@ -174,6 +185,17 @@ class _Trial:
                 return decided
         return self._by_oracle(finding)
 
+    def _by_equation(self, finding: Finding) -> Verdict | None:
+        """Judge what is unique only up to sign, basis or order; the tolerances of the user may only accept more."""
+        if self.tolerances is not None and finding.fmt is not None and not finding.classes.any():
+            verdict = self._by_user(finding, *self.tolerances)
+            if verdict.status is Status.MATCH:
+                return verdict
+        try:
+            return by_equation(self.case, finding, self._ask)
+        except NoOracle as reason:
+            return Verdict(Status.UNVERIFIED, None, str(reason))
+
     def _by_user(self, finding: Finding, rtol: float, atol: float) -> Verdict:
         a, e = finding.taken(finding.actual), finding.taken(finding.expected)
         with np.errstate(all="ignore"):
@@ -190,7 +212,7 @@ class _Trial:
             finding.bad = finding.where
             # The neighbour in float64 is another number than that in float32.
             if base_name(self.op) != "nextafter" and self._oracle_agrees(finding):
-                return _reference_wrong(f"{finding.bad.size} elements of {finding.name}, an exact operator")
+                return reference_wrong(f"{finding.bad.size} elements of {finding.name}, an exact operator")
             share = f"{finding.bad.size} of {finding.actual.numel()} elements"
             evidence = f"{share} of {finding.name} differ, and the operator is exact"
             return Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
@@ -228,19 +250,20 @@ class _Trial:
 
     def _by_oracle(self, finding: Finding) -> Verdict:
         """Step 5."""
+        d = self.diffs[finding.position]
         try:
             oracle = self._ask()
             finding.truth = oracle.truths[finding.position]
             if finding.truth is None or finding.truth.value.size != finding.actual.numel():
                 raise NoOracle("no float64 oracle: it returned another number of elements")  # noqa: TRY301
             # Without perturbation every unit is smaller: what passes now passes anyway, for one run of the oracle.
-            verdict = self._weigh(finding, ratio=0.0)
+            verdict = weigh(self.case, finding, d, ratio=0.0)
             if verdict.status is not Status.MATCH:
                 oracle.draw(FEW_DRAWS)
-                verdict = self._weigh(finding)
+                verdict = weigh(self.case, finding, d)
             if verdict.status is not Status.MATCH and oracle.n_draws < MANY_DRAWS:
                 oracle.draw(MANY_DRAWS)
-                verdict = self._weigh(finding)
+                verdict = weigh(self.case, finding, d)
         except NoOracle as reason:
             if finding.classes.any():
                 finding.bad = finding.where[finding.classes]
@@ -252,94 +275,15 @@ class _Trial:
                     0.7,
                 )
             return Verdict(Status.UNVERIFIED, None, str(reason))
+        if verdict.status is Status.MATCH:
+            # One unit in the last place everywhere is rounding, also where it adds to a rounding of the reference.
+            short = beyond_one_rounding(self.case, finding, oracle) if d.max_ulp > 1 else None
+            return short or hidden_rounding(self.case, finding, oracle) or verdict
+        if verdict.status is Status.MISMATCH and any_order(self.op, finding.position):
+            verdict = in_another_order(self.case, finding, oracle) or verdict
         if verdict.status is Status.MISMATCH and finding.position in not_unique(self.op):
             return Verdict(Status.UNVERIFIED, Cause.UNDEFINED, f"{finding.name} is not unique", verdict.evidence)
         return verdict
-
-    def _weigh(self, finding: Finding, ratio: float = RATIO) -> Verdict:
-        if finding.fmt is None:
-            return self._weigh_integers(finding)
-        finding.floor = floor(self.case, finding)
-        finding.measure()
-        ea, ee = finding.excess_actual, finding.excess_expected
-        assert ea is not None
-        assert ee is not None
-        own = float(ee[np.isfinite(ee)].max(initial=0.0))
-        limit = bound(self.case, finding)
-        finding.limit = max(limit, ratio * own)
-        wrong = ea > finding.limit
-        if not wrong.any() and limit == COARSE_SUM_BOUND:
-            wrong = self._coarse_on_the_whole(finding)
-        if wrong.any() and is_fast_convolution(self.op, finding):
-            evidence = f"{finding.name}: noise of a fast convolution (Winograd, FFT), at most {ea.max():.3g} units"
-            return Verdict(Status.MATCH, Cause.ROUNDING, "", evidence)
-        finding.bad = finding.where[wrong]
-        evidence = (
-            f"{finding.name}: {finding.bad.size} of {finding.actual.numel()} elements beyond rounding; greatest excess "
-            f"{ea.max():.3g} units of rounding against {ee.max():.3g} of the reference"
-        )
-        if wrong.any():
-            if bool(np.isinf(ee[wrong]).all()):
-                return Verdict(Status.MISMATCH, Cause.EXCEPTIONAL_VALUES, "neither side is right", evidence, 0.4)
-            return Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
-        if self._reference_off(finding, ee):
-            return _reference_wrong(
-                f"{finding.name}: greatest excess {ee.max():.3g} units of rounding against {ea.max():.3g} of the target"
-            )
-        d = self.diffs[finding.position]
-        return Verdict(Status.MATCH, Cause.ROUNDING, "", f"max {d.max_ulp} ULP, {ea.max():.2g} units of rounding")
-
-    def _reference_off(self, finding: Finding, ee: Array) -> bool:
-        """Whether the reference is wrong beyond doubt: also relative to the greatest element of the result.
-
-        Correct implementations that cancel (a variance of nearly equal values, the tail of gelu) are far off
-        relative to one element, but not relative to the whole.
-        """
-        assert finding.truth is not None
-        assert finding.fmt is not None
-        assert finding.excess_actual is not None
-        if bool((np.isinf(ee) & (finding.excess_actual <= finding.limit)).any()):
-            return True
-        size = finding.truth.magnitude
-        whole = finding.fmt.roundoff * float(size[np.isfinite(size)].max(initial=0.0))
-        with np.errstate(all="ignore"):
-            gap = np.abs(finding.taken(finding.expected) - finding.truth.value[finding.where])
-        off = (ee > REFERENCE_RATIO * BOUND) & (gap > REFERENCE_RATIO * BOUND * whole)
-        return bool(off.any())
-
-    def _weigh_integers(self, finding: Finding) -> Verdict:
-        assert finding.truth is not None
-        where = torch.from_numpy(finding.where)
-        truth = finding.truth.value[finding.where]
-        tie = finding.truth.flips[finding.where]
-        actual, expected = finding.actual[where].numpy(), finding.expected[where].numpy()
-        finding.bad = finding.where[~tie & (actual != truth)]
-        if finding.bad.size:
-            evidence = f"{finding.bad.size} of {finding.actual.numel()} elements of {finding.name} differ"
-            return Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
-        if bool((~tie & (expected != truth)).any()):
-            return _reference_wrong(f"{int((~tie).sum())} elements of {finding.name}")
-        return Verdict(Status.UNVERIFIED, Cause.UNDEFINED, "tie", f"{int(tie.sum())} elements of {finding.name}")
-
-    def _coarse_on_the_whole(self, finding: Finding) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Find accumulation in 16 bits, which no single element proves but their mean square does.
-
-        Returns:
-            A mask over `finding.where` of the elements beyond one rounding; empty of True if the mean is right.
-        """
-        assert finding.excess_actual is not None
-        assert finding.excess_expected is not None
-        n = finding.actual.numel()
-        whole = replace(finding, where=np.arange(n), zero_signs=np.zeros(n, bool), classes=np.zeros(n, bool), floor=0.0)
-        whole.measure()
-        assert whole.excess_actual is not None
-        assert whole.excess_expected is not None
-        actual, expected = (
-            float(np.sqrt(np.mean(np.square(x[np.isfinite(x)])))) for x in (whole.excess_actual, whole.excess_expected)
-        )
-        if n >= 32 and is_coarse(self.op, actual, expected):
-            return finding.excess_actual > 1.0
-        return np.zeros(finding.where.size, bool)
 
 
 def _is_random(case: Case) -> bool:
@@ -357,9 +301,5 @@ def _only_classes(finding: Finding) -> bool:
     return bool(np.isin(finding.bad, finding.where[finding.classes | finding.zero_signs]).all())
 
 
-def _reference_wrong(evidence: str) -> Verdict:
-    sentence = f"the float64 oracle sides with the target: {evidence}"
-    return Verdict(Status.MISMATCH, Cause.REFERENCE, "the reference is wrong", sentence, 0.8)
-
-
+_LAST: Final = (Cause.REFERENCE, Cause.ROUNDING)
 _ORDER: Final = {Status.MISMATCH: 0, Status.UNVERIFIED: 1, Status.MATCH: 2}

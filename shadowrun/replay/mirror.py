@@ -16,7 +16,18 @@ from shadowrun.intercept import torchapi
 if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
 
-__all__ = ["Arguments", "OverBudget", "copy_mutated", "mirror", "move", "tensors_in", "written_to"]
+__all__ = [
+    "Arguments",
+    "OverBudget",
+    "copy_mutated",
+    "kept_on_cpu",
+    "mirror",
+    "move",
+    "storage_groups",
+    "tensors_in",
+    "without_strides",
+    "written_to",
+]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Convert = Callable[[torch.Tensor, torch.device], torch.Tensor]
@@ -43,7 +54,7 @@ def copy_mutated(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], ma
     """
     memo: dict[int, torch.Tensor] = {}
     written = written_to(plan, args, kwargs)
-    shared = _storage_groups(written, args, kwargs)
+    shared = storage_groups(written, args, kwargs)
     if sum(t.nbytes for t in written) + sum(g[0].untyped_storage().nbytes() for g in shared) > max_bytes:
         raise OverBudget
     for t in written:
@@ -74,7 +85,15 @@ def written_to(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     return written
 
 
-def _storage_groups(
+def kept_on_cpu(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call that lie on the CPU wherever it runs."""
+    if not plan.on_cpu:
+        return []
+    given = dict(zip((a.name for a in plan.func._schema.arguments), args, strict=False)) | kwargs
+    return [t for name in plan.on_cpu if isinstance(t := given.get(name), torch.Tensor) and t.device.type == "cpu"]
+
+
+def storage_groups(
     written: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[list[torch.Tensor]]:
     """Groups of different tensors on one storage of which the call writes at least one."""
@@ -144,6 +163,11 @@ def move(t: torch.Tensor, device: torch.device, *, strided: bool = True) -> torc
     return moved
 
 
+def without_strides(t: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy to or from a device whose tensors have no strides of their own."""
+    return move(t, device, strided=False)
+
+
 def mirror(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -151,6 +175,7 @@ def mirror(
     max_bytes: int,
     convert: Convert = move,
     written: list[torch.Tensor] | None = None,
+    kept: list[torch.Tensor] | None = None,
 ) -> Arguments:
     """Copy all tensors of a call to a device; a `device` keyword follows, aliasing by identity is kept.
 
@@ -161,13 +186,14 @@ def mirror(
         max_bytes: Bytes that the copies may take.
         convert: Copies one tensor.
         written: Those that the call writes to: copies of what shares their memory share it too.
+        kept: Those that stay where they are; nobody writes to them.
 
     Raises:
         OverBudget: The copies exceed `max_bytes`.
     """
-    memo: dict[int, torch.Tensor] = {}
+    memo: dict[int, torch.Tensor] = {id(t): t for t in kept or ()}
     tensors = {id(t): t for t in tensors_in((*args, *kwargs.values()))}
-    shared = _storage_groups(written, args, kwargs) if written else []
+    shared = storage_groups(written, args, kwargs) if written else []
     n_bytes = sum(_nbytes(t) for t in tensors.values()) + sum(g[0].untyped_storage().nbytes() for g in shared)
     if n_bytes > max_bytes:
         raise OverBudget

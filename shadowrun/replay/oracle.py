@@ -72,6 +72,7 @@ class Oracle:
         if needed > max_bytes:
             raise NoOracle(f"no float64 oracle: it needs {needed / 2**20:.0f} MiB")
         self.roundoff = compute_roundoff(case)
+        self._coarsest = max(self.roundoff, result_roundoff(case))
         self.n_draws = 0
         self._generator = np.random.default_rng(0x5EED)
         self._values = self._run(None)
@@ -80,7 +81,7 @@ class Oracle:
     def draw(self, n_draws: int) -> None:
         """Perturb until there have been `n_draws` draws, widening the spreads."""
         for _ in range(self.n_draws, n_draws):
-            for truth, value in zip(self.truths, self._run(self._perturb), strict=True):
+            for truth, value in zip(self.truths, self._evaluate(self._perturbed, perturb=True), strict=True):
                 if truth is not None:
                     _widen(truth, value)
         self.n_draws = max(self.n_draws, n_draws)
@@ -103,10 +104,13 @@ class Oracle:
         change: Callable[[torch.Tensor], torch.Tensor] | None,
         only: Callable[[torch.Tensor], bool] = lambda _: True,
     ) -> tuple[Value, ...]:
+        return self._evaluate(lambda t: widen(t, change if only(t) else None))
+
+    def _evaluate(self, convert: Callable[[torch.Tensor], torch.Tensor], *, perturb: bool = False) -> tuple[Value, ...]:
         case = self._case
         try:
-            args, kwargs = case.fresh_inputs(lambda t: widen(t, change if only(t) else None))
-            args, kwargs = self._rewrite(args, kwargs, perturb=change == self._perturb)
+            args, kwargs = case.fresh_inputs(convert)
+            args, kwargs = self._rewrite(args, kwargs, perturb=perturb)
             with torch.no_grad():
                 results = case.func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
@@ -118,11 +122,17 @@ class Oracle:
             raise NoOracle(f"no float64 oracle: it returned {', '.join(names)}")
         return values[: len(case.names)]
 
-    def _perturb(self, flat: torch.Tensor) -> torch.Tensor:
+    def _perturbed(self, t: torch.Tensor) -> torch.Tensor:
+        # A 16-bit operator with one float32 input (saved statistics) still rounds its 16-bit values to 16 bits.
+        fmt = FORMATS.get(_REAL.get(t.dtype, t.dtype))
+        roundoff = self.roundoff if fmt is None else max(self.roundoff, min(fmt.roundoff, self._coarsest))
+        return widen(t, lambda flat: self._moved(flat, roundoff))
+
+    def _moved(self, flat: torch.Tensor, roundoff: float) -> torch.Tensor:
         r = self._generator.random(flat.numel())
         # Sign times 0.5 to 1: no draw is wasted on a small step, and equal inputs part.
         r = np.where(r < 0.5, -1.0 + r, r)
-        return flat.mul_(torch.from_numpy(r).mul_(self.roundoff).add_(1.0))
+        return flat.mul_(torch.from_numpy(r).mul_(roundoff).add_(1.0))
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, perturb: bool) -> Any:
         schema = self._case.func._schema.arguments
@@ -158,6 +168,12 @@ def compute_roundoff(case: Case) -> float:
         results = [v.dtype for v in case.expected if isinstance(v, torch.Tensor)]
         known = [d for d in (_REAL.get(d, d) for d in results) if d in FORMATS] or [torch.float32]
     return min(FORMATS[d].roundoff for d in known)
+
+
+def result_roundoff(case: Case) -> float:
+    """Unit roundoff of the finest floating result, 0 without any: what each 16-bit value on its way there may be."""
+    dtypes = [_REAL.get(v.dtype, v.dtype) for v in case.expected if isinstance(v, torch.Tensor)]
+    return min((FORMATS[d].roundoff for d in dtypes if d in FORMATS), default=0.0)
 
 
 def n_terms(case: Case, position: int) -> float:

@@ -362,9 +362,18 @@ def _noise(suspect: Suspect, f: Finding) -> float:
     if f.truth is None or f.fmt is None or f.excess_actual is None or f.where.size < 8:
         return 0.0
     finite = f.excess_actual[np.isfinite(f.excess_actual)]
-    if f.bad.size < 8 and not 0.0 < finite.max(initial=0.0) / 8 <= np.median(finite):
+    if f.bad.size < 8 and not 0.0 < finite.max(initial=0.0) / 8 <= np.median(finite) and not _coarser_elsewhere(f):
         return 0.0  # A few elements far beyond all others are no noise.
     greatest = 8.0 * n_terms(suspect.case, f.position) ** 0.5 * 2.0**-8 / f.fmt.roundoff
     if finite.size < f.where.size or float(finite.max()) > greatest:
         return 0.0
     return float(np.median(finite)) * f.fmt.roundoff
+
+
+def _coarser_elsewhere(f: Finding) -> bool:
+    """Whether a 16-bit result is off twice as far as the reference also where it is not mismatched."""
+    if f.fmt is None or f.fmt.mantissa >= 23 or f.excess_actual is None or f.excess_expected is None:
+        return False
+    others = ~np.isin(f.where, f.bad)
+    ours, theirs = f.excess_actual[others], f.excess_expected[others]
+    return bool(others.sum() >= 32 and np.mean(np.square(ours)) > 4.0 * np.mean(np.square(theirs)))

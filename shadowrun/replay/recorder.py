@@ -17,6 +17,7 @@ from shadowrun.types import Phase, Status, TensorDiff, Verdict
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Attribution, Place
     from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.capturing import Capturing
 
 __all__ = ["Recorder"]
 
@@ -35,8 +36,9 @@ class Recorder:
         step: The current training step.
     """
 
-    def __init__(self, data: DataFile, attribution: Attribution) -> None:
+    def __init__(self, data: DataFile, attribution: Attribution, capturing: Capturing | None = None) -> None:
         self.data = data
+        self._capturing = capturing
         self.step = data.next_step
         self._attribution = attribution
         self._numbers = itertools.count(data.next_seq)
@@ -108,16 +110,33 @@ class Recorder:
         missing_kernel: str = "",
         times: tuple[float, float] = (-1.0, -1.0),
         drift: tuple[float, float] = (-1.0, -1.0),
+        captured: tuple[str, int] | None = None,
     ) -> int:
-        """Record a call with any other verdict; `times` are the reference's and the target's, in microseconds."""
+        """Record a call with any other verdict.
+
+        Args:
+            context: Number of its context.
+            verdict: What became of it.
+            diffs: How its tensors differed.
+            missing_kernel: Which the target lacked.
+            times: The reference's and the target's, in microseconds.
+            drift: Accumulated error.
+            captured: What `keep` returned.
+        """
         data = self.data
         with self._lock:
             seq = next(self._numbers)
             self._last_step = self.step
             number = data.verdict_id(verdict, missing_kernel)
             data.add_diffs(seq, diffs)
+            if captured is not None:
+                data.add_capture(seq, *captured)
             data.add((seq, self.step, context, number, *times, *drift))
         return seq
+
+    def keep(self, plan: OpPlan, verdict: Verdict, inputs: Any) -> tuple[str, int] | None:
+        """Keep the inputs of a failing call for `verdict` to record; None where they are not kept."""
+        return None if self._capturing is None else self._capturing.keep(plan, verdict, inputs)
 
     def skip(self, name: str, device: str, reason: str) -> None:
         """Count a call that is not compared."""

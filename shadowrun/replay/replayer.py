@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.dispatch import ShadowMode
-from shadowrun.intercept.plan import Action, OpPlan
-from shadowrun.replay import across
+from shadowrun.platforms.streams import transfers
+from shadowrun.replay import across, on_device
 from shadowrun.replay.across import AcrossPath
+from shadowrun.replay.behind import BehindPath
 from shadowrun.replay.comparing import Comparing
 from shadowrun.replay.execution import Executor
+from shadowrun.replay.on_device import OnDevicePath
+from shadowrun.replay.ordered import OrderedRecorder
+from shadowrun.replay.pipeline import Pipeline
 from shadowrun.replay.shared import SharedPath
 from shadowrun.replay.stage import Role, Stage
 from shadowrun.replay.warned import WarningFilter
@@ -23,18 +27,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shadowrun.config import Config
+    from shadowrun.intercept.attribution import Place
+    from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
+    from shadowrun.replay.budget import Budget
     from shadowrun.replay.drift import DriftChain
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.schedule import Selection
 
-__all__ = ["Replayer"]
+__all__ = ["Replayer", "why_not_behind"]
 
 _CPU = torch.device("cpu")
 _clock = time.perf_counter_ns
 _FRAMES = 3  # from `Recorder.place` to the mode's handler
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _PATIENCE_S = 10.0
+_MOST_WAITING = 64
+_OVER_BUDGET = "overhead budget"
 _WAITED = "another thread's call took too long"
 
 
@@ -58,16 +67,27 @@ class Replayer:
         recorder: Recorder,
         selection: Selection,
         drift: DriftChain | None,
+        budget: Budget | None = None,
     ) -> None:
         self._target = Executor(target)
         self._ref = Executor(ref)
         self._recorder = recorder
         self._selection = selection
         self._drift = drift
-        comparing = Comparing(config, self._target, self._ref, recorder)
-        stage = Stage(config, self._target, self._ref, recorder, selection, comparing, drift)
-        self._shared = SharedPath(stage)
+        self._budget = budget
+        possible = config.asynchronous is not False and not why_not_behind(config, target, ref)
+        copying = transfers(target) if possible else None
+        self._pipeline = Pipeline(_MOST_WAITING) if copying is not None else None
+        told = recorder if self._pipeline is None else OrderedRecorder(recorder, self._pipeline)
+        comparing = Comparing(config, self._target, self._ref, told)
+        stage = Stage(config, self._target, self._ref, told, selection, comparing, drift)
+        one_device = target.same_device(ref) and target.device.type != "cpu"
+        self._on_device = OnDevicePath(stage) if one_device and drift is None else None
+        self._shared = self._on_device or SharedPath(stage)
         self._across = AcrossPath(stage)
+        self._behind = None
+        if copying is not None and self._pipeline is not None:
+            self._behind = BehindPath(stage, self._across, recorder, self._pipeline, copying)
         self._roles: dict[torch.device, Role] = {}
         self._cpu_role = self._role_of(_CPU)
         self._all_cpu = target.device.type == ref.device.type == "cpu"
@@ -89,19 +109,24 @@ class Replayer:
     def stop(self) -> None:
         """Take them away. Calls of threads that go on only pass from here on."""
         self._running = False
+        if self._pipeline is not None and self._behind is not None:
+            self._pipeline.close()
+            self._behind.stop()
         self._target.witness.stop()
         self._warnings.stop()
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
-        with self.between_calls():
+        with self._in_turn():
             self._recorder.skip(name, "", reason)
 
     def pass_by(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is not compared, and count it."""
-        with self.between_calls():
+        with self._in_turn():
             if self._running:
                 self._recorder.skip(plan.name, "", plan.reason or "fake or traced tensors")
+                if self._behind is not None:
+                    self._behind.forget(args, kwargs)
         return plan.run(*args, **kwargs)
 
     def take_turn(self) -> bool:
@@ -119,12 +144,33 @@ class Replayer:
             self._gate.release()
 
     def forked(self) -> None:
-        """In a forked child: who waited here is not there any more."""
+        """In a forked child: who waited here, or was in a call that took too long, is not there any more."""
+        self.lock = threading.RLock()
         self._gate = threading.Lock()
+        if self._pipeline is not None:
+            self._pipeline.forked()
 
     @contextlib.contextmanager
     def between_calls(self) -> Iterator[None]:
-        """Let no thread begin a call meanwhile; goes on all the same where one takes too long."""
+        """Let no thread begin a call meanwhile, and have all calls compared that wait to be.
+
+        Goes on all the same where a call takes too long. An interrupt while calls are compared comes at the end.
+        """
+        with self._in_turn():
+            interrupt = None
+            try:
+                if self._pipeline is not None:
+                    self._pipeline.drain()
+                if self._on_device is not None:
+                    self._on_device.flush()
+            except BaseException as error:
+                interrupt = error
+            yield
+        if interrupt is not None:
+            raise interrupt
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
         got = self.take_turn()
         try:
             yield
@@ -141,16 +187,38 @@ class Replayer:
             self._recorder.skip(plan.name, "", _WAITED)
             return plan.run(*args, **kwargs)
         try:
+            if self._budget is not None:
+                return self._observe_within(self._budget, plan, args, kwargs)
             return self._observe(plan, args, kwargs)
         finally:
             lock.release()
 
-    def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @property
+    def answers(self) -> bool:
+        """Whether the program was seen on the target: what that lacks is answered, so each call must be seen."""
+        return any(role.on_target and not role.shared for role in self._roles.values())
+
+    def _observe_within(self, budget: Budget, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As `_observe`, of what the overhead budget allows."""
+        entered = _clock()
+        own_ns = self.own_ns
+        over = budget.exhausted(entered)
+        try:
+            return self._observe(plan, args, kwargs, _OVER_BUDGET if over else "")
+        finally:
+            budget.spend(_clock(), self.own_ns - own_ns)
+
+    def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], unwanted: str = "") -> Any:
         if not self._running:
             return plan.run(*args, **kwargs)
         entered = _clock()
         role = self._role(args, kwargs)
-        silent = plan.action is Action.VIEW or plan.action is Action.EMPTY
+        if unwanted and (role.shared or not role.on_target):
+            self._recorder.place_silently(_FRAMES)  # its backward may be compared
+            self._recorder.skip(plan.name, "", unwanted)
+            self.own_ns += _clock() - entered
+            return plan.run(*args, **kwargs)
+        silent = plan.silent
         if silent and role.shared:
             self._recorder.place_silently(_FRAMES)
             self._recorder.skip(plan.name, "cpu", plan.reason)
@@ -160,6 +228,11 @@ class Replayer:
         reason = plan.reason if silent else ""
         if not self._selection.everything:
             reason = self._selection.reason_to_skip(plan, place) or reason
+        signature = None
+        if self._budget is not None and not reason:
+            signature, reason = self._signature(plan, args, kwargs, role, place), unwanted
+            if not reason and not self._budget.wants(signature):
+                reason = _OVER_BUDGET
         if reason and (role.shared or not role.on_target):
             self._recorder.skip(plan.name, str(role.device), reason)
             self.own_ns += _clock() - entered
@@ -167,10 +240,24 @@ class Replayer:
         if role.shared:
             out, ns = self._shared.observe(plan, args, kwargs, role, place)
         else:
-            ran = self._across.observe(plan, args, kwargs, role, place, reason)
+            ran = (self._behind or self._across).observe(plan, args, kwargs, role, place, reason)
             out, ns = ran.out, ran.ns
-        self.own_ns += _clock() - entered - ns
+        own_ns = _clock() - entered - ns
+        self.own_ns += own_ns
+        if self._budget is not None and not reason:
+            self._budget.verified(signature, own_ns)
         return out
+
+    def _signature(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
+    ) -> tuple[Any, ...]:
+        """What a call has in common with others that need not be verified again: context and strides."""
+        try:
+            context = self._recorder.context(plan, args, kwargs, place, role.device)
+            strides = [a.stride() for a in args if type(a) in _PLAIN and a.layout is torch.strided]
+        except Exception:  # tensors without strides: the operator stands for all its calls
+            return plan.index, place
+        return context, *strides
 
     def _role(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Role:
         if self._all_cpu and args and type(args[0]) in _PLAIN and args[0].is_cpu:
@@ -205,17 +292,40 @@ class Replayer:
         return role
 
 
+def why_not_behind(config: Config, target: Platform, ref: Platform) -> str:
+    """Why calls cannot be compared later, on another thread; empty where they can.
+
+    The accumulated error and the overhead budget need to know at once. A reference with settings that belong to this
+    process would have the program run under them.
+    """
+    if config.drift:
+        return "drift=True needs each result at once"
+    if config.budget is not None:
+        return "budget= needs to know at once what a call took"
+    if ref.device.type != "cpu" or not (ref.is_ambient or ref.remote is not None):
+        return f"the reference {ref} does not run beside the program"
+    if transfers(target) is None:
+        return f"calls on {target} have ended when they return"
+    return ""
+
+
 _USER_CODES = frozenset(
     run.__code__
     for run in (
         Replayer.observe,
         Replayer._observe,
+        Replayer._observe_within,
         Replayer.pass_by,
         SharedPath.observe,
         SharedPath._observe_fresh,
         SharedPath._observe_in_place,
+        SharedPath._observe_several,
         SharedPath._observe_any,
         AcrossPath.observe,
+        BehindPath.observe,
+        BehindPath._observe_on_cpu,
+        OnDevicePath.observe,
+        on_device._plainly,
         across._plainly,
         Executor.run_user,
     )

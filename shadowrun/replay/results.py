@@ -116,7 +116,9 @@ def _aliased(plan: OpPlan, alias_set: set[str], args: tuple[Any, ...], kwargs: d
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        moved = value.to(device)
+        # What a worker process returned may lie in memory that it shares, and that cannot grow.
+        return moved.clone() if moved is value else moved
     if isinstance(value, (list, tuple)):
         return [_moved(v, device) for v in value]
     return value

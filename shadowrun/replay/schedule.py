@@ -5,6 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.settings import fits_operator
+
 if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.intercept.attribution import Place
@@ -33,6 +35,11 @@ class Selection:
         """Whether the user chose operators by name, custom ones included."""
         return self._config.ops is not None
 
+    @property
+    def compares_step(self) -> bool:
+        """Whether any call of the current step may be compared."""
+        return not self._step_reason
+
     def begin_step(self, step: int) -> None:
         """Decide for a step."""
         config = self._config
@@ -52,8 +59,7 @@ class Selection:
         if config.ops is not None:
             reason = self._by_plan.get(plan.index)
             if reason is None:
-                names = (plan.name, plan.name.split("::", 1)[1], plan.name.rsplit(".", 1)[0])
-                found = any(fnmatchcase(n, p) for p in config.ops for n in names)
+                found = any(fits_operator(p, plan.name) for p in config.ops)
                 reason = self._by_plan[plan.index] = "" if found else "operator not selected"
             if reason:
                 return reason

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept import torchapi
-from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import unheard
-from shadowrun.numerics.bits import plainly_equal
+from shadowrun.numerics.bits import Uncomparable, plainly_equal
+from shadowrun.replay import results
+from shadowrun.replay.capturing import SLOW
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.mirror import OverBudget, copy_mutated
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
+from shadowrun.types import Status, Verdict
 
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Place
-    from shadowrun.types import Verdict
+    from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.case import Value
+    from shadowrun.replay.mirror import Arguments
 
 __all__ = ["SharedPath"]
 
@@ -37,7 +41,7 @@ class SharedPath:
         self._stage = stage
         self._recorder = stage.recorder
         self._max_bytes = stage.config.max_bytes
-        self._short = stage.drift is None
+        self._no_drift = stage.drift is None
         self._comparing = stage.comparing
         self._suspects = stage.comparing.suspects
 
@@ -45,12 +49,17 @@ class SharedPath:
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
     ) -> tuple[Any, int]:
         """Run a call for the user, again on the other platform, and record the verdict."""
-        if self._short and plan.short and (role.on_target or role.on_ref):
-            if not plan.mutated:
-                return self._observe_fresh(plan, args, kwargs, role, place)
-            before = self._before(args)
-            if before is not None:
-                return self._observe_in_place(plan, args, kwargs, role, place, before)
+        if self._no_drift and (role.on_target or role.on_ref):
+            if plan.short:
+                if not plan.mutated:
+                    return self._observe_fresh(plan, args, kwargs, role, place)
+                before = self._before(args)
+                if before is not None:
+                    return self._observe_in_place(plan, args, kwargs, role, place, before)
+            elif not (plan.random or plan.silent or plan.custom):
+                pristine = self._pristine(plan, args, kwargs)
+                if pristine is not None:
+                    return self._observe_several(plan, args, kwargs, role, place, pristine)
         ran = self._observe_any(plan, args, kwargs, role, place)
         return ran.out, ran.ns
 
@@ -64,6 +73,16 @@ class SharedPath:
         except Exception:  # the long way copies with more care, and records why it cannot
             return None
         return copy if copy.nbytes <= self._max_bytes else None
+
+    def _pristine(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """Inputs that the call does not write to; None where the long way must say why there are none."""
+        if not plan.mutated:
+            return args, kwargs
+        try:
+            copied: Arguments = unheard(copy_mutated, (), (plan, args, kwargs, self._max_bytes))
+        except Exception:
+            return None
+        return copied
 
     def _observe_fresh(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
@@ -80,14 +99,7 @@ class SharedPath:
             theirs = unheard(plan.run, (), args, kwargs) if plain else other.call(plan, args, kwargs)
             other_ns = _clock() - start
             if type(out) is torch.Tensor and (plainly_equal(out, theirs) or self._comparing.equal(out, theirs)):
-                if plan.index in self._suspects:
-                    self._comparing.remember_if_suspect(plan, [out])
-                if ns + other_ns > _WORTH_TIMING_NS:
-                    self._match_timed(plan, context, ns, other_ns, role, (args, kwargs))
-                elif role.on_target:
-                    self._recorder.match(context, other_ns / 1000, ns / 1000)
-                else:
-                    self._recorder.match(context, ns / 1000, other_ns / 1000)
+                self._match(plan, context, ns, other_ns, role, (args, kwargs), [out])
                 return out, ns
             self._conclude(
                 plan, context, (args, kwargs), Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role
@@ -119,22 +131,79 @@ class SharedPath:
             plain = other.plain and not torchapi.n_modes_below()
             theirs = unheard(plan.run, (), other_args, kwargs) if plain else other.call(plan, other_args, kwargs)
             other_ns = _clock() - start
+            pristine = ((before, *args[1:]), kwargs)
             if plainly_equal(mine, copy) or self._comparing.equal(mine, copy):
-                if plan.index in self._suspects:
-                    self._comparing.remember_if_suspect(plan, [mine])
-                if ns + other_ns > _WORTH_TIMING_NS:
-                    self._match_timed(plan, context, ns, other_ns, role, ((before, *args[1:]), kwargs))
-                elif role.on_target:
-                    self._recorder.match(context, other_ns / 1000, ns / 1000)
-                else:
-                    self._recorder.match(context, ns / 1000, other_ns / 1000)
-            else:
-                pristine = ((before, *args[1:]), kwargs)
-                theirs_ran = Ran(other_args, kwargs, theirs, other_ns)
-                self._conclude(plan, context, pristine, Ran(args, kwargs, out, ns), theirs_ran, role)
+                self._match(plan, context, ns, other_ns, role, pristine, [mine])
+                return out, ns
+            theirs_ran = Ran(other_args, kwargs, theirs, other_ns)
+            self._conclude(plan, context, pristine, Ran(args, kwargs, out, ns), theirs_ran, role)
         except Exception as error:
             self._failed(plan, args, kwargs, role, place, error)
         return out, ns
+
+    def _observe_several(
+        self,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        role: Role,
+        place: Place,
+        pristine: Arguments,
+    ) -> tuple[Any, int]:
+        """Several results, lists, numbers, any arguments that are written to; nothing is drawn."""
+        start = _clock()
+        out = plan.run(*args, **kwargs)
+        ns = _clock() - start
+        other = self._stage.ref if role.on_target else self._stage.target
+        try:
+            context = self._recorder.context(plan, args, kwargs, place, role.device)
+            again = pristine
+            if plan.mutated:
+                again = unheard(copy_mutated, (), (plan, *pristine, self._max_bytes))
+            start = _clock()
+            plain = other.plain and not torchapi.n_modes_below()
+            theirs = unheard(plan.run, (), *again) if plain else other.call(plan, *again)
+            other_ns = _clock() - start
+            mine = results.values(plan, args, kwargs, out)
+            if self._all_equal(mine, results.values(plan, *again, theirs)):
+                self._match(plan, context, ns, other_ns, role, pristine, mine)
+                return out, ns
+            self._conclude(plan, context, pristine, Ran(args, kwargs, out, ns), Ran(*again, theirs, other_ns), role)
+        except Exception as error:
+            self._failed(plan, args, kwargs, role, place, error)
+        return out, ns
+
+    def _all_equal(self, actual: list[Value], expected: list[Value]) -> bool:
+        """Whether all results have the same bits and strides; False also where a kind cannot be compared."""
+        if len(actual) != len(expected):
+            return False
+        try:
+            for a, e in zip(actual, expected, strict=True):
+                plain = type(a) in _PLAIN and type(e) in _PLAIN and plainly_equal(a, e)  # type: ignore[arg-type]
+                if not plain and not self._comparing.equal(a, e):
+                    return False
+        except Uncomparable:
+            return False
+        return True
+
+    def _match(
+        self,
+        plan: OpPlan,
+        context: int,
+        ns: int,
+        other_ns: int,
+        role: Role,
+        pristine: Arguments,
+        mine: list[Value],
+    ) -> None:
+        if plan.index in self._suspects:
+            self._comparing.remember_if_suspect(plan, mine)
+        if ns + other_ns > _WORTH_TIMING_NS:
+            self._match_timed(plan, context, ns, other_ns, role, pristine)
+        elif role.on_target:
+            self._recorder.match(context, other_ns / 1000, ns / 1000)
+        else:
+            self._recorder.match(context, ns / 1000, other_ns / 1000)
 
     def _match_timed(self, plan: OpPlan, context: int, ns: int, other_ns: int, role: Role, pristine: Any) -> None:
         target_ns, ref_ns = (ns, other_ns) if role.on_target else (other_ns, ns)
@@ -146,7 +215,12 @@ class SharedPath:
             return self._stage.target.run(plan, args, kwargs)
 
         target_ns = self._comparing.confirmed_ns(plan, target_ns, ref_ns, again)
-        self._recorder.match(context, ref_ns / 1000, target_ns / 1000)
+        times = (ref_ns / 1000, target_ns / 1000)
+        slow = self._recorder.keep(plan, SLOW, pristine) if self._comparing.is_slow(target_ns, ref_ns) else None
+        if slow is None:
+            self._recorder.match(context, *times)
+        else:
+            self._recorder.verdict(context, Verdict(Status.MATCH), times=times, captured=slow)
 
     def _conclude(self, plan: OpPlan, context: int, pristine: Any, mine: Ran, theirs: Ran, role: Role) -> None:
         actual, expected = (mine, theirs) if role.on_target else (theirs, mine)
@@ -178,7 +252,7 @@ class SharedPath:
                 problem = CUSTOM
             elif plan.mutated:
                 pristine = unheard(copy_mutated, (), (plan, args, kwargs, self._max_bytes))
-            if (plan.action is Action.RANDOM or plan.custom) and problem is None:
+            if (plan.random or plan.custom) and problem is None:
                 generator = _generator(role.device, kwargs)
                 state = generator.get_state()
         except OverBudget:

@@ -70,9 +70,10 @@ class TargetFailure:
                 return None
             if failure.supported:
                 verdict = Verdict(Status.ERROR, failure.cause, type(error).__name__, failure.message)
-                recorder.verdict(context, verdict, times=(ran.ns / 1000, -1.0))
+                captured = recorder.keep(plan, verdict, pristine)
+                recorder.verdict(context, verdict, times=(ran.ns / 1000, -1.0), captured=captured)
                 return None
-            self._unsupported(context, plan, error, ran.ns / 1000)
+            self._unsupported(context, plan, error, ran.ns / 1000, pristine)
             if self._config.on_unsupported == "raise":
                 return None
             out = results.hand_back(plan, args, kwargs, (ran.args, ran.kwargs, ran.out), device)
@@ -87,9 +88,8 @@ class TargetFailure:
         except Exception as error:
             failure = classify(error)
             if isinstance(error, WorkerDied):
-                self._recorder.verdict(
-                    context, Verdict(Status.ERROR, Cause.IMPLEMENTATION, str(error), failure.message)
-                )
+                verdict = Verdict(Status.ERROR, Cause.IMPLEMENTATION, str(error), failure.message)
+                self._recorder.verdict(context, verdict, captured=self._recorder.keep(plan, verdict, pristine))
             elif isinstance(error, Unsendable):
                 self._recorder.verdict(context, Verdict(Status.UNVERIFIED, None, str(error)))
             elif isinstance(error, Warning):
@@ -102,17 +102,18 @@ class TargetFailure:
                 self._recorder.verdict(context, verdict)
             elif failure.supported:
                 verdict = Verdict(Status.ERROR, failure.cause, type(error).__name__, failure.message)
-                self._recorder.verdict(context, verdict)
+                self._recorder.verdict(context, verdict, captured=self._recorder.keep(plan, verdict, pristine))
             else:
-                self._unsupported(context, plan, error, -1.0)
+                self._unsupported(context, plan, error, -1.0, pristine)
             return None
 
-    def _unsupported(self, context: int, plan: OpPlan, error: Exception, ref_us: float) -> None:
+    def _unsupported(self, context: int, plan: OpPlan, error: Exception, ref_us: float, pristine: Any) -> None:
         failure = classify(error)
         kernel = failure.missing_kernel or plan.name
         what = "dtype" if failure.cause is Cause.MISSING_DTYPE else "kernel"
         verdict = Verdict(Status.UNSUPPORTED, failure.cause, f"no {what} for this operator", failure.message)
-        self._recorder.verdict(context, verdict, missing_kernel=kernel, times=(ref_us, -1.0))
+        captured = self._recorder.keep(plan, verdict, pristine)
+        self._recorder.verdict(context, verdict, missing_kernel=kernel, times=(ref_us, -1.0), captured=captured)
 
     def _run_reference(self, plan: OpPlan, pristine: Any) -> Ran | None:
         saved = torch.get_rng_state()
@@ -143,10 +144,11 @@ class TargetFailure:
             return None
         if classify(error).supported:
             verdict = Verdict(Status.ERROR, Cause.IMPLEMENTATION, type(error).__name__, message)
-            self._recorder.verdict(context, verdict)
+            self._recorder.verdict(context, verdict, captured=self._recorder.keep(plan, verdict, (args, kwargs)))
             return None
         verdict = Verdict(Status.UNSUPPORTED, Cause.MISSING_OPERATOR, "no kernel for this operator", message)
-        self._recorder.verdict(context, verdict, missing_kernel=kernel or plan.name)
+        captured = self._recorder.keep(plan, verdict, (args, kwargs))
+        self._recorder.verdict(context, verdict, missing_kernel=kernel or plan.name, captured=captured)
         if self._config.on_unsupported == "raise" or plan.mutated:
             return None
         base = args[0]

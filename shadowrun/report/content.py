@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from shadowrun.analysis.findings import without_numbers
+from shadowrun.analysis.words import plural
 from shadowrun.report.tame import tame
 from shadowrun.report.words import clip, overhead
+from shadowrun.store.sources import are_ranks, name_runs
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shadowrun.analysis import Coverage, DriftStep, Finding, Gate, Note, OperatorSummary, Skipped, Step
+    from shadowrun.analysis import Coverage, DriftStep, Finding, Gate, Known, Note, OperatorSummary, Skipped, Step
+    from shadowrun.store.sources import SourceRun
     from shadowrun.types import OpRecord, RunInfo
 
 __all__ = ["Content", "Section", "Source", "Top"]
@@ -52,6 +55,9 @@ class Source(Protocol):
     def findings(self) -> list[Finding]:
         """As in `Run`."""
 
+    def known(self) -> Known:
+        """As in `Run`."""
+
     def notes(self) -> list[Note]:
         """As in `Run`."""
 
@@ -71,6 +77,9 @@ class Source(Protocol):
         """As in `Run`."""
 
     def drift(self) -> list[DriftStep]:
+        """As in `Run`."""
+
+    def sources(self) -> tuple[SourceRun, ...]:
         """As in `Run`."""
 
     def gate(self) -> Gate:
@@ -119,8 +128,10 @@ class Content:
     facts: tuple[tuple[str, str], ...]
     first_divergence: OpRecord | None
     first_advice: str
+    first_origin: str
     drift: Top[DriftStep]
     sections: tuple[Section, ...]
+    known: Top[Finding]
     operators: Top[OperatorSummary]
     notes: Top[Note]
     skipped: Top[Skipped]
@@ -129,8 +140,8 @@ class Content:
     @classmethod
     def of(cls, run: Source) -> Content:
         """Collect what a report on `run` says."""
-        info = tame(run.info)
-        findings, coverage, first = run.findings(), run.coverage(), run.first_divergence()
+        info, sources = tame(run.info), run.sources()
+        findings, coverage, first, known = run.findings(), run.coverage(), run.first_divergence(), run.known()
         by_kind = {kind: [f for f in findings if f.kind == kind] for kind in _SECTIONS}
         return cls(
             info=info,
@@ -139,22 +150,33 @@ class Content:
                 coverage, missing_kernels=tame(coverage.missing_kernels[:MAX_OPERATORS]), operators=(), skipped=()
             ),
             counts=tuple(_counts(run)),
-            remarks=_remarks(info),
+            remarks=_remarks(info, known),
             digest=Top.of(findings, MAX_DIGEST),
-            facts=tuple(_facts(info, run.steps())),
+            facts=tuple(_facts(info, run.steps(), sources)),
             first_divergence=tame(first),
             first_advice=clip(_advice(first, findings)),
+            first_origin=clip(_origin(first, sources)),
             drift=_thin(run.drift()),
             sections=tuple(
                 Section(kind, heading, lead, Top.of(by_kind[kind], MAX_FINDINGS))
                 for kind, (heading, lead) in _SECTIONS.items()
                 if by_kind[kind]
             ),
+            known=Top.of(known.findings, MAX_ROWS),
             operators=Top.of(run.summary(), MAX_OPERATORS),
             notes=Top.of(run.notes(), MAX_ROWS),
-            skipped=Top.of(coverage.skipped, MAX_ROWS),
+            skipped=Top.of(_by_reason(coverage.skipped), MAX_ROWS),
             own_failures=Top.of(run.own_failures(), MAX_ROWS),
         )
+
+
+def _by_reason(skipped: Iterable[Skipped]) -> list[Skipped]:
+    """One row where several devices, those of ranks for example, skipped the same."""
+    rows: dict[tuple[str, str], Skipped] = {}
+    for row in skipped:
+        seen = rows.get((row.op, row.reason))
+        rows[row.op, row.reason] = row if seen is None else dataclasses.replace(seen, n=seen.n + row.n)
+    return sorted(rows.values(), key=lambda row: -row.n)
 
 
 def _counts(run: Source) -> Iterable[tuple[str, int]]:
@@ -174,12 +196,25 @@ def _advice(first: OpRecord | None, findings: list[Finding]) -> str:
     return next((f.next_step for f in same), "")
 
 
-def _remarks(info: RunInfo) -> tuple[str, ...]:
+def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
+    """Which run of a combined file a call is from, and its number there."""
+    if first is None or not sources:
+        return ""
+    source = next(source for source in reversed(sources) if source.first_seq <= first.call.seq)
+    name = name_runs(sources, [source.number]).removesuffix(" only")
+    return f"{name} first, as its call {first.call.seq - source.first_seq:,}"
+
+
+def _remarks(info: RunInfo, known: Known) -> tuple[str, ...]:
     incomplete = () if info.complete else ("The run is still going on or was killed: this is what it had recorded.",)
-    return tuple(clip(note) for note in (*incomplete, *info.notes))
+    ledger = [use.remark for use in known.lines if use.remark]
+    more = (f"The ledger has {len(ledger) - MAX_DIGEST} more lines that are out of date.",)
+    lines = (*ledger[:MAX_DIGEST], *(more if len(ledger) > MAX_DIGEST else ()))
+    budget = (f"Not all was compared, to keep within the overhead budget: {overhead(info)}.",) if info.budget else ()
+    return tuple(clip(note) for note in (*incomplete, *budget, *info.notes, *lines))
 
 
-def _facts(info: RunInfo, steps: tuple[Step, ...]) -> Iterable[tuple[str, str]]:
+def _facts(info: RunInfo, steps: tuple[Step, ...], sources: tuple[SourceRun, ...]) -> Iterable[tuple[str, str]]:
     argv = " ".join([os.path.basename(info.argv[0]), *info.argv[1:]]) if info.argv else ""  # noqa: PTH119 - no path
     rows = [
         ("target", _pairs(info.target, info.target_fingerprint)),
@@ -187,12 +222,21 @@ def _facts(info: RunInfo, steps: tuple[Step, ...]) -> Iterable[tuple[str, str]]:
         ("overhead", overhead(info)),
         ("program", clip(argv, MAX_ARGV)),
         ("steps", f"{len(steps):,}, {sum(step.wall_s for step in steps):.3g} s" if steps else ""),
-        ("rank", f"{info.rank} of {info.world_size}" if info.world_size > 1 else ""),
+        ("rank", f"{info.rank} of {info.world_size}" if info.world_size > 1 and not sources else ""),
+        ("combined", _combined(sources)),
         ("versions", ", ".join(f"{name} {version}" for name, version in info.versions.items())),
         ("options", ", ".join(f"{k}={v}" for k, v in info.config.items() if v is not None)),
         ("started", info.started),
     ]
     return [(label, clip(text)) for label, text in rows if text]
+
+
+def _combined(sources: tuple[SourceRun, ...]) -> str:
+    if not sources:
+        return ""
+    names = name_runs(sources, range(len(sources))).removesuffix(" only")
+    of = f" of {sources[0].info.world_size}" if are_ranks(sources) else ""
+    return f"{plural(len(sources), 'file')}: {names}{of}"
 
 
 def _pairs(spec: str, fingerprint: dict[str, object]) -> str:

@@ -33,6 +33,7 @@ class JsonReport:
             "first_divergence": run.first_divergence(),
             "drift": run.drift(),
             "findings": run.findings(),
+            "known": run.known(),
             "operators": run.summary(),
             "coverage": coverage,
             "percent_operators": coverage.percent_operators,
@@ -40,5 +41,6 @@ class JsonReport:
             "notes": run.notes(),
             "own_failures": run.own_failures(),
             "steps": run.steps(),
+            "sources": run.sources(),
         }
         return json.dumps(jsonable(document), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shadowrun.report.content import Content, Source
-from shadowrun.report.words import clip, describe, describe_record, deviation, duration, figure, listed, outcome
+from shadowrun.report.words import (
+    KNOWN_LEAD,
+    clip,
+    describe,
+    describe_record,
+    deviation,
+    duration,
+    excuse,
+    figure,
+    listed,
+    outcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +47,7 @@ def _lines(content: Content) -> Iterator[str]:
     yield from _table(("", ""), ((label, text) for label, text in content.facts))
     if content.first_divergence is not None:
         yield "## First divergence\n"
-        yield from _items(describe_record(content.first_divergence, content.first_advice))
+        yield from _items(describe_record(content.first_divergence, content.first_advice, content.first_origin))
     if content.drift.rows:
         yield "## Accumulated error\n"
         rows = ((str(d.step), figure(d.drift_abs), figure(d.drift_rel), d.op, d.module) for d in content.drift.rows)
@@ -49,6 +60,11 @@ def _lines(content: Content) -> Iterator[str]:
             yield from _items(describe(finding))
         if section.n > MAX_FINDINGS:
             yield f"… and {section.n - MAX_FINDINGS:,} more\n"
+    if content.known.rows:
+        yield f"## Known ({len(content.known.rows) + content.known.n_more})\n"
+        yield f"{KNOWN_LEAD}\n"
+        known = ((f.op, f.kind, *excuse(f), f"{f.n_calls:,}") for f in content.known.rows)
+        yield from _table(("Operator", "Kind", "Reason", "Until", "Calls"), known, content.known.n_more)
     yield "## Operators\n"
     shown = content.operators.rows[:MAX_OPERATORS]
     yield from _table(

@@ -12,14 +12,17 @@ from rich.text import Text
 
 from shadowrun.report.content import Content, Source
 from shadowrun.report.words import (
+    KNOWN_LEAD,
     clip,
     describe,
     describe_record,
     deviation,
     duration,
+    excuse,
     figure,
     listed,
     outcome,
+    reason,
     short_site,
 )
 
@@ -87,7 +90,7 @@ class _Page:
         self._header()
         if content.first_divergence is not None:
             self._heading("First divergence")
-            self._lines(describe_record(content.first_divergence, content.first_advice))
+            self._lines(describe_record(content.first_divergence, content.first_advice, content.first_origin))
         if content.drift.rows:
             self._drift()
         for section in content.sections:
@@ -95,6 +98,7 @@ class _Page:
             for finding in section.findings.rows[:MAX_FINDINGS]:
                 self._finding(finding)
             self._more(section.n - MAX_FINDINGS)
+        self._known()
         self._operators()
         self._coverage()
         self._notes("Not verified, or worth knowing", "", content.notes.rows, content.notes.n_more)
@@ -144,7 +148,7 @@ class _Page:
         places = [_place(f, room - 2) for f in findings.rows]
         place = max(map(len, places)) + 2
         for f, where in zip(findings.rows, places, strict=True):
-            why = f.explanation or str(f.cause or "")
+            why = reason(f)
             name = clip(f.op, op - 2)
             line = Text.assemble(f"  {f.kind:{kind}}", (f"{name:{op}}", "bold"), f"{where:{place}}", (why, "dim"))
             line.stylize(COLOURS[f.kind], 0, kind)
@@ -185,6 +189,17 @@ class _Page:
             table.add_row(*_texts(f"{row.step:,}", figure(row.drift_abs), figure(row.drift_rel), row.op, row.module))
         self.console.print(table)
         self._more(self.content.drift.n_more, "steps")
+
+    def _known(self) -> None:
+        known = self.content.known
+        if not known.rows:
+            return
+        self._heading(f"Known ({len(known.rows) + known.n_more})", KNOWN_LEAD)
+        table = self._table(("operator", ""), ("calls", "number"), ("kind", ""), ("reason", ""), ("until", ""))
+        for finding in known.rows[:MAX_ROWS]:
+            table.add_row(*_texts(finding.op, f"{finding.n_calls:,}", finding.kind, *excuse(finding)))
+        self.console.print(table)
+        self._more(len(known.rows) + known.n_more - MAX_ROWS)
 
     def _operators(self) -> None:
         wide = self.console.width >= WIDE

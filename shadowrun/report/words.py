@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import decimal
+import math
 import os.path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shadowrun.analysis import Finding, OperatorSummary
+    from shadowrun.analysis import Finding, MinTolerance, OperatorSummary
     from shadowrun.types import OpRecord, RunInfo, TensorDiff
 
 __all__ = [
+    "KNOWN_LEAD",
     "clip",
     "describe",
     "describe_record",
     "deviation",
     "duration",
+    "excuse",
     "figure",
     "listed",
     "outcome",
     "overhead",
     "percent",
+    "reason",
     "short_site",
+    "tolerance",
     "worst",
 ]  # fmt: skip
 
 MAX_TEXT = 400
+KNOWN_LEAD = "The ledger excuses these: they fail nothing, and no other part of the report lists them as findings."
 
 
 def clip(text: str, length: int = MAX_TEXT) -> str:
@@ -75,11 +82,28 @@ def overhead(info: RunInfo) -> str:
     """What the comparison cost; empty where it was not measured."""
     if info.wall_s <= 0:
         return ""
+    if info.budget:
+        return _budget(info)
     alone = max(info.wall_s - info.own_s, 0.0)
     text = f"shadowrun took {percent(info.own_s, info.wall_s)} of the {info.wall_s:.3g} s wall time"
     if alone <= 0:
         return text
     return f"{text}; the program alone would have needed about {alone:.2g} s (×{info.wall_s / alone:.2g})"  # noqa: RUF001
+
+
+def _budget(info: RunInfo) -> str:
+    """What became of the overhead budget."""
+    b = info.budget
+    text = (
+        f"the program took {b['achieved']:.3g} times as long as without shadowrun ({b['ratio']:g} allowed); "
+        f"{b['n_verified']:,} of {b['n_signatures']:,} call signatures were verified at least once, "
+        f"{b['n_replayed']:,} of the {b['n_calls']:,} calls seen"
+    )
+    if b["n_unwatched"]:
+        text += f"; {b['n_unwatched']:,} of {b['n_steps']:,} steps were left alone, their calls were not seen"
+    elif not b["n_steps"] and b["achieved"] > b["ratio"]:
+        text += "; steps can be left alone if the program calls run.step() at the end of each"
+    return text
 
 
 def worst(diff: TensorDiff) -> str:
@@ -123,6 +147,8 @@ def describe(finding: Finding) -> list[tuple[str, str]]:
     lines = [
         ("where", _where(listed(finding.modules, finding.n_modules), finding.phases, finding.sites, finding.n_sites))
     ]
+    if finding.seen_on:
+        lines.append(("seen on", finding.seen_on))
     if finding.n_inputs:
         lines.append(("inputs", clip(finding.inputs[0], 160) + _more(finding.n_inputs - 1)))
     kernels = [kernel for kernel in finding.missing_kernels if kernel != finding.op]
@@ -130,9 +156,36 @@ def describe(finding: Finding) -> list[tuple[str, str]]:
         lines.append(("missing", f"kernel {listed(tuple(kernels))}"))
     if finding.worst is not None:
         lines.append(("differs", worst(finding.worst)))
+    passes = tolerance(finding.min_tolerance)
+    if passes:
+        lines.append(("passes", passes))
     lines.append(("why", outcome(finding.cause, finding.explanation, finding.evidence, finding.confidence)))
     lines.append(("do", finding.next_step))
     return [(label, clip(text)) for label, text in lines]
+
+
+def reason(finding: Finding) -> str:
+    """Why, in a few words, and where not all ranks have it, which do."""
+    why = finding.explanation or str(finding.cause or "")
+    return why if finding.everywhere else f"{finding.seen_on}: {why}"
+
+
+def excuse(finding: Finding) -> tuple[str, str]:
+    """Reason and last day of the ledger's line that excuses a finding."""
+    line = finding.known
+    if line is None:
+        return "", ""
+    return clip(f"{line.reason} ({line.origin})"), str(line.expires or "")
+
+
+def tolerance(least: MinTolerance | None) -> str:
+    """The least tolerance with which calls would pass, rounded up; empty where none helps."""
+    if least is None or math.isinf(least.atol):
+        return ""
+    if least.atol == 0:  # signs of zeros
+        return "with any tolerance, 0 included"
+    ways = [f"rtol ≥ {_rounded_up(least.rtol)} (atol 0)"] if math.isfinite(least.rtol) else []
+    return "with " + " or ".join([*ways, f"atol ≥ {_rounded_up(least.atol)} (rtol 0)"])
 
 
 def deviation(op: OperatorSummary) -> str:
@@ -142,13 +195,14 @@ def deviation(op: OperatorSummary) -> str:
     return "NaN" if op.n_nan else "Inf" if op.n_inf else figure(op.max_abs)
 
 
-def describe_record(record: OpRecord, advice: str = "") -> list[tuple[str, str]]:
-    """The same for one call."""
+def describe_record(record: OpRecord, advice: str = "", origin: str = "") -> list[tuple[str, str]]:
+    """The same for one call; `origin` is the run that it is from, in a combined file."""
     call, verdict = record.call, record.verdict
     lines = [
         ("call", f"number {call.seq:,} in step {call.step:,}: {call.op}({clip(call.inputs, 160)})"),
         ("where", _where(call.module, (call.phase,), (call.site,), 1)),
     ]
+    lines += [("seen on", origin)] if origin else []
     lines += [("differs", worst(diff)) for diff in record.diffs[:3]]
     lines.append(("why", outcome(verdict.cause, verdict.explanation, verdict.evidence, verdict.confidence)))
     if advice:
@@ -158,6 +212,11 @@ def describe_record(record: OpRecord, advice: str = "") -> list[tuple[str, str]]
 
 def _where(modules: str, phases: tuple[str, ...], sites: tuple[str, ...], n_sites: int) -> str:
     return " · ".join(filter(None, [modules or "outside any module", ", ".join(phases), listed(sites, n_sites, 2)]))
+
+
+def _rounded_up(value: float) -> str:
+    """Three significant digits, none of them too small: who copies them into a file must see the calls pass."""
+    return figure(float(decimal.Context(prec=3, rounding=decimal.ROUND_UP).create_decimal_from_float(value)))
 
 
 def _more(n: int) -> str:

@@ -9,7 +9,17 @@ from typing import Any
 
 from shadowrun.types import RunInfo, TensorDiff, TensorMeta
 
-__all__ = ["decode_float", "decode_info", "diff_from_row", "encode_float", "encode_info", "encode_int", "jsonable"]
+__all__ = [
+    "decode_float",
+    "decode_info",
+    "diff_from_row",
+    "encode_diff",
+    "encode_float",
+    "encode_form",
+    "encode_info",
+    "encode_int",
+    "jsonable",
+]
 
 INT64_MAX = 2**63 - 1
 N_FORM_COLUMNS = 5
@@ -64,6 +74,22 @@ def decode_info(text: str) -> RunInfo:
     return RunInfo(**values)
 
 
+def encode_form(meta: TensorMeta) -> tuple[str, ...]:
+    """Columns of a form."""
+    return (meta.dtype, json.dumps(meta.shape), json.dumps(meta.stride), meta.device, meta.layout)
+
+
+def encode_diff(seq: int, position: int, actual: int, expected: int, d: TensorDiff) -> tuple[Any, ...]:
+    """Columns of a `TensorDiff`, given the numbers of its forms."""
+    e = encode_float
+    return (
+        seq, position, d.name, actual, expected, d.n_elements, d.n_different, d.n_mismatched, e(d.max_abs),
+        e(d.max_rel), e(d.rmse), encode_int(d.max_ulp), d.remaining_bits, d.n_nan, d.n_inf, d.n_zero_sign,
+        d.n_subnormal, str(list(d.worst_index)), e(d.worst_actual), e(d.worst_expected), e(d.excess_actual),
+        e(d.excess_expected), d.detail, d.n_from_zero,
+    )  # fmt: skip
+
+
 def diff_from_row(row: tuple[Any, ...]) -> TensorDiff:
     """A `TensorDiff` from its columns: name, both forms (five columns each), the rest in field order."""
     name, rest = row[0], row[1:]
@@ -71,7 +97,7 @@ def diff_from_row(row: tuple[Any, ...]) -> TensorDiff:
     n_elements, n_different, n_mismatched, max_abs, max_rel, rmse, max_ulp, bits, nan, inf, zero, sub, *tail = rest[
         2 * N_FORM_COLUMNS :
     ]
-    index, worst_actual, worst_expected, excess_actual, excess_expected, detail = tail
+    index, worst_actual, worst_expected, excess_actual, excess_expected, detail, from_zero = tail
     return TensorDiff(
         name,
         actual,
@@ -94,6 +120,7 @@ def diff_from_row(row: tuple[Any, ...]) -> TensorDiff:
         float(excess_actual),
         float(excess_expected),
         detail,
+        from_zero,
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
-import json
+import functools
 import os
 import sqlite3
 import threading
@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
 from shadowrun.store import opening
-from shadowrun.store.codec import decode_info, encode_float, encode_info, encode_int
-from shadowrun.store.groups import fold
+from shadowrun.store.codec import decode_info, encode_info
+from shadowrun.store.folding import Bound
+from shadowrun.store.pending import INTERNED, Pending
+from shadowrun.store.sources import SourceRun, block_of, read_sources
+from shadowrun.store.tensors import clear, folder_of, temporary_folder
+from shadowrun.store.upgrading import upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from shadowrun.types import Phase, RunInfo, TensorDiff, TensorMeta, Verdict
+    from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
 
 __all__ = ["FLUSH_ROWS", "DataFile"]
 
@@ -30,24 +34,6 @@ MAX_WAITING_ROWS = 200 * FLUSH_ROWS
 """Rows kept while another process locks the file; past them, recording is given up."""
 CLOSE_TIMEOUT_S = 5.0
 LOCKED_RETRY_S = 0.5
-MAX_VERDICTS = 100_000
-"""Verdicts remembered for interning. Evidence holds figures, so their number grows with the calls."""
-
-_INSERTS = {
-    "op": "insert into op values (?, ?)",
-    "site": "insert into site values (?, ?)",
-    "form": "insert into form values (?, ?, ?, ?, ?, ?)",
-    "context": "insert into context values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    "outcome": "insert into outcome values (?, ?, ?, ?, ?)",
-    "verdict": "insert into verdict values (?, ?, ?, ?)",
-    "diff": "insert into diff values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    "step": "insert or replace into step values (?, ?, ?)",
-    "skipped": "insert into skipped values (?, ?, ?, ?) "
-    "on conflict (op_id, device, reason) do update set n = n + excluded.n",
-    "meta": "insert or replace into meta values (?, ?)",
-}
-_INSERT_CALLS = "insert into call values (?, ?, ?, ?, ?, ?, ?, ?)"
-
 Row = tuple[int, int, int, int, float, float, float, float]
 
 
@@ -71,25 +57,22 @@ class DataFile:
     def __init__(self, path: Path | None, connection: sqlite3.Connection, *, writable: bool) -> None:
         self.path = path
         self.connection = connection
-        self.rows: list[Row] = []
+        self._pending = Pending()
+        self.rows: list[Row] = self._pending.rows
         self.failure = ""
         self.n_records = 0
         self.next_seq = 0
         self.next_step = 0
         self._writable = writable
-        self._max_records: int | None = None
+        self._bound: Bound | None = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._flushed_at = time.monotonic()
         self._retry_at = 0.0
-        self._newest_verdict = 0
-        self._waiting: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
-        self._ids: dict[str, dict[Any, int]] = {name: {} for name in ("op", "site", "form", "outcome", "verdict")}
-        self._next_id = {name: itertools.count(1) for name in ("op", "site", "form", "outcome", "verdict", "context")}
-        self._n_calls = 0
-        self._fold_at = 0
+        self._waiting = self._pending.tables
         self._info: RunInfo | None = None
         self._earlier_s = (0.0, 0.0)
+        self._folder: Path | None = None
 
     @classmethod
     def create(
@@ -119,8 +102,10 @@ class DataFile:
             data._continue(info)
         else:
             data = cls(path, opening.connect_new(path), writable=True)
+            if path is not None:
+                clear(path)
         if fold or (fold is None and path is None):
-            data._max_records = data._fold_at = max_records
+            data._bound = Bound(max_records)
         data.update_info(info)
         data.flush()
         return data
@@ -167,32 +152,14 @@ class DataFile:
         device: str,
     ) -> int:
         """Number of a new context; the caller remembers it for the calls that share the context."""
-        with self._lock:
-            number = next(self._next_id["context"])
-            op_id, site_id = self._intern("op", op), self._intern("site", site)
-            self._waiting["context"].append(
-                (number, op_id, inputs, ",".join(dtypes), shapes, module, str(phase), site_id, device)
-            )
-            return number
+        return self._pending.context(op, inputs, dtypes, shapes, module, phase, site, device)
 
     def verdict_id(self, verdict: Verdict, missing_kernel: str = "") -> int:
         """Number of a verdict.
 
         Numbers of verdicts without evidence stay good for the whole run; others should be used at once.
         """
-        key = (verdict, missing_kernel)
-        number = self._ids["verdict"].get(key)
-        if number is not None:
-            return number
-        with self._lock:
-            if len(self._ids["verdict"]) >= MAX_VERDICTS:
-                self._ids["verdict"].clear()
-            outcome = self._intern(
-                "outcome", (str(verdict.status), str(verdict.cause or ""), verdict.explanation, missing_kernel)
-            )
-            number = self._ids["verdict"][key] = self._newest_verdict = next(self._next_id["verdict"])
-            self._waiting["verdict"].append((number, outcome, verdict.evidence, encode_float(verdict.confidence)))
-            return number
+        return self._pending.verdict(verdict, missing_kernel)
 
     def add(self, row: Row) -> None:
         """Record a call; `rows` says what the row holds."""
@@ -202,23 +169,24 @@ class DataFile:
 
     def add_diffs(self, seq: int, diffs: Iterable[TensorDiff]) -> None:
         """Record how the tensors of call `seq` differed."""
-        e, waiting = encode_float, self._waiting["diff"]
-        for position, d in enumerate(diffs):
-            waiting.append(
-                (
-                    seq, position, d.name, self._form(d.actual), self._form(d.expected), d.n_elements, d.n_different,
-                    d.n_mismatched, e(d.max_abs), e(d.max_rel), e(d.rmse), encode_int(d.max_ulp), d.remaining_bits,
-                    d.n_nan, d.n_inf, d.n_zero_sign, d.n_subnormal, json.dumps(d.worst_index), e(d.worst_actual),
-                    e(d.worst_expected), e(d.excess_actual), e(d.excess_expected), d.detail,
-                )
-            )  # fmt: skip
+        self._pending.diffs(seq, diffs)
+
+    def add_capture(self, seq: int, file: str, n_bytes: int) -> None:
+        """Record that the inputs of call `seq` were kept, in a file of `tensors`."""
+        self._waiting["capture"].append((seq, file, n_bytes))
+
+    @property
+    def tensors(self) -> Path:
+        """Folder of captured inputs; that of a run in memory is gone with it."""
+        if self.path is not None:
+            return folder_of(self.path)
+        if self._folder is None:
+            self._folder = temporary_folder(self)
+        return self._folder
 
     def add_skipped(self, counts: Mapping[tuple[str, str, str], int]) -> None:
         """Add to the numbers of calls that were skipped on purpose, by (op, device, reason)."""
-        with self._lock:
-            self._waiting["skipped"].extend(
-                (self._intern("op", op), device, reason, n) for (op, device, reason), n in counts.items()
-            )
+        self._pending.skipped(counts)
 
     def add_step(self, step: int, started_s: float, wall_s: float) -> None:
         """Record when a training step began and how long it took."""
@@ -233,6 +201,16 @@ class DataFile:
         if row is None:
             raise opening.corrupt(self.path, ValueError("it has no run information"))
         return decode_info(row[0])
+
+    @functools.cached_property
+    def sources(self) -> tuple[SourceRun, ...]:
+        """The runs that were combined into this file; none in the file of one run."""
+        return read_sources(self)
+
+    @property
+    def block(self) -> int:
+        """How many numbers of calls each of its runs has: ``seq // block`` is the number of a call's run."""
+        return block_of(self.sources)
 
     def update_info(self, info: RunInfo) -> None:
         """Replace the run's information; in a file that is appended to, earlier times are added."""
@@ -255,21 +233,14 @@ class DataFile:
                 return
             if self._flushed_at < self._retry_at:
                 return
-            # Calls are cut off first: what they refer to was put into its list before them.
-            n_rows = len(self.rows)
-            lengths = {table: len(rows) for table, rows in self._waiting.items()}
             try:
-                self._write(n_rows, lengths)
+                n_rows = self._pending.write(self.connection)
             except (sqlite3.Error, OSError, OverflowError) as error:
                 self._give_up(error)
                 return
-            self._n_calls += n_rows
             self.n_records += n_rows
-            del self.rows[:n_rows]
-            for table, n in lengths.items():
-                del self._waiting[table][:n]
-            if self._max_records is not None and self._n_calls > self._fold_at:
-                self._fold(self._max_records)
+            if self._bound is not None and self._bound.exceeded_by(n_rows):
+                self._fold(self._bound)
 
     def close(self) -> None:
         """Flush, and mark the run as complete. What was recorded can still be read."""
@@ -284,6 +255,31 @@ class DataFile:
             self._retry_at = 0.0
             self.flush()
 
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Let no transaction be open meanwhile: a forked child that inherited one would roll it back."""
+        with self._lock:
+            yield
+
+    def move(self, path: Path) -> None:
+        """Go on under another name; a data file of that name is replaced.
+
+        Raises:
+            DataFileError: It cannot be written. Recording goes on under the old name.
+        """
+        if self.path is None:
+            return
+        opening.check_writable(path)
+        with self._lock:
+            self.flush()
+            self.connection.close()  # its journal would have the old name
+            try:
+                opening.move(self.path, path)
+                self._move_tensors(path)
+                self.path = path
+            finally:
+                self.connection = opening.connect_existing(self.path, write=True)
+
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Rows of a query, fetched at once so that no lock is held while they are used.
 
@@ -296,33 +292,10 @@ class DataFile:
             except sqlite3.DatabaseError as error:
                 raise opening.corrupt(self.path, error) from error
 
-    def _intern(self, table: str, value: Any) -> int:
-        ids = self._ids[table]
-        number = ids.get(value)
-        if number is None:
-            number = ids[value] = next(self._next_id[table])
-            columns = value if isinstance(value, tuple) else (value,)
-            self._waiting[table].append((number, *columns))
-        return number
-
-    def _form(self, meta: TensorMeta) -> int:
-        with self._lock:
-            key = (meta.dtype, json.dumps(meta.shape), json.dumps(meta.stride), meta.device, meta.layout)
-            return self._intern("form", key)
-
-    def _write(self, n_rows: int, lengths: dict[str, int]) -> None:
-        connection = self.connection
-        connection.execute("begin immediate")
-        try:
-            for table, n in lengths.items():
-                if n:
-                    connection.executemany(_INSERTS[table], self._waiting[table][:n])
-            connection.executemany(_INSERT_CALLS, map(_encode_row, self.rows[:n_rows]))
-            connection.execute("commit")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("rollback")
-            raise
+    def _move_tensors(self, path: Path) -> None:
+        clear(path)
+        with contextlib.suppress(OSError):  # what was captured is then lost, and the program goes on
+            self.tensors.rename(folder_of(path))
 
     def _give_up(self, error: Exception) -> None:
         locked = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
@@ -334,43 +307,41 @@ class DataFile:
         self._drop()
 
     def _drop(self) -> None:
-        self.n_records += len(self.rows)
-        self.rows.clear()
-        for rows in self._waiting.values():
-            rows.clear()
+        self.n_records += self._pending.drop()
 
-    def _fold(self, max_records: int) -> None:
-        """Let a tenth more go than needed, so that folding is rare."""
+    def _fold(self, bound: Bound) -> None:
         try:
-            self.connection.execute("begin immediate")
-            self._n_calls -= fold(self.connection, self._n_calls - max_records + max_records // 10)
-            # Of the verdicts that nothing refers to any more, the newest may be about to be used.
-            self.connection.execute(
-                "delete from verdict where evidence <> '' and id < ? and id not in (select verdict_id from call)",
-                (self._newest_verdict - FLUSH_ROWS,),
-            )
-            self.connection.execute("commit")
+            bound.fold(self.connection, self._pending.newest_verdict - FLUSH_ROWS)
         except sqlite3.Error as error:
             self._give_up(error)
             return
-        self._ids["verdict"].clear()
-        # Where too few matches were left to fold, the next attempt waits until there may be more.
-        self._fold_at = max(max_records, self._n_calls + max_records // 10)
+        self._pending.forget_verdicts()
 
     def _continue(self, info: RunInfo) -> None:
         """Take up the numbering of a file that is appended to."""
         self._check_platforms(info)
+        try:
+            upgrade(self.connection)
+        except sqlite3.Error as error:
+            raise opening.unwritable(self.path, error) from error
         earlier = self.info
         self._earlier_s = (earlier.wall_s, earlier.own_s)
-        for table, key in (("op", "name"), ("site", "text")):
-            self._ids[table] = {text: number for number, text in self.query(f"select id, {key} from {table}")}  # noqa: S608
-        for table in self._next_id:
-            self._next_id[table] = itertools.count(self._greatest("id", table) + 1)
+        known = {"op": "select name, id from op", "site": "select text, id from site"}
+        self._pending.go_on(
+            {table: dict(self.query(sql)) for table, sql in known.items()},
+            {table: self._greatest("id", table) for table in INTERNED},
+        )
         self.next_seq = self._greatest("seq", "call") + 1
         self.next_step = max(self._greatest("step", "call"), self._greatest("step", "step")) + 1
 
     def _check_platforms(self, info: RunInfo) -> None:
         earlier = self.info
+        if self.sources:
+            raise DataFileError(
+                f"{str(self.path)!r} is combined from {len(self.sources)} runs, and no run can be recorded into it. "
+                "Record into another file, and combine the two.",
+                slug="data-file-append",
+            )
         if (earlier.target, earlier.ref) != (info.target, info.ref):
             raise DataFileError(
                 f"{str(self.path)!r} compares {earlier.target} with {earlier.ref}; a run of {info.target} "
@@ -381,10 +352,3 @@ class DataFile:
     def _greatest(self, column: str, table: str) -> int:
         row = next(self.query(f"select coalesce(max({column}), -1) from {table}"))  # noqa: S608 - names from above
         return int(row[0])
-
-
-def _encode_row(row: Row) -> tuple[Any, ...]:
-    drift_abs, drift_rel = row[6], row[7]
-    if drift_abs == drift_abs and drift_rel == drift_rel:  # noqa: PLR0124 - the fastest NaN test
-        return row
-    return (*row[:6], encode_float(drift_abs), encode_float(drift_rel))

@@ -6,62 +6,64 @@ run in memory keeps the sums of matches that it let go. Both look alike, so that
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.store.codec import encode_float, encode_int
+from shadowrun.store.scanning import PIECE, scan
 from shadowrun.store.schema import SEVERITY
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from shadowrun.store.datafile import DataFile
+    from shadowrun.store.scanning import Key, Observe, Query
 
-__all__ = ["Group", "fold", "merge", "read_groups"]
+__all__ = ["Group", "compute", "merge", "read_folded", "read_groups"]
 
+# A combined file has a block of numbers for each of its runs: dividing by its length tells the run.
 _FROM_FOLDED = """
-select context_id, outcome_id, n, first_seq, first_step, n_ref, ref_us_total, ref_us_min,
+select context_id, outcome_id, first_seq / {block}, n, first_seq, first_step, n_ref, ref_us_total, ref_us_min,
     n_target, target_us_total, target_us_min, max_abs, max_rel, max_ulp, remaining_bits, n_mismatched,
     n_nan, n_inf, severity, worst_seq, drift_abs, drift_rel
 from folded
 """
 
-_INSERT = "insert into folded values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+# diff stands first: where few calls differ, only those are looked at.
+_FROM_DIFFS = """
+select context_id, outcome_id, call.seq / {block}, max(max_abs), max(max_rel), max(max_ulp),
+    coalesce(min(case when remaining_bits >= 0 then remaining_bits end), -1),
+    sum(n_mismatched), sum(n_nan), sum(n_inf)
+from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
+where {where} group by 1, 2, 3
+"""
 
-_FROM_CALLS = f"""
-with worst_diff as (
-    select seq, max(max_abs) as max_abs, max(max_rel) as max_rel, max(max_ulp) as max_ulp,
-        min(case when remaining_bits >= 0 then remaining_bits end) as bits,
-        sum(n_mismatched) as n_mismatched, sum(n_nan) as n_nan, sum(n_inf) as n_inf,
-        max{SEVERITY} as severity
-    from diff group by seq
-), ranked as (
-    select call.seq, step, context_id, outcome_id, ref_us, target_us, drift_abs, drift_rel,
-        max_abs, max_rel, max_ulp, bits, n_mismatched, n_nan, n_inf, severity, row_number() over (
-        partition by context_id, outcome_id order by coalesce(severity, -1) desc, call.seq) as place
-    from call join verdict on verdict.id = verdict_id left join worst_diff on worst_diff.seq = call.seq
-    where {{where}}
-)
-select context_id, outcome_id, count(*), min(seq), min(step),
-    count(case when ref_us >= 0 then 1 end), coalesce(sum(case when ref_us >= 0 then ref_us end), 0),
-    coalesce(min(case when ref_us >= 0 then ref_us end), -1),
-    count(case when target_us >= 0 then 1 end), coalesce(sum(case when target_us >= 0 then target_us end), 0),
-    coalesce(min(case when target_us >= 0 then target_us end), -1),
-    coalesce(max(max_abs), 0), coalesce(max(max_rel), 0), coalesce(max(max_ulp), 0), coalesce(min(bits), -1),
-    coalesce(sum(n_mismatched), 0), coalesce(sum(n_nan), 0), coalesce(sum(n_inf), 0),
-    coalesce(max(severity), -1), max(case when place = 1 then seq end),
-    max(drift_abs), max(drift_rel)
-from ranked group by context_id, outcome_id
+_DRIFT = """
+select context_id, outcome_id, seq / {block}, max(drift_abs), max(drift_rel)
+from call join verdict on verdict.id = verdict_id
+where (drift_rel <> -1 or drift_abs <> -1) and {where} group by 1, 2, 3
+"""
+
+_SEVERITIES = f"""
+select context_id, outcome_id, call.seq / {{block}}, call.seq, position, {SEVERITY}
+from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
+where (diff.seq, position) > (?, ?) and {{where}} order by diff.seq, position limit {PIECE}
 """  # noqa: S608 - no value from outside enters it
+
+_NO_DIFF = (0.0, 0.0, 0, -1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sums over the calls of one context that had one outcome; -1 where nothing was measured."""
+    """Sums over the calls of one context that had one outcome; -1 where nothing was measured.
+
+    Attributes:
+        sources: Numbers of the runs that they are from; (0,) in the file of one run.
+    """
 
     context_id: int
     outcome_id: int
+    sources: tuple[int, ...]
     n: int
     first_seq: int
     first_step: int
@@ -84,96 +86,105 @@ class Group:
     drift_rel: float
 
 
-def read_groups(data: DataFile) -> list[Group]:
-    """All groups of a data file, in the order of their first call."""
-    live = map(_group, data.query(_FROM_CALLS.format(where="1")))
-    folded = map(_group, data.query(_FROM_FOLDED))
-    return merge([*live, *folded])
+def read_groups(data: DataFile, observe: Observe | None = None) -> list[Group]:
+    """All groups of a data file, in the order of their first call.
+
+    Args:
+        data: Where from.
+        observe: Called with a context and times of some of its calls; see `scan`.
+    """
+    live = compute(data.query, data.block, observe=observe)
+    return merge([*live, *read_folded(data.query, data.block)])
+
+
+def compute(query: Query, block: int, where: str = "1", observe: Observe | None = None) -> Iterator[Group]:
+    """Groups of the calls that are kept one by one, each of one run; the arguments are those of `scan`."""
+    diffs = {row[:3]: row[3:] for row in query(_FROM_DIFFS.format(block=block, where=where))}
+    worst = _worst(query, _SEVERITIES.format(block=block, where=where)) if diffs else {}
+    drift = {row[:3]: row[3:] for row in query(_DRIFT.format(block=block, where=where))}
+    for key, s in scan(query, block, where, observe).items():
+        context, outcome, source = key
+        max_abs, max_rel, max_ulp, bits, n_mismatched, n_nan, n_inf = diffs.get(key, _NO_DIFF)
+        drift_abs, drift_rel = drift.get(key, (-1.0, -1.0))
+        severity, worst_seq = worst.get(key, (-1.0, s.first_seq))
+        # float() and int() also turn the text 'nan' and integers that were stored as floats back.
+        yield Group(
+            context, outcome, (source,), s.n, s.first_seq, s.first_step, s.n_ref, s.ref_us_total, s.ref_us_min,
+            s.n_target, s.target_us_total, s.target_us_min, float(max_abs), float(max_rel), int(max_ulp), int(bits),
+            n_mismatched, n_nan, n_inf, float(severity), worst_seq, float(drift_abs), float(drift_rel),
+        )  # fmt: skip
+
+
+def read_folded(query: Query, block: int) -> Iterator[Group]:
+    """Groups of calls of which only sums are kept."""
+    return map(_group, query(_FROM_FOLDED.format(block=block)))
 
 
 def merge(groups: Iterable[Group]) -> list[Group]:
-    """Join the groups of equal context and outcome."""
-    merged: dict[tuple[int, int], Group] = {}
+    """Join the groups of equal context and outcome, whichever run they are from."""
+    merged: dict[tuple[int, int], list[Group]] = {}
     for group in groups:
-        key = group.context_id, group.outcome_id
-        seen = merged.get(key)
-        merged[key] = group if seen is None else _join(seen, group)
-    return sorted(merged.values(), key=lambda g: g.first_seq)
+        merged.setdefault((group.context_id, group.outcome_id), []).append(group)
+    joined = (same[0] if len(same) == 1 else _join(same) for same in merged.values())
+    return sorted(joined, key=lambda g: g.first_seq)
 
 
-def fold(connection: sqlite3.Connection, n: int) -> int:
-    """Replace the `n` oldest matches by their sums; returns how many there were to replace.
-
-    Runs within the caller's transaction.
-    """
-    connection.execute("create temp table if not exists leaving (seq integer primary key)")
-    connection.execute("delete from leaving")
-    connection.execute(
-        "insert into leaving select call.seq from call join verdict on verdict.id = verdict_id "
-        "join outcome on outcome.id = outcome_id where status = 'match' order by call.seq limit ?",
-        (n,),
-    )
-    leaving = map(_group, connection.execute(_FROM_CALLS.format(where="call.seq in (select seq from leaving)")))
-    folded = map(_group, connection.execute(_FROM_FOLDED))
-    groups = merge([*leaving, *folded])
-    connection.execute("delete from folded")
-    connection.executemany(_INSERT, map(_row, groups))
-    connection.execute("delete from diff where seq in (select seq from leaving)")
-    return connection.execute("delete from call where seq in (select seq from leaving)").rowcount
+def _worst(query: Query, sql: str) -> dict[Key, tuple[float, int]]:
+    """Greatest severity of each group, and the first call that has it."""
+    worst: dict[Key, tuple[float, int]] = {}
+    last = (-1, -1)
+    while rows := list(query(sql, last)):
+        for context, outcome, source, seq, _, severity in rows:
+            key = context, outcome, source
+            seen = worst.get(key)
+            if seen is None or severity > seen[0]:
+                worst[key] = severity, seq
+        last = rows[-1][3:5]
+    return worst
 
 
 def _group(row: tuple[Any, ...]) -> Group:
-    # float() and int() also turn the text 'nan' and integers that were stored as floats back.
     i, f = int, float
     return Group(
-        i(row[0]), i(row[1]), i(row[2]), i(row[3]), i(row[4]), i(row[5]), f(row[6]), f(row[7]), i(row[8]), f(row[9]),
-        f(row[10]), f(row[11]), f(row[12]), i(row[13]), i(row[14]), i(row[15]), i(row[16]), i(row[17]), f(row[18]),
-        i(row[19]), f(row[20]), f(row[21]),
+        i(row[0]), i(row[1]), (i(row[2]),), i(row[3]), i(row[4]), i(row[5]), i(row[6]), f(row[7]), f(row[8]),
+        i(row[9]), f(row[10]), f(row[11]), f(row[12]), f(row[13]), i(row[14]), i(row[15]), i(row[16]), i(row[17]),
+        i(row[18]), f(row[19]), i(row[20]), f(row[21]), f(row[22]),
     )  # fmt: skip
 
 
-def _row(g: Group) -> tuple[int | float | str, ...]:
-    e = encode_float
-    return (
-        g.context_id, g.outcome_id, g.n, g.first_seq, g.first_step, g.n_ref, e(g.ref_us_total), e(g.ref_us_min),
-        g.n_target, e(g.target_us_total), e(g.target_us_min), e(g.max_abs), e(g.max_rel), encode_int(g.max_ulp),
-        g.remaining_bits, g.n_mismatched, g.n_nan, g.n_inf, g.severity, g.worst_seq, e(g.drift_abs), e(g.drift_rel),
-    )  # fmt: skip
-
-
-def _join(a: Group, b: Group) -> Group:
-    worse = max(a, b, key=lambda g: (g.severity, -g.worst_seq))
-    return Group(
-        context_id=a.context_id,
-        outcome_id=a.outcome_id,
-        n=a.n + b.n,
-        first_seq=min(a.first_seq, b.first_seq),
-        first_step=min(a.first_step, b.first_step),
-        n_ref=a.n_ref + b.n_ref,
-        ref_us_total=a.ref_us_total + b.ref_us_total,
-        ref_us_min=_least(a.ref_us_min, b.ref_us_min),
-        n_target=a.n_target + b.n_target,
-        target_us_total=a.target_us_total + b.target_us_total,
-        target_us_min=_least(a.target_us_min, b.target_us_min),
-        max_abs=_greatest(a.max_abs, b.max_abs),
-        max_rel=_greatest(a.max_rel, b.max_rel),
-        max_ulp=max(a.max_ulp, b.max_ulp),
-        remaining_bits=int(_least(a.remaining_bits, b.remaining_bits)),
-        n_mismatched=a.n_mismatched + b.n_mismatched,
-        n_nan=a.n_nan + b.n_nan,
-        n_inf=a.n_inf + b.n_inf,
-        severity=worse.severity,
-        worst_seq=worse.worst_seq,
-        drift_abs=_greatest(a.drift_abs, b.drift_abs),
-        drift_rel=_greatest(a.drift_rel, b.drift_rel),
+def _join(groups: list[Group]) -> Group:
+    # Runs that were combined have numbers of their own: the first call is that of the earliest step.
+    first = min(groups, key=lambda g: (g.first_step, g.first_seq))
+    worse = max(groups, key=lambda g: (g.severity, -g.worst_seq))
+    return dataclasses.replace(
+        worse,
+        sources=tuple(sorted({number for g in groups for number in g.sources})),
+        n=sum(g.n for g in groups),
+        first_seq=first.first_seq,
+        first_step=first.first_step,
+        n_ref=sum(g.n_ref for g in groups),
+        ref_us_total=sum(g.ref_us_total for g in groups),
+        ref_us_min=_least(g.ref_us_min for g in groups),
+        n_target=sum(g.n_target for g in groups),
+        target_us_total=sum(g.target_us_total for g in groups),
+        target_us_min=_least(g.target_us_min for g in groups),
+        max_abs=_greatest(g.max_abs for g in groups),
+        max_rel=_greatest(g.max_rel for g in groups),
+        max_ulp=max(g.max_ulp for g in groups),
+        remaining_bits=int(_least(g.remaining_bits for g in groups)),
+        n_mismatched=sum(g.n_mismatched for g in groups),
+        n_nan=sum(g.n_nan for g in groups),
+        n_inf=sum(g.n_inf for g in groups),
+        drift_abs=_greatest(g.drift_abs for g in groups),
+        drift_rel=_greatest(g.drift_rel for g in groups),
     )
 
 
-def _least(a: float, b: float) -> float:
-    """The smaller of two measured values; -1 stands for not measured."""
-    return max(a, b) if a < 0 or b < 0 else min(a, b)
+def _least(values: Iterable[float]) -> float:
+    """The smallest of what was measured; -1 stands for not measured."""
+    return min((v for v in values if v >= 0), default=-1.0)
 
 
-def _greatest(a: float, b: float) -> float:
-    """The greater; NaN is greater than everything, as the text 'nan' is in SQLite."""
-    return a if a != a or a > b else b  # noqa: PLR0124 - the fastest NaN test
+def _greatest(values: Iterable[float]) -> float:
+    """The greatest; NaN is greater than everything, as the text 'nan' is in SQLite."""
+    return max(values, key=lambda v: (v != v, v))  # noqa: PLR0124 - the fastest NaN test

@@ -11,7 +11,7 @@ from shadowrun.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["check_writable", "connect_existing", "connect_new", "corrupt"]
+__all__ = ["check_writable", "connect_existing", "connect_new", "corrupt", "move", "remove", "unwritable"]
 
 MAGIC = b"SQLite format 3\0"
 READ_TIMEOUT_S = 5.0
@@ -30,18 +30,22 @@ def connect_new(path: Path | None) -> sqlite3.Connection:
     try:
         # Threads of the autograd engine record too; DataFile serialises them.
         connection = sqlite3.connect(
-            ":memory:" if path is None else path, timeout=WRITE_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            ":memory:" if path is None else f"{path.absolute().as_uri()}?mode=rwc",
+            timeout=WRITE_TIMEOUT_S,
+            uri=True,  # so that others can be attached read-only
+            isolation_level=None,
+            check_same_thread=False,
         )
         # A rollback journal and not WAL: one file to copy, also on network file systems. A process
         # killed between two flushes leaves a clean file; killed within one, a journal that the next
         # reader rolls back. Only a power cut needs synchronous writes.
         connection.execute("pragma journal_mode = delete")
         connection.execute("pragma synchronous = off")
-        connection.execute(f"pragma application_id = {APPLICATION_ID}")
-        connection.execute(f"pragma user_version = {SCHEMA_VERSION}")
-        connection.executescript("begin;" + SCHEMA + "commit;")
+        # All at once: another process that looks at the file finds it empty or whole.
+        numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
+        connection.executescript("begin;" + numbers + SCHEMA + "commit;")
     except sqlite3.Error as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     return connection
 
 
@@ -102,7 +106,7 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
         return sqlite3.connect(uri, timeout=READ_TIMEOUT_S, uri=True, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         if mode == "rw":
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         raise corrupt(path, error) from error
 
 
@@ -159,10 +163,32 @@ def _clear(path: Path) -> None:
     """Remove a data file of an earlier run; refuse to touch anything else."""
     check_writable(path)
     try:
-        path.unlink(missing_ok=True)
-        path.with_name(path.name + "-journal").unlink(missing_ok=True)
+        remove(path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file and the journal beside it, if they are there.
+
+    Raises:
+        OSError: They cannot be removed.
+    """
+    path.unlink(missing_ok=True)
+    path.with_name(path.name + "-journal").unlink(missing_ok=True)
+
+
+def move(new: Path, path: Path) -> None:
+    """Put a whole new data file in the place of an older one.
+
+    Raises:
+        DataFileError: The older one cannot be replaced.
+    """
+    try:
+        path.with_name(path.name + "-journal").unlink(missing_ok=True)
+        new.replace(path)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def _not_ours(path: Path) -> DataFileError:
@@ -172,7 +198,8 @@ def _not_ours(path: Path) -> DataFileError:
     )
 
 
-def _unwritable(path: Path | None, error: Exception) -> DataFileError:
+def unwritable(path: Path | None, error: Exception) -> DataFileError:
+    """The error for a file that cannot be written."""
     where = "in memory" if path is None else repr(str(path))
     return DataFileError(
         f"Cannot write the data file {where}: {error}. Choose a folder that you may write to.",

@@ -10,11 +10,11 @@ from shadowrun.store.codec import decode_float, diff_from_row
 from shadowrun.types import Cause, OpCall, OpRecord, Phase, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["read_diffs", "read_records"]
+__all__ = ["counts_zeros", "first_mismatch", "read_diffs", "read_records"]
 
 PIECE = 1000
 
@@ -28,13 +28,19 @@ join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
 where call.seq > ? {conditions} order by call.seq limit ?
 """
 
+_FIRST_MISMATCH = """
+select call.seq from call join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
+where status = 'mismatch' and context_id not in ({excused}) order by step, call.seq % ?, call.seq limit 1
+"""
+
 _DIFFS = """
 select diff.seq, name,
     a.dtype, a.shape, a.stride, a.device, a.layout, e.dtype, e.shape, e.stride, e.device, e.layout,
     n_elements, n_different, n_mismatched, max_abs, max_rel, rmse, max_ulp, remaining_bits, n_nan, n_inf,
-    n_zero_sign, n_subnormal, worst_index, worst_actual, worst_expected, excess_actual, excess_expected, detail
+    n_zero_sign, n_subnormal, worst_index, worst_actual, worst_expected, excess_actual, excess_expected, detail,
+    n_from_zero
 from diff join form a on a.id = actual_id join form e on e.id = expected_id
-where diff.seq between ? and ? order by diff.seq, position
+where diff.seq in ({numbers}) order by diff.seq, position
 """
 
 
@@ -47,7 +53,7 @@ def read_records(
     module: str | None = None,
     seq: int | None = None,
 ) -> Iterator[OpRecord]:
-    """Records in call order.
+    """Records in call order; in a combined file, run after run.
 
     Fetched a thousand at a time, so that a slow reader holds neither memory nor the file's lock.
 
@@ -60,19 +66,41 @@ def read_records(
         seq: Number of the one call wanted.
     """
     conditions, values = _conditions(data, op, status, step, module, seq)
-    rank = data.info.rank
+    ranks = [source.info.rank for source in data.sources] or [data.info.rank]
+    block = data.block
     last = -1
     while rows := list(data.query(_RECORDS.format(conditions=conditions), (last, *values, PIECE))):
-        diffs = read_diffs(data, rows[0][0], rows[-1][0])
+        diffs = read_diffs(data, [row[0] for row in rows])
         for row in rows:
-            yield _record(row, rank, tuple(diffs.get(row[0], ())))
+            yield _record(row, ranks[row[0] // block], tuple(diffs.get(row[0], ())))
         last = rows[-1][0]
 
 
-def read_diffs(data: DataFile, first: int, last: int) -> dict[int, list[TensorDiff]]:
-    """Diffs of the calls numbered `first` to `last`."""
+def first_mismatch(data: DataFile, excused: Collection[int] = ()) -> OpRecord | None:
+    """The first call that mismatched; in a combined file, of the run that was the first to come to it.
+
+    Args:
+        data: Where from.
+        excused: Numbers of contexts whose mismatches are known.
+    """
+    if not data.sources and not excused:
+        return next(read_records(data, status=Status.MISMATCH), None)
+    sql = _FIRST_MISMATCH.format(excused=", ".join(map(str, excused)))
+    found = next(data.query(sql, (data.block,)), None)
+    return None if found is None else next(read_records(data, seq=found[0]))
+
+
+def counts_zeros(data: DataFile) -> bool:
+    """Whether the file has ``diff.n_from_zero``, which schema 1 lacks."""
+    sql = "select 1 from pragma_table_info('diff') where name = 'n_from_zero'"
+    return next(data.query(sql), None) is not None
+
+
+def read_diffs(data: DataFile, numbers: Iterable[int]) -> dict[int, list[TensorDiff]]:
+    """Diffs of the calls of these numbers."""
+    sql = _DIFFS if counts_zeros(data) else _DIFFS.replace("n_from_zero", "-1")
     found: dict[int, list[TensorDiff]] = {}
-    for seq, *rest in data.query(_DIFFS, (first, last)):
+    for seq, *rest in data.query(sql.format(numbers=", ".join(map(str, numbers)))):
         found.setdefault(seq, []).append(diff_from_row(tuple(rest)))
     return found
 

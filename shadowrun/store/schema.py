@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["APPLICATION_ID", "SCHEMA", "SCHEMA_VERSION", "SEVERITY"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
 """Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
 
 APPLICATION_ID = 0x53484452
@@ -15,6 +15,8 @@ SCHEMA = """\
 --
 -- History
 --   1  first version
+--   2  table source, step.source_id: files that several runs were combined into; diff.n_from_zero
+--   3  table capture: inputs of failing calls, kept in a folder beside the file
 --
 -- NaN is stored as the text 'nan' in REAL columns (SQLite would make it NULL); infinities are stored
 -- as they are. -1 means: not measured. Times are in microseconds.
@@ -22,6 +24,13 @@ SCHEMA = """\
 create table meta (             -- one row each for: info (a RunInfo as JSON)
     key text primary key,
     value text not null
+);
+
+create table source (           -- runs that were combined into this file; none in the file of one run
+    id integer primary key,     -- from 0
+    file text not null,         -- name of its own data file
+    info text not null,         -- its RunInfo as JSON
+    first_seq integer not null  -- id * block, added to the numbers of its calls: seq / block is a call's source
 );
 
 create table op (               -- operators met, as aten::add.Tensor
@@ -105,8 +114,15 @@ create table diff (             -- one row for each returned or mutated tensor t
     excess_actual real not null,
     excess_expected real not null,
     detail text not null,
+    n_from_zero integer not null,  -- 0 on the reference, finite and not 0 on the target; -1: not counted
     primary key (seq, position)
 ) without rowid;
+
+create table capture (          -- calls whose inputs were kept, in the folder <name of this file>.tensors
+    seq integer primary key,    -- call.seq
+    file text not null,         -- a bare name in that folder, as 0.pt
+    bytes integer not null
+);
 
 create table skipped (          -- calls that were not compared on purpose, only counted
     op_id integer not null references op (id),
@@ -139,14 +155,16 @@ create table folded (           -- matches of which only sums are kept (a run bo
     worst_seq integer not null,
     drift_abs real not null,
     drift_rel real not null,
-    primary key (context_id, outcome_id)
+    primary key (context_id, outcome_id, first_seq)
 ) without rowid;
 
 create table step (             -- training steps
-    step integer primary key,
+    source_id integer not null default 0,  -- the key first: else SQLite 3.40's integrity_check sees NULLs
+    step integer not null,
     started_s real not null,    -- seconds since the run's start
-    wall_s real not null
-);
+    wall_s real not null,
+    primary key (source_id, step)
+) without rowid;
 """
 
 SEVERITY = """(

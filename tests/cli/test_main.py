@@ -80,7 +80,7 @@ def test_own_errors_are_one_line(capsys, tmp_path):
 def test_internal_errors_are_2_and_have_a_traceback(capsys, monkeypatch):
     import shadowrun.run
 
-    def broken(path):
+    def broken(path, **_):
         raise ZeroDivisionError(path)
 
     monkeypatch.setattr(shadowrun, "load", broken, raising=False)

@@ -196,6 +196,7 @@ TABLES = {
     "_EMPTY": plans._EMPTY,
     "_UNINITIALISED_RETURNS": plans._UNINITIALISED_RETURNS,
     "_HIDDEN_MUTATIONS": plans._HIDDEN_MUTATIONS,
+    "_ON_CPU": plans._ON_CPU,
     "_UNSTABLE": plans._UNSTABLE,
 }
 
@@ -210,6 +211,8 @@ def test_the_tables_name_returns_and_arguments_that_exist():
     for name, numbers in plans._UNINITIALISED_RETURNS.items():
         if name not in ABSENT:
             assert max(numbers) < len(plan(name).func._schema.returns), name
+    for name, arguments in plans._ON_CPU.items():
+        assert set(arguments) <= {a.name for a in plan(name).func._schema.arguments}, name
     for name, arguments in plans._HIDDEN_MUTATIONS.items():
         if name not in ABSENT:
             assert set(arguments) <= {a.name for a in plan(name).func._schema.arguments}, name

@@ -1,6 +1,11 @@
 """Threads that the program starts: seen while the block runs, unchanged, and named where they cannot be seen."""
 
+import _thread
+import json
+import sys
 import threading
+import types
+from _thread import start_new_thread
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,9 +32,18 @@ def assert_same_bits(actual, expected):
 @pytest.fixture(autouse=True)
 def _no_threads_left():
     before = set(threading.enumerate())
-    bootstrap = threading.Thread._bootstrap_inner
+
+    def patched():
+        future = vars(torchapi.Future)
+        return (
+            threading.Thread._bootstrap_inner,
+            _thread.start_new_thread,
+            *[future[name] for name in torchapi.FUTURE_CALLBACKS],
+        )
+
+    originals = patched()
     yield
-    assert threading.Thread._bootstrap_inner is bootstrap
+    assert all(now is original for now, original in zip(patched(), originals, strict=True))
     assert set(threading.enumerate()) <= before
 
 
@@ -233,3 +247,145 @@ def test_stopping_from_another_thread():
         torch.ones(2).neg()
     assert len(list(again.records(op="aten::neg"))) == 1
     assert torchapi.top_mode() is None
+
+
+def raw(work, start=None):
+    """Run in a thread that `threading` does not know, started as `_thread` has it now; wait for it."""
+    done = threading.Event()
+
+    def body():
+        try:
+            work()
+        finally:
+            done.set()
+
+    (start or _thread.start_new_thread)(body, ())
+    assert done.wait(20)
+
+
+def test_a_raw_thread_is_followed():
+    with shadowrun.compare("cpu") as run:
+        raw(lambda: torch.ones(2).exp())
+    raw(lambda: torch.ones(2).log())
+    assert len(list(run.records(op="aten::exp"))) == 1
+    assert not list(run.records(op="aten::log"))
+    assert not any("thread" in note for note in run.info.notes)
+
+
+def test_an_exception_in_a_raw_thread_is_shown_as_ever(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda u: shown.append((u.exc_type, u.err_msg, repr(u.object))))
+
+    def work():
+        try:
+            raise KeyError
+        finally:
+            done.set()
+
+    def show():
+        done.clear()
+        n = len(shown)
+        _thread.start_new_thread(work, ())
+        done.wait(20)
+        while len(shown) == n:
+            pass
+        return shown[-1]
+
+    done = threading.Event()
+    plain = show()
+    with shadowrun.compare("cpu"):
+        assert show() == plain
+        with pytest.raises(TypeError, match="callable"):
+            _thread.start_new_thread(3, ())
+    assert plain[0] is KeyError
+
+
+def test_raw_threads_that_nobody_can_follow_are_named():
+    """The program imported the function before; what runs when a step ends is seen there."""
+    go_on, inside = threading.Event(), threading.Event()
+
+    def my_raw_work():
+        torch.ones(2).exp()
+        inside.set()
+        go_on.wait(20)
+        ended.set()
+
+    ended = threading.Event()
+    with shadowrun.compare("cpu") as run:
+        start_new_thread(my_raw_work, ())
+        inside.wait(20)
+        run.step()
+        go_on.set()
+        ended.wait(20)
+    assert not list(run.records(op="aten::exp"))
+    (note,) = [n for n in run.info.notes if "thread" in n]
+    assert "1 thread was running" in note
+    assert "my_raw_work (test_threads.py:" in note
+    assert "MainThread" not in note
+
+
+@pytest.mark.parametrize("how", ["pool", "raw"])
+def test_threads_that_call_modules_unseen_are_told_from_idle_ones(how):
+    """A short call leaves no trace at the end of a step; `nn.Module.__call__` notices it all the same."""
+    model = nn.Linear(2, 2)
+    with ThreadPoolExecutor(1, thread_name_prefix="early") as pool, ThreadPoolExecutor(1, "idle") as idle:
+        pool.submit(int).result()
+        idle.submit(int).result()
+        with shadowrun.compare("cpu") as run:
+            if how == "pool":
+                pool.submit(model, torch.ones(1, 2)).result()
+            else:
+                raw(lambda: model(torch.ones(1, 2)), start_new_thread)
+            in_threads(lambda k: model(torch.ones(1, 2)), 2)
+    assert sum(r.call.op == "aten::addmm" for r in run.records()) == 2
+    calling, running = (n for n in run.info.notes if "thread" in n)
+    assert calling.startswith("Operators that 1 thread called were not compared")
+    assert calling.endswith(": early_0." if how == "pool" else f": body (test_threads.py:{raw_line()}).")
+    assert running.endswith(": idle_0." if how == "pool" else ": early_0, idle_0.")
+    assert calling in json.loads(report.render(run, "json"))["info"]["notes"]
+    assert "Operators that 1 thread" in report.render(run, "txt")
+
+
+def raw_line():
+    (code,) = [c for c in raw.__code__.co_consts if isinstance(c, types.CodeType)]
+    return code.co_firstlineno
+
+
+def test_threads_that_serve_are_not_named():
+    """Progress bars, debuggers, notebooks and logs have threads that call nothing of the program's."""
+    end = threading.Event()
+    module = types.ModuleType("tqdm._monitor")
+    exec("def run(end): end.wait(20)", module.__dict__)
+    monitor = threading.Thread(target=module.run, args=(end,), name="monitor", daemon=True)
+    other = threading.Thread(target=end.wait, args=(20,), name="other")
+    monitor.start()
+    other.start()
+    with shadowrun.compare("cpu") as run:
+        torch.ones(2).exp()
+    end.set()
+    monitor.join()
+    other.join()
+    (note,) = [n for n in run.info.notes if "thread" in n]
+    assert note.endswith(": other.")
+
+
+def test_callbacks_of_futures_are_followed_on_any_thread():
+    """Communication hooks of DDP end in such callbacks, which gloo's threads run."""
+
+    def chain():
+        future = torch.futures.Future()
+        made = future.then(lambda f: f.value().sinh())
+        future.add_done_callback(lambda f: seen.append(f.value().cosh()))
+        failing = future.then(lambda f: 1 / 0)
+        raw(lambda: future.set_result(torch.ones(3)), start_new_thread)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            failing.wait()
+        return made.wait()
+
+    seen = []
+    plain = chain()
+    with shadowrun.compare("cpu") as run:
+        observed = chain()
+    assert_same_bits(plain, observed)
+    assert_same_bits(*seen)
+    assert len(list(run.records(op="aten::sinh"))) == len(list(run.records(op="aten::cosh"))) == 1

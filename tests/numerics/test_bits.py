@@ -112,3 +112,31 @@ def test_sparse_and_quantized():
     q = torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8)
     assert bits_equal(q, q.clone())
     assert not bits_equal(q, torch.quantize_per_tensor(dense, 0.2, 0, torch.qint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex128], ids=str)
+@pytest.mark.parametrize("kind", ["rows", "columns", "planes", "channels last", "expanded", "one long row"])
+def test_each_flipped_element_of_large_strided_tensors_is_seen(dtype, kind):
+    """Large enough to be compared in several pieces."""
+    base = torch.randn(64, 12, 640, generator=torch.Generator().manual_seed(0)).gt(0).to(dtype)
+
+    def lying(t: torch.Tensor) -> torch.Tensor:
+        return {
+            "rows": t[:, :, :600],
+            "columns": t[:, :, ::2],
+            "planes": t[:, 1:7],
+            "channels last": t.permute(2, 0, 1)[1:],
+            "expanded": t[:, None].expand(64, 3, 12, 640)[:, :, :, 1:],
+            "one long row": t.reshape(1, 2, -1)[:, :, 1:],
+        }[kind]
+
+    a, e = lying(base), lying(base.clone())
+    assert bits_equal(a, e)
+    assert bits_equal(a, e.contiguous())
+    assert bits_equal(a.contiguous(), e)
+    flat = [0, a.numel() // 3, a.numel() // 2, a.numel() - 1]
+    for index in (np.unravel_index(i, a.shape) for i in flat):
+        other = lying(base.clone())
+        other[index] = 1 if other[index] == 0 else 0
+        assert not bits_equal(a, other)
+        assert not bits_equal(a, other.contiguous())

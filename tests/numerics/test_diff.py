@@ -23,9 +23,8 @@ def naive(actual: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
     """Every statistic element by element in Python."""
     fmt = FORMATS[actual.dtype]
     width = 8 * actual.element_size()
-    out = dict.fromkeys(
-        ("n_different", "n_nan", "n_inf", "n_zero_sign", "n_subnormal", "max_abs", "max_rel", "max_ulp"), 0.0
-    )
+    counts = "n_different", "n_nan", "n_inf", "n_zero_sign", "n_subnormal", "n_from_zero"
+    out = dict.fromkeys((*counts, "max_abs", "max_rel", "max_ulp"), 0.0)
     out["remaining_bits"] = fmt.mantissa
     squares, n_finite = 0.0, 0
     pairs = zip(
@@ -45,6 +44,7 @@ def naive(actual: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
             out["remaining_bits"] = min(out["remaining_bits"], max(0, fmt.mantissa - shift))
         if math.isfinite(a) and math.isfinite(e):
             n_finite += 1
+            out["n_from_zero"] += e == 0 != a
             out["max_abs"] = max(out["max_abs"], abs(a - e))
             squares += (a - e) * (a - e)  # not **, which raises where it overflows
             if e != 0:
@@ -78,7 +78,8 @@ def test_against_python(dtype):
         e = a ^ (flips & np.array(mask, dtype=a.dtype))
         left, right = (torch.from_numpy(x.view(FLOATS[dtype]).copy()).view(dtype) for x in (a, e))
         found, wanted = diff("output 0", left, right), naive(left, right)
-        for key in ("n_different", "n_nan", "n_inf", "n_zero_sign", "n_subnormal", "max_ulp", "remaining_bits"):
+        counts = "n_different", "n_nan", "n_inf", "n_zero_sign", "n_subnormal", "n_from_zero"
+        for key in (*counts, "max_ulp", "remaining_bits"):
             assert getattr(found, key) == wanted[key], key
 
     run()

@@ -9,6 +9,7 @@ import torch
 
 import shadowrun
 from shadowrun import Cause, Status
+from shadowrun.platforms import torchplatform
 from shadowrun.platforms.fallback import FallbackWitness
 
 TEXT = "The operator 'aten::fmax' is not currently supported on the SIM backend and will fall back to run on the CPU."
@@ -46,6 +47,61 @@ def test_the_operator_that_moves_inputs_to_the_cpu_is_seen(witness, mute):
     assert cause is Cause.SILENT_FALLBACK
     assert "aten::_to_cpu was called 1 time during the call" in evidence
     assert "2 times" in watched(witness, lambda: (to_cpu(), to_cpu()))[0][1]
+
+
+def test_a_factory_that_falls_back_has_no_tensor_to_move_and_is_seen(witness):
+    ((cause, evidence),) = watched(witness, lambda: torch.ops.aten._to_cpu([]), name="aten::tril_indices")
+    assert cause is Cause.SILENT_FALLBACK
+    assert "aten::_to_cpu was called 1 time during the call" in evidence
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_backend_s_own_kernel_is_put_aside_where_warnings_are_errors(sim_device):
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_to_cpu", lambda tensors: [t.cpu() for t in tensors], "PrivateUse1")
+    witness = FallbackWitness("PrivateUse1")
+    witness.start()
+    try:
+        assert watched(witness, to_cpu)
+    finally:
+        witness.stop()
+        library._destroy()
+
+
+@pytest.mark.parametrize("number", [True, 3, 0.1, 2j])
+def test_a_number_goes_back_as_the_tensor_that_torch_makes_of_it(number):
+    """Kernels in Python get Python numbers for such tensors: of lower rank than tensors where types are promoted."""
+    torchplatform.prepare_wrapped_numbers()
+    made = torchplatform.wrapped_number(number)
+    assert (made.dim(), made.device.type, made.item()) == (0, "cpu", number)
+    for dtype in (torch.bool, torch.int8, torch.float16, torch.float32, torch.complex64):
+        zero_dim = torch.ones((), dtype=dtype)
+        assert torch.result_type(zero_dim, made) == torch.result_type(zero_dim, number)
+    other = torchplatform.wrapped_number(number)
+    assert other.untyped_storage().data_ptr() != made.untyped_storage().data_ptr()
+
+
+def test_a_call_that_ran_for_the_user_only_is_heard_once_more(witness):
+    watched(witness, to_cpu, "his", mute=False)
+    assert witness.to_be_heard("his")
+    assert not witness.to_be_heard("his"), "once"
+    watched(witness, to_cpu, "ours")
+    assert not witness.to_be_heard("ours"), "all was heard"
+    with pytest.warns(UserWarning, match="will fall back"):
+        watched(witness, warn, "told", mute=False)
+    assert not witness.to_be_heard("told"), "nothing more to hear"
+    watched(witness, warn, "his")
+    assert watched(witness, to_cpu, "his", name="aten::other", mute=False)[0][0] is Cause.WARNED_FALLBACK
+
+
+def test_replays_do_not_use_up_warnings_that_torch_gives_once(witness):
+    assert not torch.is_warn_always_enabled()
+    assert watched(witness, lambda: None) == []
+    with witness.watch("key", "aten::fmax", mute=True):
+        assert torch.is_warn_always_enabled()
+    assert not torch.is_warn_always_enabled()
+    with witness.watch("key", "aten::fmax", mute=False):
+        assert not torch.is_warn_always_enabled()
 
 
 def test_moving_a_tensor_is_no_fallback(witness):

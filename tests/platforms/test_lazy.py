@@ -182,3 +182,60 @@ print(json.dumps([compared == plain, told(run)]))
 """)
     assert result["findings"] == []
     assert same
+
+
+def test_a_program_on_lazy_does_not_notice_that_it_is_compared():
+    """Lazy draws when it is read, batch norm writes when it is read, and one graph is taken for another."""
+    same, right, result = in_process("""
+def read_at_the_end():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).to("lazy")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(5, 6).to("lazy")
+    for _ in range(2):
+        optimizer.zero_grad()
+        y = model(x)
+        y.square().sum().backward()
+        optimizer.step()
+    state = [v.cpu().tolist() for v in (y, *model.state_dict().values())]
+    return state, y.mul(2).tolist(), torch.rand(2, device="cpu").tolist()
+
+def one_graph_for_another():
+    a, b = torch.tensor([1.0]).to("lazy"), torch.tensor([10.0]).to("lazy")
+    u = a - b
+    return [(u + a).neg(), u + b][1].item()
+
+plain = [read_at_the_end(), one_graph_for_another()]
+with shadowrun.compare("lazy") as run:
+    compared = [read_at_the_end(), one_graph_for_another()]
+print(json.dumps([plain[0] == compared[0], [plain[1], compared[1]], told(run)]))
+""")
+    assert same
+    assert right == [1.0, 1.0]
+    assert [f[:3] for f in result["findings"]] == [["mismatch", "aten::native_batch_norm", "implementation"]]
+    assert result["own"] == []
+
+
+def test_a_program_on_the_reference_lazy_does_not_notice_either():
+    same, result = in_process("""
+plain = train(mlp, "lazy")
+with shadowrun.compare("cpu[threads=1]", ref="lazy") as run:
+    compared = train(mlp, "lazy")
+print(json.dumps([compared == plain, told(run)]))
+""")
+    assert same
+    assert result["findings"] == []
+    assert result["own"] == []
+    assert result["counts"]["match"] >= 25
+
+
+def test_calls_left_out_of_a_comparison_give_values_to_those_that_are_in():
+    same, result = in_process("""
+plain = train(mlp, "lazy")
+with shadowrun.compare("lazy", ops="aten::*mm*") as run:
+    compared = train(mlp, "lazy")
+print(json.dumps([compared == plain, told(run)]))
+""")
+    assert same
+    assert result["findings"] == []
+    assert result["counts"]["match"] >= 4

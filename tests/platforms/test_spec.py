@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import PlatformSpec, known_devices, parse
+from shadowrun.platforms.settings import environment
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,14 @@ from shadowrun.platforms import PlatformSpec, known_devices, parse
             "cpu[onednn_isa=sse41,mkl_cbwr=avx2_strict,isa=DEFAULT,threads=2]",
             "cpu[isa=default,mkl_cbwr=AVX2_STRICT,onednn_isa=SSE41,threads=2]",
         ),
+        ("cpu[env:MKL_CBWR=COMPATIBLE]", "cpu[env:MKL_CBWR=COMPATIBLE]"),
+        ("cpu[threads=1, env:B = 2 ,env:A=x=y z]", 'cpu[env:A="x=y z",env:B=2,threads=1]'),
+        ('cpu[env:A="MKL,STRICT"]', 'cpu[env:A="MKL,STRICT"]'),
+        (r'cpu[env:A="a\"b\\c\n]", isa="avx2"]', r'cpu[env:A="a\"b\\c\n]",isa=avx2]'),
+        ("cpu[env:A=]", 'cpu[env:A=""]'),
+        (r"cpu[env:A=a]b\c]", r'cpu[env:A="a]b\\c"]'),
+        ("cpu[python=~/venv/bin/python]", "cpu[python=~/venv/bin/python]"),
+        ("cpu[python=/with space/bin/python]", 'cpu[python="/with space/bin/python"]'),
         (torch.device("cuda", 3), "cuda:3"),
         (torch.device("cpu"), "cpu"),
         (PlatformSpec("xpu", 2), "xpu:2"),
@@ -54,7 +63,7 @@ def test_settings_are_values_not_words():
         ("gpu", "unknown-device", "Devices: cpu, cuda,"),
         ("privateuseone", "unknown-device", "Unknown device 'privateuseone'"),
         ("", "bad-spec", "Platform '' cannot be read"),
-        ("cuda:", "bad-spec", "write device, device:index or cpu[key=value,...]"),
+        ("cuda:", "bad-spec", "write device, device:index or device[key=value,...]"),
         ("cuda:-1", "bad-spec", "cannot be read"),
         ("cpu[threads=1", "bad-spec", "cannot be read"),
         ("cpu[threads=1]x", "bad-spec", "cannot be read"),
@@ -64,7 +73,10 @@ def test_settings_are_values_not_words():
         ("meta", "bad-spec", "has shapes but no values"),
         (7, "bad-spec", "7 is no platform"),
         (None, "bad-spec", "None is no platform"),
-        ("cuda[threads=1]", "unknown-setting", "Device 'cuda' in platform 'cuda[threads=1]' has no settings; only cpu"),
+        ("npu[threads=1]", "unknown-setting", "Device 'npu' in platform 'npu[threads=1]' has no settings; cpu has: "),
+        ("cuda[threads=1]", "unknown-setting", "'cuda[threads=1]'. Settings of cuda: deterministic, tf32."),
+        ("cuda[tf32=high]", "bad-setting", "tf32='high' in platform 'cuda[tf32=high]' cannot be used: give on or off"),
+        ("cuda[env:A=1]", "unknown-setting", "Unknown setting 'env:A' in platform 'cuda[env:A=1]'"),
         ("cpu[thread=1]", "unknown-setting", "Unknown setting 'thread' in platform 'cpu[thread=1]'. Did you mean"),
         ("cpu[threads=0]", "bad-setting", "threads='0' in platform 'cpu[threads=0]' cannot be used: give a whole"),
         ("cpu[threads=many]", "bad-setting", "give a whole number from 1 to 1024"),
@@ -72,6 +84,19 @@ def test_settings_are_values_not_words():
         ("cpu[mkldnn=maybe]", "bad-setting", "give on or off"),
         ("cpu[isa=sse2]", "bad-setting", "give default, avx2, avx512"),
         ("cpu[float32_matmul_precision=low]", "bad-setting", "give highest, high, medium"),
+        ('cpu[env:A="x]', "bad-spec", "Setting 'env:A=\"x' in platform"),
+        ('cpu[env:A="x"y]', "bad-spec", "A value with commas goes in quotes, as in JSON"),
+        (r'cpu[env:A="\x"]', "bad-spec", r'"\x" in platform'),
+        ("cpu[env:A=1,env:A=2]", "bad-spec", "Setting 'env:A' is given twice"),
+        ("cpu[threads=1,]", "bad-spec", "Setting '' in platform"),
+        ("cpu[env:=1]", "bad-setting", "'' in platform 'cpu[env:=1]' is no name of an environment variable"),
+        ("cpu[env:A-B=1]", "bad-setting", "'A-B' in platform"),
+        (r'cpu[env:A="\u0000"]', "bad-setting", "cannot be the value of an environment variable"),
+        (r'cpu[env:A="\ud800"]', "bad-setting", "cannot be the value of an environment variable"),
+        ("cpu[isa=avx2,env:ATEN_CPU_CAPABILITY=default]", "bad-setting", "isa is the same as env:ATEN_CPU_CAPABILITY"),
+        ("cpu[threads=2,env:OMP_NUM_THREADS=1]", "bad-setting", "sets OMP_NUM_THREADS twice"),
+        ("cpu[python=]", "bad-setting", "give the path of an interpreter"),
+        ("cpu[enw:A=1]", "unknown-setting", "Unknown setting 'enw:A'"),
         ("cpu[threads=4,flush_denormal=on]", "bad-setting", "flush_denormal=on reaches one thread only"),
     ],
 )
@@ -93,7 +118,7 @@ def test_every_setting_of_the_message_is_accepted():
     for name in names:
         words = {"float32_matmul_precision": "high", "isa": "AVX2", "mkl_cbwr": "avx2", "mkl_isa": "AVX2"}
         value = {**words, "onednn_isa": "avx2"}.get(name, "1")
-        assert dict(parse(f"cpu[{name}={value}]").settings)[name] in (1, True, "high", "avx2", "AVX2")
+        assert dict(parse(f"cpu[{name}={value}]").settings)[name] in (1, True, "1", "high", "avx2", "AVX2")
 
 
 @given(st.text(max_size=40))
@@ -103,6 +128,27 @@ def test_any_text_is_read_or_refused(text):
     except PlatformError:
         return
     assert parse(str(spec)) == spec
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"env:[A-Za-z_][A-Za-z0-9_]*", fullmatch=True) | st.just("python"),
+        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1),
+        max_size=4,
+    )
+)
+def test_any_value_has_a_text(values):
+    spec = PlatformSpec("cpu", None, tuple(sorted(values.items())))
+    assert parse(str(spec)) == spec
+    assert spec.needs_process is bool(values)
+    assert environment(spec.settings) == {k[4:]: v for k, v in values.items() if k != "python"}
+
+
+def test_reports_and_data_files_have_no_names_of_folders():
+    spec = parse('cpu[python=venv,env:LD_PRELOAD=/home/me/lib.so,env:N="a, b",threads=2]')
+    assert spec.public == 'cpu[env:LD_PRELOAD="(a path)",env:N="a, b",python="(a path)",threads=2]'
+    assert parse("cpu[env:N=1]").public == "cpu[env:N=1]"
+    assert parse("cuda:1").public == "cuda:1"
 
 
 def test_spec_needs_no_torch():

@@ -1,5 +1,6 @@
 """The worker process: what travels, what comes back, and what happens when it crashes, hangs or loses its parent."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,9 +18,12 @@ from hypothesis import strategies as st
 import shadowrun
 from shadowrun import Status
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import remote, resolve, wire
+from shadowrun.intercept.plan import make_plan
+from shadowrun.platforms import process, remote, resolve
+from shadowrun.platforms.channel import Channel
 from shadowrun.platforms.remote import Unsendable, Worker, WorkerDied
 from shadowrun.platforms.spec import parse
+from shadowrun.replay import results
 
 ONE = (1, (0,))
 SPEC = "cpu[isa=default,threads=1]"
@@ -39,13 +43,25 @@ def own_worker():
     made.stop()
 
 
-def through(message):
+@contextlib.contextmanager
+def ends(shared=True):
     here, there = socket.socketpair()
     with here, there:
-        sender = threading.Thread(target=wire.send, args=(here, message))
-        sender.start()
-        received = wire.receive(there)
-        sender.join()
+        yield Channel(here, shared=shared), Channel(there, answers=True, shared=shared)
+
+
+def through(message, shared=True):
+    """What arrives at the other end, and is sent back from there."""
+    with ends(shared) as (asking, answering):
+
+        def answer():
+            answering.send(answering.receive())
+
+        server = threading.Thread(target=answer)
+        server.start()
+        asking.send(message)
+        received = asking.receive()
+        server.join()
     return received
 
 
@@ -111,10 +127,10 @@ def layouts(draw):
     return views
 
 
-@given(layouts())
+@given(layouts(), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_layouts_and_sharing_travel(views):
-    got = through(views)
+def test_layouts_and_sharing_travel(views, shared):
+    got = through(views, shared)
     for a, b in zip(got, views, strict=True):
         assert_equal(a, b)
     filled = [i for i, v in enumerate(views) if v.numel()]
@@ -238,6 +254,32 @@ def test_arguments_by_name_and_words_of_torch(worker):
     assert got.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_arguments_that_the_call_makes_larger(worker):
+    """Shared memory cannot grow: such an argument gets memory of its own, and still shares it with others."""
+    base = torch.zeros(4)
+    x = torch.arange(9.0)
+    _, mutated, _ = worker.call("aten::neg.out", (x,), {"out": base}, (1, ()), [("out", -1)])
+    assert torch.equal(mutated[0], -x)
+    assert base.numel() == 4
+    _, mutated, _ = worker.call("aten::resize_", (base, [9]), {}, (1, ()), [("self", 0)])
+    assert mutated[0].shape == (9,)
+    big = torch.ones(600_000)
+    _, mutated, _ = worker.call("aten::cat.out", ([big, big],), {"out": big[:5].clone()}, (1, ()), [("out", -1)])
+    assert mutated[0].numel() == 1_200_000
+    assert mutated[0].all()
+
+
+def test_results_stay_when_later_calls_come(own_worker):
+    x = torch.arange(500_000.0)
+    kept = [own_worker.call("aten::mul.Scalar", (x, k), {}, ONE, [])[0][0] for k in range(5)]
+    inplace = [own_worker.call("aten::add_.Scalar", (x, k), {}, (1, ()), [("self", 0)])[1][0] for k in range(3)]
+    own_worker.stop()
+    for k, got in enumerate(kept):
+        assert torch.equal(got, x * k)
+    for k, got in enumerate(inplace):
+        assert torch.equal(got, x + k)
+
+
 def test_random_state_is_handed_over(worker):
     state = torch.get_rng_state()
     got = worker.call("aten::randint", (1000, [50]), {}, ONE, [], rng=state)[0][0]
@@ -335,20 +377,20 @@ def test_an_operator_that_kills_it_three_times_is_left_alone(own_worker):
 
 def test_an_interrupt_does_not_mix_up_answers(own_worker, monkeypatch):
     own_worker.start()
-    receive = wire.receive
+    receive = Channel.receive
 
-    def interrupted(connection):
-        monkeypatch.setattr(wire, "receive", receive)
+    def interrupted(channel):
+        monkeypatch.setattr(Channel, "receive", receive)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(wire, "receive", interrupted)
+    monkeypatch.setattr(Channel, "receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         own_worker.call("aten::neg", (torch.ones(1),), {}, ONE, [])
     assert own_worker.call("aten::relu", (torch.ones(1),), {}, ONE, [])[0][0].item() == 1
 
 
 def test_a_process_that_does_not_start_is_refused(monkeypatch):
-    monkeypatch.setattr(remote, "_START", "raise SystemExit('no such thing')")
+    monkeypatch.setattr(process, "_START", "raise SystemExit('no such thing')")
     with pytest.raises(PlatformError, match=r"did not start \(exit status 1\): no such thing\.") as caught:
         Worker(parse(SPEC)).start()
     assert caught.value.slug == "no-worker"
@@ -376,6 +418,7 @@ def test_it_ends_when_its_parent_is_killed(busy):
 import os, signal, threading, torch
 from shadowrun.platforms.remote import Worker
 from shadowrun.platforms.spec import parse
+from shadowrun.replay import results
 w = Worker(parse({SPEC!r}))
 w.start()
 print(w.pid, flush=True)
@@ -428,6 +471,32 @@ def test_a_death_is_an_error_of_that_call_alone():
     assert statuses["aten::exp"].status is Status.ERROR
     assert statuses["aten::exp"].explanation == "worker died: signal 11 (SIGSEGV)"
     assert statuses["aten::log"].status is Status.MATCH
+
+
+def test_a_call_that_takes_too_long_is_an_error_of_that_call_alone():
+    with shadowrun.compare(SPEC, call_limit_s=0.5) as run:
+        x = torch.rand(8)
+        os.kill(run._target.remote.pid, signal.SIGSTOP)
+        y = x.exp()
+        run._target.remote.limit_s = 60.0
+        z = y.log()
+    assert torch.equal(z, x.exp().log())
+    statuses = {r.call.op: r.verdict for r in run.records()}
+    assert statuses["aten::exp"].status is Status.ERROR
+    assert statuses["aten::exp"].explanation == "worker hung: no answer within 0.5 s, ended by signal 9 (SIGKILL)"
+    assert statuses["aten::log"].status is Status.MATCH
+
+
+def test_memory_of_a_worker_is_not_handed_to_the_program():
+    """What the reference answers for the target is memory of the program's own."""
+    worker = Worker(parse(SPEC))
+    x = torch.ones(500_000)
+    out = worker.call("aten::neg", (x,), {}, ONE, [])[0][0]
+    plan = make_plan(torch.ops.aten.neg.default, 0)
+    handed = results.hand_back(plan, (x,), {}, ((x,), {}, out), torch.device("cpu"))
+    worker.stop()
+    handed.resize_(1_000_000)
+    assert torch.equal(handed[:500_000], out)
 
 
 def test_a_death_of_the_reference_leaves_the_call_unverified():

@@ -335,9 +335,6 @@ WRONG = {
         -1,
         False,
     ),
-    "twice, at 1e-7": (aten.mul.Tensor, lambda a, b: a * b * 2, normal(1000, scale=1e-7), normal(1000)),
-    "permuted": (aten.mm.default, lambda a, b: (a @ b).flip(0), *MM),
-    "sign": (aten.mm.default, lambda a, b: -(a @ b), *MM),
     "tf32": (aten.mm.default, lambda a, b: tf32(a) @ tf32(b), *MM),
     "tf32, many positive terms": (
         aten.mm.default,
@@ -397,16 +394,6 @@ def test_adam_a_thousandth_off_mismatches(make_case):
     assert {d.name for d in diffs if d.n_mismatched} == {"self[0]"}
 
 
-def test_ties_are_undefined(make_case):
-    x = torch.tensor([[1.0, 3.0, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    last = lambda x, d: 3 - aten.argmax(x.flip(d), d)  # noqa: E731
-    for values in (x, x.long()):
-        verdict, _ = Judge()(make_case(aten.argmax.default, last, values, 1))
-        assert (verdict.status, verdict.cause, verdict.explanation) == (Status.UNVERIFIED, Cause.UNDEFINED, "tie")
-    wrong = make_case(aten.argmax.default, lambda x, d: 3 - aten.argmax(x.flip(d), d) * 0 - 3, x, 1)
-    assert Judge()(wrong)[0].status is Status.MISMATCH
-
-
 def test_ties_of_sort_along_an_inner_dimension(make_case):
     x = torch.randint(0, 3, (4, 6, 5)).float()
 
@@ -416,18 +403,6 @@ def test_ties_of_sort_along_an_inner_dimension(make_case):
 
     verdict, _ = Judge()(make_case(aten.sort.default, unstable, x, 1, False))
     assert (verdict.status, verdict.explanation) == (Status.UNVERIFIED, "tie")
-
-
-def test_duplicate_writes_and_conversions_are_undefined(make_case):
-    def other_order(self, dim, index, src):
-        return aten.scatter.src(self, dim, index.flip(0), src.flip(0))
-
-    case = make_case(aten.scatter.src, other_order, torch.zeros(3), 0, torch.tensor([1, 1]), torch.tensor([5.0, 6.0]))
-    assert Judge()(case)[0].explanation == "duplicate indices"
-    case = make_case(
-        aten._to_copy.default, lambda _x, dtype: torch.tensor([0, 2]), torch.tensor([math.nan, 2.0]), dtype=torch.int64
-    )
-    assert Judge()(case)[0].explanation == "conversion out of range"
 
 
 def test_classes_are_found_whatever_the_tolerance(make_case):

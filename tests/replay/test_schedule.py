@@ -52,6 +52,7 @@ def test_steps(options, steps):
         ("aten::add.Tensor", True),
         ("aten::add", True),
         ("add.Tensor", True),
+        ("add", True),
         ("aten::*", True),
         ("*add*", True),
         ("aten::ADD", False),

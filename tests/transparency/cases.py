@@ -200,8 +200,10 @@ def _module_call(module_class: Any, given: Any, dtype: torch.dtype, device: str,
 def _optim_cases(info: Any, dtype: torch.dtype, samples: int | None, device: str) -> Iterator[Case]:
     from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs as all_of
 
-    for i, given in enumerate(islice(all_of("cpu", dtype, info), samples)):
-        yield Case(f"{i} {given.desc}", _training(info, given, dtype, device))
+    # What is asked for a GPU too: `foreach`, and `capturable`, which raises on the CPU and works on other devices.
+    given = {repr(g.kwargs): g for kind in ("cuda", "cpu") for g in all_of(kind, dtype, info)}
+    for i, g in enumerate(islice(given.values(), samples)):
+        yield Case(f"{i} {g.desc}", _training(info, g, dtype, device))
 
 
 def _training(info: Any, given: Any, dtype: torch.dtype, device: str) -> Any:
@@ -215,7 +217,7 @@ def _training(info: Any, given: Any, dtype: torch.dtype, device: str) -> Any:
 
         def run(state: dict[str, Any]) -> None:
             state["params"] = params
-            optimizer = info.optim_cls(params, **given.kwargs)
+            optimizer = info.optim_cls(params, **Copier()(given.kwargs))
             for step in grads:
                 for p, g in zip(params, step, strict=True):
                     p.grad = g

@@ -38,7 +38,8 @@ class Result:
         cases: Programs run; each is either identical or in one of the first four lists.
         calls: Operator calls that were replayed and compared.
         different: Programs that shadowrun changed.
-        crashed: Programs that could not be run, and samples that could not be made.
+        crashed: Programs that could not be run.
+        unmade: Samples that the database itself cannot make in a dtype that it names; no comparison was running.
         by_torch: Programs that any dispatch mode changes, one that does nothing included, and that shadowrun changes
             in just the same way: torch takes other paths where a mode is active.
         unstable: Programs that are not the same twice by themselves.
@@ -54,6 +55,7 @@ class Result:
     calls: int = 0
     different: list[str] = field(default_factory=list)
     crashed: list[str] = field(default_factory=list)
+    unmade: list[str] = field(default_factory=list)
     by_torch: list[str] = field(default_factory=list)
     unstable: list[str] = field(default_factory=list)
     false_reports: list[str] = field(default_factory=list)
@@ -74,7 +76,7 @@ def check(
                 warnings.simplefilter("ignore")
                 case = next(generated, None)
         except Exception as error:  # the database cannot make its samples here: said, not hidden
-            result.crashed.append(f"making samples: {type(error).__name__}: {str(error)[:200]}")
+            result.unmade.append(f"{type(error).__name__}: {str(error)[:200]}")
             break
         if case is None:
             break
@@ -95,41 +97,42 @@ def check(
 
 def _check_case(run: shadowrun.Comparison, case: Case, result: Result) -> None:
     try:
-        plain = execute(case, None)
+        kind, found = classify(case, run)
     except NotPrepared as error:
         if "out=" not in case.label:
             result.cases += 1
             result.crashed.append(f"{case.label}: {error}")
         return
     result.cases += 1
+    if kind == "identical":
+        result.identical += 1
+    else:
+        getattr(result, kind).append(f"{case.label}: {'; '.join(found[:3])}"[:600])
+
+
+def classify(case: Case, run: contextlib.AbstractContextManager[Any]) -> tuple[str, list[str]]:
+    """What a mode does to a program: a kind, named as in `Result`, and in words what is not the same.
+
+    What torch changes is found by running the program under a mode that does nothing: no list of operators says it.
+    """
+    plain = execute(case, None)
     observed = execute(case, run)
     found = differences(plain, observed, form_only=case.form_only)
     if not found:
-        result.identical += 1
-        return
+        return "identical", []
     # Once more, all of it: some warnings are given once per process.
     again, idle, observed = execute(case, None), execute(case, IdleMode()), execute(case, run)
     own = differences(plain, again, form_only=case.form_only, warned=False)
     if own or (case.unstable and not differences(plain, observed, form_only=True)):
-        result.unstable.append(_line(case, own or found))
-        return
+        return "unstable", own or found
     if not differences(again, observed, form_only=case.form_only):
-        if all(d.startswith("warnings") for d in found):
-            result.identical += 1
-        else:
-            result.different.append(_line(case, found))
-        return
+        return ("identical", []) if all(d.startswith("warnings") for d in found) else ("different", found)
     by_torch = differences(again, idle, form_only=case.form_only)
     # `linalg.matrix_rank(out=)` writes nothing under a mode: what the idle mode leaves open, nobody can be held to.
     form_only = case.form_only or differences(idle, execute(case, IdleMode())) != []
     if found := differences(idle, observed, form_only=form_only):
-        result.different.append(_line(case, found))
-    else:
-        result.by_torch.append(_line(case, by_torch))
-
-
-def _line(case: Case, found: list[str]) -> str:
-    return f"{case.label}: {'; '.join(found[:3])}"[:600]
+        return "different", found
+    return "by_torch", by_torch
 
 
 class IdleMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
@@ -163,9 +166,14 @@ def execute(case: Case, mode: contextlib.AbstractContextManager[Any] | None) -> 
                 program(state)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
-    streams = (torch.get_rng_state().tolist(), random.getstate())
+    streams = (torch.get_rng_state().tolist(), random.getstate(), *_streams_of_sim())
     texts = [f"{w.category.__name__}: {w.message}" for w in warned]
     return Outcome(state, error, texts, streams)
+
+
+def _streams_of_sim() -> list[Any]:
+    sim = getattr(torch, "sim", None)
+    return [] if sim is None else [sim.get_rng_state().tolist()]
 
 
 def differences(plain: Outcome, observed: Outcome, *, form_only: bool = False, warned: bool = True) -> list[str]:

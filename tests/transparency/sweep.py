@@ -57,7 +57,9 @@ def sweep(db: str, dtype: str, names: list[str], setup: Setup) -> Any:
     infos = operators(db, dtype)
     with shown_always(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = shadowrun.compare(setup.target, ref=setup.ref)
+        # Operators of others are compared where they are named.
+        named = {"ops": "*"} if db in ("custom", "hop") else {}
+        run = shadowrun.compare(setup.target, ref=setup.ref, **named)
         for name in names:
             yield check(run, db, name, infos[name], dtype, setup.samples, setup.device)
 
@@ -157,7 +159,7 @@ def totals(results: list[Result]) -> list[dict[str, Any]]:
                 "identical": sum(r.identical for r in of),
                 **{
                     what: sum(len(getattr(r, what)) for r in of)
-                    for what in ("by_torch", "unstable", "different", "crashed", "false_reports")
+                    for what in ("by_torch", "unstable", "unmade", "different", "crashed", "false_reports")
                 },
                 "unverified": sum(sum(r.unverified.values()) for r in of),
             }
@@ -167,7 +169,7 @@ def totals(results: list[Result]) -> list[dict[str, Any]]:
 
 def show(console: Console, results: list[Result], rows: list[dict[str, Any]]) -> None:
     """Print what is not perfect, then the table."""
-    for what in ("by_torch", "unstable", "crashed", "different", "false_reports"):
+    for what in ("by_torch", "unstable", "unmade", "crashed", "different", "false_reports"):
         for r in results:
             for line in getattr(r, what):
                 if what == "by_torch" and ONLY_VERSIONS.fullmatch(line):

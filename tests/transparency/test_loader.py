@@ -1,7 +1,9 @@
 """DataLoader under a comparison: the same batches, whoever makes them, and no trace of the workers in the data file."""
 
 import os
+import random
 import sqlite3
+import threading
 
 import pytest
 import torch
@@ -10,8 +12,15 @@ from torch.utils.data import DataLoader, Dataset
 import shadowrun
 from shadowrun import Status
 
-N_ITEMS = 12
-WORKERS = [(0, None), (2, "fork"), (2, "spawn")]
+N_ITEMS = 8
+N_EPOCHS = 2
+CASES = {
+    "in the program": {"num_workers": 0},
+    "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "fork, persistent": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    # One worker that lives on: each that is spawned imports torch.
+    "spawn, persistent": {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+}
 
 
 class Items(Dataset):
@@ -25,40 +34,81 @@ class Items(Dataset):
         return x.softmax(0), (x @ x).sqrt(), os.getpid(), shadowrun.current() is not None
 
 
-def batches(workers, method, **options):
+class Batch:
+    """What a collate function of the user's makes; pins itself, and says on which thread."""
+
+    def __init__(self, tensors, pids, compared):
+        self.tensors, self.pids, self.compared = tensors, pids, compared
+        self.pinned_by = ""
+
+    def pin_memory(self):
+        self.tensors = [t.clone() for t in self.tensors]
+        self.pinned_by = threading.current_thread().name
+        return self
+
+
+def collate(items):
+    """Augments a whole batch: crops by Python's generator, noise and an order by torch's."""
+    xs, ns, pids, compared = zip(*items, strict=True)
+    first = random.randrange(2)
+    x = torch.stack(xs)[torch.randperm(len(xs)), first : first + 3]
+    return Batch([x + torch.randn_like(x) * 0.1, torch.stack(ns)], pids, compared)
+
+
+def batches(**options):
     torch.manual_seed(3)
-    loader = DataLoader(
-        Items(), batch_size=4, shuffle=True, num_workers=workers, multiprocessing_context=method, timeout=0, **options
-    )
-    made = [batch for _ in range(2) for batch in loader]
-    tensors = [t.clone() for xs, ns, _, _ in made for t in (xs, ns)]
-    return [*tensors, torch.get_rng_state()], made
+    random.seed(4)
+    loader = DataLoader(Items(), batch_size=4, shuffle=True, collate_fn=collate, **options)
+    made = [batch for _ in range(N_EPOCHS) for batch in loader]
+    return [*(t for batch in made for t in batch.tensors), torch.get_rng_state()], made
 
 
-@pytest.mark.parametrize(("workers", "method"), WORKERS, ids=["none", "fork", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_batches_are_the_same(workers, method, persistent, tmp_path):
-    if persistent and method != "fork":
-        pytest.skip("of fork only: spawning takes seconds")
-    options = {"persistent_workers": persistent}
-    plain, _ = batches(workers, method, **options)
+def same(plain, observed):
+    return len(plain) == len(observed) and all(torch.equal(p, o) for p, o in zip(plain, observed, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_the_same(case, tmp_path):
+    options = CASES[case]
+    plain, _ = batches(**options)
     path = tmp_path / "run.shadowrun"
     # Other threads than the program's: a forked worker that replayed would hang in OpenMP.
     with shadowrun.compare("cpu[threads=2]", file=path) as run:
         torch.ones(3000, 300).sum(0)
-        observed, made = batches(workers, method, **options)
+        observed, made = batches(**options)
         (torch.ones(4) * 2).sum()
-    for p, o in zip(plain, observed, strict=True):
-        assert torch.equal(p, o)
-    pids = {int(pid) for batch in made for pid in batch[2]}
-    compared = {bool(c) for batch in made for c in batch[3]}
-    assert compared == {not workers}, "a worker is another program"
+    assert same(plain, observed)
+    workers = options["num_workers"]
+    pids = {pid for batch in made for pid in batch.pids}
+    assert len(pids) == max(workers, 1) * (1 if not workers or options.get("persistent_workers") else N_EPOCHS)
+    assert {c for batch in made for c in batch.compared} == {not workers}, "a worker is another program"
     assert (os.getpid() in pids) is (not workers)
     softmax = sum(r.call.op == "aten::_softmax" for r in run.records())
-    assert softmax == (0 if workers else 2 * N_ITEMS), "what a worker does is not in the file of its parent"
+    assert softmax == (0 if workers else N_EPOCHS * N_ITEMS), "what a worker does is not in the file of its parent"
     assert run.counts()[Status.MISMATCH] == run.counts()[Status.ERROR] == 0
     seqs = [r.call.seq for r in shadowrun.load(path).records()]
     assert seqs == list(range(len(seqs)))
     assert run.info.complete
+    assert run.info.notes == ()
+    assert [p.name for p in tmp_path.iterdir()] == ["run.shadowrun"]
     check = sqlite3.connect(path).execute("pragma integrity_check").fetchone()
     assert check == ("ok",)
+
+
+def test_the_thread_that_pins_memory(monkeypatch):
+    """It needs an accelerator; that this machine has one is all that is pretended here."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda *_, **__: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cpu"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    options = {"pin_memory": True, **CASES["fork"]}
+    threads = torch.get_num_threads()
+    plain, pinned = batches(**options)
+    with shadowrun.compare("cpu[threads=1]") as run:
+        observed, made = batches(**options)
+    assert same(plain, observed)
+    assert torch.get_num_threads() == threads
+    assert all(batch.pinned_by not in ("", threading.current_thread().name) for batch in (*pinned, *made))
+    clones = [r for r in run.records(op="aten::clone") if "pin_memory" in r.call.site]
+    assert len(clones) == 2 * len(made), "pinned once in the program, on a thread that is followed"
+    assert not run.findings()

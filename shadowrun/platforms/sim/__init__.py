@@ -33,6 +33,7 @@ __all__ = [
     "PRESETS",
     "Flaw",
     "active",
+    "asynchronous",
     "device_name",
     "enable",
     "flaws",
@@ -45,13 +46,15 @@ _T = TypeVar("_T")
 _board: Switchboard | None = None
 
 
-def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean") -> None:
+def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", *, asynchronous: bool = False) -> None:
     """Registers the device, or changes the flaws of the registered one.
 
     Args:
         name: Device type, ``"sim"``; one per process.
         flaws: Names from `CATALOGUE`, active besides those of the preset.
         preset: Name from `PRESETS`.
+        asynchronous: Copies to the host with ``non_blocking=True`` are written only when somebody waits, as on an
+            accelerator whose stream lags behind; read before, they hold a poison.
 
     Raises:
         PlatformError: An unknown flaw or preset; a second name; another backend holds PrivateUse1.
@@ -67,6 +70,22 @@ def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean") 
             slug="sim-one-name",
         )
     _board.switch(names)
+    _switch_asynchronous(asynchronous)
+
+
+@contextmanager
+def asynchronous() -> Iterator[None]:
+    """Lets the device lag behind inside the block; see `enable`.
+
+    Raises:
+        PlatformError: `enable` was not called.
+    """
+    _enabled()
+    before = _switch_asynchronous(True)
+    try:
+        yield
+    finally:
+        _switch_asynchronous(before)
 
 
 @contextmanager
@@ -141,6 +160,16 @@ def _register(name: str) -> Switchboard:
     from shadowrun.platforms.sim.switch import Switchboard
 
     return Switchboard(name)
+
+
+def _switch_asynchronous(wanted: bool) -> bool:
+    """Returns what was before."""
+    from shadowrun.platforms.sim.stream import STREAM
+
+    before = STREAM.asynchronous
+    STREAM.synchronize()
+    STREAM.asynchronous = wanted
+    return before
 
 
 def _checked(names: Iterable[str]) -> tuple[str, ...]:

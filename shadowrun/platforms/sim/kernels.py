@@ -9,6 +9,7 @@ import torch
 
 from shadowrun.platforms.sim import device, natives, rng
 from shadowrun.platforms.sim.device import Kernel, NoTorchFunction
+from shadowrun.platforms.sim.stream import STREAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,7 @@ class OpKernel:
         "_returns",
         "_takes_generator",
         "_uses_global_rng",
+        "_waits",
         "_writes_out",
         "after",
         "before",
@@ -78,6 +80,8 @@ class OpKernel:
         self.after: Callable[[Any], Any] | None = None
         self._takes_generator = any(a.name == "generator" for a in schema.arguments)
         self._uses_global_rng = not self._takes_generator and torch.Tag.nondeterministic_seeded in overload.tags
+        # The host needs their values to go on, so every device waits there.
+        self._waits = not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(overload.tags)
         self._writes_out = tuple(
             a.name for a in schema.arguments if a.is_out or (a.kwarg_only and a.alias_info and a.alias_info.is_write)
         )
@@ -93,6 +97,8 @@ class OpKernel:
         with NoTorchFunction():
             if self.before is not None:
                 self.before(*args, **kwargs)
+            if self._waits:
+                STREAM.synchronize()
             pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
             inputs = [self._input(a, pairs) if _KINDS.get(type(a)) != _OTHER else a for a in args]
             if kwargs:

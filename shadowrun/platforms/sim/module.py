@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shadowrun.platforms.sim import rng
+from shadowrun.platforms.sim import rng, stream
 
 __all__ = ["make_module"]
 
@@ -77,7 +77,11 @@ def make_module(name: str) -> types.ModuleType:
         "set_device": set_device,
         "device": _DeviceContext,
         "get_device_name": lambda device=None: f"shadowrun simulated accelerator {_index(device, name)}",
-        "synchronize": set_device_or_none(name),
+        "synchronize": _make_synchronize(name),
+        "is_asynchronous": lambda: stream.STREAM.asynchronous,
+        "current_stream": stream.current_stream,
+        "Stream": stream.Stream,
+        "Event": stream.Event,
         "empty_cache": lambda: None,
         "manual_seed": manual_seed,
         "manual_seed_all": manual_seed,
@@ -96,10 +100,9 @@ def make_module(name: str) -> types.ModuleType:
     return module
 
 
-def set_device_or_none(name: str) -> Any:
-    """`synchronize`: every call has ended when it returns, so there is nothing to wait for."""
-
+def _make_synchronize(name: str) -> Any:
     def synchronize(device: Any = None) -> None:
         _index(device, name)
+        stream.STREAM.synchronize()
 
     return synchronize

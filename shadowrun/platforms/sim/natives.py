@@ -8,6 +8,7 @@ import torch
 
 from shadowrun.platforms.sim import cells, device
 from shadowrun.platforms.sim.device import Kernel, NoTorchFunction
+from shadowrun.platforms.sim.stream import STREAM
 
 __all__ = ["COMPUTED", "METADATA", "NATIVES", "here"]
 
@@ -69,10 +70,21 @@ def here(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_cpu else device.to_cpu(tensor)
 
 
-def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: ARG001
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     with NoTorchFunction():
+        if STREAM.asynchronous and target.is_cpu:
+            if non_blocking and _can_be_put_off(source, target):
+                value = torch.empty_like(target, memory_format=torch.contiguous_format)
+                STREAM.put_off(target, value.copy_(here(source)))
+                return target
+            STREAM.synchronize()
         here(target).copy_(here(source))
     return target
+
+
+def _can_be_put_off(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Copies that a device's copy engine can do by itself, without a kernel before."""
+    return target.is_contiguous() and target.dtype is source.dtype and target.size() == source.size()
 
 
 def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ FLAWS = (
           accepted=(Cause.NON_DETERMINISM,)),
     _flaw("pixel-shuffle-uninitialised", "pixel_shuffle returns memory that nobody wrote",
           "none: torch's lazy device (measured: docs of this project)", ("aten::pixel_shuffle",),
-          cause=Cause.NON_DETERMINISM, accepted=(Cause.IMPLEMENTATION,)),
+          "uninitialised memory", accepted=(Cause.NON_DETERMINISM,)),
     _flaw("index-select-off-by-one", "index_select reads the next row for the last index",
           "none: an off-by-one at the end of the index",
           ("aten::index_select",)),

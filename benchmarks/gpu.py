@@ -1,0 +1,302 @@
+"""What comparing costs on an accelerator, whose reference runs on the CPU: a step in plain steps, and is it the same.
+
+A 4-layer Llama step, a ResNet-50-like step and matrix products; plain, and under each of
+
+* shadowrun: compared behind the device, which nobody waits for (`compare(device)`),
+* shadowrun, record only: each call is seen and placed, none compared,
+* shadowrun, waiting: each call is compared before the next (`asynchronous=False`),
+* naive: copy the inputs over, run there too, copy back, `assert_close`.
+
+Plain and compared steps alternate (A B A B …); the figure is the median of the ratios of neighbours. A step is over
+when the device is idle (*returned*), and when all its calls are compared (*compared*). Then five steps are trained
+without and with each: weights and buffers must be the same to the last bit.
+
+    python benchmarks/gpu.py --device cuda --json gpu.json      # needs torch and shadowrun, and no network
+    python benchmarks/gpu.py --device sim                       # the same on the simulated device, small
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import statistics
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gpu_programs import PROGRAMS, SIZES, Program, products
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import shadowrun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+IDENTITY_STEPS = 5
+
+
+class Naive(TorchDispatchMode):
+    """What one writes in ten lines; what it cannot run or what is not close is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        skipped = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name() or func.is_view
+        if skipped or func.namespace != "aten":
+            return func(*args, **kwargs)
+        there_args, there_kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("cpu", copy=True), (args, kwargs))
+        out = func(*args, **kwargs)
+        if there_kwargs.get("device") is not None:
+            there_kwargs["device"] = "cpu"
+        try:
+            there = func(*there_args, **there_kwargs)
+            here = pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), out)
+            torch.testing.assert_close(here, there, equal_nan=True)
+            self.counts["close"] += 1
+        except AssertionError:
+            self.counts["not close"] += 1
+        except Exception as error:  # an operator that the CPU lacks
+            self.counts[type(error).__name__] += 1
+        return out
+
+
+@dataclass
+class Way:
+    """A way to run a program.
+
+    Attributes:
+        name: In tables.
+        enter: A context around a step; yields what ends the step.
+        counts: What became of the calls.
+    """
+
+    name: str
+    enter: Callable[[], contextlib.AbstractContextManager[Callable[[], object]]]
+    counts: Callable[[], dict[str, int]] = dict
+
+
+@dataclass
+class Figures:
+    """One program under one way.
+
+    Attributes:
+        returned, compared: Medians of the ratios to the plain step.
+        seconds: Median of the step until all is compared.
+        plain_seconds: Median of the plain steps beside it.
+        counts: What became of the calls.
+        memory: Greatest device memory in bytes, over that of the plain step; 0 where it is not known.
+        identical: Whether the weights after five steps are those of the plain program; None for single operators.
+    """
+
+    program: str
+    way: str
+    returned: float
+    compared: float
+    seconds: float
+    plain_seconds: float
+    counts: dict[str, int] = field(default_factory=dict)
+    memory: float = 0.0
+    identical: bool | None = None
+
+
+def ours(device: str, name: str, **options: Any) -> Way:
+    """A way with one comparison that goes on from step to step."""
+    run = shadowrun.compare(device, settings=False, **options)
+
+    @contextlib.contextmanager
+    def enter() -> Iterator[Callable[[], object]]:
+        with run:
+            yield run.step
+
+    return Way(name, enter, lambda: {str(k): n for k, n in run.counts().items() if n})
+
+
+def naive() -> Way:
+    """The naive way."""
+    mode = Naive()
+
+    @contextlib.contextmanager
+    def enter() -> Iterator[Callable[[], object]]:
+        with mode:
+            yield lambda: None
+
+    return Way("naive", enter, lambda: dict(mode.counts))
+
+
+def ways(device: str) -> dict[str, Callable[[], Way]]:
+    """All ways, made anew for each program."""
+    return {
+        "shadowrun": lambda: ours(device, "shadowrun"),
+        "record only": lambda: ours(device, "record only", ops="none::*"),
+        "waiting": lambda: ours(device, "waiting", asynchronous=False),
+        "naive": naive,
+    }
+
+
+class Clock:
+    """Times steps on a device."""
+
+    def __init__(self, device: str) -> None:
+        self._module = getattr(torch, torch.device(device).type)
+
+    def wait(self) -> None:
+        self._module.synchronize()
+
+    def plain(self, program: Program, n: int) -> float:
+        """Seconds for a plain step."""
+        self.wait()
+        began = time.perf_counter()
+        for _ in range(n):
+            program.step()
+        self.wait()
+        return (time.perf_counter() - began) / n
+
+    def under(self, way: Way, program: Program, n: int) -> tuple[float, float]:
+        """Seconds for a step: until the device is idle, and until all is compared."""
+        with way.enter() as end:
+            self.wait()
+            began = time.perf_counter()
+            for _ in range(n):
+                program.step()
+            self.wait()
+            returned = time.perf_counter() - began
+            end()
+            return returned / n, (time.perf_counter() - began) / n
+
+    def peak(self, run: Callable[[], object]) -> float:
+        """Greatest memory that a run takes on the device; 0 where the device does not tell."""
+        if not hasattr(self._module, "max_memory_allocated"):
+            run()
+            return 0.0
+        self._module.reset_peak_memory_stats()
+        run()
+        self.wait()
+        return float(self._module.max_memory_allocated())
+
+
+def measure(name: str, make: Callable[[], Program], way: Way, clock: Clock, rounds: int, n: int) -> Figures:
+    """Alternate plain and compared steps."""
+    torch.manual_seed(0)
+    program = make()
+    plain_memory = clock.peak(lambda: clock.plain(program, 1))
+    memory = clock.peak(lambda: clock.under(way, program, 1))  # both warm up
+    pairs = [(clock.plain(program, n), clock.under(way, program, n)) for _ in range(rounds)]
+    return Figures(
+        name,
+        way.name,
+        returned=statistics.median(a / p for p, (a, _) in pairs),
+        compared=statistics.median(b / p for p, (_, b) in pairs),
+        seconds=statistics.median(b for _, (_, b) in pairs),
+        plain_seconds=statistics.median(p for p, _ in pairs),
+        counts=way.counts(),
+        memory=memory / plain_memory if plain_memory else 0.0,
+    )
+
+
+def trained(make: Callable[[], Program], way: Way | None = None) -> list[torch.Tensor]:
+    """Weights and buffers after some steps; the same algorithms each time."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    try:
+        torch.manual_seed(0)
+        program = make()
+        assert program.model is not None
+        for _ in range(IDENTITY_STEPS):
+            with way.enter() if way is not None else contextlib.nullcontext(lambda: None) as end:
+                program.step()
+                end()
+        return [t.detach().cpu() for t in program.model.state_dict().values()]
+    finally:
+        torch.use_deterministic_algorithms(mode=before)
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    """Whether all bits are equal."""
+    return all(torch.equal(_bytes(x), _bytes(y)) for x, y in zip(a, b, strict=True))
+
+
+def _bytes(t: torch.Tensor) -> torch.Tensor:
+    return t.contiguous().reshape(-1).view(torch.uint8)
+
+
+def markdown(found: list[Figures], machine: dict[str, str]) -> str:
+    """The figures as a table."""
+    lines = [
+        ", ".join(f"{k} {v}" for k, v in machine.items()),
+        "",
+        "| program | way | returned | compared | plain step | memory | same bits | calls |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for f in found:
+        identical = {True: "yes", False: "**no**", None: ""}[f.identical]
+        counts = ", ".join(f"{n} {name}" for name, n in f.counts.items())
+        memory = f"x {f.memory:.2f}" if f.memory else ""
+        lines.append(
+            f"| {f.program} | {f.way} | x {f.returned:.2f} | x {f.compared:.2f} | {f.plain_seconds * 1e3:.3g} ms "
+            f"| {memory} | {identical} | {counts} |"
+        )
+    return "\n".join(lines)
+
+
+def about(device: str) -> dict[str, str]:
+    """What the figures were measured on."""
+    module = getattr(torch, torch.device(device).type)
+    return {
+        "device": str(module.get_device_name()),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "CPU threads": str(torch.get_num_threads()),
+    }
+
+
+def main() -> int:
+    """Measure, print, and fail if a comparison changed a bit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--size", choices=SIZES, help="default: full, on sim small")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of plain and compared steps (default: 3)")
+    parser.add_argument("--program", default="*", help="glob of programs")
+    parser.add_argument("--way", default="*", help="glob of ways")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    options = parser.parse_args()
+    device = options.device
+    if device == "sim":
+        from shadowrun.platforms import sim
+
+        sim.enable(asynchronous=True)
+    size = options.size or ("small" if device == "sim" else "full")
+    steps = {name: (lambda make=make: make(device, size)) for name, make in PROGRAMS.items()}
+    programs = {k: v for k, v in (steps | products(device, size)).items() if fnmatchcase(k, options.program)}
+    chosen = {k: v for k, v in ways(device).items() if fnmatchcase(k, options.way)}
+    clock, found, repeats = Clock(device), [], True
+    for name, make in programs.items():
+        plain = trained(make) if name in steps else []
+        if plain and not same(plain, trained(make)):
+            print(f"{name}: not the same twice by itself on this device; its bits cannot be compared", file=sys.stderr)
+            plain, repeats = [], False
+        for make_way in chosen.values():
+            figures = measure(name, make, make_way(), clock, options.rounds, 1 if name in steps else 10)
+            if plain:
+                figures.identical = same(plain, trained(make, make_way()))
+            found.append(figures)
+            print(f"{name}: {figures.way} x {figures.compared:.2f}", file=sys.stderr)
+    print(markdown(found, about(device)))
+    if options.json:
+        figures_json = {"machine": about(device), "repeats": repeats, "figures": [asdict(f) for f in found]}
+        Path(options.json).write_text(json.dumps(figures_json, indent=1), encoding="utf-8")
+    return 1 if any(f.identical is False for f in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

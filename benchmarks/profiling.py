@@ -1,0 +1,190 @@
+"""Where the time of an isolated comparison goes, part by part, in microseconds per call.
+
+The whole is what a step takes longer, without any instrument. What torch takes to hand calls over is the same
+difference for a mode that does nothing. The parts are clocked where they are called; the clock's own time, measured on
+a function that does nothing, is taken off. The rest is what none of them accounts for: the handler's own lines, names
+of modules, `step()`, caches that are colder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from measuring import timed
+from tools import Tool, make_tools
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shadowrun.replay import shared
+from shadowrun.replay.comparing import Comparing
+from shadowrun.replay.execution import Executor
+from shadowrun.replay.recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from workloads import Workload
+
+__all__ = ["profile"]
+
+_clock = time.thread_time_ns  # on a machine with other work, the wall would say nothing
+_TRIALS = 20_000
+
+
+class _Clocks:
+    """Time spent in named functions, without that of named functions inside them."""
+
+    def __init__(self) -> None:
+        self.ns: Counter[str] = Counter()
+        self.n: Counter[str] = Counter()
+        self._inner = [0]
+
+    def on(self, name: str | Callable[..., str], function: Callable[..., Any], *, frames: bool = False) -> Any:
+        """The function with a clock around it.
+
+        Args:
+            name: Of the part, or what tells it from the arguments.
+            function: To be clocked.
+            frames: Its last argument counts frames up from it, of which there is one more now.
+        """
+
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            part = name if isinstance(name, str) else name(*args)
+            if frames:
+                args = (*args[:-1], args[-1] + 1)
+            inner = self._inner
+            inner.append(0)
+            start = _clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = _clock() - start
+                self.ns[part] += took - inner.pop()
+                self.n[part] += 1
+                inner[-1] += took
+
+        return clocked
+
+    def us(self, name: str, own_ns: float) -> float:
+        """Microseconds, without the clock's own time."""
+        return max(0.0, self.ns[name] - own_ns * self.n[name]) / 1000
+
+
+class _Count(TorchDispatchMode):
+    n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+def profile(workload: Workload, rounds: int) -> str:
+    """A table for one workload."""
+    program = workload.build()
+    step = program.step
+    tools = {tool.name: tool for tool in make_tools()}
+    n = workload.inner
+    floor = _added_us(workload, step, tools["empty mode (floor)"], rounds)
+    whole = _added_us(workload, step, tools["isolated"], rounds)
+    plain = 1e6 * statistics.median(timed(step, n).cpu for _ in range(rounds))
+    with _Count() as count:
+        step()
+    blocks = [_clocked(workload, step, tools["isolated"]) for _ in range(rounds)]
+    own_ns = _own_ns()
+    parts = {name: statistics.median(clocks.us(name, own_ns) for clocks in blocks) / n for name in _PARTS}
+    rows = [("plain step", plain, None), ("dispatch: torch hands calls over", floor, count.n)]
+    rows += [(name, us, blocks[-1].n[name] / n) for name, us in parts.items() if blocks[-1].n[name]]
+    rows += [("the rest", whole - floor - sum(parts.values()), None), ("isolated, all that it adds", whole, count.n)]
+    return _table(workload.name, rows, count.n)
+
+
+def _clocked(workload: Workload, step: Callable[[], object], tool: Tool) -> _Clocks:
+    """One block of steps with a clock around each part."""
+    clocks = _Clocks()
+    with _instrumented(clocks), tool.enter() as hooks:
+        timed(hooks.step_of(step, trains=workload.trains), workload.inner, after=hooks.after)
+    return clocks
+
+
+_ATTRIBUTION = "attribution: module, phase, line"
+_CONTEXT = "context: operator and forms, interned"
+_COPIES = "copies of what is written to"
+_REPLAY = "replay: the operator once more"
+_COMPARE = "compare"
+_JUDGE = "judge, results that differ or are drawn"
+_RECORD = "record, with writing to the data file"
+_PARTS = (_ATTRIBUTION, _CONTEXT, _COPIES, _REPLAY, _COMPARE, _JUDGE, _RECORD)
+
+
+@contextlib.contextmanager
+def _instrumented(clocks: _Clocks) -> Iterator[None]:
+    """Clocks around the parts of a comparison, all of them looked up when they are called."""
+
+    def part_of_unheard(function: Any, *_: Any) -> str:
+        name = getattr(function, "__name__", "")
+        return {"copy_mutated": _COPIES, "conclude": _JUDGE}.get(name, _REPLAY)
+
+    wanted: list[tuple[Any, str, str | Callable[..., str], bool]] = [
+        (Recorder, "place", _ATTRIBUTION, True),
+        (Recorder, "place_silently", _ATTRIBUTION, True),
+        (Recorder, "context", _CONTEXT, False),
+        (shared.SharedPath, "_before", _COPIES, False),
+        (torch.Tensor, "clone", _COPIES, False),
+        (shared, "copy_mutated", _COPIES, False),
+        (shared, "unheard", part_of_unheard, False),
+        (Executor, "run", _REPLAY, False),
+        (Executor, "call", _REPLAY, False),
+        (shared, "plainly_equal", _COMPARE, False),
+        (Comparing, "equal", _COMPARE, False),
+        (shared.SharedPath, "_all_equal", _COMPARE, False),
+        (Recorder, "match", _RECORD, False),
+        (Recorder, "skip", _RECORD, False),
+        (Recorder, "verdict", _RECORD, False),
+        (Recorder, "flush", _RECORD, False),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, part, frames in wanted:
+            original, inherited = getattr(owner, name), name not in vars(owner)
+            setattr(owner, name, clocks.on(part, original, frames=frames))
+            stack.callback(*((delattr, owner, name) if inherited else (setattr, owner, name, original)))
+        yield
+
+
+def _own_ns() -> float:
+    """What a clock adds to what it measures."""
+
+    def nothing() -> None:
+        pass
+
+    clocks = _Clocks()
+    clocked = clocks.on("", nothing)
+    for _ in range(_TRIALS):
+        clocked()
+    return clocks.ns[""] / _TRIALS
+
+
+def _added_us(workload: Workload, step: Callable[[], object], tool: Tool, rounds: int) -> float:
+    with tool.enter() as hooks:
+        hooks.step_of(step, trains=workload.trains)()
+    added = []
+    for _ in range(rounds):
+        plain = timed(step, workload.inner).cpu
+        with tool.enter() as hooks:
+            run = hooks.step_of(step, trains=workload.trains)
+            added.append(1e6 * (timed(run, workload.inner, after=hooks.after).cpu - plain))
+    return statistics.median(added)
+
+
+def _table(name: str, rows: list[tuple[str, float, float | None]], n_calls: int) -> str:
+    lines = [
+        f"{name}: {n_calls} calls in a step",
+        f"{'':42}{'µs per step':>12}{'times':>8}{'µs each':>9}{'µs per call':>13}",
+    ]
+    for what, us, times in rows:
+        each = f"{us / times:9.2f}" if times else f"{'':9}"
+        lines.append(f"{what:42}{us:12.1f}{'' if times is None else f'{times:.0f}':>8}{each}{us / n_calls:13.2f}")
+    return "\n".join(lines) + "\n"

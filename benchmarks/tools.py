@@ -1,0 +1,213 @@
+"""What the benchmarks hold against each other: shadowrun's settings, and the other tools in the same place."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import shadowrun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Hooks", "Tool", "make_tools"]
+
+_FINE = (shadowrun.Status.MATCH, shadowrun.Status.SKIPPED)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a tool wants to be told while it is on.
+
+    Attributes:
+        end_step: Ends a training step, as a user's loop would.
+        after: What it puts off and must have done before the clock stops.
+    """
+
+    end_step: Callable[[], object] | None = None
+    after: Callable[[], object] | None = None
+
+    def step_of(self, step: Callable[[], object], *, trains: bool) -> Callable[[], object]:
+        """The step as a user of the tool would write it."""
+        end_step = self.end_step
+        if not trains or end_step is None:
+            return step
+
+        def run() -> None:
+            step()
+            end_step()
+
+        return run
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A context to run steps in.
+
+    Attributes:
+        name: In tables.
+        enter: A context manager around a block of steps.
+        ours: It is shadowrun.
+        warm_up: Steps before the clock runs.
+        longer: Blocks are longer by this factor.
+        by_mean: Only the mean over many steps means something: some are left alone, others pay.
+        problems: What went otherwise than the benchmark means it to.
+    """
+
+    name: str
+    enter: Callable[[], contextlib.AbstractContextManager[Hooks]]
+    ours: bool = False
+    warm_up: int = 2
+    longer: int = 1
+    by_mean: bool = False
+    problems: Callable[[], str] | None = None
+
+
+class Empty(TorchDispatchMode):
+    """The floor of any tool: a mode that does nothing, by the same switches as ours."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Naive(TorchDispatchMode):
+    """What one writes in ten lines: clone the inputs, run again, `assert_close`."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        before = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        out = func(*args, **kwargs)
+        skipped = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name() or func.is_view
+        if not skipped and func.namespace == "aten":
+            again = func(*before[0], **before[1])
+            torch.testing.assert_close(again, out, equal_nan=True)
+        return out
+
+
+@contextlib.contextmanager
+def _mode(make: Callable[[], Any]) -> Iterator[Hooks]:
+    with make():
+        yield Hooks()
+
+
+@contextlib.contextmanager
+def _debug_mode() -> Iterator[Hooks]:
+    from torch.utils._debug_mode import DebugMode
+
+    with DebugMode(), DebugMode.log_tensor_hashes():
+        yield Hooks()
+
+
+@contextlib.contextmanager
+def _flops() -> Iterator[Hooks]:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        yield Hooks()
+
+
+class _Ours:
+    """One comparison that is started again for each block, as a user's would run on."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._run: shadowrun.Comparison | None = None
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[Hooks]:
+        if self._run is None:
+            self._run = shadowrun.compare("cpu", **self._options)
+        with self._run as run:
+            # Records are written every thousand or so: those of the last steps are paid for, too.
+            yield Hooks(run.step, run._recorder.flush)
+
+    def not_equal(self) -> str:
+        """Calls that did not end as they should where both platforms are one."""
+        counts = {} if self._run is None else self._run.counts()
+        wrong = {str(status): n for status, n in counts.items() if n and status not in _FINE}
+        return f"not all results were equal: {wrong}" if wrong else ""
+
+
+class _Rounded(_Ours):
+    """As on another device: each result of a replay differs by one unit in the last place, but for exact operators.
+
+    Args:
+        oracle: Ask the float64 oracle in every case, also where the operator alone tells how far rounding goes.
+    """
+
+    def __init__(self, *, oracle: bool) -> None:
+        super().__init__()
+        self._oracle = oracle
+        self._exact: dict[int, bool] = {}
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[Hooks]:
+        from shadowrun.intercept import dispatch
+        from shadowrun.numerics.tolerance import ulp_bound
+        from shadowrun.replay import judge, shared
+
+        unheard, make_plan = shared.unheard, dispatch.make_plan
+
+        def noted(func: Any, index: int) -> Any:
+            plan = make_plan(func, index)
+            self._exact[id(plan.run)] = ulp_bound(plan.name, [torch.float32]) == 0
+            return plan
+
+        def rounded(function: Any, modes: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            out = unheard(function, modes, args, kwargs or {})
+            if self._exact.get(id(function)) is False:
+                _add_one_ulp(args[0] if out is None and args else out)
+            return out
+
+        shared.unheard, dispatch.make_plan = rounded, noted
+        if self._oracle:
+            judge.ulp_bound = lambda *_: None
+        try:
+            with super().__call__() as hooks:
+                yield hooks
+        finally:
+            shared.unheard, dispatch.make_plan, judge.ulp_bound = unheard, make_plan, ulp_bound
+
+    def none_differed(self) -> str:
+        """That the differences did not get into the comparison."""
+        assert self._run is not None
+        return "" if any(record.diffs for record in self._run.records()) else "no result differed"
+
+
+def _add_one_ulp(values: Any) -> None:
+    """To the results of a replay, which nobody else holds."""
+    for value in values if isinstance(values, (list, tuple)) else (values,):
+        if isinstance(value, torch.Tensor) and value.dtype is torch.float32 and value.is_contiguous():
+            value.view(torch.int32).bitwise_xor_(1)
+
+
+def make_tools() -> tuple[Tool, ...]:
+    """All tools, with no state of an earlier workload."""
+    recording, limited, isolated, drift = _Ours(ops=["none::*"]), _Ours(budget=1.2), _Ours(), _Ours(drift=True)
+    rounded, oracle = _Rounded(oracle=False), _Rounded(oracle=True)
+    return (
+        Tool("empty mode (floor)", lambda: _mode(Empty)),
+        Tool("record only", recording, ours=True),
+        # It needs some steps to find out what they cost; then it checks more in some and less in others.
+        Tool("budget 1.2", limited, ours=True, warm_up=20, longer=4, by_mean=True),
+        Tool("isolated", isolated, ours=True, problems=isolated.not_equal),
+        Tool("drift", drift, ours=True, problems=drift.not_equal),
+        Tool("every result 1 ULP off", rounded, ours=True, problems=rounded.none_differed),
+        Tool("oracle for every result", oracle, ours=True, problems=oracle.none_differed),
+        Tool("flop_counter", _flops),
+        Tool("DebugMode + hashes", _debug_mode),
+        Tool("naive: clone, rerun, assert_close", lambda: _mode(Naive)),
+    )

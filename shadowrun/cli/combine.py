@@ -1,0 +1,97 @@
+"""Combine the data files of several runs, such as the ranks of a distributed one.
+
+A rank's file is named after the rank: run.shadowrun of rank 3 is run.3.shadowrun. Files may be given by name, by glob
+pattern or by their folder; without any, those of the current folder are taken. They are kept unless --delete is given.
+
+Examples:
+  shadowrun combine
+  shadowrun combine run.*.shadowrun -o run.shadowrun
+  shadowrun combine results/ -o all.shadowrun --force --ignore-errors
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from shadowrun.store.combine import Combined
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Files to read and the file to write."""
+    parser.add_argument(
+        "paths", nargs="*", metavar="DATA", help="data files, folders or patterns (default: this folder)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="data file to write (default: the ranks' name without the rank)"
+    )
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--append", action="store_true", help="add to the output instead of refusing if it exists")
+    group.add_argument("--force", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--ignore-errors", action="store_true", help="leave out files that cannot be read, naming them")
+    parser.add_argument("--delete", action="store_true", help="delete the files that were combined")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Combine; returns the exit status."""
+    from shadowrun.store.choosing import choose, name_together
+    from shadowrun.store.combine import combine_files
+
+    given = args.paths or ["."]
+    out = Path(args.output) if args.output else name_together(choose(given, None))
+    paths = choose(given, out)
+    with _progress() as progress:
+        combined = combine_files(
+            paths,
+            out,
+            append=args.append,
+            force=args.force,
+            ignore_errors=args.ignore_errors,
+            progress=progress,
+        )
+    for problem in combined.skipped:
+        print(f"shadowrun: left out: {problem}", file=sys.stderr)
+    if args.delete:
+        _delete(combined, out)
+    print(f"{out}: {_described(combined)}")
+    return 0
+
+
+def _described(combined: Combined) -> str:
+    from shadowrun.store.sources import are_ranks, name_runs
+
+    sources = combined.sources
+    text = "1 run" if len(sources) == 1 else f"{len(sources):,} runs"
+    if are_ranks(sources):
+        ranks = name_runs(sources, range(len(sources))).removesuffix(" only")
+        text += f" ({ranks} of {sources[0].info.world_size})"
+    return f"{text}, {combined.n_calls:,} calls"
+
+
+def _delete(combined: Combined, out: Path) -> None:
+    for path in combined.files:
+        if path.resolve() != out.resolve():
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("combining"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("combining", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

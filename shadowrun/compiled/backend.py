@@ -1,0 +1,210 @@
+"""A backend of torch.compile that compiles each graph with the user's backend, and checks each call of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from shadowrun.compiled import torchcompile
+from shadowrun.compiled.graph import Graph, Snapshot, copied, kept, put_back, undisturbed_draws
+from shadowrun.compiled.judging import Judged, judge
+from shadowrun.compiled.probes import Probe, given_draws, recorded
+from shadowrun.compiled.rounding import Draws, Redrawn
+from shadowrun.types import Cause, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.replay.case import Value
+
+__all__ = ["Case", "CheckedBackend", "Region"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of a region, as the search for the node at fault needs it.
+
+    Attributes:
+        graph: The region's graph, or that with what was drawn as further inputs.
+        snapshot: What it began with.
+        draws: What it drew.
+        verdict: On it.
+        judged: Its results that differ.
+    """
+
+    graph: Graph
+    snapshot: Snapshot
+    draws: Draws
+    verdict: Verdict
+    judged: tuple[Judged, ...]
+
+
+@dataclass(slots=True)
+class Region:
+    """A graph and what its compiled form did.
+
+    Attributes:
+        name: ``graph 0 forward``.
+        graph: As it was before it was compiled.
+        compile_s: Seconds to compile it, all sizes of inputs together.
+        n_compiled: For how many forms of inputs.
+        n_calls: Calls checked.
+        n_unchecked: Calls that only ran eagerly, since enough had been checked.
+        error: Exception of the compiler or of the compiled code, and which of both it was.
+        worst: The call judged worst; None before the first.
+    """
+
+    name: str
+    graph: Graph
+    compile_s: float = 0.0
+    n_compiled: int = 0
+    n_calls: int = 0
+    n_unchecked: int = 0
+    error: tuple[str, BaseException] | None = None
+    worst: Case | None = None
+    code: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+
+
+class CheckedBackend:
+    """For `torch.compile(backend=...)`: splits into forward and backward, compiles, checks; eager's answer is given.
+
+    What the program gets is eager's, so that one wrong region is not reported by all that follow.
+
+    Args:
+        compiler: Takes a graph and inputs, returns a callable.
+        max_calls: Calls to check of each graph.
+
+    Attributes:
+        regions: All graphs, in the order in which they were made.
+        n_graphs: Graphs of Dynamo's so far.
+    """
+
+    def __init__(self, compiler: Callable[..., Any], max_calls: int | None = None) -> None:
+        self.compiler = compiler
+        self._max_calls = max_calls
+        self.regions: list[Region] = []
+        self.n_graphs = 0
+
+    def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
+        """Take one graph of Dynamo's."""
+        number, self.n_graphs = self.n_graphs, self.n_graphs + 1
+
+        def take(phase: str) -> Callable[..., Any]:
+            def compile_later(module: fx.GraphModule, _inputs: Any) -> Any:
+                region = Region(f"graph {number} {phase}", Graph(module))
+                self.regions.append(region)
+                return torchcompile.boxed(lambda args: self.check(region, args))
+
+            return compile_later
+
+        return torchcompile.through_autograd(take("forward"), take("backward"), take("forward"))(module, inputs)
+
+    def check(self, region: Region, args: list[Any]) -> Any:
+        """Run a region both ways on the same inputs and compare; returns what eager returned.
+
+        Args:
+            region: It.
+            args: Its inputs; the list is emptied.
+        """
+        given, args[:] = list(args), []
+        if self._max_calls is not None and region.n_calls >= self._max_calls:
+            region.n_unchecked += 1
+            with torch.no_grad():
+                return list(fx.Interpreter(region.graph.module).run(*given, enable_io_processing=False))
+        with torchcompile.no_modes():
+            return self._call(region, given)
+
+    def _call(self, region: Region, given: list[Any]) -> Any:
+        plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in given]
+        snapshot = Snapshot.take(plain)
+        ours = snapshot.fresh()
+        draws = Draws()
+        with torch.no_grad():
+            before = kept()
+            out = _eager(region, given, draws)
+            after = kept()
+        region.n_calls += 1
+        names, expected = region.graph.names(), region.graph.values(out, given)
+        put_back(before)
+        actual = self._compiled(region, ours)
+        if actual is not None:
+            self._judge(region, snapshot, draws, names, actual, expected)
+        put_back(after)
+        return list(out)
+
+    def _compiled(self, region: Region, inputs: list[Any]) -> tuple[Value, ...] | None:
+        try:
+            code = self._code(region, inputs)
+        except Exception as error:
+            region.error = region.error or ("compile", error)
+            return None
+        try:
+            with torch.no_grad():
+                return region.graph.values(code(*inputs), inputs)
+        except Exception as error:
+            region.error = region.error or ("runtime", error)
+            return None
+
+    def _code(self, region: Region, inputs: list[Any]) -> Callable[..., Any]:
+        key = tuple((a.dtype, a.shape, a.stride(), a.device) if isinstance(a, torch.Tensor) else a for a in inputs)
+        code = region.code.get(key)
+        if code is None:
+            began = time.perf_counter()
+            code = region.code[key] = compile_graph(self.compiler, region.graph.module, inputs)
+            region.compile_s += time.perf_counter() - began
+            region.n_compiled += 1
+        return code
+
+    def _judge(
+        self,
+        region: Region,
+        snapshot: Snapshot,
+        draws: Draws,
+        names: tuple[str, ...],
+        actual: tuple[Value, ...],
+        expected: tuple[Value, ...],
+    ) -> None:
+        verdict, judged = judge(names, actual, expected, region.graph.runs(snapshot, draws))
+        if region.worst is None or _RANK[verdict.status] > _RANK[region.worst.verdict.status]:
+            case = Case(region.graph, snapshot, draws, verdict, judged)
+            if verdict.status is Status.MISMATCH and region.graph.is_random:
+                case = self._with_given_draws(case)
+            region.worst = case
+
+    def _with_given_draws(self, case: Case) -> Case:
+        """Judge a region that draws once more, with what eager drew: a compiler may draw in another way."""
+        probe = given_draws(case.graph, case.snapshot, recorded(case.graph, case.snapshot))
+        verdict, judged = judge_probe(self.compiler, probe)
+        if verdict.status is Status.MATCH:
+            verdict = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "it draws otherwise", "right with eager's draws")
+        return Case(probe.graph, probe.snapshot, Draws(), verdict, judged)
+
+
+def compile_graph(compiler: Callable[..., Any], module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """Compile a copy of a graph for inputs like these; drawing meanwhile does not count."""
+    with undisturbed_draws(), torch.no_grad():
+        code: Callable[..., Any] = compiler(copied(module), list(inputs))
+    return code
+
+
+def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tuple[Judged, ...]]:
+    """Compile a probe and compare it with eager."""
+    draws = Draws()
+    names, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
+    code = compile_graph(compiler, probe.graph.module, probe.snapshot.fresh())
+    inputs = probe.snapshot.fresh()
+    with torch.no_grad():
+        actual = probe.graph.values(code(*inputs), inputs)
+    return judge(names, actual, expected, probe.graph.runs(probe.snapshot, draws))
+
+
+def _eager(region: Region, inputs: list[Any], draws: Draws) -> Any:
+    with Redrawn(draws):
+        return fx.Interpreter(region.graph.module).run(*inputs, enable_io_processing=False)
+
+
+_RANK = {Status.MATCH: 0, Status.UNVERIFIED: 1, Status.MISMATCH: 2}

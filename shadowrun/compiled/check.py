@@ -1,0 +1,304 @@
+"""`compile_check()`: a function or model, compiled, against itself."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shadowrun.compiled import torchcompile
+from shadowrun.compiled.backend import CheckedBackend, Region
+from shadowrun.compiled.graph import cuda_is_used, undisturbed_draws
+from shadowrun.compiled.judging import Runs, judge
+from shadowrun.compiled.ladder import OUTCOME_OF, climb, first_line
+from shadowrun.compiled.localise import localise
+from shadowrun.compiled.outcome import CompileReport, Outcome, RegionReport, Stage
+from shadowrun.compiled.program import Program
+from shadowrun.errors import UsageError
+from shadowrun.types import Cause, Status, Verdict
+
+__all__ = ["compile_check", "options_for", "region_reports"]
+
+_REPEATS = 3
+_NO_CACHE = {"fx_graph_cache": False}
+_SAME_DRAWS = {"fallback_random": True}
+_SLOWER = 1.2
+_SLOWER_S = 1e-4
+Tell = Callable[[str, int, int], None]
+
+
+def compile_check(
+    function: Callable[..., Any],
+    *inputs: Any,
+    backend: Any = "inductor",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    train: bool = True,
+    ladder: bool = True,
+    time_limit_s: float = 600.0,
+    tell: Tell | None = None,
+    **kwargs: Any,
+) -> CompileReport:
+    """Compile a function or model with torch.compile and check what it computes against eager.
+
+    The program as a whole is compiled as `torch.compile` would and judged: outputs, gradients and the state
+    afterwards, each against eager with the float64 result as third opinion. Then each graph is compiled and judged by
+    itself, forward and backward, and where one deviates, its wrong nodes are looked for. Everything runs on copies:
+    buffers, gradients and the random stream of the program stay as they are. What was compiled before in this process
+    is compiled anew when it is called next.
+
+    For Inductor, random operators draw as eager's do (``fallback_random``): else nothing random could be compared.
+
+    Args:
+        function: A function, a method or a module.
+        *inputs: Its positional arguments.
+        backend: As for `torch.compile`; so are `mode`, `options`, `dynamic` and `fullgraph`.
+        mode: ``"reduce-overhead"``, ``"max-autotune"``.
+        options: Options of the backend.
+        dynamic: Whether sizes are symbols.
+        fullgraph: Whether a graph break is an error.
+        train: Also compare gradients, in a random direction.
+        ladder: Where something is wrong, find the stage that brings it in.
+        time_limit_s: Seconds after which nothing further is compiled, and what is known is the answer.
+        tell: Told what is being done, how many compilations of it are done, and of how many.
+        **kwargs: Arguments of the function by name.
+
+    Example:
+        >>> import torch, shadowrun
+        >>> model = torch.nn.Linear(3, 4)
+        >>> shadowrun.compile_check(model, torch.ones(2, 3), backend="aot_eager").ok
+        True
+
+    Raises:
+        UsageError: `function` cannot be called, or fails also when it is not compiled.
+    """
+    if not callable(function):
+        raise UsageError(
+            f"compile_check() takes a function or a module, not {type(function).__name__}.", slug="no-function"
+        )
+    chosen = options_for(backend, options)
+    until = time.perf_counter() + time_limit_s
+    with undisturbed_draws(), torchcompile.no_modes():
+        check = _Check(Program(function, inputs, kwargs, train=train), backend, mode, chosen, dynamic, fullgraph)
+        return check.run(until, ladder=ladder, tell=tell or (lambda _what, _done, _of: None))
+
+
+def options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The user's options, and those without which a comparison means nothing."""
+    return {**(_SAME_DRAWS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
+
+
+class _Check:
+    def __init__(
+        self,
+        program: Program,
+        backend: Any,
+        mode: str | None,
+        options: dict[str, Any],
+        dynamic: bool | None,
+        fullgraph: bool,
+    ) -> None:
+        self._program = program
+        self._backend, self._mode, self._options = backend, mode, options
+        self._dynamic, self._fullgraph = dynamic, fullgraph
+        self._compiler = torchcompile.compiler(backend, mode, options, dynamic)
+        try:
+            self._names, self._expected, self._draws = program.eager()
+        except Exception as error:
+            raise UsageError(
+                f"{program.name} fails without compiling too: {first_line(error)}", slug="fails-in-eager"
+            ) from error
+
+    def run(self, until: float, *, ladder: bool, tell: Tell) -> CompileReport:
+        tell("the whole program", 0, 1)
+        whole = _Whole()
+        with torchcompile.forgotten():
+            self._whole(whole)
+        tell("each graph", 0, 1)
+        checked = CheckedBackend(self._compiler)
+        notes = []
+        with torchcompile.forgotten():
+            error = self._regions(checked)
+            if error and not whole.error:
+                notes.append(f"The graphs could not be checked one by one: {error}")
+        reports = region_reports(checked.regions, self._compiler, until=until, tell=tell)
+        outcome = self._outcome(whole, reports)
+        if whole.verdict.status is Status.MISMATCH and not any(r.outcome is Outcome.MISMATCH for r in reports):
+            if self._draws.kept and self._backend != "eager":
+                whole.verdict = Verdict(
+                    Status.UNVERIFIED, Cause.RANDOMNESS, "draws in another order", whole.verdict.evidence
+                )
+                outcome = self._outcome(whole, reports)
+            else:
+                notes.append(
+                    "No graph deviates by itself: look at what the backend does to forward and backward together."
+                )
+        stages: tuple[Stage, ...] = ()
+        wrong = outcome in (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.MISMATCH)
+        if ladder and wrong:
+            stages = tuple(self._ladder(until, tell))
+        if not whole.n_graphs and not whole.error:
+            notes.append("Dynamo made no graph: all of it ran eagerly.")
+        if time.perf_counter() > until:
+            notes.append("Out of time: this is what is known so far.")
+        described = (
+            self._backend if isinstance(self._backend, str) else getattr(self._backend, "__name__", "its backend")
+        )
+        return CompileReport(
+            self._program.name,
+            described + (f" mode={self._mode}" if self._mode else ""),
+            outcome,
+            whole.verdict,
+            reports,
+            whole.breaks,
+            whole.n_graphs,
+            whole.n_recompiled,
+            whole.error,
+            whole.compile_s,
+            whole.speed_ratio,
+            whole.memory_ratio,
+            stages,
+            tuple(notes),
+        )
+
+    def _whole(self, whole: _Whole) -> None:
+        """The program as `torch.compile` compiles it."""
+        made = []
+
+        def count(module: Any, example: Any) -> Any:
+            made.append(module)
+            return self._compiler(module, example)
+
+        before = torchcompile.graph_breaks()
+        eager, ours = self._program.copy(), self._program.copy()
+        compiled = self._compile(ours.function, count)
+        began = time.perf_counter()
+        try:
+            names, actual = ours.run(compiled)
+        except Exception as error:
+            whole.error, whole.raised = first_line(error), error
+            return
+        finally:
+            whole.n_graphs = len(made)
+            now = torchcompile.graph_breaks()
+            whole.breaks = {r: n - before.get(r, 0) for r, n in now.items() if n > before.get(r, 0)}
+        whole.compile_s = time.perf_counter() - began
+        whole.verdict = self._judge(names, actual)
+        storms = 0
+        for _ in range(_REPEATS):
+            n = len(made)
+            ours.run(compiled)
+            storms += len(made) > n
+        whole.n_recompiled = len(made) - whole.n_graphs
+        whole.storm = storms == _REPEATS
+        (eager_s, eager_peak), (compiled_s, peak) = (
+            _measured(c, f) for c, f in ((eager, eager.function), (ours, compiled))
+        )
+        whole.compile_s = max(0.0, whole.compile_s - eager_s)
+        whole.speed_ratio = eager_s / compiled_s
+        whole.slower = compiled_s > _SLOWER * eager_s and compiled_s > eager_s + _SLOWER_S
+        whole.memory_ratio = peak / eager_peak if eager_peak > 0 else -1.0
+
+    def _regions(self, checked: CheckedBackend) -> str:
+        ours = self._program.copy()
+        try:
+            ours.run(self._compile(ours.function, checked))
+        except Exception as error:
+            return first_line(error)
+        return ""
+
+    def _ladder(self, until: float, tell: Tell) -> Any:
+        def run(compiler: Any) -> Verdict:
+            ours = self._program.copy()
+            with torchcompile.forgotten():
+                names, actual = ours.run(self._compile(ours.function, compiler))
+                return self._judge(names, actual)
+
+        draws = bool(self._draws.kept)
+        in_time = lambda: time.perf_counter() < until  # noqa: E731
+        stages = climb(run, self._backend, self._mode, self._options, draws=draws, until=in_time)
+        for k, stage in enumerate(stages):
+            tell("stages", k + 1, k + 2)
+            yield stage
+
+    def _compile(self, function: Any, backend: Any) -> Any:
+        return torch.compile(function, backend=backend, dynamic=self._dynamic, fullgraph=self._fullgraph)
+
+    def _judge(self, names: tuple[str, ...], actual: Any) -> Verdict:
+        if names != self._names:
+            other = set(names) ^ set(self._names)
+            return Verdict(
+                Status.MISMATCH, Cause.METADATA, "number of results", f"only on one side: {', '.join(sorted(other))}"
+            )
+        generator = torch.Generator().manual_seed(0x5EED)
+        runs = Runs(lambda: self._program.truth(self._draws), lambda: self._program.moved(generator))
+        return judge(names, actual, self._expected, runs)[0]
+
+    def _outcome(self, whole: _Whole, reports: tuple[RegionReport, ...]) -> Outcome:
+        of_regions = [r.outcome for r in reports]
+        if whole.error:
+            # A region that fails to compile fails while the program runs for the first time.
+            return Outcome.RUNTIME_ERROR if Outcome.RUNTIME_ERROR in of_regions else Outcome.COMPILE_ERROR
+        found = [OUTCOME_OF[whole.verdict.status], *of_regions]
+        if whole.storm:
+            found.append(Outcome.RECOMPILE_STORM)
+        if whole.breaks:
+            found.append(Outcome.GRAPH_BREAK)
+        if whole.slower:
+            found.append(Outcome.SLOWER)
+        return min(found, key=list(Outcome).index)
+
+
+class _Whole:
+    """What is known of the program as a whole."""
+
+    def __init__(self) -> None:
+        self.verdict = Verdict(Status.UNVERIFIED, explanation="it did not run")
+        self.error = ""
+        self.raised: BaseException | None = None
+        self.breaks: dict[str, int] = {}
+        self.n_graphs = self.n_recompiled = 0
+        self.storm = self.slower = False
+        self.compile_s = 0.0
+        self.speed_ratio = self.memory_ratio = -1.0
+
+
+def region_reports(
+    regions: list[Region], compiler: Any, *, until: float, tell: Tell, search: bool = True
+) -> tuple[RegionReport, ...]:
+    """What became of each region, with its wrong nodes."""
+    return tuple(_report(region, compiler, until, tell, search=search) for region in regions)
+
+
+def _report(region: Region, compiler: Any, until: float, tell: Tell, *, search: bool) -> RegionReport:
+    n_nodes = sum(n.op == "call_function" for n in region.graph.module.graph.nodes)
+    worst = region.worst
+    verdict = Verdict(Status.UNVERIFIED, explanation="never called") if worst is None else worst.verdict
+    localised = None
+    if region.error is not None:
+        stage, raised = region.error
+        outcome = Outcome.COMPILE_ERROR if stage == "compile" else Outcome.RUNTIME_ERROR
+        error = first_line(raised)
+    else:
+        outcome, error = OUTCOME_OF[verdict.status], ""
+        if worst is not None and outcome is Outcome.MISMATCH and search:
+            try:
+                localised = localise(region, worst, compiler, until=until, tell=tell)
+            except Exception as failure:  # the finding itself stands
+                warnings.warn(f"The search in {region.name} failed: {first_line(failure)}", stacklevel=2)
+    return RegionReport(region.name, outcome, verdict, region.compile_s, n_nodes, region.n_calls, error, localised)
+
+
+def _measured(copy: Any, function: Any) -> tuple[float, float]:
+    """Seconds and peak bytes of a run."""
+    cuda = cuda_is_used()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = copy.seconds(function)
+    return seconds, float(torch.cuda.max_memory_allocated()) if cuda else 0.0

@@ -1,0 +1,215 @@
+"""One graph that was compiled: run eagerly as it was before, on copies, in float64, with other roundings."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from shadowrun.compiled.judging import Runs
+from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, moved
+from shadowrun.replay.case import exact_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shadowrun.replay.case import Value
+
+__all__ = [
+    "Graph",
+    "Snapshot",
+    "copied",
+    "cuda_is_used",
+    "kept",
+    "place",
+    "put_back",
+    "results_of",
+    "undisturbed_draws",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a run began with: inputs and random state."""
+
+    inputs: tuple[Any, ...]
+    rng: Any
+
+    @classmethod
+    def take(cls, inputs: Sequence[Any]) -> Snapshot:
+        """Copy inputs, keeping layouts and identity."""
+        memo: dict[int, Any] = {}
+        return cls(tuple(_copied(a, memo) for a in inputs), kept())
+
+    def fresh(self, change: Callable[[torch.Tensor], torch.Tensor] = exact_copy) -> list[Any]:
+        """Inputs for one run; the random state is put back too."""
+        put_back(self.rng)
+        memo: dict[int, Any] = {}
+        return [_copied(a, memo, change) for a in self.inputs]
+
+
+def kept() -> Any:
+    """State of the random generators."""
+    cuda = torch.cuda.get_rng_state_all() if cuda_is_used() else None
+    return torch.get_rng_state(), cuda
+
+
+def cuda_is_used() -> bool:
+    """Whether this process has begun to use CUDA."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def put_back(state: Any) -> None:
+    """Set the random generators to a state of before."""
+    cpu, cuda = state
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+@contextlib.contextmanager
+def undisturbed_draws() -> Iterator[None]:
+    """The program's random stream goes on afterwards as if nothing had been drawn inside."""
+    state = kept()
+    try:
+        yield
+    finally:
+        put_back(state)
+
+
+class Graph:
+    """A graph of plain operators, as it was before a compiler changed it.
+
+    Attributes:
+        module: It, with all that is known of its nodes.
+        is_random: It draws.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = copied(module)
+        self.is_random = any(_is_random(n) for n in module.graph.nodes)
+        self._written = _written(self.module.graph)
+
+    def eager(self, inputs: Sequence[Any], draws: Draws | None = None) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+        """Run eagerly.
+
+        Args:
+            inputs: May be written to.
+            draws: Gets what is drawn.
+
+        Returns:
+            Names and values of all results: what it returns, then the inputs that it writes to.
+        """
+        with torch.no_grad(), Redrawn(draws or Draws()):
+            out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
+        return self.names(), self.values(out, inputs)
+
+    def names(self) -> tuple[str, ...]:
+        """One for each result: the name of its node."""
+        (output,) = [n for n in self.module.graph.nodes if n.op == "output"]
+        flat = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
+        returned = [str(n) for n in flat if isinstance(n, fx.Node)]
+        inputs = [n.name for n in self.module.graph.nodes if n.op == "placeholder"]
+        return (*returned, *(inputs[k] for k in self._written))
+
+    def values(self, out: Any, inputs: Sequence[Any]) -> tuple[Value, ...]:
+        """Results in the order of `names`."""
+        flat = out if isinstance(out, (list, tuple)) else (out,)
+        (output,) = [n for n in self.module.graph.nodes if n.op == "output"]
+        declared = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
+        returned = [v for n, v in zip(declared, flat, strict=True) if isinstance(n, fx.Node)]
+        return tuple(results_of([*returned, *(inputs[k] for k in self._written)]))
+
+    def runs(self, snapshot: Snapshot, draws: Draws) -> Runs:
+        """The same again, for the judge."""
+        generator = torch.Generator().manual_seed(0x5EED)
+
+        def truth() -> Sequence[Value] | None:
+            try:
+                inputs = snapshot.fresh(_wide)
+                with torch.no_grad(), Widened(draws):
+                    out = fx.Interpreter(copied(self.module)).run(*inputs, enable_io_processing=False)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+                return None
+            return self.values(out, inputs)
+
+        def other() -> Sequence[Value]:
+            inputs = snapshot.fresh(lambda t: moved(exact_copy(t), generator))
+            with torch.no_grad(), OtherRoundings(generator):
+                out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
+            return self.values(out, inputs)
+
+        return Runs(truth, other)
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph with what is known of its nodes; parameters and constants are shared."""
+    return fx.GraphModule(module, copy.deepcopy(module.graph))
+
+
+def place(node: fx.Node) -> tuple[str, str]:
+    """Line of the user's code and path of the module that a node comes from; empty where that is not known.
+
+    A node of a backward graph is given those of its forward node.
+    """
+    trace = node.meta.get("stack_trace") or node.meta.get("fwd_nn_module_stack_trace") or ""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    site = ""
+    lines = [line.strip() for line in str(trace).splitlines()]
+    for line in reversed(lines):
+        if line.startswith("File "):
+            file, number, function = (part.strip() for part in line.removeprefix("File ").split(",", 2))
+            site = f"{file.strip(chr(34))}:{number.removeprefix('line ')} {function}"
+            break
+    path = ""
+    if stack:
+        last = list(stack.values())[-1]
+        path = str(last[0] if isinstance(last, tuple) else last)
+    return site, _readable(path)
+
+
+def results_of(values: Sequence[Any]) -> list[Value]:
+    """Values on the CPU."""
+    return [v.detach().to("cpu") if isinstance(v, torch.Tensor) else v for v in values]
+
+
+def _readable(path: str) -> str:
+    """``layers.0`` for Dynamo's ``L['self']._modules['layers']._modules['0']`` or ``L['self'].layers.0``."""
+    path = re.sub(r"^[LG]\['\w+'\]\.?", "", path)
+    return re.sub(r"(?:\._modules)?\['([^']*)'\]", r".\1", path).strip(".")
+
+
+def _written(graph: fx.Graph) -> tuple[int, ...]:
+    """Positions of the inputs that a graph writes to."""
+    found = set()
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and value in inputs:
+                found.add(inputs.index(value))
+    return tuple(sorted(found))
+
+
+def _is_random(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _copied(value: Any, memo: dict[int, Any], change: Callable[[torch.Tensor], torch.Tensor] = exact_copy) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if id(value) not in memo:
+        memo[id(value)] = change(value.detach())
+    return memo[id(value)]
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    if t.is_complex():
+        return exact_copy(t).to(torch.complex128)
+    return exact_copy(t).to(torch.float64) if t.is_floating_point() else exact_copy(t)

@@ -1,0 +1,191 @@
+"""Whether what compiled code returned is what eager could have returned, and which of both is nearer the truth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from shadowrun.numerics.bits import Uncomparable, bits_equal
+from shadowrun.numerics.diff import diff
+from shadowrun.numerics.excess import Array, Truth, excess
+from shadowrun.numerics.form import form_difference
+from shadowrun.numerics.precision import FORMATS
+from shadowrun.replay.bounds import BOUND, COARSE_BOUND, RATIO
+from shadowrun.replay.finding import flat_values
+from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS
+from shadowrun.types import Cause, Status, TensorDiff, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shadowrun.replay.case import Value
+
+__all__ = ["Judged", "Runs", "judge"]
+
+_NEARER: Final = 2.0
+NEARER = "nearer the truth than eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How to run the same again.
+
+    Attributes:
+        truth: In float64; None where that is not possible.
+        moved: Eagerly, with other roundings, each time others.
+    """
+
+    truth: Callable[[], Sequence[Value] | None]
+    moved: Callable[[], Sequence[Value]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One result that differs.
+
+    Attributes:
+        position: Which.
+        verdict: What is believed of it.
+        diff: How far it is off; its `n_mismatched` counts the elements that rounding does not explain.
+    """
+
+    position: int
+    verdict: Verdict
+    diff: TensorDiff
+
+
+def judge(
+    names: Sequence[str], actual: Sequence[Value], expected: Sequence[Value], runs: Runs
+) -> tuple[Verdict, tuple[Judged, ...]]:
+    """Judge results that compiled code (*actual*) and eager (*expected*) computed from the same inputs.
+
+    Strides are not compared: what lies inside of a compiled program has those that the compiler likes.
+
+    Returns:
+        The verdict on all, and those that differ.
+    """
+    if len(actual) != len(expected):
+        counts = f"{len(actual)} results against {len(expected)}"
+        return Verdict(Status.MISMATCH, Cause.METADATA, "number of results", counts), ()
+    found: list[Judged] = []
+    open_ones: list[int] = []
+    for k, (name, a, e) in enumerate(zip(names, actual, expected, strict=True)):
+        try:
+            form = form_difference(a, e).partition("stride ")[0].rstrip(", ")
+            if form:
+                verdict = Verdict(Status.MISMATCH, Cause.METADATA, form.partition(" ")[0], f"{name}: {form}")
+                found.append(Judged(k, verdict, diff(name, a, e)))
+            elif not bits_equal(a, e):
+                open_ones.append(k)
+        except Uncomparable as error:
+            found.append(Judged(k, Verdict(Status.UNVERIFIED, None, str(error)), diff(name, None, None)))
+    found += _by_truth(names, actual, expected, open_ones, runs)
+    if not found:
+        return Verdict(Status.MATCH), ()
+    found.sort(key=lambda j: j.position)
+    worst = min(found, key=lambda j: (_ORDER[j.verdict.status], j.verdict.explanation != NEARER))
+    return worst.verdict, tuple(found)
+
+
+def _by_truth(
+    names: Sequence[str], actual: Sequence[Value], expected: Sequence[Value], which: list[int], runs: Runs
+) -> list[Judged]:
+    if not which:
+        return []
+    truths = runs.truth()
+    spreads = {k: _Spread(expected[k], None if truths is None else truths[k]) for k in which}
+    judged: list[Judged] = []
+    n_draws = 0
+    for wanted in (FEW_DRAWS, MANY_DRAWS):
+        for _ in range(n_draws, wanted):
+            drawn = runs.moved()
+            for k in which:
+                spreads[k].widen(drawn[k])
+        n_draws = wanted
+        judged = [_one(k, names[k], actual[k], expected[k], spreads[k]) for k in which]
+        if all(j.verdict.status is Status.MATCH for j in judged):
+            break
+    return judged
+
+
+class _Spread:
+    """What rounding does to one result, and its truth."""
+
+    def __init__(self, expected: Value, truth: Value) -> None:
+        self._eager = flat_values(expected)
+        tensors = isinstance(truth, torch.Tensor) and isinstance(expected, torch.Tensor)
+        true = flat_values(truth) if tensors else self._eager
+        self.known = tensors and true.numel() == self._eager.numel()
+        if not self.known:
+            true = self._eager
+        if self._eager.dtype in FORMATS:
+            true = true.to(torch.float64)
+        elif true.dtype is not self._eager.dtype:
+            true = true.to(self._eager.dtype)
+        n = self._eager.numel()
+        value = true.numpy()
+        with np.errstate(all="ignore"):
+            size = np.abs(value.astype(np.float64))
+        self.truth = Truth(value, size, np.zeros(n), np.zeros(n, bool))
+
+    def widen(self, drawn: Value) -> None:
+        other = flat_values(drawn)
+        if other.numel() != self._eager.numel():
+            self.truth.flips[:] = True
+            return
+        if self._eager.dtype not in FORMATS:
+            np.logical_or(self.truth.flips, other.numpy() != self._eager.numpy(), out=self.truth.flips)
+            return
+        a, e = other.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()
+        with np.errstate(all="ignore"):
+            gap = np.abs(a - e)
+        changed = ~(np.isfinite(a) & np.isfinite(e)) & ~((a == e) | (np.isnan(a) & np.isnan(e)))
+        np.logical_or(self.truth.flips, changed, out=self.truth.flips)
+        np.maximum(self.truth.spread, gap, out=self.truth.spread, where=np.isfinite(gap))
+
+
+def _one(k: int, name: str, actual: Value, expected: Value, spread: _Spread) -> Judged:
+    d = diff(name, actual, expected)
+    a, e = flat_values(actual), flat_values(expected)
+    fmt = FORMATS.get(e.dtype)
+    if fmt is None:
+        different = a.numpy() != e.numpy()
+        bad = int((different & ~spread.truth.flips).sum())
+        if bad:
+            evidence = f"{name}: {bad} of {a.numel()} elements differ"
+            verdict = Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
+        else:
+            verdict = Verdict(Status.UNVERIFIED, Cause.UNDEFINED, "tie", f"{int(different.sum())} elements of {name}")
+        return Judged(k, verdict, replace(d, n_mismatched=bad))
+    av, ev = a.to(torch.float64).numpy(), e.to(torch.float64).numpy()
+    where = np.arange(av.size)
+    ours, theirs = excess(av, spread.truth, fmt, where), excess(ev, spread.truth, fmt, where)
+    own = float(theirs[np.isfinite(theirs)].max(initial=0.0))
+    limit = max(BOUND if fmt.mantissa >= 23 else COARSE_BOUND, RATIO * own)
+    # Where eager itself is beyond the truth's reach (the truth overflows nothing), being as eager is right.
+    wrong = (ours > limit) & ~((av == ev) | (np.isnan(av) & np.isnan(ev)))
+    top, top_eager = float(ours.max(initial=0.0)), float(theirs.max(initial=0.0))
+    d = replace(d, n_mismatched=int(wrong.sum()), excess_actual=top, excess_expected=top_eager)
+    figures = f"greatest excess {top:.3g} units of rounding against {top_eager:.3g} of eager"
+    if wrong.any():
+        evidence = f"{name}: {int(wrong.sum())} of {av.size} elements beyond rounding; {figures}"
+        return Judged(k, Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.8), d)
+    left, right = _rms(av, spread.truth.value), _rms(ev, spread.truth.value)
+    if spread.known and right > _NEARER * left:
+        evidence = f"{name}: root mean square error {left:.3g}, that of eager {right:.3g}"
+        return Judged(k, Verdict(Status.MATCH, Cause.ROUNDING, NEARER, evidence), d)
+    return Judged(k, Verdict(Status.MATCH, Cause.ROUNDING, "", f"{name}: {figures}"), d)
+
+
+def _rms(values: Array, truth: Array) -> float:
+    with np.errstate(all="ignore"):
+        gap = values - truth
+    gap = gap[np.isfinite(gap)]
+    return math.sqrt(float(np.mean(np.square(gap)))) if gap.size else 0.0
+
+
+_ORDER: Final = {Status.MISMATCH: 0, Status.UNVERIFIED: 1, Status.MATCH: 2}

@@ -1,0 +1,163 @@
+"""What became of each compiled region, and the report on a whole check."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shadowrun.types import Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shadowrun.compiled.localise import Localised
+
+__all__ = ["CompileReport", "Outcome", "RegionReport", "Stage"]
+
+
+class Outcome(enum.StrEnum):
+    """What became of something that was compiled; the first that applies."""
+
+    COMPILE_ERROR = "compile error"
+    RUNTIME_ERROR = "runtime error"
+    MISMATCH = "mismatch"
+    RECOMPILE_STORM = "recompile storm"
+    GRAPH_BREAK = "graph break"
+    SLOWER = "slower than eager"
+    UNVERIFIED = "unverified"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionReport:
+    """One graph that was compiled, forward or backward.
+
+    Attributes:
+        name: ``graph 0 forward``.
+        outcome: COMPILE_ERROR, RUNTIME_ERROR, MISMATCH, UNVERIFIED or OK.
+        verdict: On the worst of its calls.
+        compile_s: Seconds to compile it.
+        n_nodes: Operators in it.
+        n_calls: Calls compared.
+        error: Class and first line of what was raised.
+        localised: The nodes at fault; None where none were looked for.
+    """
+
+    name: str
+    outcome: Outcome
+    verdict: Verdict
+    compile_s: float
+    n_nodes: int
+    n_calls: int
+    error: str = ""
+    localised: Localised | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One rung of the ladder: the whole program, compiled that far.
+
+    Attributes:
+        name: ``aot_eager``, ``inductor``, ``inductor, max_fusion_size=1``.
+        outcome: COMPILE_ERROR, RUNTIME_ERROR, MISMATCH, UNVERIFIED or OK.
+        evidence: The figures, or the error.
+    """
+
+    name: str
+    outcome: Outcome
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """What `compile_check` found.
+
+    Attributes:
+        name: The function or model.
+        backend: ``inductor``, ``inductor mode=max-autotune``.
+        outcome: The worst of all that was seen.
+        verdict: On the program as a whole, compiled by the backend as it is.
+        regions: Each graph, in the order in which they were made.
+        graph_breaks: Reasons, and how often.
+        n_graphs: Graphs that Dynamo made.
+        n_recompiled: Graphs made anew for calls with the same inputs.
+        error: Class and first line of what the program as a whole raised when compiled.
+        compile_s: Seconds of the first call beyond those of an eager call.
+        speed_ratio: Time of an eager call over that of a compiled one; 2 is twice as fast. -1: not measured.
+        memory_ratio: Peak memory of a compiled call over that of an eager one; -1 where nobody counts it (the CPU).
+        ladder: Stages, where there was something to place.
+        notes: What a reader should know.
+    """
+
+    name: str
+    backend: str
+    outcome: Outcome
+    verdict: Verdict
+    regions: tuple[RegionReport, ...] = ()
+    graph_breaks: Mapping[str, int] = field(default_factory=dict)
+    n_graphs: int = 0
+    n_recompiled: int = 0
+    error: str = ""
+    compile_s: float = 0.0
+    speed_ratio: float = -1.0
+    memory_ratio: float = -1.0
+    ladder: tuple[Stage, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the compiled program computes what eager does: graph breaks and slowness are no errors."""
+        return self.outcome not in (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.MISMATCH)
+
+    def summary(self) -> str:
+        """The report as text."""
+        return "\n".join(self._lines())
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.name} compiled with {self.backend} against eager: {self.outcome}"
+        if self.error:
+            yield f"  {self.error}"
+        elif said := _said(self.verdict):
+            yield f"  whole program: {said}"
+        for region in self.regions:
+            cost = f"{region.n_nodes} operators, compiled in {region.compile_s:.1f} s"
+            yield f"  {region.name}: {region.outcome} ({cost})"
+            if region.error:
+                yield f"    {region.error}"
+            elif said := _said(region.verdict):
+                yield f"    {said}"
+            if region.localised is not None:
+                yield from _culprits(region.localised)
+        for reason, n in self.graph_breaks.items():
+            yield f"  graph break, {n} times: {reason.strip().partition(chr(10))[0]}"
+        if self.n_recompiled:
+            yield f"  {self.n_recompiled} graphs were compiled again for calls with the same inputs"
+        if self.ladder:
+            yield "  stages:"
+            yield from (f"    {s.name}: {s.outcome}" + (f", {s.evidence}" if s.evidence else "") for s in self.ladder)
+        if self.speed_ratio > 0:
+            kind = "faster" if self.speed_ratio >= 1 else "slower"
+            ratio = self.speed_ratio if self.speed_ratio >= 1 else 1 / self.speed_ratio
+            memory = f", peak memory {self.memory_ratio:.2f} times eager's" if self.memory_ratio > 0 else ""
+            yield f"  {ratio:.2f} times {kind} than eager{memory}; {self.compile_s:.1f} s to compile"
+        yield from (f"  note: {note}" for note in self.notes)
+
+
+def _said(verdict: Verdict) -> str:
+    if verdict == Verdict(Status.MATCH):
+        return "equal bit by bit"
+    return ": ".join(part for part in (verdict.explanation, verdict.evidence) if part)
+
+
+def _culprits(localised: Localised) -> Iterator[str]:
+    for c in localised.culprits:
+        where = ", ".join(part for part in (c.module, c.site) if part)
+        yield f"    wrong: {c.op} ({c.node}), {c.how}" + (f"; {where}" if where else "")
+        yield f"      {c.evidence}"
+    if localised.note:
+        yield f"    {localised.note}"
+    yield f"    (found with {localised.n_compiled} compilations in {localised.seconds:.1f} s)"

@@ -1,0 +1,223 @@
+"""Graphs made from parts of another, to find the node at fault: nodes alone, all intermediates, prefixes."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from shadowrun.compiled.graph import Graph, Snapshot, put_back
+from shadowrun.replay.case import exact_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Probe", "alone", "computed", "given_draws", "intermediates", "prefix", "recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A graph to compile and judge.
+
+    Attributes:
+        graph: It.
+        snapshot: What to run it on.
+        origin: For each result, the name of the node (of the graph that was probed) that it belongs to.
+    """
+
+    graph: Graph
+    snapshot: Snapshot
+    origin: tuple[str, ...]
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.values[n.name] = _copy(value)
+        return value
+
+
+def recorded(graph: Graph, snapshot: Snapshot) -> dict[str, Any]:
+    """What each node of a graph returns when it runs eagerly."""
+    recorder = _Recorder(graph.module)
+    with torch.no_grad():
+        recorder.run(*snapshot.fresh(), enable_io_processing=False)
+    put_back(snapshot.rng)
+    return recorder.values
+
+
+def computed(graph: fx.Graph, values: dict[str, Any]) -> list[fx.Node]:
+    """Nodes that return tensors, in order; not inputs, constants, what draws from tuples, or what writes to inputs."""
+    return [
+        n
+        for n in graph.nodes
+        if n.op == "call_function"
+        and n.target is not operator.getitem
+        and not _mutates(n)
+        and _has_tensor(values[n.name])
+    ]
+
+
+def alone(graph: Graph, snapshot: Snapshot, values: dict[str, Any], nodes: Iterable[fx.Node]) -> Probe:
+    """Each node by itself, on what eager gave to it: whichever deviates here is wrong itself.
+
+    One graph for all of them, so that one compilation answers for each.
+    """
+    new = fx.Graph()
+    inputs: dict[str, fx.Node] = {}
+    given: list[Any] = []
+
+    def feed(source: fx.Node) -> Any:
+        value = values[source.name]
+        if not isinstance(value, torch.Tensor):
+            return value
+        if source.name not in inputs:
+            inputs[source.name] = _input(new, f"given_{source.name}", source)
+            given.append(value)
+        return inputs[source.name]
+
+    # Inputs come first in a graph.
+    wanted = [n for n in nodes if not _is_random(n) and not _is_view(n)]
+    for n in wanted:
+        fx.map_arg((n.args, n.kwargs), feed)
+    origin = _output(new, [(n.name, new.node_copy(n, feed), values[n.name]) for n in wanted])
+    return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
+
+
+def given_draws(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe:
+    """The graph with what eager drew as further inputs, and what it drew from as further results."""
+    new = fx.Graph()
+    names: dict[fx.Node, fx.Node] = {}
+    given = list(snapshot.inputs)
+    drawn = [n for n in graph.module.graph.nodes if _is_random(n)]
+    for n in graph.module.graph.nodes:
+        if n.op == "placeholder":
+            names[n] = _input(new, n.name, n)
+    for n in drawn:
+        tuple_members = [u for u in n.users if u.target is operator.getitem]
+        for source in tuple_members or [n]:
+            names[source] = _input(new, f"drawn_{source.name}", source)
+            given.append(values[source.name])
+    for n in graph.module.graph.nodes:
+        if n not in names and n not in drawn:
+            names[n] = new.node_copy(n, names.__getitem__)
+    (output,) = [n for n in new.nodes if n.op == "output"]
+    needed = {names[a] for n in drawn for a in n.all_input_nodes if isinstance(values[a.name], torch.Tensor)}
+    output.args = ((*output.args[0], *(n for n in new.nodes if n in needed)),)
+    probe = Graph(fx.GraphModule(graph.module, new))
+    return Probe(probe, Snapshot(tuple(given), snapshot.rng), probe.names())
+
+
+def intermediates(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe:
+    """The graph with everything that it computes on the way as its results."""
+    return prefix(graph, snapshot, values, computed(graph.module.graph, values), live_only=False)
+
+
+def prefix(
+    graph: Graph, snapshot: Snapshot, values: dict[str, Any], nodes: list[fx.Node], *, live_only: bool = True
+) -> Probe:
+    """The graph up to the last of `nodes`.
+
+    Args:
+        graph: The whole.
+        snapshot: Its inputs.
+        values: What its nodes return.
+        nodes: The computed nodes up to the cut.
+        live_only: Results are what lies behind the cut needs, and the last; else all nodes.
+    """
+    new = fx.Graph()
+    kept = set(nodes)
+    last = nodes[-1]
+    names: dict[fx.Node, fx.Node] = {}
+    inside = []
+    for n in graph.module.graph.nodes:
+        if n.op == "output" or (n.op == "call_function" and _mutates(n)):
+            continue
+        if n.op == "placeholder":
+            names[n] = _input(new, n.name, n)
+        elif n.op == "get_attr" or n in kept or all(a in names for a in n.all_input_nodes):
+            if n.op == "call_function" and n not in kept and not _derived(n, kept, values):
+                continue
+            names[n] = new.node_copy(n, names.__getitem__)
+            if n in kept:
+                inside.append(n)
+    wanted = [n for n in inside if not live_only or n is last or _is_live(n, kept)]
+    origin = _output(new, [(n.name, names[n], values[n.name]) for n in wanted])
+    return Probe(Graph(fx.GraphModule(graph.module, new)), snapshot, origin)
+
+
+def _derived(n: fx.Node, kept: set[fx.Node], values: dict[str, Any]) -> bool:
+    """Whether a node computes no tensor of its own: a member of a tuple, a size."""
+    if n.target is operator.getitem:
+        return n.args[0] in kept or not isinstance(values[n.name], torch.Tensor)
+    return not _has_tensor(values[n.name])
+
+
+def _is_live(n: fx.Node, kept: set[fx.Node]) -> bool:
+    for user in n.users:
+        if user.target is operator.getitem and user.op == "call_function":
+            if _is_live(user, kept):
+                return True
+        elif user not in kept:
+            return True
+    return not n.users
+
+
+def _input(new: fx.Graph, name: str, like: fx.Node) -> fx.Node:
+    node = new.placeholder(name)
+    node.meta = dict(like.meta)
+    return node
+
+
+def _output(new: fx.Graph, results: list[tuple[str, fx.Node, Any]]) -> tuple[str, ...]:
+    outputs: list[fx.Node] = []
+    origin: list[str] = []
+    for name, node, value in results:
+        for path in _paths(value):
+            taken = node
+            for i in path:
+                taken = new.call_function(operator.getitem, (taken, i))
+            outputs.append(taken)
+            origin.append(name)
+    new.output(tuple(outputs))
+    return tuple(origin)
+
+
+def _paths(value: Any) -> list[tuple[int, ...]]:
+    if isinstance(value, torch.Tensor):
+        return [()]
+    if isinstance(value, (list, tuple)):
+        return [(i, *rest) for i, v in enumerate(value) for rest in _paths(v)]
+    return []
+
+
+def _has_tensor(value: Any) -> bool:
+    return bool(_paths(value))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return exact_copy(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy(v) for v in value)
+    return value
+
+
+def _mutates(n: fx.Node) -> bool:
+    return isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
+
+
+def _is_view(n: fx.Node) -> bool:
+    returns = n.target._schema.returns if isinstance(n.target, torch._ops.OpOverload) else ()
+    return bool(returns) and all(r.alias_info is not None for r in returns)
+
+
+def _is_random(n: fx.Node) -> bool:
+    return isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags

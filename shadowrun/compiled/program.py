@@ -1,0 +1,255 @@
+"""A function or model with its inputs, to be run again and again as if for the first time.
+
+Each run gets copies of model, inputs and optimizer, begins with the same random state, and leaves nothing behind:
+buffers are counted once, and gradients of the user's stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.compiled.graph import cuda_is_used, kept, put_back, results_of
+from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, moved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shadowrun.replay.case import Value
+
+__all__ = ["Copy", "Program"]
+
+_STATE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
+
+
+class Program:
+    """What is checked.
+
+    Args:
+        function: A function or a module.
+        args: Its positional arguments.
+        kwargs: Its arguments by name.
+        train: Also compute gradients.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> None:
+        self._function, self._args, self._kwargs = function, args, dict(kwargs)
+        self._train = train
+        self._rng = kept()
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def copy(self, *, wide: bool = False, generator: torch.Generator | None = None) -> Copy:
+        """A copy to run.
+
+        Args:
+            wide: In float64.
+            generator: With each number moved by about one unit in the last place.
+        """
+        memo: dict[int, Any] = {}
+        function = _own(self._function, memo)
+        args, kwargs = _copied((self._args, self._kwargs), memo)
+        for _, t in _state(self._function, (*self._args, *self._kwargs.values())):
+            if t.grad is not None and id(t) in memo:  # deepcopy leaves it out
+                memo[id(t)].grad = t.grad.detach().clone()
+        made = Copy(function, args, kwargs, self._train, self._rng)
+        if wide or generator is not None:
+            made.change(wide=wide, generator=generator)
+        return made
+
+    def eager(self) -> tuple[tuple[str, ...], tuple[Value, ...], Draws]:
+        """Results of an eager run, and what it drew."""
+        draws = Draws()
+        with Redrawn(draws):
+            names, values = self.copy().run()
+        return names, values, draws
+
+    def truth(self, draws: Draws) -> Sequence[Value] | None:
+        """Results in float64; None where it does not run so."""
+        try:
+            whole = self.copy(wide=True)
+            with Widened(draws):
+                return whole.run()[1]
+        except Exception:
+            return None
+
+    def moved(self, generator: torch.Generator) -> Sequence[Value]:
+        """Results of an eager run with other roundings."""
+        whole = self.copy(generator=generator)
+        with OtherRoundings(generator):
+            return whole.run()[1]
+
+
+class Copy:
+    """One copy of a program, which keeps its own state."""
+
+    def __init__(self, function: Any, args: Any, kwargs: Any, train: bool, rng: Any) -> None:
+        self.function, self._args, self._kwargs = function, args, kwargs
+        self._train, self._rng = train, rng
+        self._holders = [function, args, kwargs]
+
+    def run(self, function: Callable[..., Any] | None = None) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+        """Run once, forward and backward.
+
+        Args:
+            function: What to call instead of the function itself: its compiled form.
+
+        Returns:
+            Names and values of outputs, gradients and the state afterwards.
+        """
+        put_back(self._rng)
+        with torch.set_grad_enabled(self._train):
+            called = self.function if function is None else function
+            out = called(*self._args, **self._kwargs)
+            found = dict(_tensors("output", out))
+            if self._train:
+                found |= self._gradients(found)
+        for name, t in self._state():
+            found[name] = t
+            if t.grad is not None and t.is_leaf:
+                found[f"{name}.grad"] = t.grad
+        return tuple(found), tuple(results_of([*found.values()]))
+
+    def seconds(self, function: Callable[..., Any], *, at_least: float = 0.1, at_most: int = 10) -> float:
+        """Least time of several runs."""
+        best, spent = float("inf"), 0.0
+        for _ in range(at_most):
+            began = time.perf_counter()
+            with torch.set_grad_enabled(self._train):
+                found = dict(_tensors("output", function(*self._args, **self._kwargs)))
+                if self._train:
+                    self._gradients(found)
+            if cuda_is_used():
+                torch.cuda.synchronize()
+            took = time.perf_counter() - began
+            best, spent = min(best, took), spent + took
+            if spent > at_least:
+                break
+        return best
+
+    def change(self, *, wide: bool, generator: torch.Generator | None) -> None:
+        """Widen or move all floating numbers in place."""
+        with torch.no_grad():
+            for _, t in self._state():
+                grad, t.grad = t.grad if t.is_leaf else None, None
+                if wide and t.is_floating_point():
+                    t.data = t.data.to(torch.float64)
+                    t.grad = None if grad is None else grad.to(torch.float64)
+                elif generator is not None:
+                    t.data = moved(t.data, generator)
+                    t.grad = None if grad is None else moved(grad, generator)
+
+    def _gradients(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        outputs = [t for t in found.values() if t.requires_grad]
+        wanted = [(name, t) for name, t in self._state() if t.requires_grad]
+        if not outputs or not wanted:
+            return {}
+        # The same direction for every run, also in float64.
+        generator = torch.Generator().manual_seed(0x5EED)
+        along = [torch.randn(t.shape, generator=generator).to(t.device, t.dtype) for t in outputs]
+        try:
+            grads = torch.autograd.grad(outputs, [t for _, t in wanted], along, allow_unused=True)
+        except RuntimeError as error:
+            if "second time" in str(error):  # the function called `backward` itself: its gradients are in `.grad`
+                return {}
+            raise
+        found = {}
+        for (name, _), g in zip(wanted, grads, strict=True):
+            if isinstance(g, torch.Tensor):  # None where it does not depend on it
+                found[f"gradient of {name}"] = g
+        return found
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return _state(self.function, (*self._args, *self._kwargs.values()))
+
+
+def _state(function: Any, inputs: tuple[Any, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, buffers, what an optimizer keeps, and tensors among the inputs, each once."""
+    seen: set[int] = set()
+    for holder in (*_holders(function), inputs):
+        for name, t in _named(holder):
+            if id(t) not in seen:
+                seen.add(id(t))
+                yield name, t
+
+
+def _named(holder: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(holder, torch.nn.Module):
+        yield from holder.named_parameters()
+        yield from holder.named_buffers()
+    elif isinstance(holder, torch.optim.Optimizer):
+        parameters = [p for group in holder.param_groups for p in group["params"]]
+        for i, p in enumerate(parameters):
+            yield f"parameter {i}", p
+            yield from _tensors(f"state of parameter {i}", holder.state.get(p, {}))
+    elif isinstance(holder, torch.Tensor):
+        yield "captured", holder
+    else:
+        yield from _tensors("input", holder)
+
+
+def _holders(function: Any) -> Iterator[Any]:
+    """The function's state: itself, what it is bound to, and what it has captured."""
+    if isinstance(function, _STATE):
+        yield function
+    elif isinstance(function, types.MethodType):
+        yield function.__self__
+    elif isinstance(function, types.FunctionType):
+        cells = [c.cell_contents for c in function.__closure__ or ()]
+        names = [function.__globals__.get(n) for n in function.__code__.co_names]
+        for value in (*cells, *names):
+            if isinstance(value, _STATE):
+                yield value
+
+
+def _own(function: Any, memo: dict[int, Any]) -> Any:
+    """A function with copies of the state that it refers to."""
+    if not isinstance(function, types.FunctionType):
+        return _copied(function, memo)
+    cells = tuple(types.CellType(_copied(c.cell_contents, memo)) for c in function.__closure__ or ())
+    met: dict[str, Any] = {n: function.__globals__.get(n) for n in function.__code__.co_names}
+    mine = {n: v for n, v in met.items() if isinstance(v, _STATE)}
+    spaces = {**function.__globals__, **{n: _copied(v, memo) for n, v in mine.items()}} if mine else None
+    if not cells and spaces is None:
+        return function
+    made = types.FunctionType(
+        function.__code__,
+        function.__globals__ if spaces is None else spaces,
+        function.__name__,
+        function.__defaults__,
+        cells or None,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor) and not value.is_leaf:
+        if id(value) not in memo:
+            memo[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
+        return memo[id(value)]
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_copied(v, memo) for v in value)
+    if isinstance(value, dict):
+        return {k: _copied(v, memo) for k, v in value.items()}
+    if isinstance(value, types.FunctionType):
+        return _own(value, memo)
+    return copy.deepcopy(value, memo)
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors in nested results, with names."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for k, v in value.items():
+            yield from _tensors(f"{name}[{k!r}]", v)
+    elif isinstance(value, (list, tuple)):
+        for i, v in enumerate(value):
+            yield from _tensors(f"{name}[{i}]", v)

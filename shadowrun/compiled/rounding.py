@@ -1,0 +1,139 @@
+"""Three ways to run the same operators again: with other roundings, in float64, and with the same draws.
+
+A graph of operators has no table of bounds, as one operator has. What rounding may do to its results is measured:
+each operator's inputs are moved by about one unit in their last place, a few times (Monte-Carlo arithmetic; Parker
+1997). That includes what cancels inside of the graph, which moving the graph's own inputs would miss.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from shadowrun.intercept.torchapi import DispatchMode
+from shadowrun.numerics.precision import FORMATS
+from shadowrun.numerics.tolerance import ulp_bound
+
+__all__ = ["Draws", "OtherRoundings", "Redrawn", "Widened", "moved"]
+
+_REAL: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
+_WIDE: Final = {
+    **dict.fromkeys(FORMATS, torch.float64),
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+
+class Draws:
+    """What random operators returned, in the order of their calls."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+
+class Redrawn(DispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what random operators return."""
+
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _is_random(func):
+            self._draws.kept.append(_each(out, lambda t: t.detach().clone()))
+        return out
+
+
+class OtherRoundings(DispatchMode):  # type: ignore[no-untyped-call]
+    """Moves what each inexact operator returns by about one unit in the last place, up or down."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not _computes(func, args):
+            return out
+        return _each(out, lambda t: moved(t, self._generator))
+
+
+class Widened(DispatchMode):  # type: ignore[no-untyped-call]
+    """Computes in float64 what comes in any floating dtype, with the draws of another run."""
+
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = iter(draws.kept)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_random(func):
+            kept = next(self._draws, None)
+            if kept is not None:
+                if func._schema.is_mutable and isinstance(args[0], torch.Tensor):
+                    return args[0].copy_(kept)
+                return _each(kept, _wide)
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **(kwargs or {}))
+        schema = func._schema.arguments
+        args = tuple(
+            _widened(schema[i].name if i < len(schema) else "", a, keep=_writes(schema, i)) for i, a in enumerate(args)
+        )
+        kwargs = {k: _widened(k, v, keep=False) for k, v in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def moved(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A copy with each element one unit in the last place or so away, up or down; other dtypes as they are."""
+    dtype = _REAL.get(t.dtype, t.dtype)
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or t.layout is not torch.strided:
+        return t
+    signs = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+    factor = signs.to(t.device, dtype).mul_(torch.finfo(dtype).eps).add_(1.0)
+    return torch.empty_like(t).copy_(t * factor)  # in the order in which the elements of `t` lie
+
+
+def _computes(func: Any, args: Any) -> bool:
+    """Whether it rounds: then its result may be another; what it copies was moved before."""
+    if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable or _is_random(func):
+        return False
+    if any(r.alias_info is not None for r in func._schema.returns):
+        return False
+    inputs = [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, torch.Tensor)]
+    name = str(func.name())  # type: ignore[no-untyped-call]
+    return bool(inputs) and (name.startswith("aten::_to_copy") or ulp_bound(name, [t.dtype for t in inputs]) != 0)
+
+
+def _is_random(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _each(out: Any, change: Any) -> Any:
+    if isinstance(out, torch.Tensor):
+        return change(out)
+    if isinstance(out, (list, tuple)):
+        return type(out)(_each(v, change) for v in out)
+    return out
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    wide = _WIDE.get(t.dtype)
+    return t if wide is None or wide is t.dtype else t.to(wide)
+
+
+def _writes(schema: Any, i: int) -> bool:
+    info = schema[i].alias_info if i < len(schema) else None
+    return info is not None and bool(info.is_write)
+
+
+def _widened(name: str, value: Any, *, keep: bool) -> Any:
+    if isinstance(value, torch.dtype):
+        return _WIDE.get(value, value)
+    if name == "half_to_float":
+        return False
+    if isinstance(value, torch.Tensor):
+        return value if keep else _wide(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_widened("", v, keep=keep) for v in value)
+    return value

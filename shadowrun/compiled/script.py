@@ -1,0 +1,120 @@
+"""Everything that a program gives to torch.compile while it runs, checked."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.compiled import torchcompile
+from shadowrun.compiled.backend import CheckedBackend
+from shadowrun.compiled.check import options_for, region_reports
+from shadowrun.compiled.outcome import CompileReport, Outcome
+from shadowrun.types import Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from shadowrun.compiled.check import Tell
+
+__all__ = ["Compiled", "reports_on", "watched"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One call of torch.compile.
+
+    Attributes:
+        name: What was compiled.
+        backend: How, as a reader knows it.
+        checked: Its graphs.
+    """
+
+    name: str
+    backend: str
+    checked: CheckedBackend
+
+
+@contextlib.contextmanager
+def watched(max_calls: int) -> Iterator[list[Compiled]]:
+    """While inside, what torch.compile compiles is checked, and answered by eager.
+
+    Args:
+        max_calls: Calls to check of each graph; further calls only run eagerly.
+
+    Yields:
+        A list that gets one entry for each call of torch.compile.
+    """
+    found: list[Compiled] = []
+    original = torch.compile
+
+    def compile_checked(
+        model: Any = None,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        backend: Any = "inductor",
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        disable: bool = False,
+        **others: Any,
+    ) -> Any:
+        if model is None:
+            given = dict(fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, **others)
+            return lambda function: compile_checked(function, disable=disable, **given)
+        if not disable:
+            compiler = torchcompile.compiler(backend, mode, options_for(backend, options), dynamic)
+            checked = CheckedBackend(compiler, max_calls)
+            named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
+            found.append(Compiled(_name(model), named + (f" mode={mode}" if mode else ""), checked))
+            backend = checked
+        return original(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, disable=disable, **others)
+
+    torch.compile = compile_checked
+    try:
+        yield found
+    finally:
+        torch.compile = original
+
+
+def reports_on(found: list[Compiled], breaks: Mapping[str, int], until: float, tell: Tell) -> list[CompileReport]:
+    """One report for each call of torch.compile whose result was called.
+
+    Args:
+        found: What `watched` gave.
+        breaks: Graph breaks of the whole program: nobody knows of which of them.
+        until: `time.perf_counter()` at which the search for wrong nodes ends.
+        tell: Told what is being done.
+    """
+    reports = []
+    for one in found:
+        if not one.checked.regions:
+            continue
+        regions = region_reports(one.checked.regions, one.checked.compiler, until=until, tell=tell)
+        outcomes = [r.outcome for r in regions] + ([Outcome.GRAPH_BREAK] if breaks else [])
+        worst = min(outcomes, key=list(Outcome).index)
+        verdict = min((r.verdict for r in regions), key=lambda v: (v.status is not Status.MISMATCH, v.cause is None))
+        unchecked = sum(r.n_unchecked for r in one.checked.regions)
+        notes = []
+        if unchecked:
+            notes.append(f"{unchecked} calls of its graphs only ran eagerly, since enough had been checked.")
+        if time.perf_counter() > until:
+            notes.append("Out of time: this is what is known so far.")
+        reports.append(
+            CompileReport(
+                one.name, one.backend, worst, _whole(verdict), regions, breaks, one.checked.n_graphs, notes=tuple(notes)
+            )
+        )
+    return reports
+
+
+def _whole(verdict: Verdict) -> Verdict:
+    """The program as a whole went on with eager's results: only its graphs are judged."""
+    return Verdict(verdict.status, verdict.cause, "judged graph by graph")
+
+
+def _name(model: Callable[..., Any]) -> str:
+    return str(getattr(model, "__qualname__", type(model).__name__))

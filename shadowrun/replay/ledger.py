@@ -1,0 +1,119 @@
+"""Whose time it was: the program's or ours, and what the overhead budget still allows.
+
+What comparing costs is read from the replayer's own clock, plus what torch takes to hand a call to a dispatch mode. A
+clock of one's own sees not all: caches are colder after us. So some steps are not watched, and what the watched ones
+take longer than those says by which factor the clock is short. The rest of the time is the program's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+__all__ = ["Ledger"]
+
+_RECENT_STEPS = 15
+"""Medians over so many: a step with a pause (a checkpoint written, a new epoch) must not stand for the others."""
+_CALIBRATIONS = 3
+_LOOK_EVERY = 16
+"""Of steps that nobody watches, few have a new median computed: that takes longer than all else there."""
+_FACTORS = (1.0, 6.0)
+
+
+class Ledger:
+    """Counts time. All times are nanoseconds, by any clock that only goes forward.
+
+    Args:
+        share: Part of the program's time that may be spent.
+
+    Attributes:
+        elapsed_ns: What passed while a comparison ran.
+        spent_ns: Of it, what was ours.
+        factor: What a nanosecond by our own clock really costs.
+        plain_step_ns: What the program's own step takes.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.elapsed_ns = 0.0
+        self.spent_ns = 0.0
+        self.factor = 1.0
+        self.plain_step_ns = 0.0
+        self._share = share
+        self._plain_ns = 0.0
+        self._by_our_clock_ns = 0.0
+        self._forfeited_ns = 0.0
+        self._clock = 0
+        self._step_began = (0.0, 0.0, 0.0)
+        self._n_steps = 0
+        self._steps_plain_ns: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._unwatched_ns: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._ratios: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    def start(self, now: int) -> None:
+        """Begin to count time, and a step: what was there of one before is no whole one."""
+        self._clock = now
+        self._step_began = (self.elapsed_ns, self._by_our_clock_ns, self.spent_ns)
+
+    def advance(self, now: int) -> None:
+        """Look at the clock."""
+        self.elapsed_ns += now - self._clock
+        self._clock = now
+
+    def spend(self, by_our_clock_ns: float) -> None:
+        """Time was ours, and more that nobody saw."""
+        self._by_our_clock_ns += by_our_clock_ns
+        self.spent_ns += self.factor * by_our_clock_ns
+
+    def spend_seen(self, ns: float) -> None:
+        """Time was ours, all of it: between the steps there is no program that we slow down."""
+        self._by_our_clock_ns += ns
+        self.spent_ns += ns
+
+    @property
+    def credit_ns(self) -> float:
+        """What may be spent; negative: there are debts."""
+        return self.earned_ns - self.spent_ns - self._forfeited_ns
+
+    @property
+    def earned_ns(self) -> float:
+        """What the program's own time allowed so far."""
+        plain_ns = self.elapsed_ns - self.spent_ns
+        self._plain_ns = max(self._plain_ns, plain_ns)  # no estimate of ours makes it run backwards
+        return self._share * self._plain_ns
+
+    @property
+    def allowed_ns(self) -> float:
+        """What a step allows."""
+        return self._share * self.plain_step_ns
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether enough plain steps were seen to know how long one is."""
+        return len(self._unwatched_ns) >= _CALIBRATIONS
+
+    def forfeit(self, ceiling_ns: float) -> None:
+        """Give credit above this up: that of long ago would be spent at once, and make one step slow."""
+        self._forfeited_ns += max(0.0, self.credit_ns - ceiling_ns)
+
+    def end_step(self, *, watched: bool) -> None:
+        """A step is over."""
+        began_ns, spent_before_ns, estimated_before_ns = self._step_began
+        if watched:
+            self._correct(self.elapsed_ns - began_ns, self._by_our_clock_ns - spent_before_ns, estimated_before_ns)
+        self._step_began = (self.elapsed_ns, self._by_our_clock_ns, self.spent_ns)
+        elapsed_ns, spent_ns = self.elapsed_ns - began_ns, self._by_our_clock_ns - spent_before_ns
+        self._n_steps += 1
+        self._steps_plain_ns.append(elapsed_ns - (self.factor if watched else 1.0) * spent_ns)
+        if not watched:
+            self._unwatched_ns.append(elapsed_ns - spent_ns)
+        elif self.calibrated and spent_ns > 0:
+            self._ratios.append((elapsed_ns - statistics.median(self._unwatched_ns)) / spent_ns)
+            self.factor = min(max(statistics.median(self._ratios), _FACTORS[0]), _FACTORS[1])
+        if watched or self._n_steps <= _CALIBRATIONS or not self._n_steps % _LOOK_EVERY:
+            self.plain_step_ns = max(statistics.median(self._steps_plain_ns), 0.0)
+
+    def _correct(self, elapsed_ns: float, by_our_clock_ns: float, estimated_before_ns: float) -> None:
+        """Of a watched step, at least half a plain step was the program's, whatever the factor says."""
+        estimated_ns = self.spent_ns - estimated_before_ns
+        too_much_ns = estimated_ns - max(elapsed_ns - self.plain_step_ns / 2, by_our_clock_ns)
+        self.spent_ns -= max(0.0, too_much_ns)

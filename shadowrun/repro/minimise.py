@@ -1,0 +1,236 @@
+"""Makes the inputs of a call smaller and simpler while its fault stays.
+
+Greedy and deterministic: fewer tensors in lists, then shorter dimensions, then simpler values; what keeps the fault is
+kept, whatever comes first. Each attempt really runs on both platforms.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.replay.case import exact_copy
+from shadowrun.replay.mirror import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+    Holds = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+    Change = Callable[[torch.Tensor], torch.Tensor]
+
+__all__ = ["Minimiser"]
+
+_FEW_ELEMENTS = 16
+
+
+class Minimiser:
+    """Minimises one call.
+
+    Args:
+        holds: Whether a call still has the fault. Nobody may write to what it is given.
+        seconds: How long to go on.
+
+    Attributes:
+        n_runs: How many calls were tried.
+        finished: Whether it came to an end by itself.
+    """
+
+    def __init__(self, holds: Holds, seconds: float) -> None:
+        self._holds = holds
+        self._until = time.monotonic() + seconds
+        self.n_runs = 0
+        self.finished = True
+
+    def minimise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """The smallest call that was found."""
+        best = (args, kwargs)
+        before = None
+        while before is not best and self._in_time():
+            before = best
+            for step in (_plain, _shorter_lists, _smaller, _simpler):
+                best = self._repeat(step, best)
+        return best
+
+    def _repeat(self, step: Callable[[Arguments], Iterator[Arguments]], best: Arguments) -> Arguments:
+        """Take each of a step's proposals that keeps the fault, and ask it again from there."""
+        again = True
+        while again:
+            again = False
+            for proposal in step(best):
+                if not self._in_time():
+                    return best
+                if _cost(proposal) >= _cost(best):  # else two proposals could undo each other for ever
+                    continue
+                self.n_runs += 1
+                if self._keeps(proposal):
+                    best, again = proposal, True
+                    break
+        return best
+
+    def _keeps(self, proposal: Arguments) -> bool:
+        try:
+            return self._holds(*proposal)
+        except Exception:  # no valid call
+            return False
+
+    def _in_time(self) -> bool:
+        self.finished = self.finished and time.monotonic() < self._until
+        return self.finished
+
+
+def _cost(call: Arguments) -> tuple[int, int, int]:
+    """Elements, tensors that are no plain memory, and how hard the values are to read."""
+    tensors = list(tensors_in((*call[0], *call[1].values())))
+    numbers = [t for t in tensors if t.is_floating_point() and t.layout is torch.strided]
+    n_elements = sum(t.numel() for t in tensors)
+    return n_elements, sum(not _is_plain(t) for t in tensors), sum(map(_reading, numbers))
+
+
+def _reading(t: torch.Tensor) -> int:
+    """0 for each 0, 1 for each 1, 2 for other whole numbers, 3 for other eighths, 4 for anything else."""
+    steps = (t != 0, (t != 0) & (t != 1), t != torch.round(t), t != _short(t))
+    return sum(int(step.sum()) for step in steps)
+
+
+def _plain(call: Arguments) -> Iterator[Arguments]:
+    """All tensors dense, each with memory of its own."""
+    if any(not _is_plain(t) for t in tensors_in((*call[0], *call[1].values()))):
+        yield _mapped(call, lambda t: t.detach().clone(memory_format=torch.contiguous_format))
+
+
+def _is_plain(t: torch.Tensor) -> bool:
+    if t.layout is not torch.strided or t.is_conj() or t.is_neg():
+        return True  # left as it is
+    return t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes
+
+
+def _shorter_lists(call: Arguments) -> Iterator[Arguments]:
+    """Lists of tensors, all of one length together, without a half or one of their entries."""
+    for n in sorted({len(v) for v in _values(call) if _is_list(v) and len(v) > 1}, reverse=True):
+        halves: list[Sequence[int]] = [range(n // 2), range(n // 2, n)]
+        keeps = halves + [[k for k in range(n) if k != i] for i in range(n)]
+        for keep in keeps:
+            yield _each_value(call, functools.partial(_kept, n, keep))
+
+
+def _kept(n: int, keep: Sequence[int], value: Any) -> Any:
+    return [value[k] for k in keep] if _has_length(value, n) else value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value)
+
+
+def _has_length(value: Any, n: int) -> bool:
+    """Lists of numbers beside the lists of tensors (one learning rate for each) go with them."""
+    return isinstance(value, (list, tuple)) and len(value) == n
+
+
+def _smaller(call: Arguments) -> Iterator[Arguments]:
+    """Shorter dimensions: those of one size in all tensors together (a batch), then each by itself."""
+    tensors = [t for t in tensors_in((*call[0], *call[1].values())) if t.layout is torch.strided]
+    sizes = sorted({s for t in tensors for s in t.shape if s > 1}, reverse=True)
+    for size in sizes:
+        for new in _sizes_below(size):
+            for start in dict.fromkeys((0, size - new)):
+                shrunk = _mapped(call, functools.partial(_cut, size, start, new))
+                yield _each_value(shrunk, functools.partial(_renumbered, size, new))
+                yield shrunk
+    for i, t in enumerate(tensors):
+        for d, size in enumerate(t.shape):
+            for new in _sizes_below(size):
+                for start in dict.fromkeys((0, size - new)):
+                    yield _with(call, tensors, i, exact_copy(t.narrow(d, start, new)))
+
+
+def _sizes_below(size: int) -> list[int]:
+    return [n for n in dict.fromkeys((1, 2, size // 4, size // 2, size - 1)) if 0 < n < size]
+
+
+def _cut(size: int, start: int, new: int, t: torch.Tensor) -> torch.Tensor:
+    if t.layout is not torch.strided:
+        return t
+    cut = t
+    for d, n in enumerate(t.shape):
+        if n == size:
+            cut = cut.narrow(d, start, new)
+    return t if cut is t else exact_copy(cut)
+
+
+def _renumbered(size: int, new: int, value: Any) -> Any:
+    """Sizes among the arguments that are no tensors (``normalized_shape``)."""
+    if isinstance(value, (list, tuple)) and not _is_list(value):
+        return [new if type(v) is int and v == size else v for v in value]
+    return new if type(value) is int and value == size else value
+
+
+def _simpler(call: Arguments) -> Iterator[Arguments]:
+    """Simpler values: zeros, ones, whole numbers, short numbers; at last element by element."""
+    tensors = [t for t in tensors_in((*call[0], *call[1].values())) if t.is_floating_point()]
+    tensors = [t for t in tensors if t.layout is torch.strided and t.numel()]
+    changes: tuple[Change, ...] = (torch.zeros_like, torch.ones_like, torch.round, _short)
+    for i, t in enumerate(tensors):
+        for change in changes:
+            if _is_simple(t, change):
+                break
+            yield from _changed(call, tensors, i, change(t))
+    for i, t in enumerate(tensors):
+        if t.numel() > _FEW_ELEMENTS or not t.is_contiguous():
+            continue
+        for k, value in enumerate(t.flatten().tolist()):
+            for simple in (0.0, 1.0):
+                if value in (0.0, simple):
+                    break
+                changed = t.clone()
+                changed.view(-1)[k] = simple
+                yield _with(call, tensors, i, changed)
+
+
+def _changed(call: Arguments, tensors: list[torch.Tensor], i: int, value: torch.Tensor) -> Iterator[Arguments]:
+    """The call with other values in one of its tensors, laid out as they were."""
+    before = tensors[i]
+    if 0 not in before.stride():
+        yield _with(call, tensors, i, exact_copy(before).copy_(value))
+
+
+def _is_simple(t: torch.Tensor, change: Change) -> bool:
+    """Whether values are as simple as a change would make them: what comes later is less simple."""
+    return torch.equal(change(t), t)
+
+
+def _short(t: torch.Tensor) -> torch.Tensor:
+    """Multiples of 1/8: what people can read."""
+    return torch.round(t * 8) / 8
+
+
+def _values(call: Arguments) -> Iterator[Any]:
+    yield from call[0]
+    yield from call[1].values()
+
+
+def _each_value(call: Arguments, change: Callable[[Any], Any]) -> Arguments:
+    return tuple(change(v) for v in call[0]), {k: change(v) for k, v in call[1].items()}
+
+
+def _mapped(call: Arguments, change: Change) -> Arguments:
+    memo: dict[int, torch.Tensor] = {}
+
+    def one(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in memo:
+                memo[id(value)] = change(value)
+            return memo[id(value)]
+        if isinstance(value, (list, tuple)):
+            return [one(v) for v in value]
+        return value
+
+    return _each_value(call, one)
+
+
+def _with(call: Arguments, tensors: list[torch.Tensor], i: int, new: torch.Tensor) -> Arguments:
+    """The call with another tensor in the place of one of its own."""
+    return _mapped(call, lambda t: new if t is tensors[i] else t)

@@ -1,0 +1,316 @@
+"""The text of a script: plain torch, from these pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shadowrun.repro.places import Place
+
+__all__ = ["Script", "write"]
+
+_COPY = '''
+
+def copied(value, device):
+    """A copy of an argument."""
+    if isinstance(value, list):
+        return [copied(v, device) for v in value]
+    return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
+'''
+
+_COPY_LAID = '''
+
+def copied(value, device, memory):
+    """A copy of an argument with its strides; `to` alone would make it dense, and part what shares memory."""
+    if isinstance(value, list):
+        return [copied(v, device, memory) for v in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    storage = value.untyped_storage()
+    key = storage.data_ptr(), value.dtype
+    if key not in memory:
+        whole = value.as_strided((storage.nbytes() // value.element_size(),), (1,), 0)
+        memory[key] = whole.to(device, copy=True)
+    return memory[key].as_strided(value.shape, value.stride(), value.storage_offset())
+'''
+
+_DIFFERS = '''
+
+def differs(name, actual, expected):
+    """Print how a result of the target differs from that of the reference; whether it does."""
+    actual, expected = torch.as_tensor(actual), torch.as_tensor(expected)
+    forms = [(str(t.dtype), tuple(t.shape){stride}) for t in (actual, expected)]
+    if forms[0] != forms[1]:
+        print(f"{{name}}: {{forms[0]}} on {{TARGET}}, {{forms[1]}} on {{REFERENCE}}")
+        return True
+    a, e = (torch.view_as_real(t.cpu()) if t.is_complex() else t.cpu() for t in (actual, expected))
+    a, e = a.double(), e.double()
+    allowed = ALLOWED[name]
+    if isinstance(allowed, torch.Tensor):
+        allowed = allowed.reshape(a.shape)
+    same = (a == e) | (a.isnan() & e.isnan()) | ((a - e).abs() <= allowed) | torch.as_tensor(allowed == float("inf"))
+{zeros}    wrong = (~same).nonzero().tolist()
+    for index in wrong[:3]:
+        i = tuple(index)
+        print(f"{{name}}{{index}}: {{a[i].item():.9g}} on {{TARGET}}, {{e[i].item():.9g}} on {{REFERENCE}}")
+    print(f"{{name}}: {{len(wrong)}} of {{same.numel()}} elements differ by more than rounding explains")
+    return bool(wrong)
+'''
+_ZEROS = "    same &= (a != 0) | (a.signbit() == e.signbit())\n"
+
+_COMPARE = """
+    expected = reference()
+{device}    actual = target()
+    sys.exit(1 if any([differs(name, actual[name], expected[name]) for name in expected]) else 0)
+"""
+
+_COMPARE_OFTEN = """
+    expected = reference()
+{device}    faults = 0
+    for _ in range(8):
+        call(TARGET_DEVICE, disturbed)  # what this call leaves behind must not show in the next one
+        actual = target()
+        faults += any([differs(name, actual[name], expected[name]) for name in expected])
+    sys.exit(1 if faults else 0)
+"""
+
+_DISTURBED = '''
+
+def disturbed(value):
+    """Other values of the same form."""
+    if isinstance(value, list):
+        return [disturbed(v) for v in value]
+    return -value if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+'''
+
+_RAISES = """
+    reference()
+{device}    try:
+        target()
+    except Exception as error:
+        print(f"{{OPERATOR}} on {{TARGET}} raises {{type(error).__name__}}: {{str(error).strip().splitlines()[0]}}")
+        sys.exit(1)
+    print(f"{{OPERATOR}} runs on {{TARGET}}")
+"""
+
+_CRASHES = """
+    reference()
+    try:
+        target()
+    except subprocess.CalledProcessError as error:
+        print(f"{{OPERATOR}} on {{TARGET}} ends its process: exit status {{error.returncode}}")
+        sys.exit(1)
+    print(f"{{OPERATOR}} runs on {{TARGET}}")
+"""
+
+_FALLS_BACK = """
+{device}    seen = []
+
+    def to_cpu(tensors):  # what PyTorch's own cpu_fallback calls
+        seen.append(f"{{OPERATOR}} moved {{len(tensors)}} tensors to the CPU")
+        return [t.cpu() if isinstance(t, torch.Tensor) else torch.tensor(t) for t in tensors]
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("_to_cpu", to_cpu, KEY)
+        heard.clear()  # torch warns of that
+        results = target()
+    seen += [str(w.message).splitlines()[0] for w in heard if "cpu" in str(w.message).lower()]
+    device = torch.device(TARGET_DEVICE).type
+    for name, value in results.items():
+        if isinstance(value, torch.Tensor) and value.device.type != device:
+            seen.append(f"{{name}} lies on {{value.device}}")
+    print("\\n".join(seen) or f"{{OPERATOR}} runs on {{TARGET}} itself")
+    sys.exit(1 if seen else 0)
+"""
+
+_SLOW = """
+{device}
+    def milliseconds(run):
+        wait = getattr(getattr(torch, torch.device(TARGET_DEVICE).type, None), "synchronize", lambda: None)
+        times = []
+        for _ in range(7):
+            wait()
+            start = time.perf_counter()
+            run()
+            wait()
+            times.append(1000 * (time.perf_counter() - start))
+        return min(times[1:])
+
+    slow, quick = milliseconds(target), milliseconds(reference)
+    print(f"{{OPERATOR}} takes {{slow:.3g}} ms on {{TARGET}}, {{quick:.3g}} ms on {{REFERENCE}}")
+    sys.exit(1 if slow >= {ratio:g} * quick and slow >= quick + 1 else 0)
+"""
+
+_PRESENT = """\
+    try:
+        torch.empty(1, device=TARGET_DEVICE)
+    except Exception as error:
+        print(f"there is no {{TARGET}} here: {{str(error).strip().splitlines()[0]}}")
+        sys.exit(2)
+""".replace("{{", "{").replace("}}", "}")
+
+_IN_PROCESS = '''
+
+def in_process(side):
+    """The results of one side, which needs a process with an environment of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.pt"
+        command = [sys.executable, __file__, side, str(path)]
+        subprocess.run(command, check=True, env=os.environ | ENVIRONMENT[side])
+        return torch.load(path, weights_only=True)
+'''
+
+_REFERENCE = '\n\ndef reference():\n    return call("{}")\n'
+
+_FLUSHED = """\
+    results = call(TARGET_DEVICE)
+    torch.set_flush_denormal(False)  # else the comparison would flush, too
+    return results
+"""
+
+_SIDE = """\
+    if len(sys.argv) == 3:  # started by `in_process`
+        {{"target": on_target, "reference": on_reference}}[sys.argv[1]](sys.argv[2])
+        return
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """What a script is to do.
+
+    Attributes:
+        title: The finding in one line.
+        story: Where it was seen, with which versions; lines.
+        kind: ``mismatch``, ``unstable`` (a mismatch that depends on earlier calls), ``raises``, ``fallback``, ``slow``.
+        operator: ``aten::add.Tensor``.
+        call: The call as an expression.
+        results: Names of the results that are looked at, with their expressions.
+        allowed: Differences that rounding explains, by result; None for those that lie in the file of the inputs.
+        laid: Whether the layout of the inputs has to be kept.
+        on_cpu: Arguments that lie on the CPU wherever the call runs.
+        strides, signed_zeros: Whether these are compared too.
+        target, ref: The platforms.
+        key: Dispatch key of the target.
+        ratio: How many times as long is slow.
+    """
+
+    title: str
+    story: tuple[str, ...]
+    kind: str
+    operator: str
+    call: str
+    results: tuple[tuple[str, str], ...]
+    target: Place
+    ref: Place
+    allowed: tuple[tuple[str, float | None], ...] = ()
+    laid: bool = False
+    on_cpu: tuple[str, ...] = ()
+    strides: bool = False
+    signed_zeros: bool = False
+    key: str = ""
+    ratio: float = 10.0
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether each side needs a process of its own."""
+        return bool(self.target.environment or self.ref.environment or self.ref.settings)
+
+
+def write(script: Script) -> str:
+    """The text of a script."""
+    parts = [_head(script), _COPY_LAID if script.laid else _COPY, _call(script)]
+    if script.kind == "unstable":
+        parts.append(_DISTURBED)
+    if script.kind in ("mismatch", "unstable"):
+        zeros = _ZEROS if script.signed_zeros else ""
+        parts.append(_DIFFERS.format(stride=", t.stride()" if script.strides else "", zeros=zeros))
+    parts += [_sides(script), _main(script)]
+    return "".join(parts)
+
+
+def _head(script: Script) -> str:
+    places = (script.target, script.ref)
+    modules = {"sys", *(m for place in places for m in place.modules)}
+    if script.in_processes:
+        modules |= {"os", "subprocess", "tempfile"}
+    modules |= {"fallback": {"warnings"}, "slow": {"time"}}.get(script.kind, set())
+    lines = [f'"""{_quoted(script.title)}', "", *map(_quoted, script.story), '"""', ""]
+    lines += [*(f"import {m}" for m in sorted(modules)), "from pathlib import Path", "", "import torch", ""]
+    for start in dict.fromkeys(place.starting for place in places if place.starting):
+        lines += [start, ""]
+    lines += [f"OPERATOR = {script.operator!r}", f"TARGET, REFERENCE = {script.target.name!r}, {script.ref.name!r}"]
+    lines.append(f"TARGET_DEVICE = {script.target.device!r}")
+    if script.kind == "fallback":
+        lines.append(f"KEY = {script.key!r}")
+    if script.in_processes:
+        sides = {"target": dict(script.target.environment), "reference": dict(script.ref.environment)}
+        lines.append(f"ENVIRONMENT = {json.dumps(sides)}")
+    lines.append('INPUTS = torch.load(Path(__file__).with_name("inputs.pt"), weights_only=True)')
+    if script.kind in ("mismatch", "unstable"):
+        stored = any(bound is None for _, bound in script.allowed)
+        shown = ", ".join(f'"{name}": {_bound(bound)}' for name, bound in script.allowed if bound is not None)
+        lines.append("# Differences that rounding explains.")
+        lines.append(f'ALLOWED = INPUTS.pop("allowed") | {{{shown}}}' if stored else f"ALLOWED = {{{shown}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _bound(value: float | None) -> str:
+    return 'float("inf")' if value == float("inf") else repr(value)
+
+
+def _call(script: Script) -> str:
+    memory = ", memory" if script.laid else ""
+    where = "device"
+    if script.on_cpu:
+        where = f'"cpu" if name in {script.on_cpu!r} else device'
+    change, values = "", "value"
+    if script.kind == "unstable":
+        change, values = ", change=lambda value: value", "change(value)"
+    lines = ["", "", f"def call(device{change}):", '    """Run the operator; gives the results that matter."""']
+    if script.laid:
+        lines.append("    memory = {}")
+    lines.append(f"    x = {{name: copied({values}, {where}{memory}) for name, value in INPUTS.items()}}")
+    lines.append(f"    out = {script.call}")
+    shown = ", ".join(f'"{name}": {expression}' for name, expression in script.results)
+    return "\n".join([*lines, f"    return {{{shown}}}"]) + "\n"
+
+
+def _sides(script: Script) -> str:
+    if script.in_processes:
+        sides = (("target", script.target), ("reference", script.ref))
+        inner = "".join(
+            f"\n\ndef on_{side}(path):\n"
+            + "".join(f"    {line}\n" for line in place.settings)
+            + f'    torch.save(call("{place.device}"), path)\n'
+            for side, place in sides
+        )
+        outer = "".join(f'\n\ndef {side}():\n    return in_process("{side}")\n' for side, _ in sides)
+        return _IN_PROCESS + inner + outer
+    settings = "".join(f"    {line}\n" for line in script.target.settings)
+    if any("set_flush_denormal(True)" in line for line in script.target.settings):
+        return _REFERENCE.format(script.ref.device) + f"\n\ndef target():\n{settings}{_FLUSHED}"
+    return _REFERENCE.format(script.ref.device) + f"\n\ndef target():\n{settings}    return call(TARGET_DEVICE)\n"
+
+
+def _main(script: Script) -> str:
+    body = {
+        "mismatch": _COMPARE,
+        "unstable": _COMPARE_OFTEN,
+        "raises": _CRASHES if script.in_processes else _RAISES,
+        "fallback": _FALLS_BACK,
+        "slow": _SLOW,
+    }[script.kind]
+    device = "" if script.target.device == "cpu" else _PRESENT
+    side = _SIDE.format() if script.in_processes else ""
+    text = body.format(device=device, ratio=script.ratio).lstrip("\n")
+    return f'\n\ndef main():\n{side}{text}\n\nif __name__ == "__main__":\n    with torch.no_grad():\n        main()\n'
+
+
+def _quoted(text: str) -> str:
+    """Text from a program's names and exceptions, inside a docstring."""
+    return text.encode("unicode_escape").decode().replace('"', "'")

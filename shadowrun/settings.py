@@ -1,0 +1,296 @@
+"""What a project's files say: tolerances, and the ledger of divergences that are known.
+
+Both stand in ``pyproject.toml`` under ``[tool.shadowrun]``, or in ``shadowrun.toml`` without that prefix. Of each, the
+nearest above the working directory is read; ``pyproject.toml`` counts only if it has the table. For users,
+`docs/howto/tolerance.md` and `docs/howto/known.md` describe the form.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from os import PathLike
+
+__all__ = [
+    "KINDS",
+    "KnownLine",
+    "Settings",
+    "ToleranceRule",
+    "fits_operator",
+    "fits_platform",
+    "read_settings",
+    "tolerance_rules",
+]
+
+KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
+"""As in `shadowrun.analysis`, which lies above; a test compares them."""
+
+_PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
+_SHORT = {
+    "float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32", "float64": "f64",
+    "double": "f64", "complex32": "c32", "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8e4m3fn",
+    "float8_e5m2": "f8e5m2", "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2fnuz": "f8e5m2fnuz",
+    "float8_e8m0fnu": "f8e8m0fnu",
+}  # fmt: skip
+"""torch's names of the dtypes that a tolerance can have a meaning for, and those that reports print."""
+_KNOWN_HEADER = re.compile(r"^[ \t]*\[\[\s*(?:tool\s*\.\s*shadowrun\s*\.\s*)?known\s*\]\]", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ToleranceRule:
+    """How far results of some operators may be off, as in `torch.testing.assert_close`.
+
+    Attributes:
+        operator: Glob pattern: ``aten::mm*``; namespace and overload may be left out.
+        rtol, atol: ``|actual - expected| <= atol + rtol * |expected|`` passes.
+        dtype: Of the result, a name as in reports (``bf16``) or a pattern.
+        platform: Of the target, a device type or a pattern.
+        origin: File, and key in it.
+    """
+
+    operator: str
+    rtol: float
+    atol: float
+    dtype: str = "*"
+    platform: str = "*"
+    origin: str = ""
+
+    def __str__(self) -> str:
+        """``aten::mm* f32 on npu*: rtol 0.001, atol 0 (pyproject.toml)``."""
+        return (
+            f"{self.operator} {self.dtype} on {self.platform}: rtol {self.rtol:g}, atol {self.atol:g} ({self.origin})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLine:
+    """A divergence that is known: one ``[[known]]`` of a ledger.
+
+    Attributes:
+        operator: Glob pattern, as in a `ToleranceRule`.
+        platform: Of the target, a device type or a pattern.
+        reason: Why nobody needs to look at it again.
+        kind: Kind of finding that is excused; empty for all.
+        module: Glob pattern of module paths.
+        expires: The last day on which it excuses; None for ever.
+        origin: File and line.
+    """
+
+    operator: str
+    platform: str
+    reason: str
+    kind: str = ""
+    module: str = "*"
+    expires: dt.date | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was read: rules in order, the last that fits decides; lines of the ledger; and the files."""
+
+    tolerance: tuple[ToleranceRule, ...] = ()
+    known: tuple[KnownLine, ...] = ()
+    files: tuple[Path, ...] = ()
+
+
+def fits_operator(pattern: str, op: str) -> bool:
+    """Whether a pattern means an operator: its whole name, or that without namespace, overload or both."""
+    short, base = op.partition("::")[2], op.rsplit(".", 1)[0]
+    return any(fnmatchcase(name, pattern) for name in (op, short, base, base.partition("::")[2]))
+
+
+def fits_platform(pattern: str, platform: str) -> bool:
+    """Whether a pattern means a platform: its spec as given, its device type, or a glob (``npu*``)."""
+    # A spec such as cpu[threads=1] would be a set of characters if it were only read as a glob.
+    return pattern in (platform, re.split(r"[:\[]", platform)[0]) or fnmatchcase(platform, pattern)
+
+
+def read_settings(where: str | PathLike[str] | bool | None = None, start: Path | None = None) -> Settings:
+    """Read the settings that apply.
+
+    Args:
+        where: A file to read instead; False for none; None to look upward from `start`.
+        start: The working directory, unless given.
+
+    Raises:
+        UsageError: The file is not there, is no TOML, or says something that has no meaning.
+    """
+    if where is False:
+        return Settings()
+    if where is None:
+        paths = _nearest(start or Path.cwd())
+    elif where is True:
+        raise UsageError("settings=True and known=True have no meaning: give a file, None or False.", slug="bad-option")
+    else:
+        paths = [Path(where)]
+    rules: list[ToleranceRule] = []
+    lines: list[KnownLine] = []
+    for path in paths:
+        text, table = _table(path)
+        for key in table:
+            _check_key(key, ("tolerance", "known"), str(path))
+        rules += tolerance_rules(table.get("tolerance", {}), str(path))
+        lines += _known_lines(table.get("known", []), text, path)
+    return Settings(tuple(rules), tuple(lines), tuple(paths))
+
+
+def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:
+    """Rules from ``{operator: {rtol, atol, dtype, platform} or a list of such}``.
+
+    Raises:
+        UsageError: A value has no meaning.
+    """
+    if not isinstance(table, dict):
+        raise _wrong(origin, "tolerance", table, 'use a table such as "aten::mm*" = {rtol = 1e-3, atol = 1e-5}')
+    rules = []
+    for operator, given in table.items():
+        for entry in given if isinstance(given, list | tuple) else (given,):
+            where = f"{origin}, tolerance of {operator!r}"
+            if not isinstance(entry, dict):
+                raise _wrong(where, "value", entry, "use {rtol = 1e-3, atol = 1e-5}, or a list of such")
+            for key in entry:
+                _check_key(key, ("rtol", "atol", "dtype", "platform"), where)
+            rules.append(
+                ToleranceRule(
+                    str(operator),
+                    _number(entry, "rtol", where),
+                    _number(entry, "atol", where),
+                    _dtype(_text(entry, "dtype", where, "*"), where),
+                    _text(entry, "platform", where, "*"),
+                    Path(origin).name,  # printed in reports, which tell no path of this machine
+                )
+            )
+    return rules
+
+
+def _known_lines(tables: Any, text: str, path: Path) -> list[KnownLine]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise _wrong(str(path), "known", tables, "begin each line of the ledger with [[known]]")
+    headers = [text.count("\n", 0, found.start()) + 1 for found in _KNOWN_HEADER.finditer(text)]
+    lines = []
+    for number, table in enumerate(tables):
+        # Written as [[known]], each has a line; written as an array, only a number.
+        place = f":{headers[number]}" if len(headers) == len(tables) else f", known {number + 1}"
+        at = f"{path}{place}"
+        for key in table:
+            _check_key(key, ("operator", "platform", "reason", "status", "module", "expires"), at)
+        kind = _text(table, "status", at, "")
+        if kind and kind not in KINDS:
+            raise _wrong(at, "status", kind, f"use one of {', '.join(KINDS)}, or leave it out")
+        lines.append(
+            KnownLine(
+                operator=_text(table, "operator", at),
+                platform=_text(table, "platform", at),
+                reason=_text(table, "reason", at),
+                kind=kind,
+                module=_text(table, "module", at, "*"),
+                expires=_date(table.get("expires"), at),
+                origin=f"{path.name}{place}",
+            )
+        )
+    return lines
+
+
+def _nearest(start: Path) -> list[Path]:
+    """``pyproject.toml`` with our table, then ``shadowrun.toml``, whose rules come last and so decide."""
+    folders = (start, *start.parents)
+    # A folder that may not be looked into holds no settings for us.
+    with_table = (path for path in _existing(folders, _PYPROJECT) if _table(path)[1])
+    return [path for path in (next(with_table, None), next(_existing(folders, _OWN), None)) if path is not None]
+
+
+def _existing(folders: Iterable[Path], name: str) -> Iterator[Path]:
+    for folder in folders:
+        try:
+            if (folder / name).is_file():
+                yield folder / name
+        except OSError:
+            continue
+
+
+def _table(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """Text of a file, and the table that is ours."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        whole = tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read the settings {str(path)!r}: {error.strerror}. Name a file that is there, or none.",
+            slug="settings-missing",
+        ) from error
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise UsageError(
+            f"{str(path)!r} is not TOML: {error}. Correct it, or go without (settings=False, --no-settings).",
+            slug="bad-settings",
+        ) from error
+    if path.name == _PYPROJECT:
+        tool = whole.get("tool", {})
+        whole = tool.get("shadowrun", {}) if isinstance(tool, dict) else {}
+        if not isinstance(whole, dict):
+            raise _wrong(str(path), "tool.shadowrun", whole, "use a table")
+    return text, whole
+
+
+def _wrong(where: str, key: str, value: Any, use: str) -> UsageError:
+    return UsageError(f"{where}: {key} = {value!r}: {use}.", slug="bad-settings")
+
+
+def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
+    if key not in known:
+        near = difflib.get_close_matches(key, known, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"{where}: unknown key {key!r}.{hint} Keys: {', '.join(known)}.", slug="bad-settings")
+
+
+def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
+    value = table.get(key, default)
+    if value is None:
+        raise UsageError(f"{where}: {key!r} is missing: it is mandatory.", slug="bad-settings")
+    if not isinstance(value, str) or (key in table and not value.strip()):
+        raise _wrong(where, key, value, "use a text that is not empty")
+    return value
+
+
+def _number(table: Mapping[str, Any], key: str, where: str) -> float:
+    if key not in table:
+        raise UsageError(
+            f"{where}: {key!r} is missing: give rtol and atol together, as in torch.testing.assert_close.",
+            slug="bad-settings",
+        )
+    value = table[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise _wrong(where, key, value, "use a finite number >= 0")
+    return float(value)
+
+
+def _dtype(name: str, where: str) -> str:
+    plain = name.removeprefix("torch.")
+    if plain in _SHORT or plain in _SHORT.values() or any(char in plain for char in "*?["):
+        return _SHORT.get(plain, plain)
+    near = difflib.get_close_matches(plain, [*_SHORT.values(), *_SHORT], 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise _wrong(where, "dtype", name, f"{hint}use a floating-point or complex dtype such as f32, bf16, c64")
+
+
+def _date(value: Any, where: str) -> dt.date | None:
+    if isinstance(value, dt.datetime):
+        return value.date()
+    if value is None or isinstance(value, dt.date):
+        return value
+    try:
+        return dt.date.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise _wrong(where, "expires", value, "use a day such as 2027-01-31") from None

@@ -1,0 +1,192 @@
+"""Rows on their way to a data file: each text and form gets its number once, and all that waits is written at once."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.store.codec import encode_diff, encode_float, encode_form
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Mapping
+
+    from shadowrun.types import Phase, TensorDiff, TensorMeta, Verdict
+
+    Row = tuple[int, int, int, int, float, float, float, float]
+
+__all__ = ["INTERNED", "Pending"]
+
+MAX_REMEMBERED = 100_000
+"""Rows of one table remembered for interning. Evidence, explanations and shapes may be new at every call, and memory
+must not grow with the calls: past it, all are forgotten, and equal rows may get a second number."""
+
+INTERNED = ("op", "site", "form", "outcome", "verdict", "context")
+"""Tables whose rows have numbers that other rows refer to."""
+
+_UNIQUE = ("op", "site")
+"""Tables that must hold each text once; they grow with the program, not with its calls."""
+
+_INSERTS = {
+    "op": "insert into op values (?, ?)",
+    "site": "insert into site values (?, ?)",
+    "form": "insert into form values (?, ?, ?, ?, ?, ?)",
+    "context": "insert into context values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "outcome": "insert into outcome values (?, ?, ?, ?, ?)",
+    "verdict": "insert into verdict values (?, ?, ?, ?)",
+    "diff": "insert into diff values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "capture": "insert into capture values (?, ?, ?)",
+    "step": "insert or replace into step (step, started_s, wall_s) values (?, ?, ?)",
+    "skipped": "insert into skipped values (?, ?, ?, ?) "
+    "on conflict (op_id, device, reason) do update set n = n + excluded.n",
+    "meta": "insert or replace into meta values (?, ?)",
+}
+_INSERT_CALLS = "insert into call values (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Pending:
+    """What waits to be written.
+
+    Attributes:
+        rows: Calls; see `DataFile.rows`.
+        tables: Rows of all other tables.
+        newest_verdict: Number that was given last.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.tables: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
+        self.newest_verdict = 0
+        self._lock = threading.RLock()
+        self._ids: dict[str, dict[Any, int]] = {name: {} for name in INTERNED}
+        self._next_id = {name: itertools.count(1) for name in INTERNED}
+
+    def go_on(self, known: Mapping[str, Mapping[str, int]], greatest: Mapping[str, int]) -> None:
+        """Take up the numbering of an existing file.
+
+        Args:
+            known: Table to text to number, of those tables that hold one text only.
+            greatest: Table to the greatest number in it.
+        """
+        for table, numbers in known.items():
+            self._ids[table] = dict(numbers)
+        for table, number in greatest.items():
+            self._next_id[table] = itertools.count(number + 1)
+
+    def context(
+        self,
+        op: str,
+        inputs: str,
+        dtypes: tuple[str, ...],
+        shapes: str,
+        module: str,
+        phase: Phase,
+        site: str,
+        device: str,
+    ) -> int:
+        """Number of a new context."""
+        with self._lock:
+            number = next(self._next_id["context"])
+            op_id, site_id = self._intern("op", op), self._intern("site", site)
+            self.tables["context"].append(
+                (number, op_id, inputs, ",".join(dtypes), shapes, module, str(phase), site_id, device)
+            )
+            return number
+
+    def verdict(self, verdict: Verdict, missing_kernel: str) -> int:
+        """Number of a verdict."""
+        key = (verdict, missing_kernel)
+        number = self._ids["verdict"].get(key)
+        if number is not None:
+            return number
+        with self._lock:
+            outcome = self._intern(
+                "outcome", (str(verdict.status), str(verdict.cause or ""), verdict.explanation, missing_kernel)
+            )
+            number = self.newest_verdict = self._number("verdict", key)
+            self.tables["verdict"].append((number, outcome, verdict.evidence, encode_float(verdict.confidence)))
+            return number
+
+    def forget_verdicts(self) -> None:
+        """Give verdicts new numbers from now on: old ones may have left the file."""
+        self._ids["verdict"].clear()
+
+    def diffs(self, seq: int, diffs: Iterable[TensorDiff]) -> None:
+        """Add how the tensors of call `seq` differed."""
+        for position, diff in enumerate(diffs):
+            actual, expected = self._form(diff.actual), self._form(diff.expected)
+            self.tables["diff"].append(encode_diff(seq, position, actual, expected, diff))
+
+    def skipped(self, counts: Mapping[tuple[str, str, str], int]) -> None:
+        """Add numbers of skipped calls."""
+        with self._lock:
+            self.tables["skipped"].extend(
+                (self._intern("op", op), device, reason, n) for (op, device, reason), n in counts.items()
+            )
+
+    def write(self, connection: sqlite3.Connection) -> int:
+        """Write what waits in one transaction, and forget it; returns the number of calls.
+
+        Raises:
+            sqlite3.Error, OSError, OverflowError: It could not be written, and waits still.
+        """
+        # Calls are cut off first: what they refer to was put into its list before them.
+        n_rows = len(self.rows)
+        lengths = {table: len(rows) for table, rows in self.tables.items()}
+        connection.execute("begin immediate")
+        try:
+            for table, n in lengths.items():
+                if n:
+                    connection.executemany(_INSERTS[table], self.tables[table][:n])
+            connection.executemany(_INSERT_CALLS, map(_encode_row, self.rows[:n_rows]))
+            connection.execute("commit")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("rollback")
+            raise
+        del self.rows[:n_rows]
+        for table, n in lengths.items():
+            del self.tables[table][:n]
+        return n_rows
+
+    def drop(self) -> int:
+        """Forget what waits; returns the number of calls."""
+        n_rows = len(self.rows)
+        self.rows.clear()
+        for rows in self.tables.values():
+            rows.clear()
+        return n_rows
+
+    def _number(self, table: str, key: Any) -> int:
+        """A new number, which is remembered."""
+        ids = self._ids[table]
+        if len(ids) >= MAX_REMEMBERED and table not in _UNIQUE:
+            ids.clear()
+        number = ids[key] = next(self._next_id[table])
+        return number
+
+    def _intern(self, table: str, value: Any) -> int:
+        number = self._ids[table].get(value)
+        if number is None:
+            number = self._number(table, value)
+            columns = value if isinstance(value, tuple) else (value,)
+            self.tables[table].append((number, *columns))
+        return number
+
+    def _form(self, meta: TensorMeta) -> int:
+        number = self._ids["form"].get(meta)
+        if number is None:
+            with self._lock:
+                number = self._ids["form"].get(meta)
+                if number is None:
+                    number = self._number("form", meta)
+                    self.tables["form"].append((number, *encode_form(meta)))
+        return number
+
+
+def _encode_row(row: Row) -> tuple[Any, ...]:
+    drift_abs, drift_rel = row[6], row[7]
+    if drift_abs == drift_abs and drift_rel == drift_rel:  # noqa: PLR0124 - the fastest NaN test
+        return row
+    return (*row[:6], encode_float(drift_abs), encode_float(drift_rel))

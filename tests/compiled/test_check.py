@@ -1,0 +1,237 @@
+"""`compile_check`: what became of the program and of each graph; and nothing of the user's is touched."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import shadowrun
+from shadowrun.compiled.outcome import Outcome
+from tests.compiled import models, planted
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    yield
+    torch._dynamo.reset()
+
+
+def regions(report):
+    return {r.name: r.outcome for r in report.regions}
+
+
+@pytest.mark.parametrize("name", ["perceptron", "transformer"])
+def test_a_right_backend_is_ok_and_leaves_no_trace(name):
+    model, x = models.make(name)  # with dropout and batch norm, whose state each run changes
+    model(x).sum().backward()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    gradients = [p.grad.clone() for p in model.parameters()]
+    stream = torch.get_rng_state()
+    report = shadowrun.compile_check(model, x, backend="aot_eager")
+    assert report.ok
+    assert regions(report) == {"graph 0 forward": Outcome.OK, "graph 0 backward": Outcome.OK}
+    assert report.verdict.cause is None  # bit by bit
+    assert not report.ladder
+    assert "equal bit by bit" in report.summary()
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(torch.equal(g, p.grad) for g, p in zip(gradients, model.parameters(), strict=True))
+
+
+def test_a_fault_is_found_in_program_and_graph_and_placed_on_a_stage():
+    model, x = models.make("gated")
+    fault = planted.FAULTS["tanh a little too small"]
+    told = []
+    backend = planted.compiler(fault)
+    report = shadowrun.compile_check(model, x, backend=backend, tell=lambda *what: told.append(what))
+    assert report.outcome is Outcome.MISMATCH
+    assert not report.ok
+    assert report.verdict.status is shadowrun.Status.MISMATCH
+    assert [c.op for c in report.regions[0].localised.culprits] == ["aten.tanh.default"] * 2
+    assert regions(report)["graph 0 backward"] is Outcome.OK
+    stages = {s.name: s.outcome for s in report.ladder}
+    assert stages["aot_eager"] is stages["eager"] is Outcome.OK
+    assert list(stages.values())[-1] is Outcome.MISMATCH
+    text = report.summary()
+    assert "wrong: aten.tanh.default (tanh), alone" in text
+    assert "models.py" in text
+    assert {what for what, _, _ in told} >= {"the whole program", "each graph", "each node alone", "stages"}
+
+
+def test_only_the_forward_pass():
+    model, x = models.make("gated")
+    report = shadowrun.compile_check(model, x, backend="aot_eager", train=False)
+    assert regions(report) == {"graph 0 forward": Outcome.OK}
+
+
+def test_buffers_that_are_wrong_are_seen():
+    model, x = models.make("perceptron")
+    backend = planted.compiler(planted.FAULTS["another momentum in batch norm"])
+    report = shadowrun.compile_check(model, x, backend=backend, ladder=False)
+    assert report.outcome is Outcome.MISMATCH
+    assert "norm.running" in report.verdict.evidence
+
+
+def test_a_compile_error_names_its_class():
+    def broken(module, inputs):
+        raise NotImplementedError("no such kernel")
+
+    report = shadowrun.compile_check(torch.sin, torch.ones(3), backend=broken)
+    assert report.outcome is Outcome.COMPILE_ERROR
+    assert report.error == "NotImplementedError: no such kernel"
+    assert regions(report) == {"graph 0 forward": Outcome.COMPILE_ERROR}
+    assert [s.outcome for s in report.ladder] == [Outcome.OK] * 3 + [Outcome.COMPILE_ERROR]
+
+
+def test_a_runtime_error_is_told_from_it():
+    def broken(module, inputs):
+        def run(*args):
+            raise ValueError("bad launch")
+
+        return run
+
+    report = shadowrun.compile_check(torch.sin, torch.ones(3), backend=broken, ladder=False)
+    assert report.outcome is Outcome.RUNTIME_ERROR
+    assert report.regions[0].error == "ValueError: bad launch"
+
+
+def test_graph_breaks_are_counted():
+    def broken_in_two(x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    report = shadowrun.compile_check(broken_in_two, torch.ones(3), backend="aot_eager", train=False)
+    assert report.ok
+    assert report.n_graphs == 2
+    assert sum(report.graph_breaks.values()) >= 1
+    assert set(regions(report)) == {"graph 0 forward", "graph 1 forward"}
+    assert "graph break" in report.summary()
+    whole = shadowrun.compile_check(broken_in_two, torch.ones(3), backend="aot_eager", fullgraph=True, ladder=False)
+    assert whole.outcome is Outcome.COMPILE_ERROR
+
+
+def test_a_recompile_storm():
+    state = {"n": 0}
+
+    def counting(x):
+        state["n"] += 1
+        return x * state["n"]
+
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_int=True, assume_static_by_default=True):
+        report = shadowrun.compile_check(counting, torch.ones(3), backend="aot_eager", train=False)
+    assert report.n_recompiled == 3
+    assert "compiled again" in report.summary()
+
+
+def test_dynamic_sizes_keyword_arguments_and_captured_modules():
+    norm = nn.BatchNorm1d(4)
+
+    def run(x, *, scale):
+        return {"out": norm(x) * scale, "size": x.shape[0]}
+
+    before = norm.running_mean.clone()
+    report = shadowrun.compile_check(run, torch.randn(5, 4), scale=2.0, backend="aot_eager", dynamic=True)
+    assert report.ok
+    assert torch.equal(norm.running_mean, before)
+    assert norm.num_batches_tracked == 0
+
+
+def test_a_compiled_optimizer():
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 3)).sum().backward()
+    before = model.weight.clone()
+    report = shadowrun.compile_check(optimizer.step, backend="aot_eager", train=False)
+    assert report.ok
+    assert report.n_graphs >= 1
+    assert torch.equal(model.weight, before)
+
+
+def test_other_draws_are_no_false_alarm_and_hide_no_fault():
+    model, x = models.make("perceptron")
+    report = shadowrun.compile_check(
+        model, x, backend="aot_eager_decomp_partition"
+    )  # decomposed, dropout draws otherwise
+    assert report.ok
+    forward = report.regions[0]
+    assert forward.outcome is Outcome.UNVERIFIED
+    assert forward.verdict.cause is shadowrun.Cause.RANDOMNESS
+    fault = planted.FAULTS["relu lets negatives through"]
+    report = shadowrun.compile_check(model, x, backend=planted.compiler(fault, planted.OTHER_DRAWS), ladder=False)
+    assert report.outcome is Outcome.MISMATCH
+    assert [c.op for c in report.regions[0].localised.culprits] == ["aten.relu.default"]
+
+
+def test_what_is_not_compiled_at_all_is_told():
+    report = shadowrun.compile_check(nn.LSTM(3, 4), torch.randn(2, 1, 3), backend="aot_eager", train=False)
+    if report.n_graphs == 0:
+        assert any("ran eagerly" in note for note in report.notes)
+
+
+def test_an_update_that_is_wrong_is_seen():
+    state = torch.zeros(4)
+    wrong = planted.fault("", "", torch.ops.aten.add.Tensor, planted.scaled(torch.ops.aten.add.Tensor), "")
+
+    def update(x):
+        state.add_(x)
+        return x.sum()
+
+    report = shadowrun.compile_check(update, torch.rand(4), backend=planted.compiler(wrong), train=False, ladder=False)
+    assert report.outcome is Outcome.MISMATCH
+    assert state.sum() == 0
+
+
+def chain(x):
+    for _ in range(8):
+        x = (x * 1.7).exp().log1p()
+    return x
+
+
+def test_closer_to_the_truth_than_eager_is_no_fault():
+    def sharper(module, inputs):
+        def run(x):
+            return (chain(x.double()).to(x.dtype),)
+
+        return run
+
+    x = torch.rand(64).bfloat16()
+    report = shadowrun.compile_check(chain, x, backend=sharper, train=False, ladder=False)
+    assert report.ok
+    assert report.verdict.explanation == "nearer the truth than eager"
+    assert report.verdict.evidence.startswith("output: root mean square error")
+
+
+def test_what_fails_without_compiling_is_a_usage_error():
+    with pytest.raises(shadowrun.UsageError, match="fails without compiling") as caught:
+        shadowrun.compile_check(torch.mm, torch.ones(2), torch.ones(2), backend="aot_eager")
+    assert caught.value.slug == "fails-in-eager"
+    with pytest.raises(shadowrun.UsageError, match="takes a function"):
+        shadowrun.compile_check(3)
+
+
+def test_it_runs_inside_a_comparison():
+    x = torch.rand(3)
+    with shadowrun.compare("cpu[threads=1]") as run:
+        report = shadowrun.compile_check(F.gelu, x, backend="aot_eager", train=False)
+    assert report.ok
+    assert sum(run.counts().values()) == 0
+
+
+@pytest.mark.slow
+def test_inductor_is_right(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, x = models.make("perceptron")
+    report = shadowrun.compile_check(model, x)
+    assert report.ok, report.summary()
+    assert all(r.outcome is Outcome.OK for r in report.regions)
+
+
+@pytest.mark.slow
+def test_inductors_own_planted_fault_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, x = models.make("perceptron")
+    report = shadowrun.compile_check(model, x, options={"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}, ladder=False)
+    assert report.outcome is Outcome.MISMATCH
+    (culprit,) = report.regions[0].localised.culprits
+    assert culprit.op == "aten.relu.default"

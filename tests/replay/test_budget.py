@@ -1,0 +1,168 @@
+"""The overhead budget on a clock of the test's own: what is spent, and on what."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from shadowrun.replay.budget import Budget
+
+US = 1000
+
+
+class Program:
+    """Steps of operator calls; replaying a call takes as long as the call, noting it takes a microsecond."""
+
+    def __init__(
+        self, ratio: float, plain_us: dict[str, float], handing_over_us: float = 3.0, unseen: float = 0.0
+    ) -> None:
+        self.budget = Budget(ratio, handing_over_us * US)
+        self.plain_us = plain_us
+        self.handing_over_us = handing_over_us
+        self.unseen = unseen
+        self.now = 0.0
+        self.budget.start(0)
+        self.watched = True
+        self.replayed: list[list[str]] = []
+        self.times: list[float] = []
+        self.end_steps = True
+
+    def step(self) -> None:
+        began, replayed = self.now, []
+        for name, us in self.plain_us.items():
+            self.now += us * US
+            if not self.watched:
+                continue
+            self.now += self.handing_over_us * US
+            entered = self.now
+            if not self.budget.exhausted(int(self.now)):
+                self.now += 1 * US
+                if self.budget.wants(name):
+                    self.now += us * US
+                    replayed.append(name)
+                    self.budget.verified(name, int(us * US))
+            own = self.now - entered
+            self.now += self.unseen * own
+            self.budget.spend(int(self.now), int(own))
+        self.replayed.append(replayed)
+        self.times.append((self.now - began) / US / sum(self.plain_us.values()))
+        if self.end_steps:
+            self.watched = self.budget.end_step(int(self.now))
+
+    def mean(self, last: int) -> float:
+        return sum(self.times[-last:]) / last
+
+
+@pytest.mark.parametrize("ratio", [1.05, 1.2, 1.5, 3.0])
+def test_the_mean_step_stays_within_the_budget(ratio):
+    program = Program(ratio, {f"op{k}": 40.0 + k for k in range(100)})
+    for _ in range(300):
+        program.step()
+    assert program.mean(200) <= ratio + 0.01
+    report = program.budget.report()
+    assert report.achieved == pytest.approx(sum(program.times) / 300, rel=0.02)
+    assert report.achieved > 1 + (ratio - 1) * 0.8 or ratio == 3.0, "the budget is used"
+    assert report.n_verified == report.n_signatures == 100
+
+
+def test_where_watching_is_affordable_no_single_step_exceeds_the_budget_by_more_than_a_call():
+    program = Program(1.5, {f"op{k}": 100.0 for k in range(50)})
+    for _ in range(100):
+        program.step()
+    assert max(program.times) <= 1.5 + 2 * 100 / 5000
+    assert program.budget.report().n_unwatched <= 10
+
+
+def test_where_watching_alone_exceeds_it_steps_are_left_out():
+    # 3 µs to hand over a call of 2 µs: a watched step takes 2.5 times the plain one and more.
+    program = Program(1.05, {f"op{k}": 2.0 for k in range(100)})
+    for _ in range(2000):
+        program.step()
+    report = program.budget.report()
+    assert program.mean(1500) <= 1.06
+    assert report.n_unwatched > 1800
+    assert report.n_verified == 100
+
+
+def test_new_signatures_come_first_then_the_longest_unseen():
+    program = Program(1.2, {f"op{k}": 100.0 for k in range(20)})
+    for _ in range(12):
+        program.step()
+    first = [name for step in program.replayed for name in step][:20]
+    assert sorted(first) == sorted(program.plain_us), "each once, before any comes again"
+    program.plain_us["late"] = 100.0
+    for _ in range(8):
+        program.step()
+    assert sum("late" in step for step in program.replayed[12:16]) == 1
+    for _ in range(200):
+        program.step()
+    counts = collections.Counter(name for step in program.replayed for name in step)
+    assert min(counts.values()) >= 0.8 * max(counts.values()), counts
+
+
+def test_a_signature_that_never_comes_again_does_not_stop_the_rest():
+    program = Program(1.3, {f"op{k}": 100.0 for k in range(10)})
+    program.budget.wants("once, and never replayed")
+    for _ in range(30):
+        program.step()
+    assert len({name for step in program.replayed[20:] for name in step}) == 10
+
+
+def test_a_call_longer_than_the_allowance_is_verified_once_the_credit_is_there():
+    program = Program(1.05, {"large": 10_000.0, **{f"op{k}": 10.0 for k in range(10)}}, handing_over_us=0.5)
+    for _ in range(400):
+        program.step()
+    assert any("large" in step for step in program.replayed)
+    assert program.mean(380) <= 1.055
+
+
+def test_a_program_without_steps_is_verified_too():
+    program = Program(1.3, {f"op{k}": 50.0 for k in range(64)})
+    program.end_steps = False
+    for _ in range(400):
+        program.step()
+    counts = collections.Counter(name for step in program.replayed for name in step)
+    assert len(counts) == 64
+    assert min(counts.values()) >= 2
+    assert program.mean(300) <= 1.31
+
+
+def test_credit_of_a_pause_is_not_spent_at_once():
+    program = Program(1.2, {f"op{k}": 100.0 for k in range(50)})
+    for _ in range(10):
+        program.step()
+    program.now += 10_000_000 * US
+    program.step()
+    program.step()
+    assert program.times[-1] <= 1.45
+
+
+@pytest.mark.parametrize("ratio", [1.1, 1.5])
+def test_costs_that_its_own_clock_does_not_see_are_found_by_leaving_steps_out(ratio):
+    program = Program(ratio, {f"op{k}": 40.0 for k in range(100)}, unseen=1.0)
+    for _ in range(400):
+        program.step()
+    assert program.mean(300) <= ratio + 0.02
+    assert program.budget.report().achieved == pytest.approx(program.mean(400), rel=0.02)
+
+
+def test_what_comes_late_in_a_step_that_is_watched_on_credit_is_verified_as_often():
+    program = Program(1.2, {f"op{k}": 4.0 for k in range(100)})
+    for _ in range(3000):
+        program.step()
+    assert program.budget.report().n_unwatched > 2000
+    counts = collections.Counter(name for step in program.replayed for name in step)
+    assert len(counts) == 100
+    assert min(counts.values()) >= 0.7 * max(counts.values()), counts
+    assert program.mean(2500) <= 1.21
+
+
+def test_of_steps_that_take_turns_each_kind_is_watched():
+    program = Program(1.1, {})
+    seen = collections.Counter()
+    for n in range(4000):
+        program.plain_us = {f"{n % 4} op{k}": 3.0 for k in range(50)}
+        seen[n % 4] += program.watched
+        program.step()
+    assert min(seen.values()) >= 0.4 * max(seen.values()), seen

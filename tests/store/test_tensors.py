@@ -1,0 +1,122 @@
+"""Captured inputs: what is kept comes back as it was, and a folder that somebody else filled does no harm."""
+
+import pickle
+import sqlite3
+
+import pytest
+import torch
+
+import shadowrun
+from shadowrun import DataFileError
+from shadowrun.store import tensors
+from shadowrun.store.tensors import Captured, Unkeepable
+
+
+def kept(folder, *args, **kwargs):
+    tensors.save(folder, "0.pt", Captured("aten::op", args, kwargs))
+    return tensors.load(folder, "0.pt")
+
+
+def test_tensors_keep_strides_and_what_they_share(tmp_path):
+    base = torch.arange(12.0).reshape(3, 4)
+    loaded = kept(tmp_path, base.t(), [base, None], base, other=base[:, 1:])
+    (turned, (first, nothing), same), cut = loaded.args, loaded.kwargs["other"]
+    assert turned.stride() == (1, 4)
+    assert nothing is None
+    assert same is first
+    assert cut.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    assert (cut.storage_offset(), cut.stride()) == (1, (4, 1))
+    assert torch.equal(turned, base.t())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, True, -2.5, float("inf"), "mean", None, 1 + 2j, torch.bfloat16, torch.strided, torch.channels_last,
+     torch.device("cuda:1"), [1, [2.0, None]]],
+    ids=str,
+)  # fmt: skip
+def test_plain_values_come_back_as_they_were(tmp_path, value):
+    loaded = kept(tmp_path, value).args[0]
+    assert loaded == value
+    assert type(loaded) is type(value)
+
+
+def test_conjugates_and_sparse_tensors(tmp_path):
+    c = torch.tensor([1 + 2j]).conj()
+    loaded = kept(tmp_path, c, torch.eye(2).to_sparse())
+    assert loaded.args[0].is_conj()
+    assert torch.equal(loaded.args[0], c)
+    assert torch.equal(loaded.args[1].to_dense(), torch.eye(2))
+
+
+def test_what_no_such_file_can_hold_is_refused_and_leaves_nothing(tmp_path):
+    with pytest.raises(Unkeepable, match="Generator"):
+        tensors.save(tmp_path / "t", "0.pt", Captured("aten::op", (torch.Generator(),), {}))
+    assert not list(tmp_path.rglob("*.p*"))
+
+
+@pytest.mark.parametrize("name", ["../0.pt", "/0.pt", "a/0.pt", "0.pt\n", "0.pkl", "..", "", "²9.pt"])
+def test_names_stay_in_the_folder(tmp_path, name):
+    (tmp_path / "t").mkdir()
+    tensors.save(tmp_path, "0.pt", Captured("aten::op", (), {}))
+    with pytest.raises(DataFileError, match=r"no name of captured inputs|are gone") as caught:
+        tensors.load(tmp_path / "t", name)
+    assert caught.value.slug == "captured-inputs"
+
+
+def test_links_are_not_followed(tmp_path):
+    tensors.save(tmp_path, "0.pt", Captured("aten::op", (), {}))
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "1.pt").symlink_to(tmp_path / "0.pt")
+    with pytest.raises(DataFileError, match="no name of captured inputs"):
+        tensors.load(tmp_path / "t", "1.pt")
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("import pathlib; pathlib.Path('harm').touch()",)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: torch.save({"op": Evil()}, path),
+        lambda path: path.write_bytes(pickle.dumps(Evil())),
+        lambda path: path.write_bytes(b"PK\3\4"),
+        lambda path: torch.save([1], path),
+    ],
+)
+def test_files_of_others_run_nothing(tmp_path, monkeypatch, make):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "0.pt")
+    with pytest.raises(DataFileError, match="cannot be read"):
+        tensors.load(tmp_path, "0.pt")
+    assert not (tmp_path / "harm").exists()
+
+
+def test_only_our_files_are_cleared(tmp_path):
+    folder = tensors.folder_of(tmp_path / "run.shadowrun")
+    tensors.save(folder, "0.pt", Captured("aten::op", (), {}))
+    (folder / "1.pt.part").touch()
+    (folder / "letter.txt").touch()
+    tensors.clear(tmp_path / "run.shadowrun")
+    assert [p.name for p in folder.iterdir()] == ["letter.txt"]
+    (folder / "letter.txt").unlink()
+    tensors.clear(tmp_path / "run.shadowrun")
+    assert not folder.exists()
+
+
+def test_a_file_of_an_older_schema_is_read_and_appended_to(tmp_path, clean_sim):
+    file = tmp_path / "run.shadowrun"
+    with shadowrun.compare("sim", file=file):
+        torch.ones(2).to("sim") + 1
+    old = sqlite3.connect(file)
+    old.execute("drop table capture")
+    old.execute("pragma user_version = 2")
+    old.commit()
+    old.close()
+    assert shadowrun.load(file).findings() == []
+    with clean_sim.flaws("maximum-drops-nan"), shadowrun.compare("sim", file=file, append=True):
+        torch.maximum(torch.tensor([float("nan")]).to("sim"), torch.ones(1).to("sim"))
+    (finding,) = shadowrun.load(file).findings()
+    assert finding.captured >= 0
