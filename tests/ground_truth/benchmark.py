@@ -23,6 +23,7 @@ from tests.ground_truth.kit import same
 from tests.ground_truth.possible import only_rounding
 from tests.ground_truth.programs import PROGRAMS
 from tests.ground_truth.scoring import QUESTIONS, score, signature
+from tests.ground_truth.timing import timed
 
 MODES = ("isolated", "drift")
 RAISING = {"unsupported", "error"}
@@ -115,10 +116,9 @@ class Bench:
     def compare(self, flaw, program, *, drift, device="sim"):
         """The program under the flaw (None: the clean device), compared."""
         names = () if flaw is None else (flaw.name,)
-        times = 12 if flaw is not None and flaw.cause is Cause.SLOW else 1
         # A device that raises "error" is not covered for: the program ends there.
         ends = contextlib.suppress(Exception) if flaw is not None and RAISING & set(flaw.statuses) else None
-        with sim.flaws(*names), quietly(), shadowrun.compare("sim", drift=drift) as run:
+        with timed(flaw) as times, sim.flaws(*names), quietly(), shadowrun.compare("sim", drift=drift) as run:
             for _ in range(times):
                 with ends or contextlib.nullcontext():
                     program(device)

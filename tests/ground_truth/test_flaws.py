@@ -13,6 +13,7 @@ import torch
 import shadowrun
 from shadowrun import Cause, Status
 from shadowrun.platforms.sim import CATALOGUE
+from tests.ground_truth.timing import timed
 
 RAISING = ("unsupported", "error")
 
@@ -20,11 +21,10 @@ RAISING = ("unsupported", "error")
 def found(sim, name, device="sim"):
     """Findings and records of a flaw's own trigger, run three times (a slow one more often) with only this flaw."""
     flaw = CATALOGUE[name]
-    times = 12 if flaw.cause is Cause.SLOW else 3
     torch.manual_seed(0)
-    with sim.flaws(name), warnings.catch_warnings(), shadowrun.compare("sim") as run:
+    with timed(flaw) as times, sim.flaws(name), warnings.catch_warnings(), shadowrun.compare("sim") as run:
         warnings.simplefilter("always")
-        for _ in range(times):
+        for _ in range(3 * times):
             with contextlib.nullcontext() if not set(flaw.statuses) & set(RAISING) else contextlib.suppress(Exception):
                 sim.trigger(name)(device)
     return run

@@ -17,6 +17,7 @@ from shadowrun import Cause, ShadowrunError
 from shadowrun.platforms.sim import CATALOGUE
 from shadowrun.repro import making
 from tests.ground_truth.scripts import Scripts
+from tests.ground_truth.timing import timed
 
 FEW = (
     "missing-addcdiv",
@@ -44,10 +45,10 @@ def shown(name, folder, scripts, seconds=20.0):
 
     flaw, file = CATALOGUE[name], folder / "run.shadowrun"
     torch.manual_seed(0)
-    with sim.flaws(name), warnings.catch_warnings():
+    with timed(flaw) as times, sim.flaws(name), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with shadowrun.compare("sim", file=file) as run:
-            for _ in range(12 if flaw.cause is Cause.SLOW else 3):
+            for _ in range(3 * times):
                 with contextlib.suppress(Exception):
                     sim.trigger(name)("sim")
         for number, finding in enumerate(run.findings()):
