@@ -1,0 +1,77 @@
+"""What a sweep runs: cases, by operator, dtype, part and sample. Imports no torch."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["ANY_DTYPE", "DERIVED", "PARTS", "Case", "Part", "Task"]
+
+ANY_DTYPE = "any"
+"""In the place of a dtype for invalid inputs, which the database gives once for an operator."""
+
+
+class Part(enum.StrEnum):
+    """What of an operator a case tries."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    """Gradients of all inputs that can have one."""
+    INPLACE = "inplace"
+    OUT = "out"
+    """``out=``: of the right shape for even samples, empty and resized for odd ones."""
+    STRIDED = "strided"
+    """Inputs with the same values, transposed in memory and with gaps."""
+    STRIDED_INPLACE = "strided_inplace"
+    CHANNELS_LAST = "channels_last"
+    ZERO_DIM = "zero_dim"
+    """Each input tensor cut down to one element without dimensions."""
+    EMPTY = "empty"
+    """Each input tensor cut down to none in its first dimension."""
+    INVALID = "invalid"
+    """Inputs that the operator must refuse."""
+
+
+PARTS = tuple(Part)
+DERIVED = frozenset(
+    {Part.OUT, Part.INPLACE, Part.STRIDED, Part.STRIDED_INPLACE, Part.CHANNELS_LAST, Part.ZERO_DIM, Part.EMPTY}
+)
+"""Parts whose inputs are made from those of the database: whether they are valid, only the reference can tell."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Case:
+    """One try.
+
+    Attributes:
+        operator: Name in torch's database with its variant, ``linalg.norm.subgradients_at_zero``, or of a
+            recorded call, ``aten::add.Tensor``.
+        dtype: ``float32``; `ANY_DTYPE` for invalid inputs.
+        part: What it tries.
+        sample: Number of the operator's sample inputs, from 0, the same for the same seed.
+    """
+
+    operator: str
+    dtype: str
+    part: Part
+    sample: int
+
+    def __str__(self) -> str:
+        """``softmax float32 forward 3``."""
+        return f"{self.operator} {self.dtype} {self.part} {self.sample}"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one worker process is handed: parts of an operator in a dtype.
+
+    Attributes:
+        operator, dtype: As in `Case`.
+        parts: Which.
+        done: Part and sample of the cases that need not be run again.
+    """
+
+    operator: str
+    dtype: str
+    parts: tuple[Part, ...]
+    done: frozenset[tuple[Part, int]] = frozenset()

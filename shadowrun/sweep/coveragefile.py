@@ -1,0 +1,279 @@
+"""The coverage file: written while a sweep runs, whole after a kill, and gone on with by the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sqlite3
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.errors import DataFileError
+from shadowrun.sweep.cases import Case, Part
+from shadowrun.sweep.outcome import Finding, Kind, Outcome
+from shadowrun.sweep.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["ALL", "CoverageFile", "SweepInfo"]
+
+ALL = -1
+"""Limit of samples that is none."""
+_COMMIT_S = 0.5
+_MAGIC = b"SQLite format 3\0"
+_RESULTS = """
+select result.id, operator.name, dtype, part, sample, result.kind, inputs
+from result join operator on operator.id = operator_id order by operator.name, dtype, part, sample
+"""
+_FINDINGS = """
+select result_id, kind, op, kernel, cause, explanation, message
+from result_finding join finding on finding.id = finding_id order by result_id, position
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepInfo:
+    """What a sweep was.
+
+    Attributes:
+        target, ref: Platform specs; the target's flaws follow it where it is simulated, ``sim (matmul-in-bf16)``.
+        seed: Of the sample inputs.
+        source: ``opinfo``, or the name of the data file whose calls were swept.
+        target_fingerprint, ref_fingerprint, versions: As in a data file.
+        argv: Command line.
+        started: ISO 8601 time of the first start, UTC.
+        wall_s, cpu_s: Seconds, and seconds of processor time in all processes, summed over the starts.
+        complete: Whether all that was asked for last has been run.
+    """
+
+    target: str
+    ref: str
+    seed: int = 0
+    source: str = "opinfo"
+    target_fingerprint: dict[str, Any] = field(default_factory=dict)
+    ref_fingerprint: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    argv: tuple[str, ...] = ()
+    started: str = ""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    complete: bool = False
+
+
+class CoverageFile:
+    """A coverage file that is open. Made by `begin` and `open`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self.path = path
+        self._operators = {name: number for number, name in self._rows("select id, name from operator")}
+        self._findings = {
+            (*key, message): number
+            for number, *key, message in self._rows(
+                "select id, kind, op, kernel, cause, explanation, message from finding"
+            )
+        }
+        self._committed_at = time.monotonic()
+
+    @classmethod
+    def begin(cls, path: Path, info: SweepInfo) -> CoverageFile:
+        """Open a file to write to: a new one, or one of the same sweep that is gone on with.
+
+        Raises:
+            DataFileError: It cannot be written, is no coverage file, or holds another sweep.
+        """
+        new = not path.exists() or path.stat().st_size == 0
+        if not new:
+            _check_magic(path)
+        try:
+            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None)
+            connection.execute("pragma journal_mode = delete")
+            connection.execute("pragma synchronous = off")  # whole after a kill; only a power cut needs more
+            if new:
+                numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
+                connection.executescript("begin;" + numbers + SCHEMA + "commit;")
+            else:
+                _check_version(connection, path)
+            file = cls(connection, path)
+        except sqlite3.Error as error:
+            raise _unusable(path, f"cannot be written: {error}. Choose a folder that you may write to") from error
+        if new:
+            file._write_info(info)
+        else:
+            file._check_same(info)
+        connection.execute("begin")
+        return file
+
+    @classmethod
+    def open(cls, path: Path) -> CoverageFile:
+        """Open a file to read, also one that is being written.
+
+        Raises:
+            DataFileError: Missing, no coverage file, damaged, or of a newer shadowrun.
+        """
+        if not path.exists():
+            raise _unusable(path, "does not exist. `shadowrun sweep --file FILE` writes one")
+        _check_magic(path)
+        try:
+            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
+            _check_version(connection, path)
+            return cls(connection, path)
+        except sqlite3.Error as error:
+            raise _unusable(path, f"is damaged ({error}). Sweep again into another file") from error
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def add(self, case: Case, outcome: Outcome) -> None:
+        """Record what became of a case."""
+        cursor = self._connection.execute(
+            "insert or replace into result (operator_id, dtype, part, sample, kind, inputs) values (?, ?, ?, ?, ?, ?)",
+            (self._operator(case.operator), case.dtype, case.part, case.sample, outcome.kind, outcome.inputs),
+        )
+        self._connection.executemany(
+            "insert into result_finding values (?, ?, ?)",
+            [(cursor.lastrowid, k, self._finding(f)) for k, f in enumerate(outcome.findings)],
+        )
+        self._commit_now_and_then()
+
+    def finish(self, operator: str, dtype: str, part: Part, samples: int, n_duplicates: int) -> None:
+        """Record that a part was run to its end, under a limit of samples."""
+        self._connection.execute(
+            "insert or replace into task values (?, ?, ?, ?, ?)",
+            (self._operator(operator), dtype, part, samples, n_duplicates),
+        )
+        self._commit_now_and_then()
+
+    def add_time(self, wall_s: float, cpu_s: float, *, complete: bool) -> None:
+        """Add the time of this start, and say whether all was run."""
+        info = self.info
+        self._write_info(
+            dataclasses.replace(info, wall_s=info.wall_s + wall_s, cpu_s=info.cpu_s + cpu_s, complete=complete)
+        )
+        self._commit()
+
+    def close(self) -> None:
+        """Write what waits, and close."""
+        with contextlib.suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("commit")
+        self._connection.close()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> SweepInfo:
+        """What the sweep is."""
+        rows = list(self._rows("select value from meta where key = 'info'"))
+        if not rows:
+            raise _unusable(self.path, "is damaged (it has no info). Sweep again into another file")
+        found = json.loads(rows[0][0])
+        known = {f.name for f in dataclasses.fields(SweepInfo)}
+        values = {k: v for k, v in found.items() if k in known}
+        values["argv"] = tuple(values.get("argv", ()))
+        return SweepInfo(**values)
+
+    def results(self) -> Iterator[tuple[Case, Outcome]]:
+        """All cases that were run, by operator, dtype, part and sample."""
+        findings: dict[int, list[Finding]] = {}
+        for number, kind, *rest in self._rows(_FINDINGS):
+            findings.setdefault(number, []).append(Finding(Kind(kind), *rest))
+        for number, operator, dtype, part, sample, _kind, inputs in self._rows(_RESULTS):
+            yield Case(operator, dtype, Part(part), sample), Outcome(tuple(findings.get(number, ())), inputs)
+
+    def finished(self) -> dict[tuple[str, str, Part], int]:
+        """Parts that were run to their end, with the limit of samples that they were run under."""
+        sql = "select name, dtype, part, samples from task join operator on operator.id = operator_id"
+        return {(name, dtype, Part(part)): samples for name, dtype, part, samples in self._rows(sql)}
+
+    def done(self) -> dict[tuple[str, str], set[tuple[Part, int]]]:
+        """Part and sample of the cases that were run, by operator and dtype."""
+        found: dict[tuple[str, str], set[tuple[Part, int]]] = {}
+        for _, operator, dtype, part, sample, *_rest in self._rows(_RESULTS):
+            found.setdefault((operator, dtype), set()).add((Part(part), sample))
+        return found
+
+    def duplicates(self) -> int:
+        """Cases left out, since they repeat another."""
+        return int(next(self._rows("select coalesce(sum(n_duplicates), 0) from task"))[0])
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _check_same(self, info: SweepInfo) -> None:
+        earlier = self.info
+        for name in ("target", "ref", "seed", "source"):
+            was, now = getattr(earlier, name), getattr(info, name)
+            if was != now:
+                raise DataFileError(
+                    f"{str(self.path)!r} is of a sweep with {name} {was!r}, and cannot be gone on with for "
+                    f"{name} {now!r}. Choose another --file, or remove it.",
+                    slug="coverage-file-other",
+                )
+        was, now = earlier.versions.get("torch"), info.versions.get("torch")
+        if was != now:
+            raise DataFileError(
+                f"{str(self.path)!r} is of torch {was}, and this is torch {now}, with other cases. "
+                "Choose another --file, or remove it.",
+                slug="coverage-file-other",
+            )
+
+    def _write_info(self, info: SweepInfo) -> None:
+        text = json.dumps(dataclasses.asdict(info), sort_keys=True, default=str)
+        self._connection.execute("insert or replace into meta values ('info', ?)", (text,))
+
+    def _operator(self, name: str) -> int:
+        number = self._operators.get(name)
+        if number is None:
+            cursor = self._connection.execute("insert into operator (name) values (?)", (name,))
+            number = self._operators[name] = int(cursor.lastrowid or 0)
+        return number
+
+    def _finding(self, finding: Finding) -> int:
+        key = dataclasses.astuple(finding)
+        number = self._findings.get(key)
+        if number is None:
+            sql = "insert into finding (kind, op, kernel, cause, explanation, message) values (?, ?, ?, ?, ?, ?)"
+            number = self._findings[key] = int(self._connection.execute(sql, key).lastrowid or 0)
+        return number
+
+    def _commit_now_and_then(self) -> None:
+        if time.monotonic() - self._committed_at > _COMMIT_S:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._connection.execute("commit")
+        self._connection.execute("begin")
+        self._committed_at = time.monotonic()
+
+    def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            return iter(self._connection.execute(sql).fetchall())
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self.path, f"is damaged ({error}). Sweep again into another file") from error
+
+
+def _check_magic(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+    except OSError as error:
+        raise _unusable(path, f"cannot be read: {error.strerror}") from error
+    if start != _MAGIC:
+        raise _unusable(path, "is no coverage file; it is left as it is. Choose another name")
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("pragma application_id").fetchone()[0] != APPLICATION_ID:
+        raise _unusable(path, "is no coverage file; it is left as it is. Choose another name")
+    version = connection.execute("pragma user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise _unusable(
+            path, f"was written by schema {version}, and this shadowrun reads up to {SCHEMA_VERSION}: upgrade it"
+        )
+
+
+def _unusable(path: Path, why: str) -> DataFileError:
+    return DataFileError(f"The coverage file {str(path)!r} {why}.", slug="coverage-file")

@@ -1,0 +1,127 @@
+"""The coverage file: what is written is read, a second start goes on, and other files are left alone."""
+
+import sqlite3
+
+import pytest
+
+from shadowrun.errors import DataFileError
+from shadowrun.sweep.cases import Case, Part
+from shadowrun.sweep.coveragefile import ALL, CoverageFile, SweepInfo
+from shadowrun.sweep.outcome import Finding, Kind, Outcome, Support
+from shadowrun.sweep.support import SupportTable
+
+INFO = SweepInfo("npu", "cpu", versions={"torch": "2.13.0"})
+WRONG = Finding(Kind.MISMATCH, "aten::exp", "", "implementation", "", "1 element")
+LACKS = Finding(Kind.UNSUPPORTED, "aten::sin", "aten::sin.out", "missing operator", "no kernel", "NotImplementedError")
+
+
+def case(operator, sample, part=Part.FORWARD, dtype="float32"):
+    return Case(operator, dtype, part, sample)
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "x.shadowcov"
+    file = CoverageFile.begin(path, INFO)
+    file.add(case("exp", 0), Outcome())
+    file.add(case("exp", 1), Outcome.of([WRONG, LACKS, WRONG], "f32[2]"))
+    file.add(case("sin", 0), Outcome.of([LACKS], "f32[3]"))
+    file.finish("exp", "float32", Part.FORWARD, ALL, 7)
+    file.add_time(1.5, 2.5, complete=True)
+    file.close()
+    read = CoverageFile.open(path)
+    assert read.info == SweepInfo("npu", "cpu", versions={"torch": "2.13.0"}, wall_s=1.5, cpu_s=2.5, complete=True)
+    assert list(read.results()) == [
+        (case("exp", 0), Outcome()),
+        (case("exp", 1), Outcome((LACKS, WRONG), "f32[2]")),
+        (case("sin", 0), Outcome((LACKS,), "f32[3]")),
+    ]
+    assert read.finished() == {("exp", "float32", Part.FORWARD): ALL}
+    assert read.done()["exp", "float32"] == {(Part.FORWARD, 0), (Part.FORWARD, 1)}
+    assert read.duplicates() == 7
+
+
+def test_a_second_start_goes_on(tmp_path):
+    path = tmp_path / "x.shadowcov"
+    first = CoverageFile.begin(path, INFO)
+    first.add(case("exp", 0), Outcome.of([WRONG], "f32[2]"))
+    first.add_time(1.0, 1.0, complete=False)
+    first._connection.close()  # as a kill would
+    second = CoverageFile.begin(path, INFO)
+    second.add(case("exp", 1), Outcome.of([WRONG], "f32[2]"))
+    second.add_time(2.0, 1.0, complete=True)
+    second.close()
+    read = CoverageFile.open(path)
+    assert [c.sample for c, _ in read.results()] == [0, 1]
+    assert read.info.wall_s == 3.0
+    assert len(list(read._rows("select * from finding"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (SweepInfo("mps", "cpu", versions=INFO.versions), "target"),
+        (SweepInfo("npu", "cuda", versions=INFO.versions), "ref"),
+        (SweepInfo("npu", "cpu", seed=1, versions=INFO.versions), "seed"),
+        (SweepInfo("npu", "cpu", source="run.shadowrun", versions=INFO.versions), "source"),
+        (SweepInfo("npu", "cpu", versions={"torch": "2.11.0"}), "2.11.0"),
+    ],
+)
+def test_another_sweep_is_refused(tmp_path, other, word):
+    path = tmp_path / "x.shadowcov"
+    CoverageFile.begin(path, INFO).close()
+    with pytest.raises(DataFileError, match=word) as caught:
+        CoverageFile.begin(path, other)
+    assert caught.value.slug == "coverage-file-other"
+
+
+def test_other_files_are_left_alone(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("mine, and longer than a header")
+    database = tmp_path / "other.db"
+    with sqlite3.connect(database) as connection:
+        connection.execute("create table mine (x)")
+    for path in (text, database, tmp_path):
+        before = path.read_bytes() if path.is_file() else None
+        for use in (CoverageFile.open, lambda p: CoverageFile.begin(p, INFO)):
+            with pytest.raises(DataFileError) as caught:
+                use(path)
+            assert caught.value.slug == "coverage-file"
+        assert before is None or path.read_bytes() == before
+    with pytest.raises(DataFileError, match="does not exist"):
+        CoverageFile.open(tmp_path / "none")
+    with pytest.raises(DataFileError, match="cannot be written"):
+        CoverageFile.begin(tmp_path / "no" / "folder", INFO)
+
+
+def test_a_newer_file_is_refused(tmp_path):
+    path = tmp_path / "x.shadowcov"
+    CoverageFile.begin(path, INFO).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma user_version = 99")
+    with pytest.raises(DataFileError, match="99"):
+        CoverageFile.open(path)
+
+
+def test_classes_of_support():
+    results = [
+        (case("full", 0), Outcome()),
+        (case("full", 1), Outcome.of([Finding(Kind.UNVERIFIED)])),
+        (case("partial", 0), Outcome()),
+        (case("partial", 0, Part.OUT), Outcome.of([LACKS], "f32[3]")),
+        (case("partial", 1, Part.OUT), Outcome.of([LACKS, WRONG], "f32[4]")),
+        (case("none", 0), Outcome.of([WRONG])),
+        (case("none", 1), Outcome.of([Finding(Kind.HARNESS)])),
+        (case("untested", 0), Outcome.of([Finding(Kind.NOT_VALID)])),
+    ]
+    table = SupportTable.of(reversed(results))
+    assert {o.name: o.support for o in table.operators} == {
+        "full": Support.FULL, "partial": Support.PARTIAL, "none": Support.NONE, "untested": Support.UNTESTED,
+    }  # fmt: skip
+    partial = next(o for o in table.operators if o.name == "partial")
+    assert partial.parts == {("float32", Part.FORWARD): Support.FULL, ("float32", Part.OUT): Support.NONE}
+    assert [(f.part, f.finding, f.n, f.of, f.first.sample, f.inputs) for f in partial.failing] == [
+        (Part.OUT, LACKS, 2, 2, 0, "f32[3]"),
+        (Part.OUT, WRONG, 1, 2, 1, "f32[4]"),
+    ]
+    assert table.totals[Kind.HARNESS] == 1
+    assert table.counts["float32", Part.OUT] == {Kind.UNSUPPORTED: 2}
