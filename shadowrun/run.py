@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun import analysis
-from shadowrun.analysis import Coverage, DriftStep, Finding, Gate, Known, Ledger, Note, OperatorSummary, Step, Table
+from shadowrun.analysis import (
+    Coverage,
+    DriftStep,
+    Finding,
+    Gate,
+    Known,
+    Ledger,
+    Note,
+    OperatorSummary,
+    Regions,
+    Step,
+    Table,
+)
 from shadowrun.errors import ShadowrunWarning, UsageError
 from shadowrun.settings import read_settings
 from shadowrun.store.choosing import choose
@@ -91,6 +103,10 @@ class Run:
         """One row for each operator, those that need work first."""
         return analysis.summarise(self._read())
 
+    def regions(self) -> Regions:
+        """What `torch.compile` made of the program, compared with eager as a whole (``compiled=True``)."""
+        return analysis.summarise_regions(self._read(), self._data)
+
     def findings(self) -> list[Finding]:
         """What needs work, the most actionable first; not what the ledger excuses, which is in `known`."""
         return [finding for finding in self._all_findings() if finding.known is None]
@@ -148,7 +164,8 @@ class Run:
         """Whether the run passes, with the line that says so; `fail_on` names kinds of findings, for once."""
         found, kinds = self._all_findings(), self.fail_on if fail_on is None else fail_on
         new = [finding for finding in found if finding.known is None]
-        return analysis.judge(new, self.counts(), kinds, [finding for finding in found if finding.known is not None])
+        known = [finding for finding in found if finding.known is not None]
+        return analysis.judge(new, self.counts(), kinds, known, self.regions().line)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The summary as dictionaries, for a data frame."""

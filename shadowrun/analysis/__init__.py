@@ -6,6 +6,7 @@ from shadowrun.analysis.findings import KINDS, Finding, Note, find, note, own_fa
 from shadowrun.analysis.gate import FAIL_ON, Gate, judge
 from shadowrun.analysis.known import Known, Ledger, LineUse
 from shadowrun.analysis.mintolerance import MinTolerance
+from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
 from shadowrun.analysis.summary import OperatorSummary, count_statuses, summarise
 from shadowrun.analysis.table import Skipped, Step, Table
 
@@ -24,6 +25,8 @@ __all__ = [
     "Note",
     "OperatorCoverage",
     "OperatorSummary",
+    "RegionSummary",
+    "Regions",
     "Skipped",
     "Step",
     "Table",
@@ -34,6 +37,7 @@ __all__ = [
     "note",
     "own_failures",
     "summarise",
+    "summarise_regions",
     "trace_drift",
     "without_numbers",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shadowrun.store.records import REGION
 from shadowrun.types import Cause
 
 __all__ = ["how_to_show", "next_step"]
@@ -63,10 +64,26 @@ _BY_KIND = {
 }
 
 
+_COMPILE_CHECK = (
+    "Call shadowrun.compile_check(model, *inputs), or run `shadowrun compile` on the program: it names the operator of "
+    "the graph that is wrong."
+)
+_BY_REGION = {
+    ("mismatch", Cause.REFERENCE): "The compiled code is right and eager is not: compare eager with another platform.",
+    ("unverified", Cause.RANDOMNESS): "Call shadowrun.compile_check(model, *inputs): it compiles the graph once more "
+    "with eager's draws as its inputs, and judges all but the draws.",
+}
+_BY_REGION_KIND = {
+    "unverified": "Call shadowrun.compile_check(model, *inputs): it checks the graph on copies, on its own.",
+}
+
+
 def next_step(
     kind: str, cause: Cause | None, *, op: str, why: str, kernel: str, site: str, seq: int, ratio: float
 ) -> str:
-    """A sentence on what to do about a finding."""
+    """A sentence on what to do about a finding, or about a compiled region that could not be verified."""
+    if op.startswith(REGION):
+        return _BY_REGION.get((kind, cause), _BY_REGION_KIND.get(kind, _COMPILE_CHECK))
     template = _BY_KIND[kind] if cause is None else _BY_CAUSE.get((kind, cause), _BY_KIND[kind])
     return template.format(
         op=op,

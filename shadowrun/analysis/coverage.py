@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shadowrun.analysis.table import Row, Skipped, Table
 from shadowrun.analysis.words import plural
+from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
 __all__ = ["Coverage", "MissingKernel", "OperatorCoverage", "cover"]
@@ -37,7 +38,7 @@ class MissingKernel:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Coverage by operators and by calls; views and other skipped operators are not counted in it.
+    """Coverage by operators and by calls; views, other skipped operators and compiled regions are not counted in it.
 
     Attributes:
         operators: Those that need work first.
@@ -77,7 +78,7 @@ def cover(table: Table) -> Coverage:
     by_op: dict[str, list[Row]] = defaultdict(list)
     waiting: dict[str, Counter[str]] = defaultdict(Counter)
     for row in table.rows:
-        if row.outcome.status is Status.SKIPPED:
+        if row.outcome.status is Status.SKIPPED or row.context.op.startswith(REGION):
             continue
         by_op[row.context.op].append(row)
         if row.outcome.missing_kernel:

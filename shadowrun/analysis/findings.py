@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shadowrun.settings import KnownLine
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["KINDS", "Finding", "Note", "find", "note", "own_failures", "without_numbers"]
+__all__ = ["KINDS", "Finding", "Note", "find", "note", "own_failures", "without_numbers", "worst_diff"]
 
 KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 """Kinds of findings, the most actionable first."""
@@ -185,7 +185,7 @@ def _finding(
 ) -> Finding:
     worst_row = _worst(rows)
     worst_seq = worst_row.group.worst_seq
-    worst = _worst_diff(data, worst_seq)
+    worst = worst_diff(data, worst_seq)
     evidence, confidence = _evidence(data, worst_seq)
     kernels = unique(row.outcome.missing_kernel for row in rows)
     modules = unique(row.context.module for row in rows)
@@ -311,7 +311,8 @@ def _notes(table: Table, data: DataFile, wanted: Callable[[Row], bool]) -> list[
     return sorted(notes, key=lambda n: (-n.n_calls, n.first_seq))
 
 
-def _worst_diff(data: DataFile, seq: int) -> TensorDiff | None:
+def worst_diff(data: DataFile, seq: int) -> TensorDiff | None:
+    """The worst of a call's differences; None where it had none."""
     diffs = read_diffs(data, [seq]).get(seq, [])
     return max(
         diffs,

@@ -33,6 +33,7 @@ def judge(
     counts: dict[Status, int],
     fail_on: Collection[str] = FAIL_ON,
     known: Iterable[Finding] = (),
+    regions: str = "",
 ) -> Gate:
     """Judge a run: findings of the kinds in `fail_on` fail it, and so does a run that verified nothing.
 
@@ -41,6 +42,7 @@ def judge(
         counts: Calls by status.
         fail_on: Kinds that fail the run.
         known: Those that a ledger excuses; they are named, and fail nothing.
+        regions: How many compiled regions there were and what became of them, as `Regions.line` says it.
     """
     kinds = Counter(finding.kind for finding in findings)
     named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
@@ -49,6 +51,7 @@ def judge(
     excused = Counter(finding.kind for finding in known)
     passing += [_count(excused[kind], f"known {kind}") for kind in KINDS if excused[kind]]
     also = f" ({', '.join(passing)} not counted)" if passing else ""
+    also += f"; {regions}" if regions else ""
     n_compared = counts[Status.MATCH] + counts[Status.MISMATCH]
     if failing:
         return Gate(False, f"FAILED: {', '.join(failing)}{also}", frozenset(fail_on))

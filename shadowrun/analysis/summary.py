@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
@@ -76,10 +77,14 @@ class OperatorSummary:
 
 
 def summarise(table: Table) -> list[OperatorSummary]:
-    """Summaries of all recorded operators, sorted by the work they need: unsupported first, matching last."""
+    """Summaries of all recorded operators, sorted by the work they need: unsupported first, matching last.
+
+    Compiled regions are no operators: `summarise_regions` has them.
+    """
     by_op: dict[str, list[Row]] = defaultdict(list)
     for row in table.rows:
-        by_op[row.context.op].append(row)
+        if not row.context.op.startswith(REGION):
+            by_op[row.context.op].append(row)
     skipped: Counter[str] = Counter()
     for skip in table.skipped:
         skipped[skip.op] += skip.n

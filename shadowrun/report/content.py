@@ -11,13 +11,26 @@ from shadowrun.analysis.findings import without_numbers
 from shadowrun.analysis.words import plural
 from shadowrun.report.tame import tame
 from shadowrun.report.words import clip, overhead
+from shadowrun.store.records import REGION
 from shadowrun.store.sources import are_ranks, name_runs
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shadowrun.analysis import Coverage, DriftStep, Finding, Gate, Known, Note, OperatorSummary, Skipped, Step
+    from shadowrun.analysis import (
+        Coverage,
+        DriftStep,
+        Finding,
+        Gate,
+        Known,
+        Note,
+        OperatorSummary,
+        Regions,
+        RegionSummary,
+        Skipped,
+        Step,
+    )
     from shadowrun.store.sources import SourceRun
     from shadowrun.types import OpRecord, RunInfo
 
@@ -50,6 +63,9 @@ class Source(Protocol):
         """As in `Run`."""
 
     def summary(self) -> list[OperatorSummary]:
+        """As in `Run`."""
+
+    def regions(self) -> Regions:
         """As in `Run`."""
 
     def findings(self) -> list[Finding]:
@@ -133,6 +149,9 @@ class Content:
     sections: tuple[Section, ...]
     known: Top[Finding]
     operators: Top[OperatorSummary]
+    regions: Top[RegionSummary]
+    regions_line: str
+    regions_skipped: Top[Skipped]
     notes: Top[Note]
     skipped: Top[Skipped]
     own_failures: Top[Note]
@@ -142,6 +161,7 @@ class Content:
         """Collect what a report on `run` says."""
         info, sources = tame(run.info), run.sources()
         findings, coverage, first, known = run.findings(), run.coverage(), run.first_divergence(), run.known()
+        regions = run.regions()
         by_kind = {kind: [f for f in findings if f.kind == kind] for kind in _SECTIONS}
         return cls(
             info=info,
@@ -164,8 +184,11 @@ class Content:
             ),
             known=Top.of(known.findings, MAX_ROWS),
             operators=Top.of(run.summary(), MAX_OPERATORS),
+            regions=Top.of(regions.rows, MAX_ROWS),
+            regions_line=regions.line,
+            regions_skipped=Top.of(_by_reason(regions.skipped), MAX_ROWS),
             notes=Top.of(run.notes(), MAX_ROWS),
-            skipped=Top.of(_by_reason(coverage.skipped), MAX_ROWS),
+            skipped=Top.of(_by_reason(s for s in coverage.skipped if not s.op.startswith(REGION)), MAX_ROWS),
             own_failures=Top.of(run.own_failures(), MAX_ROWS),
         )
 

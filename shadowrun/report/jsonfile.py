@@ -35,6 +35,7 @@ class JsonReport:
             "findings": run.findings(),
             "known": run.known(),
             "operators": run.summary(),
+            "regions": run.regions(),
             "coverage": coverage,
             "percent_operators": coverage.percent_operators,
             "percent_calls": coverage.percent_calls,

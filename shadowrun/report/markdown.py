@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from shadowrun.report.content import Content, Source
 from shadowrun.report.words import (
     KNOWN_LEAD,
+    REGIONS_LEAD,
     clip,
     describe,
     describe_record,
+    describe_region,
     deviation,
     duration,
     excuse,
     figure,
     listed,
     outcome,
+    region_outcomes,
+    short_site,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +83,7 @@ def _lines(content: Content) -> Iterator[str]:
         ),
         content.operators.n_more + len(content.operators.rows) - len(shown),
     )  # fmt: skip
+    yield from _regions(content)
     yield from _coverage(content)
     if content.notes.rows:
         yield "## Notes\n"
@@ -102,6 +107,31 @@ def _lines(content: Content) -> Iterator[str]:
         )
         yield from _table(("Operator", "What happened", "Calls"), failures, content.own_failures.n_more)
     yield f"**{_text(content.gate.line)}**"
+
+
+def _regions(content: Content) -> Iterator[str]:
+    if not content.regions.rows and not content.regions_skipped.rows:
+        return
+    yield "## Compiled regions\n"
+    yield f"{REGIONS_LEAD}\n"
+    yield f"**{_text(content.regions_line)}**\n"
+    rows = (
+        (
+            r.name, r.phase, f"{r.n_calls:,}", ", ".join(f"{n:,} {s}" for n, s in region_outcomes(r)),
+            "-" if r.worst is None else figure(r.worst.max_abs), f"{r.n_operators:,}" if r.n_operators >= 0 else "-",
+            r.backend, short_site(r.site),
+        )
+        for r in content.regions.rows
+    )  # fmt: skip
+    head = ("Region", "Phase", "Calls", "Outcome", "Max abs", "Operators", "Backend", "Line")
+    yield from _table(head, rows, content.regions.n_more)
+    for region in content.regions.rows[:MAX_FINDINGS]:
+        lines = describe_region(region)
+        if lines:
+            yield f"### {_text(region.name)} {region.phase}\n"
+            yield from _items(lines)
+    for skip in content.regions_skipped.rows:
+        yield f"> Not compared: {skip.n:,} calls of {_text(skip.op)}, {_text(skip.reason)}\n"
 
 
 def _coverage(content: Content) -> Iterator[str]:

@@ -13,9 +13,11 @@ from rich.text import Text
 from shadowrun.report.content import Content, Source
 from shadowrun.report.words import (
     KNOWN_LEAD,
+    REGIONS_LEAD,
     clip,
     describe,
     describe_record,
+    describe_region,
     deviation,
     duration,
     excuse,
@@ -23,6 +25,7 @@ from shadowrun.report.words import (
     listed,
     outcome,
     reason,
+    region_outcomes,
     short_site,
 )
 
@@ -100,6 +103,7 @@ class _Page:
             self._more(section.n - MAX_FINDINGS)
         self._known()
         self._operators()
+        self._regions()
         self._coverage()
         self._notes("Not verified, or worth knowing", "", content.notes.rows, content.notes.n_more)
         self._skipped()
@@ -230,6 +234,40 @@ class _Page:
             )
         self.console.print(table)
         self._more(len(self.content.operators.rows) + self.content.operators.n_more - MAX_OPERATORS, "operators")
+
+    def _regions(self) -> None:
+        content = self.content
+        if not content.regions.rows and not content.regions_skipped.rows:
+            return
+        self._heading("Compiled regions", REGIONS_LEAD)
+        self.console.print(Text(content.regions_line))
+        if content.regions.rows:
+            self._region_table()
+        for region in content.regions.rows[:MAX_ROWS]:
+            lines = describe_region(region)
+            if lines:
+                self.console.print()
+                self.console.print(Text(f"{region.name} {region.phase}", f"bold {COLOURS[region.status]}"))
+                self._lines(lines)
+        for skip in content.regions_skipped.rows[:MAX_ROWS]:
+            self.console.print(Text(f"not compared: {skip.n:,} calls of {skip.op}, {skip.reason}", "yellow"))
+
+    def _region_table(self) -> None:
+        rows = self.content.regions
+        table = self._table(
+            ("region", ""), ("phase", ""), ("calls", "number"), ("outcome", ""), ("max abs", "number"),
+            ("operators", "number"), ("backend", ""), ("line", ""),
+        )  # fmt: skip
+        for region in rows.rows[:MAX_OPERATORS]:
+            outcomes = Text(", ").join(Text(f"{n:,} {s}", COLOURS[s]) for n, s in region_outcomes(region))
+            table.add_row(
+                Text(region.name), Text(region.phase), f"{region.n_calls:,}", outcomes,
+                "-" if region.worst is None else figure(region.worst.max_abs),
+                f"{region.n_operators:,}" if region.n_operators >= 0 else "-",
+                Text(region.backend), Text(short_site(region.site)),
+            )  # fmt: skip
+        self.console.print(table)
+        self._more(len(rows.rows) + rows.n_more - MAX_OPERATORS, "regions")
 
     def _coverage(self) -> None:
         coverage = self.content.coverage

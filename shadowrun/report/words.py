@@ -8,14 +8,16 @@ import os.path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shadowrun.analysis import Finding, MinTolerance, OperatorSummary
+    from shadowrun.analysis import Finding, MinTolerance, OperatorSummary, RegionSummary
     from shadowrun.types import OpRecord, RunInfo, TensorDiff
 
 __all__ = [
     "KNOWN_LEAD",
+    "REGIONS_LEAD",
     "clip",
     "describe",
     "describe_record",
+    "describe_region",
     "deviation",
     "duration",
     "excuse",
@@ -25,6 +27,7 @@ __all__ = [
     "overhead",
     "percent",
     "reason",
+    "region_outcomes",
     "short_site",
     "tolerance",
     "worst",
@@ -32,6 +35,9 @@ __all__ = [
 
 MAX_TEXT = 400
 KNOWN_LEAD = "The ledger excuses these: they fail nothing, and no other part of the report lists them as findings."
+
+
+REGIONS_LEAD = "What torch.compile made of the program: it ran compiled, and each graph was run eagerly on the same inputs, as a whole."
 
 
 def clip(text: str, length: int = MAX_TEXT) -> str:
@@ -207,6 +213,28 @@ def describe_record(record: OpRecord, advice: str = "", origin: str = "") -> lis
     lines.append(("why", outcome(verdict.cause, verdict.explanation, verdict.evidence, verdict.confidence)))
     if advice:
         lines.append(("do", advice))
+    return [(label, clip(text)) for label, text in lines]
+
+
+def region_outcomes(region: RegionSummary) -> list[tuple[int, str]]:
+    """Calls by status, worst first."""
+    counts = (
+        (region.n_mismatch, "mismatch"), (region.n_error, "error"), (region.n_unverified, "unverified"),
+        (region.n_match, "match"),
+    )  # fmt: skip
+    return [(n, status) for n, status in counts if n]
+
+
+def describe_region(region: RegionSummary) -> list[tuple[str, str]]:
+    """Labelled lines: where, what differs, why, and what to do; none where all is right and nothing to be said."""
+    if region.status == "match" and not region.explanation:
+        return []
+    why = outcome(region.cause or None, region.explanation, "", 1)
+    lines = [("differs", worst(region.worst))] if region.worst is not None else []
+    lines += [("why", why)] if why else []
+    lines += [("do", region.next_step)] if region.next_step else []
+    if lines and region.callers and region.callers[0] != region.site:
+        lines.insert(0, ("called at", listed(region.callers)))
     return [(label, clip(text)) for label, text in lines]
 
 

@@ -74,6 +74,11 @@ _OF_FILE = (
 )
 """Copies what belongs to all runs of a file."""
 
+_REGIONS = """
+insert or ignore into region select o.new, backend, n_operators, r.site
+from old.region r join map_op o on o.old = op_id
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -161,7 +166,10 @@ class Copier:
         (verdicts,) = run("select coalesce(max(id), 0) from main.verdict").fetchone()
         for sql in _OF_FILE:
             run(sql, {"verdicts": verdicts})
-        has_sources = run("select 1 from old.sqlite_master where name = 'source'").fetchone() is not None
+        tables = {name for (name,) in run("select name from old.sqlite_master")}
+        if "region" in tables:
+            run(_REGIONS)
+        has_sources = "source" in tables
         diff_columns = run("select name from pragma_table_info('diff', 'old')").fetchall()
         counts_zeros = ("n_from_zero",) in diff_columns
         for part, new in runs:

@@ -37,6 +37,7 @@ _INSERTS = {
     "verdict": "insert into verdict values (?, ?, ?, ?)",
     "diff": "insert into diff values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "capture": "insert into capture values (?, ?, ?)",
+    "region": "insert or ignore into region values (?, ?, ?, ?)",
     "step": "insert or replace into step (step, started_s, wall_s) values (?, ?, ?)",
     "skipped": "insert into skipped values (?, ?, ?, ?) "
     "on conflict (op_id, device, reason) do update set n = n + excluded.n",
@@ -117,6 +118,11 @@ class Pending:
         for position, diff in enumerate(diffs):
             actual, expected = self._form(diff.actual), self._form(diff.expected)
             self.tables["diff"].append(encode_diff(seq, position, actual, expected, diff))
+
+    def region(self, op: str, backend: str, n_operators: int, site: str) -> None:
+        """Add what is known of a compiled region."""
+        with self._lock:
+            self.tables["region"].append((self._intern("op", op), backend, n_operators, site))
 
     def skipped(self, counts: Mapping[tuple[str, str, str], int]) -> None:
         """Add numbers of skipped calls."""

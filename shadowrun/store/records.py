@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["counts_zeros", "first_mismatch", "read_diffs", "read_records"]
+__all__ = ["REGION", "counts_zeros", "first_mismatch", "read_diffs", "read_records"]
+
+REGION = "compiled::"
+"""Compiled regions are recorded like operators of this name space."""
 
 PIECE = 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["APPLICATION_ID", "SCHEMA", "SCHEMA_VERSION", "SEVERITY"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
 
 APPLICATION_ID = 0x53484452
@@ -17,6 +17,7 @@ SCHEMA = """\
 --   1  first version
 --   2  table source, step.source_id: files that several runs were combined into; diff.n_from_zero
 --   3  table capture: inputs of failing calls, kept in a folder beside the file
+--   4  table region: graphs that torch.compile made
 --
 -- NaN is stored as the text 'nan' in REAL columns (SQLite would make it NULL); infinities are stored
 -- as they are. -1 means: not measured. Times are in microseconds.
@@ -122,6 +123,13 @@ create table capture (          -- calls whose inputs were kept, in the folder <
     seq integer primary key,    -- call.seq
     file text not null,         -- a bare name in that folder, as 0.pt
     bytes integer not null
+);
+
+create table region (           -- graphs that torch.compile made, recorded like operators called compiled::graph 0
+    op_id integer primary key references op (id),
+    backend text not null,      -- inductor
+    n_operators integer not null,  -- in the graph; -1 where torch kept none
+    site text not null          -- first line of the user's code in it; empty where it is not known
 );
 
 create table skipped (          -- calls that were not compared on purpose, only counted

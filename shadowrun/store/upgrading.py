@@ -26,7 +26,9 @@ def upgrade(connection: sqlite3.Connection) -> None:
     try:
         if version < 2:
             _from_1(connection)
-        connection.execute(_create("capture"))
+        if version < 3:
+            connection.execute(_create("capture"))
+        connection.execute(_create("region"))
         connection.execute(f"pragma user_version = {SCHEMA_VERSION}")
         connection.execute("commit")
     except BaseException:

@@ -138,6 +138,68 @@ CALLS = [
      Verdict(Status.UNVERIFIED, None, "budget: call holds 6 GiB"), "", (), -1, 300),
 ]  # fmt: skip
 
+# name, backend, operators, first line: recorded in the first step
+REGIONS = [
+    ("compiled::graph 0", "inductor", 12, "/home/me/net/head.py:21 in forward"),
+    ("compiled::graph 1", "inductor", 31, ""),
+    ("compiled::graph 2", "openvino", 4, "/home/me/net/loss.py:9 in smooth"),
+    ("compiled::graph 3", "inductor", 6, "/home/me/net/drop.py:5 in forward"),
+]
+REGION_CALLS = [
+    (
+        "compiled::graph 0",
+        F,
+        Verdict(Status.MATCH, Cause.ROUNDING, "nearer the truth than eager", "sum: 0.2 units of rounding against 3.1"),
+        (
+            diff(
+                "sum",
+                "f32",
+                64,
+                n_different=5,
+                max_abs=1.2e-7,
+                max_rel=2e-7,
+                max_ulp=2,
+                remaining_bits=22,
+                worst_index=(3,),
+                worst_actual=0.5,
+                worst_expected=0.50000012,
+                excess_actual=0.2,
+                excess_expected=3.1,
+            ),
+        ),
+    ),
+    (
+        "compiled::graph 1",
+        B,
+        Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", "mul: 61 of 64 elements beyond rounding", 0.9),
+        (
+            diff(
+                "mul",
+                "f32",
+                64,
+                n_different=64,
+                n_mismatched=61,
+                max_abs=0.5,
+                max_rel=1.0,
+                max_ulp=8_388_608,
+                remaining_bits=0,
+                worst_index=(7,),
+                worst_actual=0.5,
+                worst_expected=1.0,
+                excess_actual=9_000_000.0,
+                excess_expected=0.3,
+            ),
+        ),
+    ),
+    ("compiled::graph 2", F, MATCH, ()),
+    (
+        "compiled::graph 3",
+        F,
+        Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "compiled code draws otherwise than eager"),
+        (),
+    ),
+]
+
 SKIPPED = {
     ("aten::view", "npu:0", "view: no values are computed"): 420,
     ("aten::t", "npu:0", "view: no values are computed"): 60,
@@ -146,8 +208,8 @@ SKIPPED = {
 }
 
 
-def build(path: Path | None = None, steps: int = 3, **options) -> DataFile:
-    """Record the run; every step makes the same calls, and the accumulated error grows."""
+def build(path: Path | None = None, steps: int = 3, *, compiled: bool = False, **options) -> DataFile:
+    """Record the run; every step makes the same calls, and the accumulated error grows; `compiled` adds regions."""
     data = DataFile.create(path, options.pop("info", INFO), **options)
     contexts = [
         data.context_id(op, inputs, dtypes, shapes, module, phase, site, "npu:0")
@@ -164,5 +226,14 @@ def build(path: Path | None = None, steps: int = 3, **options) -> DataFile:
             seq += 1
         data.add_step(step, 1.1 * step, 1.05)
     data.add_skipped(SKIPPED)
+    for name, backend, n, site in REGIONS if compiled else ():
+        data.add_region(name, backend, n, site)
+    for name, phase, verdict, diffs in REGION_CALLS if compiled else ():
+        form = (name, "f32[64, 8]", ("f32",), "[64, 8]", "ResNet.head", phase, "train.py:52 in step", "npu:0")
+        data.add_diffs(seq, diffs)
+        data.add((seq, 0, data.context_id(*form), data.verdict_id(verdict), -1.0, -1.0, -1.0, -1.0))
+        seq += 1
+    if compiled:
+        data.add_skipped({("compiled::graph", "", "compiled before the comparison began"): 7})
     data.close()
     return data

@@ -1,0 +1,162 @@
+"""Compiled regions: what `torch.compile` made of the program, beside the operators that ran one by one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shadowrun.analysis.advice import next_step
+from shadowrun.analysis.findings import worst_diff
+from shadowrun.analysis.summary import unique
+from shadowrun.analysis.table import Skipped
+from shadowrun.analysis.words import plural
+from shadowrun.store.records import REGION
+from shadowrun.types import Phase, Status
+
+if TYPE_CHECKING:
+    from shadowrun.analysis.table import Row, Table
+    from shadowrun.store.datafile import DataFile
+    from shadowrun.types import TensorDiff
+
+__all__ = ["RegionSummary", "Regions", "summarise_regions"]
+
+MAX_SITES = 3
+_WORST_FIRST = (Status.MISMATCH, Status.ERROR, Status.UNVERIFIED, Status.MATCH)
+_PHASES = {phase: k for k, phase in enumerate(Phase)}
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSummary:
+    """One compiled graph in one phase of the training step.
+
+    Attributes:
+        name: ``compiled::graph 0``.
+        phase: Forward, backward or optimizer: where the compiled code was called.
+        backend: Which made it; empty where that is not known.
+        n_operators: Operators in the graph; -1 where torch kept none.
+        site: First line of the user's code in it, else the first that called it.
+        callers: The first lines that called it.
+        n_calls, n_match, n_mismatch, n_unverified, n_error: Calls; errors are shadowrun's own failures.
+        status: The worst of these.
+        cause, explanation: Of the calls with that status; *nearer the truth than eager* where eager is the worse one.
+        worst: The worst difference of all; None where all were bit-identical.
+        worst_seq: Number of its call, -1 where there is none.
+        next_step: What to do; empty where nothing is.
+    """
+
+    name: str
+    phase: Phase
+    backend: str
+    n_operators: int
+    site: str
+    callers: tuple[str, ...]
+    n_calls: int
+    n_match: int
+    n_mismatch: int
+    n_unverified: int
+    n_error: int
+    status: Status
+    cause: str
+    explanation: str
+    worst: TensorDiff | None
+    worst_seq: int
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """All compiled regions of a run.
+
+    Attributes:
+        rows: Those that need work first.
+        skipped: Calls of regions that were not compared on purpose, and why.
+        line: ``3 compiled regions: 2 match, 1 mismatch``; empty where there is none.
+    """
+
+    rows: tuple[RegionSummary, ...]
+    skipped: tuple[Skipped, ...]
+    line: str
+
+
+def summarise_regions(table: Table, data: DataFile) -> Regions:
+    """The compiled regions that a run met."""
+    known = _known(data)
+    grouped: dict[tuple[str, Phase], list[Row]] = defaultdict(list)
+    for row in table.rows:
+        if row.context.op.startswith(REGION):
+            grouped[row.context.op, row.context.phase].append(row)
+    rows = [_region(*key, rows, known.get(key[0], ("", -1, "")), data) for key, rows in grouped.items()]
+    rows.sort(key=lambda r: (_WORST_FIRST.index(r.status), _natural(r.name), _PHASES[r.phase]))
+    skipped = tuple(s for s in table.skipped if s.op.startswith(REGION))
+    return Regions(tuple(rows), skipped, _line(rows, skipped))
+
+
+def _known(data: DataFile) -> dict[str, tuple[str, int, str]]:
+    if next(data.query("select 1 from sqlite_master where name = 'region'"), None) is None:  # before schema 4
+        return {}
+    sql = "select name, backend, n_operators, site from region join op on op.id = op_id"
+    return {name: (backend, n, site) for name, backend, n, site in data.query(sql)}
+
+
+def _region(name: str, phase: Phase, rows: list[Row], known: tuple[str, int, str], data: DataFile) -> RegionSummary:
+    counts: Counter[Status] = Counter()
+    for row in rows:
+        counts[row.outcome.status] += row.group.n
+    status = next((s for s in _WORST_FIRST if counts[s]), Status.MATCH)
+    worst = max((row for row in rows if row.outcome.status is status), key=lambda r: r.group.severity)
+    # A match says most where it is nearer the truth than eager, which need not be where it differs most.
+    told = next((r for r in rows if r.outcome.status is status and r.outcome.explanation), worst)
+    shown = worst if status is not Status.MATCH else told
+    farthest = max(rows, key=lambda r: r.group.severity)
+    seq = farthest.group.worst_seq if farthest.group.severity >= 0 else -1
+    callers = unique(row.context.site for row in rows)
+    backend, n_operators, line = known
+    return RegionSummary(
+        name=name,
+        phase=phase,
+        backend=backend,
+        n_operators=n_operators,
+        site=line or (callers[0] if callers else ""),
+        callers=callers[:MAX_SITES],
+        n_calls=counts.total(),
+        n_match=counts[Status.MATCH],
+        n_mismatch=counts[Status.MISMATCH],
+        n_unverified=counts[Status.UNVERIFIED],
+        n_error=counts[Status.ERROR],
+        status=status,
+        cause=str(shown.outcome.cause or ""),
+        explanation=shown.outcome.explanation,
+        worst=worst_diff(data, seq) if seq >= 0 else None,
+        worst_seq=seq,
+        next_step=_advice(name, status, shown),
+    )
+
+
+def _advice(name: str, status: Status, row: Row) -> str:
+    if status is Status.MATCH:
+        return ""
+    kind = "mismatch" if status is Status.MISMATCH else "unverified"
+    why, seq = row.outcome.explanation, row.group.first_seq
+    return next_step(kind, row.outcome.cause, op=name, why=why, kernel="", site=row.context.site, seq=seq, ratio=0.0)
+
+
+def _line(rows: list[RegionSummary], skipped: tuple[Skipped, ...]) -> str:
+    parts = []
+    if rows:
+        counts = Counter(row.status for row in rows)
+        each = ", ".join(f"{counts[s]} {_VERBS.get(s, str(s))}" for s in (Status.MATCH, *_WORST_FIRST[:3]) if counts[s])
+        parts.append(f"{plural(len(rows), 'compiled region')}: {each}")
+    n_skipped = sum(s.n for s in skipped)
+    if n_skipped:
+        parts.append(f"{plural(n_skipped, 'call')} of compiled regions not compared")
+    return "; ".join(parts)
+
+
+_VERBS = {Status.ERROR: "failed"}
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Order in which graph 2 comes before graph 10."""
+    last = name.rpartition(" ")[2]
+    return (int(last) if last.isdecimal() else 1 << 30, name)
