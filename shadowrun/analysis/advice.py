@@ -68,7 +68,7 @@ _COMPILE_CHECK = (
     "Call shadowrun.compile_check(model, *inputs), or run `shadowrun compile` on the program: it names the operator of "
     "the graph that is wrong."
 )
-_BY_REGION = {
+_BY_REGION: dict[tuple[str, Cause | None], str] = {
     ("mismatch", Cause.REFERENCE): "The compiled code is right and eager is not: compare eager with another platform.",
     ("unverified", Cause.RANDOMNESS): "Call shadowrun.compile_check(model, *inputs): it compiles the graph once more "
     "with eager's draws as its inputs, and judges all but the draws.",

@@ -37,7 +37,10 @@ MAX_TEXT = 400
 KNOWN_LEAD = "The ledger excuses these: they fail nothing, and no other part of the report lists them as findings."
 
 
-REGIONS_LEAD = "What torch.compile made of the program: it ran compiled, and each graph was run eagerly on the same inputs, as a whole."
+REGIONS_LEAD = (
+    "What torch.compile made of the program: it ran compiled, and each graph was run eagerly on the same inputs, "
+    "as a whole."
+)
 
 
 def clip(text: str, length: int = MAX_TEXT) -> str:
