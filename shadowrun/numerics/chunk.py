@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from shadowrun.numerics.classes import Floats  # noqa: TC001
 
-__all__ = ["UNSIGNED", "Chunk", "greatest_steps"]
+__all__ = ["UNSIGNED", "Chunk", "extremes", "greatest_steps"]
 
 Ints = npt.NDArray[Any]
 
@@ -35,6 +35,14 @@ class Chunk(NamedTuple):
     start: int
 
 
+def extremes(values: npt.NDArray[Any]) -> tuple[float, float]:
+    """Least and greatest element of a flat array that is not empty, NaN if there is one.
+
+    An index costs less to find than a value: numpy reduces through its ufunc machinery, 0.7 µs for a few elements.
+    """
+    return values.item(values.argmin()), values.item(values.argmax())
+
+
 def greatest_steps(chunk: Chunk, room: Ints, *, signed: bool) -> int:
     """Greatest distance in units in the last place, where no two elements differ in sign.
 
@@ -45,6 +53,7 @@ def greatest_steps(chunk: Chunk, room: Ints, *, signed: bool) -> int:
     """
     if signed:
         steps = np.subtract(chunk.bits_actual, chunk.bits_expected, out=room)
-        return max(int(np.maximum.reduce(steps)), -int(np.minimum.reduce(steps)))
+        least, most = extremes(steps)
+        return int(max(most, -least))
     a, e = chunk.bits_actual.view(np.uint8), chunk.bits_expected.view(np.uint8)
     return int((np.maximum(a, e) - np.minimum(a, e)).max())

@@ -6,19 +6,22 @@ reductions; torch widens 16-bit floats faster). Chunks that are equal are only l
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from shadowrun.numerics.bits import dense_order, same_memory
 from shadowrun.numerics.floats import FloatChunks
-from shadowrun.numerics.form import Value, as_tensor, form_difference, meta
+from shadowrun.numerics.form import Value, as_tensor, forms
 from shadowrun.numerics.integers import add_integers
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits
 from shadowrun.numerics.totals import Totals
 from shadowrun.types import TensorDiff
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["CHUNK", "diff"]
 
@@ -41,31 +44,28 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
     Raises:
         Uncomparable: If torch cannot give the values of a tensor.
     """
-    detail = form_difference(actual, expected)
-    form = TensorDiff(name, meta(actual), meta(expected), detail=detail)
-    if actual is None or expected is None or form.actual.shape != form.expected.shape:
-        return form
+    form_actual, form_expected, detail = forms(actual, expected)
+    if actual is None or expected is None or form_actual.shape != form_expected.shape:
+        return TensorDiff(name, form_actual, form_expected, detail=detail)
     left, right = plain(as_tensor(actual)), plain(as_tensor(expected))
     if left.shape != right.shape:
-        return form
+        return TensorDiff(name, form_actual, form_expected, detail=detail)
     if left.dtype != right.dtype:
         left, right = left.to(torch.float64), right.to(torch.float64)
-    order = dense_order(right)
-    left, right = left.permute(order).contiguous(), right.permute(order).contiguous()
-    flat_left, flat_right = left.reshape(-1), right.reshape(-1)
+    shape, n = left.shape, left.numel()
+    order = None
+    if not (left.is_contiguous() and right.is_contiguous()):
+        order = dense_order(right)
+        left, right = left.permute(order).contiguous(), right.permute(order).contiguous()
+    left, right = left.view(-1), right.view(-1)
     fmt = FORMATS.get(left.dtype)
-    totals = _add_up(flat_left, flat_right, fmt)
-    index: tuple[int, ...] = ()
+    totals = _add_up(left, right, fmt)
     worst = max(totals.worst, 0)
-    if left.numel():
-        by_order = np.unravel_index(worst, left.shape)
-        place = dict(zip(order, map(int, by_order), strict=True))
-        index = tuple(place[d] for d in range(len(order)))[: len(form.actual.shape)]
     return TensorDiff(
         name,
-        form.actual,
-        form.expected,
-        n_elements=left.numel(),
+        form_actual,
+        form_expected,
+        n_elements=n,
         n_different=totals.n_different,
         max_abs=totals.max_abs,
         max_rel=totals.max_rel,
@@ -76,19 +76,40 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
         n_inf=totals.n_inf,
         n_zero_sign=totals.n_zero_sign,
         n_subnormal=totals.n_subnormal,
-        worst_index=index,
-        worst_actual=float(flat_left[worst].item()) if left.numel() else 0.0,
-        worst_expected=float(flat_right[worst].item()) if left.numel() else 0.0,
+        worst_index=_index(worst, shape, order)[: len(form_actual.shape)] if n else (),
+        worst_actual=_value(left, worst) if n else 0.0,
+        worst_expected=_value(right, worst) if n else 0.0,
         detail=detail,
         n_from_zero=totals.n_from_zero,
     )
+
+
+def _value(flat: torch.Tensor, index: int) -> float:
+    if flat.dtype is torch.float32 or flat.dtype is torch.float64:
+        return flat.numpy().item(index)  # type: ignore[no-any-return]
+    return float(flat[index].item())
+
+
+def _index(flat: int, shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
+    """Index of an element.
+
+    Args:
+        flat: Where it lies in memory.
+        shape: Sizes of the tensor.
+        order: Order of the dimensions in memory, outermost first; None: as they are.
+    """
+    dims = range(len(shape)) if order is None else order
+    index = [0] * len(shape)
+    for d in reversed(dims):
+        flat, index[d] = divmod(flat, shape[d])
+    return tuple(index)
 
 
 def _add_up(left: torch.Tensor, right: torch.Tensor, fmt: FloatFormat | None) -> Totals:
     totals = Totals()
     with np.errstate(all="ignore"):
         if fmt is not None:
-            chunks = FloatChunks(totals, left, right, fmt)
+            chunks = FloatChunks(totals, left, right)
             for start in range(0, left.numel(), chunks.length):
                 chunks.add(start)
             return totals

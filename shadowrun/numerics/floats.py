@@ -14,21 +14,22 @@ What is left goes to `unusual`.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from shadowrun.numerics.bits import same_memory
-from shadowrun.numerics.chunk import UNSIGNED, Chunk, greatest_steps
+from shadowrun.numerics.chunk import UNSIGNED, Chunk, extremes, greatest_steps
+from shadowrun.numerics.precision import FORMATS, FloatFormat
 from shadowrun.numerics.scratch import BYTES, scratch
 from shadowrun.numerics.sums import sum_of_squares
 from shadowrun.numerics.unusual import Passes, add_unusual, without_classes
 
 if TYPE_CHECKING:
-    from shadowrun.numerics.precision import FloatFormat
     from shadowrun.numerics.totals import Totals
 
 __all__ = ["FloatChunks"]
@@ -37,9 +38,54 @@ _WIDE: Final[dict[torch.dtype, type[np.float32 | np.float64]]] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
 }
-_max, _min = np.maximum.reduce, np.minimum.reduce  # the methods of arrays go through Python first
 _ROUNDED: Final = 1 + 2.0**-20
 """More than rounding to float32 takes from a difference and a quotient."""
+
+
+_max = np.maximum.reduce  # the methods of arrays go through Python first
+
+
+class _Constants(NamedTuple):
+    """What follows from a dtype alone.
+
+    Attributes:
+        fmt: The format.
+        wide: Type in which the arithmetic is done.
+        widen: The dtype is another one.
+        length: Elements of a chunk.
+        unsigned: Integers of the dtype's size.
+        sign: Bit of the sign.
+        infinity: Its bits, in formats of two bytes and more.
+        steps_of_ratio: Units in the last place that a ratio of 1 may have, at most.
+        vanishing: Mean square below which squares may have underflowed.
+    """
+
+    fmt: FloatFormat
+    wide: type[np.float32 | np.float64]
+    widen: bool
+    length: int
+    unsigned: Any
+    sign: int
+    infinity: int
+    steps_of_ratio: float
+    vanishing: float
+
+
+@functools.cache
+def _constants(dtype: torch.dtype) -> _Constants:
+    fmt, wide = FORMATS[dtype], dtype is torch.float64
+    sign = 1 << (8 * dtype.itemsize - 1)
+    return _Constants(
+        fmt,
+        _WIDE.get(dtype, np.float32),
+        widen=dtype not in _WIDE,
+        length=BYTES // (8 if wide else 4),
+        unsigned=UNSIGNED[dtype.itemsize],
+        sign=sign,
+        infinity=sign - (1 << fmt.mantissa),
+        steps_of_ratio=2.0 ** (fmt.mantissa + 1) * _ROUNDED,
+        vanishing=1e-280 if wide else 1e-30,
+    )
 
 
 class FloatChunks:
@@ -49,27 +95,19 @@ class FloatChunks:
         totals: What to add to.
         left: The target's result.
         right: The reference's.
-        fmt: Their format.
     """
 
-    def __init__(self, totals: Totals, left: torch.Tensor, right: torch.Tensor, fmt: FloatFormat) -> None:
+    def __init__(self, totals: Totals, left: torch.Tensor, right: torch.Tensor) -> None:
         self._totals = totals
-        self._fmt = fmt
+        self._c = c = _constants(left.dtype)
         self._left, self._right = left, right
-        self._bits_a: npt.NDArray[Any] = left.view(fmt.view).numpy()
-        self._bits_e: npt.NDArray[Any] = right.view(fmt.view).numpy()
+        self._bits_a: npt.NDArray[Any] = left.view(c.fmt.view).numpy()
+        self._bits_e: npt.NDArray[Any] = right.view(c.fmt.view).numpy()
         self._pointers = left.data_ptr(), right.data_ptr()
-        self._widen = left.dtype not in _WIDE
-        self._float = _WIDE.get(left.dtype, np.float32)
-        width = 8 if left.dtype is torch.float64 else 4
-        self.length = BYTES // width
-        self._gap, self._ratio = scratch.gap.view(self._float), scratch.ratio.view(self._float)
-        self._bits, self._flags = scratch.bits.view(self._bits_a.dtype), scratch.flags
-        self._unsigned = UNSIGNED[left.itemsize]
-        self._sign = 1 << (8 * left.itemsize - 1)
-        self._infinity = self._sign - (1 << fmt.mantissa)  # its bits, in formats of two bytes and more
-        self._steps_of_ratio = 2.0 ** (fmt.mantissa + 1) * _ROUNDED
-        self._vanishing = 1e-280 if width == 8 else 1e-30  # mean square below which squares may have underflowed
+        self.length = c.length
+        rooms = scratch
+        self._gap, self._ratio = rooms.gap.view(c.wide), rooms.ratio.view(c.wide)
+        self._bits, self._flags = rooms.bits.view(self._bits_a.dtype), rooms.flags
 
     def add(self, start: int) -> None:
         """Add the chunk that begins at an element."""
@@ -78,21 +116,24 @@ class FloatChunks:
         n, size = bits_a.size, bits_a.itemsize
         if same_memory(self._pointers[0] + start * size, self._pointers[1] + start * size, n * size):
             self._totals.n_finite += self._count_finite(bits_a, start)
-        elif self._widen:
+        elif self._c.widen:
             a = scratch.wide_actual[:n].copy_(self._left[start:stop]).numpy()
             e = scratch.wide_expected[:n].copy_(self._right[start:stop]).numpy()
             self._add(Chunk(a, e, bits_a, bits_e, start))
         else:
-            self._add(Chunk(bits_a.view(self._float), bits_e.view(self._float), bits_a, bits_e, start))
+            self._add(Chunk(bits_a.view(self._c.wide), bits_e.view(self._c.wide), bits_a, bits_e, start))
 
     def _count_finite(self, bits: npt.NDArray[Any], start: int) -> int:
         """Equal elements count in the mean, unless they are not finite: those are rare enough to be looked for."""
-        wide = bits.itemsize > 1
-        top = self._sign + self._infinity
-        if wide and int(_max(bits)) < self._infinity and int(_max(bits.view(self._unsigned))) < top:
+        c = self._c
+        if (
+            bits.itemsize > 1
+            and int(_max(bits)) < c.infinity
+            and int(_max(bits.view(c.unsigned))) < c.sign + c.infinity
+        ):
             return bits.size
         part = self._left[start : start + bits.size]
-        return int(torch.isfinite(part.float() if self._fmt.mantissa < 7 else part).sum())
+        return int(torch.isfinite(part.float() if c.fmt.mantissa < 7 else part).sum())
 
     def _add(self, chunk: Chunk, *, exact: bool = False) -> None:
         n = chunk.actual.size
@@ -105,40 +146,43 @@ class FloatChunks:
             if rest is not chunk:
                 self._add(rest, exact=True)
                 return
-        greatest = max(float(_max(gap)), -float(_min(gap)))
+        low, high = gap.argmin(), gap.argmax()
+        least, most = gap.item(low), gap.item(high)
+        greatest = max(most, -least)
         ratio = np.divide(gap, chunk.expected, out=self._ratio[:n])
-        relative = max(float(_max(ratio)), -float(_min(ratio)))
+        smallest, largest = extremes(ratio)
+        relative = max(largest, -smallest)
         zeros = math.isnan(relative)
         if zeros:
             relative = max(float(np.fmax.reduce(ratio)), -float(np.fmin.reduce(ratio)))
             relative = 0.0 if math.isnan(relative) else relative
-        proper = n * self._vanishing < squares < math.inf
+        proper = n * self._c.vanishing < squares < math.inf
         if exact or not (proper and relative <= 0.5 and self._add_bits(chunk, zeros=zeros)):
             found = Passes(gap, ratio, greatest, relative, squares if proper else None)
-            add_unusual(self._totals, chunk, found, self._fmt, exact=exact)
+            add_unusual(self._totals, chunk, found, self._c.fmt, exact=exact)
             return
         totals = self._totals
         totals.n_finite += n
         totals.squares += squares
         if totals.wants(greatest):
-            totals.offer(greatest, chunk.start + int(np.abs(gap, out=gap).argmax()))
+            first = min(low, high) if most == -least else high if most > -least else low
+            totals.offer(greatest, chunk.start + int(first))
         totals.max_rel = max(totals.max_rel, relative)
-        if int(relative * self._steps_of_ratio) > totals.max_ulp:
+        if int(relative * self._c.steps_of_ratio) > totals.max_ulp:
             room = self._bits[:n]
-            totals.max_ulp = max(totals.max_ulp, greatest_steps(chunk, room, signed=self._fmt.signed))
+            totals.max_ulp = max(totals.max_ulp, greatest_steps(chunk, room, signed=self._c.fmt.signed))
 
     def _add_bits(self, chunk: Chunk, *, zeros: bool) -> bool:
         """Count differing elements and bits; False, with nothing counted, if zeros differ in sign."""
-        totals, fmt = self._totals, self._fmt
+        totals, fmt = self._totals, self._c.fmt
         n = chunk.bits_actual.size
         if zeros or totals.greatest_xor.bit_length() < fmt.mantissa:
             xor = np.bitwise_xor(chunk.bits_actual, chunk.bits_expected, out=self._bits[:n])
-            greatest = int(_max(xor.view(self._unsigned)))
-            if fmt.signed and greatest >= self._sign:
+            room = xor.view(self._c.unsigned)
+            greatest = room.item(room.argmax())
+            if fmt.signed and greatest >= self._c.sign:
                 return False
             totals.greatest_xor = max(totals.greatest_xor, greatest)
-            totals.n_different += int(np.count_nonzero(xor))
-        else:
-            differ = np.not_equal(chunk.bits_actual, chunk.bits_expected, out=self._flags[:n])
-            totals.n_different += int(np.count_nonzero(differ))
+        differ = np.not_equal(chunk.bits_actual, chunk.bits_expected, out=self._flags[:n])
+        totals.n_different += int(np.count_nonzero(differ))  # of bools: those of integers are counted one by one
         return True

@@ -6,7 +6,7 @@ import torch
 
 from shadowrun.types import TensorMeta
 
-__all__ = ["Value", "as_tensor", "dtype_name", "form_difference", "meta"]
+__all__ = ["Value", "as_tensor", "dtype_name", "form_difference", "forms", "meta"]
 
 Value = torch.Tensor | int | float | bool | complex | None
 """What an operator returns: a tensor, a Python scalar (``_local_scalar_dense``) or nothing."""
@@ -45,11 +45,11 @@ def meta(value: Value) -> TensorMeta:
     """Form of a tensor of any layout, or of a Python scalar (``b8[]``, ``i64[]``, ``f64[]``, ``c128[]``)."""
     if not isinstance(value, torch.Tensor):
         return TensorMeta("none" if value is None else _SCALARS[type(value)], (), layout="python")
-    layout = str(value.layout).removeprefix("torch.")
+    layout = "strided" if value.layout is torch.strided else str(value.layout).removeprefix("torch.")
     if value.is_nested:
         sizes = tuple(value.size(i) if i == 0 else -1 for i in range(value.dim()))
         return TensorMeta(dtype_name(value.dtype), sizes, (), str(value.device), "nested")
-    stride = value.stride() if value.layout == torch.strided else ()
+    stride = value.stride() if layout == "strided" else ()
     return TensorMeta(dtype_name(value.dtype), tuple(value.shape), stride, str(value.device), layout)
 
 
@@ -71,7 +71,20 @@ def form_difference(actual: Value, expected: Value) -> str:
         if type(actual) is type(expected):
             return ""
         return f"type {_kind(actual)} against {_kind(expected)}"
+    return _difference(meta(actual), meta(expected))
+
+
+def forms(actual: Value, expected: Value) -> tuple[TensorMeta, TensorMeta, str]:
+    """Form of two results, and how they differ in it, as `form_difference` says it."""
     left, right = meta(actual), meta(expected)
+    if left.layout == "python" or right.layout == "python":
+        return left, right, form_difference(actual, expected)
+    return left, right, _difference(left, right)
+
+
+def _difference(left: TensorMeta, right: TensorMeta) -> str:
+    if left == right:
+        return ""
     parts = []
     if left.dtype != right.dtype:
         parts.append(f"dtype {left.dtype} against {right.dtype}")

@@ -176,3 +176,13 @@ def test_remaining_bits_by_definition():
     assert diff("output 0", torch.tensor([1.0]), torch.tensor([0.99999994])).remaining_bits == 0
     assert diff("output 0", torch.tensor([1.5]), torch.tensor([1.0])).remaining_bits == 0
     assert diff("output 0", torch.tensor([1.25]), torch.tensor([1.0])).remaining_bits == 1
+
+
+@pytest.mark.parametrize("worst", [[3, 7], [7, 3]], ids=["above first", "below first"])
+def test_of_two_that_are_as_far_off_the_first_is_the_worst(worst):
+    e = torch.full((10,), 4.0)
+    a = e.clone()
+    a[worst[0]] += 0.5
+    a[worst[1]] -= 0.5
+    assert diff("output 0", a, e).worst_index == (3,)
+    assert diff("output 0", a.reshape(2, 5).T, e.reshape(2, 5).T).worst_index == (3, 0)
