@@ -69,6 +69,41 @@ def dispatch_key(device_type: str) -> str:
     return torch._C._dispatch_key_for_device(device_type)
 
 
+def kernels_registered(key: str) -> bool:
+    """Whether this process has the kernels of a dispatch key's device, which cannot do without this one.
+
+    Without ``torch._C._dispatch_has_kernel_for_dispatch_key`` static coverage has no answers.
+    """
+    return has_kernel("aten::empty.memory_format", key)
+
+
+def has_kernel(op: str, key: str) -> bool:
+    """Whether this process has a kernel for an operator and a dispatch key; False if it has no such operator.
+
+    Seen on 2.11 and 2.13: an operator that is not registered raises a `RuntimeError`.
+    """
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(op, key)
+    except RuntimeError:
+        return False
+
+
+def registrations(key: str) -> list[str]:
+    """Operators with a kernel registered for a dispatch key.
+
+    Seen on 2.11 and 2.13. Without it, each operator could be asked for by itself.
+    """
+    return torch._C._dispatch_get_registrations_for_dispatch_key(key)
+
+
+def has_backend_fallback(key: str) -> bool:
+    """Whether what has no kernel for a dispatch key runs some other way, on the CPU nearly always.
+
+    Seen on 2.11 and 2.13. Without it, operators would be called absent that fall back.
+    """
+    return torch._C._dispatch_has_backend_fallback(getattr(torch._C.DispatchKey, key))
+
+
 def mkldnn_enabled() -> bool:
     """Whether oneDNN kernels may be chosen.
 

@@ -1,0 +1,116 @@
+"""Static coverage as text, Markdown, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shadowrun.analysis.static import StaticCoverage, StaticOperator
+
+__all__ = ["FORMATS"]
+
+MAX_LISTED = 40
+_FORMAT = 1
+"""Version of the JSON's form."""
+
+_WARNING = "By torch's tables only, nothing ran: they know no dtypes, and not what a generic operator calls in turn."
+
+
+def _rows(coverage: StaticCoverage) -> list[tuple[str, ...]]:
+    """Head and one row for each state: operators on each device."""
+    counts = {device: coverage.n_by_state(device) for device in coverage.devices}
+    states = next(iter(counts.values()))
+    rows = [(state, *(f"{counts[d][state]:,}" for d in coverage.devices)) for state in states]
+    at_least = {d: "at least " if counts[d]["unknown"] else "" for d in coverage.devices}
+    percents = ("have kernels", *(f"{at_least[d]}{coverage.percent(d):.1f} %" for d in coverage.devices))
+    return [("operators", *coverage.devices), *rows, percents]
+
+
+def _lacking(coverage: StaticCoverage) -> list[StaticOperator]:
+    """Operators that some device lacks or leaves to a fallback."""
+    return [o for o in coverage.operators if {"absent", "fallback"} & set(o.states)]
+
+
+def _verdicts(coverage: StaticCoverage) -> Iterator[str]:
+    for device, source in zip(coverage.devices, coverage.sources, strict=True):
+        yield f"{device}: {coverage.verdict(device)} (by {source})"
+
+
+def _more(lacking: list[StaticOperator]) -> str:
+    n = len(lacking) - MAX_LISTED
+    return f"… and {n:,} more: -f csv lists every operator" if n > 0 else ""
+
+
+def _text(coverage: StaticCoverage, what: str) -> str:
+    lines = [f"static coverage of {what}", _WARNING, "", *_verdicts(coverage), ""]
+    lines += _columns(_rows(coverage))
+    lacking = _lacking(coverage)
+    if lacking:
+        shown = [(f"{o.n_calls or ''}", o.op, *o.states) for o in lacking[:MAX_LISTED]]
+        lines += ["", *_columns([("calls", "operator", *coverage.devices), *shown]), *filter(None, [_more(lacking)])]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _markdown(coverage: StaticCoverage, what: str) -> str:
+    lines = [f"# Static coverage of {what}", "", _WARNING, "", *(f"- {v}" for v in _verdicts(coverage)), ""]
+    lines += _pipes(_rows(coverage))
+    lacking = _lacking(coverage)
+    if lacking:
+        shown = [(f"{o.n_calls or ''}", f"`{o.op}`", *o.states) for o in lacking[:MAX_LISTED]]
+        lines += ["", *_pipes([("calls", "operator", *coverage.devices), *shown])]
+        lines += ["", _more(lacking)] if _more(lacking) else []
+    return "\n".join(lines) + "\n"
+
+
+def _pipes(rows: list[tuple[str, ...]]) -> list[str]:
+    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|" + "---|" * len(rows[0]), *rest]
+
+
+def _json(coverage: StaticCoverage, what: str) -> str:
+    document = {
+        "format": _FORMAT,
+        "of": what,
+        "static": True,
+        "devices": {
+            device: {
+                "source": source,
+                "verdict": coverage.verdict(device),
+                "percent": coverage.percent(device),
+                "n_by_state": coverage.n_by_state(device),
+            }
+            for device, source in zip(coverage.devices, coverage.sources, strict=True)
+        },
+        "operators": [
+            {"op": o.op, "n_calls": o.n_calls, "states": dict(zip(coverage.devices, o.states, strict=True))}
+            for o in coverage.operators
+        ],
+    }
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def _csv(coverage: StaticCoverage, _: str) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("operator", "calls", *coverage.devices))
+    writer.writerows((o.op, o.n_calls, *o.states) for o in coverage.operators)
+    return out.getvalue()
+
+
+FORMATS: dict[str, Callable[[StaticCoverage, str], str]] = {
+    "txt": _text,
+    "md": _markdown,
+    "json": _json,
+    "csv": _csv,
+}
+"""Format to function of a coverage and the name of what was looked at."""
