@@ -194,12 +194,12 @@ def compile_graph(compiler: Callable[..., Any], module: fx.GraphModule, inputs: 
 def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tuple[Judged, ...]]:
     """Compile a probe and compare it with eager."""
     draws = Draws()
-    names, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
+    _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
     code = compile_graph(compiler, probe.graph.module, probe.snapshot.fresh())
     inputs = probe.snapshot.fresh()
     with torch.no_grad():
         actual = probe.graph.values(code(*inputs), inputs)
-    return judge(names, actual, expected, probe.graph.runs(probe.snapshot, draws))
+    return judge(probe.origin, actual, expected, probe.graph.runs(probe.snapshot, draws))
 
 
 def _eager(region: Region, inputs: list[Any], draws: Draws) -> Any:

@@ -11,22 +11,19 @@ import torch
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import CheckedBackend, Region
-from shadowrun.compiled.graph import cuda_is_used, undisturbed_draws
-from shadowrun.compiled.judging import Runs, judge
+from shadowrun.compiled.graph import undisturbed_draws
 from shadowrun.compiled.ladder import OUTCOME_OF, climb, first_line
 from shadowrun.compiled.localise import localise
 from shadowrun.compiled.outcome import CompileReport, Outcome, RegionReport, Stage
 from shadowrun.compiled.program import Program
+from shadowrun.compiled.whole import Expected, Whole, run_whole
 from shadowrun.errors import UsageError
 from shadowrun.types import Cause, Status, Verdict
 
 __all__ = ["compile_check", "options_for", "region_reports"]
 
-_REPEATS = 3
 _NO_CACHE = {"fx_graph_cache": False}
 _SAME_DRAWS = {"fallback_random": True}
-_SLOWER = 1.2
-_SLOWER_S = 1e-4
 Tell = Callable[[str, int, int], None]
 
 
@@ -108,7 +105,7 @@ class _Check:
         self._dynamic, self._fullgraph = dynamic, fullgraph
         self._compiler = torchcompile.compiler(backend, mode, options, dynamic)
         try:
-            self._names, self._expected, self._draws = program.eager()
+            self._expected = Expected(program)
         except Exception as error:
             raise UsageError(
                 f"{program.name} fails without compiling too: {first_line(error)}", slug="fails-in-eager"
@@ -116,9 +113,8 @@ class _Check:
 
     def run(self, until: float, *, ladder: bool, tell: Tell) -> CompileReport:
         tell("the whole program", 0, 1)
-        whole = _Whole()
         with torchcompile.forgotten():
-            self._whole(whole)
+            whole = run_whole(self._program, self._expected, self._compiler, self._compile)
         tell("each graph", 0, 1)
         checked = CheckedBackend(self._compiler)
         notes = []
@@ -129,7 +125,7 @@ class _Check:
         reports = region_reports(checked.regions, self._compiler, until=until, tell=tell)
         outcome = self._outcome(whole, reports)
         if whole.verdict.status is Status.MISMATCH and not any(r.outcome is Outcome.MISMATCH for r in reports):
-            if self._draws.kept and self._backend != "eager":
+            if self._expected.draws.kept and self._backend != "eager":
                 whole.verdict = Verdict(
                     Status.UNVERIFIED, Cause.RANDOMNESS, "draws in another order", whole.verdict.evidence
                 )
@@ -164,45 +160,8 @@ class _Check:
             whole.memory_ratio,
             stages,
             tuple(notes),
+            whole.errors,
         )
-
-    def _whole(self, whole: _Whole) -> None:
-        """The program as `torch.compile` compiles it."""
-        made = []
-
-        def count(module: Any, example: Any) -> Any:
-            made.append(module)
-            return self._compiler(module, example)
-
-        before = torchcompile.graph_breaks()
-        eager, ours = self._program.copy(), self._program.copy()
-        compiled = self._compile(ours.function, count)
-        began = time.perf_counter()
-        try:
-            names, actual = ours.run(compiled)
-        except Exception as error:
-            whole.error, whole.raised = first_line(error), error
-            return
-        finally:
-            whole.n_graphs = len(made)
-            now = torchcompile.graph_breaks()
-            whole.breaks = {r: n - before.get(r, 0) for r, n in now.items() if n > before.get(r, 0)}
-        whole.compile_s = time.perf_counter() - began
-        whole.verdict = self._judge(names, actual)
-        storms = 0
-        for _ in range(_REPEATS):
-            n = len(made)
-            ours.run(compiled)
-            storms += len(made) > n
-        whole.n_recompiled = len(made) - whole.n_graphs
-        whole.storm = storms == _REPEATS
-        (eager_s, eager_peak), (compiled_s, peak) = (
-            _measured(c, f) for c, f in ((eager, eager.function), (ours, compiled))
-        )
-        whole.compile_s = max(0.0, whole.compile_s - eager_s)
-        whole.speed_ratio = eager_s / compiled_s
-        whole.slower = compiled_s > _SLOWER * eager_s and compiled_s > eager_s + _SLOWER_S
-        whole.memory_ratio = peak / eager_peak if eager_peak > 0 else -1.0
 
     def _regions(self, checked: CheckedBackend) -> str:
         ours = self._program.copy()
@@ -217,9 +176,9 @@ class _Check:
             ours = self._program.copy()
             with torchcompile.forgotten():
                 names, actual = ours.run(self._compile(ours.function, compiler))
-                return self._judge(names, actual)
+                return self._expected.judge(names, actual)[0]
 
-        draws = bool(self._draws.kept)
+        draws = bool(self._expected.draws.kept)
         in_time = lambda: time.perf_counter() < until  # noqa: E731
         stages = climb(run, self._backend, self._mode, self._options, draws=draws, until=in_time)
         for k, stage in enumerate(stages):
@@ -229,17 +188,7 @@ class _Check:
     def _compile(self, function: Any, backend: Any) -> Any:
         return torch.compile(function, backend=backend, dynamic=self._dynamic, fullgraph=self._fullgraph)
 
-    def _judge(self, names: tuple[str, ...], actual: Any) -> Verdict:
-        if names != self._names:
-            other = set(names) ^ set(self._names)
-            return Verdict(
-                Status.MISMATCH, Cause.METADATA, "number of results", f"only on one side: {', '.join(sorted(other))}"
-            )
-        generator = torch.Generator().manual_seed(0x5EED)
-        runs = Runs(lambda: self._program.truth(self._draws), lambda: self._program.moved(generator))
-        return judge(names, actual, self._expected, runs)[0]
-
-    def _outcome(self, whole: _Whole, reports: tuple[RegionReport, ...]) -> Outcome:
+    def _outcome(self, whole: Whole, reports: tuple[RegionReport, ...]) -> Outcome:
         of_regions = [r.outcome for r in reports]
         if whole.error:
             # A region that fails to compile fails while the program runs for the first time.
@@ -252,20 +201,6 @@ class _Check:
         if whole.slower:
             found.append(Outcome.SLOWER)
         return min(found, key=list(Outcome).index)
-
-
-class _Whole:
-    """What is known of the program as a whole."""
-
-    def __init__(self) -> None:
-        self.verdict = Verdict(Status.UNVERIFIED, explanation="it did not run")
-        self.error = ""
-        self.raised: BaseException | None = None
-        self.breaks: dict[str, int] = {}
-        self.n_graphs = self.n_recompiled = 0
-        self.storm = self.slower = False
-        self.compile_s = 0.0
-        self.speed_ratio = self.memory_ratio = -1.0
 
 
 def region_reports(
@@ -292,13 +227,3 @@ def _report(region: Region, compiler: Any, until: float, tell: Tell, *, search: 
             except Exception as failure:  # the finding itself stands
                 warnings.warn(f"The search in {region.name} failed: {first_line(failure)}", stacklevel=2)
     return RegionReport(region.name, outcome, verdict, region.compile_s, n_nodes, region.n_calls, error, localised)
-
-
-def _measured(copy: Any, function: Any) -> tuple[float, float]:
-    """Seconds and peak bytes of a run."""
-    cuda = cuda_is_used()
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    seconds = copy.seconds(function)
-    return seconds, float(torch.cuda.max_memory_allocated()) if cuda else 0.0

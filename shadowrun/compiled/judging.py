@@ -20,11 +20,11 @@ from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shadowrun.replay.case import Value
 
-__all__ = ["Judged", "Runs", "judge"]
+__all__ = ["Errors", "Judged", "Runs", "judge"]
 
 _NEARER: Final = 2.0
 NEARER = "nearer the truth than eager"
@@ -51,11 +51,43 @@ class Judged:
         position: Which.
         verdict: What is believed of it.
         diff: How far it is off; its `n_mismatched` counts the elements that rounding does not explain.
+        errors: How far both are from the truth; None where that is not known.
     """
 
     position: int
     verdict: Verdict
     diff: TensorDiff
+    errors: Errors | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Distance from the float64 result, over the finite elements of one or more results.
+
+    Attributes:
+        actual: Sum of the squares of what compiled code is off.
+        expected: The same of eager.
+        size: Sum of the squares of the float64 result.
+    """
+
+    actual: float
+    expected: float
+    size: float
+
+    @classmethod
+    def together(cls, judged: Iterable[Judged]) -> Errors | None:
+        """Of all results that differ; None where of none the truth is known."""
+        known = [j.errors for j in judged if j.errors is not None]
+        if not known:
+            return None
+        return cls(sum(e.actual for e in known), sum(e.expected for e in known), sum(e.size for e in known))
+
+    @property
+    def relative(self) -> tuple[float, float]:
+        """Euclidean norm of compiled code's error and of eager's, over that of the float64 result; NaN if that is 0."""
+        if not self.size:
+            return math.nan, math.nan
+        return math.sqrt(self.actual / self.size), math.sqrt(self.expected / self.size)
 
 
 def judge(
@@ -171,21 +203,23 @@ def _one(k: int, name: str, actual: Value, expected: Value, spread: _Spread) -> 
     top, top_eager = float(ours.max(initial=0.0)), float(theirs.max(initial=0.0))
     d = replace(d, n_mismatched=int(wrong.sum()), excess_actual=top, excess_expected=top_eager)
     figures = f"greatest excess {top:.3g} units of rounding against {top_eager:.3g} of eager"
+    errors = _errors(av, ev, spread.truth.value) if spread.known else None
     if wrong.any():
         evidence = f"{name}: {int(wrong.sum())} of {av.size} elements beyond rounding; {figures}"
-        return Judged(k, Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.8), d)
-    left, right = _rms(av, spread.truth.value), _rms(ev, spread.truth.value)
-    if spread.known and right > _NEARER * left:
+        return Judged(k, Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.8), d, errors)
+    if errors is not None and errors.expected > _NEARER**2 * errors.actual:
+        left, right = (math.sqrt(e / av.size) for e in (errors.actual, errors.expected))
         evidence = f"{name}: root mean square error {left:.3g}, that of eager {right:.3g}"
-        return Judged(k, Verdict(Status.MATCH, Cause.ROUNDING, NEARER, evidence), d)
-    return Judged(k, Verdict(Status.MATCH, Cause.ROUNDING, "", f"{name}: {figures}"), d)
+        return Judged(k, Verdict(Status.MATCH, Cause.ROUNDING, NEARER, evidence), d, errors)
+    return Judged(k, Verdict(Status.MATCH, Cause.ROUNDING, "", f"{name}: {figures}"), d, errors)
 
 
-def _rms(values: Array, truth: Array) -> float:
+def _errors(actual: Array, expected: Array, truth: Array) -> Errors:
     with np.errstate(all="ignore"):
-        gap = values - truth
-    gap = gap[np.isfinite(gap)]
-    return math.sqrt(float(np.mean(np.square(gap)))) if gap.size else 0.0
+        gaps = actual - truth, expected - truth
+        finite = np.isfinite(gaps[0]) & np.isfinite(gaps[1])
+        ours, theirs, size = (float(np.sum(np.square(v[finite]))) for v in (*gaps, truth))
+    return Errors(ours, theirs, size)
 
 
 _ORDER: Final = {Status.MISMATCH: 0, Status.UNVERIFIED: 1, Status.MATCH: 2}

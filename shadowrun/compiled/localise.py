@@ -22,7 +22,7 @@ from shadowrun.types import Status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.compiled.judging import Judged
+    from shadowrun.compiled.judging import Errors, Judged
 
 __all__ = ["Culprit", "Localised", "localise"]
 
@@ -40,6 +40,7 @@ class Culprit:
         module: Path of the module.
         how: Wrong ``alone``, ``within the graph``, or only ``together with nodes before it``.
         evidence: The figures.
+        errors: How far its result and eager's are from the float64 result; None where that is not known.
     """
 
     node: str
@@ -48,6 +49,7 @@ class Culprit:
     module: str
     how: str
     evidence: str
+    errors: Errors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +162,4 @@ class _Search:
     def _culprit(self, name: str, judged: Judged, how: str) -> Culprit:
         node = self._named[name]
         site, module = place(node)
-        return Culprit(name, str(node.target), site, module, how, judged.verdict.evidence)
+        return Culprit(name, str(node.target), site, module, how, judged.verdict.evidence, judged.errors)

@@ -11,6 +11,7 @@ from shadowrun.types import Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shadowrun.compiled.judging import Errors
     from shadowrun.compiled.localise import Localised
 
 __all__ = ["CompileReport", "Outcome", "RegionReport", "Stage"]
@@ -88,6 +89,8 @@ class CompileReport:
         memory_ratio: Peak memory of a compiled call over that of an eager one; -1 where nobody counts it (the CPU).
         ladder: Stages, where there was something to place.
         notes: What a reader should know.
+        errors: How far the results of the program that differ are from its float64 results; None where none differ, or
+            float64 is not possible.
     """
 
     name: str
@@ -104,6 +107,7 @@ class CompileReport:
     memory_ratio: float = -1.0
     ladder: tuple[Stage, ...] = ()
     notes: tuple[str, ...] = ()
+    errors: Errors | None = None
 
     @property
     def ok(self) -> bool:

@@ -87,7 +87,7 @@ def alone(graph: Graph, snapshot: Snapshot, values: dict[str, Any], nodes: Itera
     wanted = [n for n in nodes if not _is_random(n) and not _is_view(n)]
     for n in wanted:
         fx.map_arg((n.args, n.kwargs), feed)
-    origin = _output(new, [(n.name, new.node_copy(n, feed), values[n.name]) for n in wanted])
+    origin = _output(new, [(n, new.node_copy(n, feed)) for n in wanted], values)
     return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
 
 
@@ -149,7 +149,7 @@ def prefix(
             if n in kept:
                 inside.append(n)
     wanted = [n for n in inside if not live_only or n is last or _is_live(n, kept)]
-    origin = _output(new, [(n.name, names[n], values[n.name]) for n in wanted])
+    origin = _output(new, [(n, names[n]) for n in wanted], values)
     return Probe(Graph(fx.GraphModule(graph.module, new)), snapshot, origin)
 
 
@@ -176,16 +176,24 @@ def _input(new: fx.Graph, name: str, like: fx.Node) -> fx.Node:
     return node
 
 
-def _output(new: fx.Graph, results: list[tuple[str, fx.Node, Any]]) -> tuple[str, ...]:
+def _output(new: fx.Graph, results: list[tuple[fx.Node, fx.Node]], values: dict[str, Any]) -> tuple[str, ...]:
+    """Make nodes the results of a graph; of a tuple, the members that the graph it comes from uses.
+
+    Compilers meet the others in no real graph, and some (OpenVINO) hand a graph back to eager, without a word, if a
+    member of a tuple is a result as it is: hence the alias.
+    """
     outputs: list[fx.Node] = []
     origin: list[str] = []
-    for name, node, value in results:
-        for path in _paths(value):
-            taken = node
+    for node, made in results:
+        used = {u.args[1] for u in node.users if u.target is operator.getitem}
+        for path in _paths(values[node.name]):
+            if used and path and path[0] not in used:
+                continue
+            taken = made
             for i in path:
                 taken = new.call_function(operator.getitem, (taken, i))
-            outputs.append(taken)
-            origin.append(name)
+            outputs.append(new.call_function(torch.ops.aten.alias.default, (taken,)) if path else taken)
+            origin.append(node.name)
     new.output(tuple(outputs))
     return tuple(origin)
 

@@ -116,22 +116,16 @@ class Copy:
                 found[f"{name}.grad"] = t.grad
         return tuple(found), tuple(results_of([*found.values()]))
 
-    def seconds(self, function: Callable[..., Any], *, at_least: float = 0.1, at_most: int = 10) -> float:
-        """Least time of several runs."""
-        best, spent = float("inf"), 0.0
-        for _ in range(at_most):
-            began = time.perf_counter()
-            with torch.set_grad_enabled(self._train):
-                found = dict(_tensors("output", function(*self._args, **self._kwargs)))
-                if self._train:
-                    self._gradients(found)
-            if cuda_is_used():
-                torch.cuda.synchronize()
-            took = time.perf_counter() - began
-            best, spent = min(best, took), spent + took
-            if spent > at_least:
-                break
-        return best
+    def seconds(self, function: Callable[..., Any]) -> float:
+        """Time of one run, forward and backward."""
+        began = time.perf_counter()
+        with torch.set_grad_enabled(self._train):
+            found = dict(_tensors("output", function(*self._args, **self._kwargs)))
+            if self._train:
+                self._gradients(found)
+        if cuda_is_used():
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
 
     def change(self, *, wide: bool, generator: torch.Generator | None) -> None:
         """Widen or move all floating numbers in place."""

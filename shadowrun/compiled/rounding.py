@@ -15,7 +15,7 @@ from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.numerics.tolerance import ulp_bound
 
-__all__ = ["Draws", "OtherRoundings", "Redrawn", "Widened", "moved"]
+__all__ = ["Draws", "OtherRoundings", "Redrawn", "Widened", "grouped_product", "moved"]
 
 _REAL: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
 _WIDE: Final = {
@@ -81,7 +81,43 @@ class Widened(DispatchMode):  # type: ignore[no-untyped-call]
             _widened(schema[i].name if i < len(schema) else "", a, keep=_writes(schema, i)) for i, a in enumerate(args)
         )
         kwargs = {k: _widened(k, v, keep=False) for k, v in (kwargs or {}).items()}
-        return func(*args, **kwargs)
+        return _NO_FLOAT64.get(func._schema.name, func)(*args, **kwargs)
+
+
+def grouped_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``aten::_grouped_mm`` (experts of a mixture), product by product, in any dtype.
+
+    Args:
+        a: ``[n, k]``, or ``[g, n, k]``.
+        b: ``[k, m]``, or ``[g, k, m]``.
+        offs: Where each group ends, int32 ``[g]``: rows of `a`, columns of `b`, or, where both are matrices, ``k``.
+        bias: Added where it is given.
+        out_dtype: Of the result; that of `a` by default.
+
+    Returns:
+        ``[n, m]`` where one of both is a matrix, else ``[g, n, m]``. What lies behind the last group is 0.
+    """
+    ends = [] if offs is None else offs.tolist()
+    spans = list(zip([0, *ends], ends, strict=False))
+    if a.dim() == b.dim() == 3:
+        out = a @ b
+    elif a.dim() == b.dim():
+        out = torch.stack([a[:, i:j] @ b[i:j] for i, j in spans])
+    elif b.dim() == 3:
+        out = a.new_zeros(a.shape[0], b.shape[2])
+        for (i, j), weight in zip(spans, b, strict=True):
+            out[i:j] = a[i:j] @ weight
+    else:
+        out = a.new_zeros(a.shape[1], b.shape[1])
+        for (i, j), weight in zip(spans, a, strict=True):
+            out[:, i:j] = weight @ b[:, i:j]
+    return (out if bias is None else out + bias).to(out_dtype or a.dtype)
 
 
 def moved(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -137,3 +173,7 @@ def _widened(name: str, value: Any, *, keep: bool) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_widened("", v, keep=keep) for v in value)
     return value
+
+
+_NO_FLOAT64: Final = {"aten::_grouped_mm": grouped_product}
+"""Operators without a float64 kernel (seen on 2.13), and what computes the same."""

@@ -140,13 +140,14 @@ ALL = {**TEXT, **IMAGE, **SPEECH}
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "gpt2", "gpt_neo", "opt", "bloom")
 
 
-def build(name):
-    """A model with random weights, and one batch for it."""
+def build(name, change=lambda config: None):
+    """A model with random weights, and one batch for it; `change` may set options of its configuration."""
     import transformers
 
     config_name, model_name, options = ALL[name]
     tokens = _TOKENS if name in TEXT or name in SPEECH else {}
     config = getattr(transformers, config_name)(**{**tokens, **options})
+    change(config)
     model = getattr(transformers, model_name)(config)
     ids = torch.randint(3, 99, (2, 16))
     if name in IMAGE:
