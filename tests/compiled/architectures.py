@@ -9,7 +9,10 @@ step with dropout, those that only infer for the forward pass.
 """
 
 import argparse
+import importlib
+import importlib.metadata
 import json
+import logging
 import math
 import os
 import subprocess
@@ -22,7 +25,13 @@ import torch
 
 from tests.transparency.architectures import ALL, build
 
-INFERENCE = ("turbine_cpu", "openvino")
+OTHERS = {
+    "turbine_cpu": ("turbine_cpu", "iree.turbine.dynamo", {}),
+    "openvino": ("openvino", "openvino.torch", {}),
+    # By default it computes products in bfloat16 where the processor can.
+    "openvino-f32": ("openvino", "openvino.torch", {"options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}),
+}
+"""Backends that only infer: name of the row, backend, module that registers it, and options."""
 DROPOUT = 0.1
 COLUMNS = ("model", "backend", "outcome", "first deviating node", "error against float64 (eager's)", "seconds")
 
@@ -36,13 +45,42 @@ def with_dropout(config):
                 setattr(each, name, DROPOUT)
 
 
+class HandedBack(logging.Handler):
+    """What OpenVINO could not run and gave back to PyTorch, of which it tells its debug log only."""
+
+    LOGGER = "openvino.frontend.pytorch.torchdynamo"
+
+    def __init__(self):
+        super().__init__()
+        self.reasons = []
+        self.listening = True
+        for part in ("backend", "execute"):
+            logger = logging.getLogger(f"{self.LOGGER}.{part}")
+            logger.setLevel(logging.DEBUG)
+            logger.addHandler(self)
+            logger.propagate = False
+
+    def emit(self, record):
+        text = record.getMessage()
+        if self.listening and ("failed with" in text or "Failed in" in text):
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            first = next((k for k, line in enumerate(lines) if line.startswith("-- ")), len(lines) - 1)
+            self.reasons.append(" ".join(lines[first : first + 2]).removeprefix("-- ")[:200])
+
+    def tell(self, what, done, of):
+        """Stop with the first search: a probe is no part of the program."""
+        self.listening = self.listening and what in ("the whole program", "each graph")
+
+
 def check(name, backend):
     """One row."""
     import shadowrun
     from shadowrun.compiled.rounding import Draws, Redrawn
 
     began = time.process_time(), time.perf_counter()
-    train = backend not in INFERENCE
+    train = backend not in OTHERS
+    called, _, options = OTHERS.get(backend, (backend, "", {}))
+    handed_back = HandedBack()
     torch.manual_seed(0)
     model, batch = build(name, with_dropout if train else lambda config: None)
     model = model.train(train)
@@ -53,7 +91,7 @@ def check(name, backend):
     draws = Draws()
     with Redrawn(draws), torch.set_grad_enabled(train):
         model(**batch)
-    report = shadowrun.compile_check(model, backend=backend, train=train, **batch)
+    report = shadowrun.compile_check(model, backend=called, train=train, tell=handed_back.tell, **options, **batch)
     print(report, file=sys.stderr)
     culprit = next((c for r in report.regions if r.localised for c in r.localised.culprits), None)
     errors = culprit.errors if culprit else report.errors
@@ -68,6 +106,7 @@ def check(name, backend):
         "errors": None if errors is None else [e if math.isfinite(e) else None for e in errors.relative],
         "exact": report.verdict.cause is None and report.verdict.status == "match",
         "draws": len(draws.kept),
+        "handed_back": sorted(set(handed_back.reasons)),
         "graphs": report.n_graphs,
         "regions": {r.name: str(r.outcome) for r in report.regions},
         "operators": sum(r.n_nodes for r in report.regions),
@@ -102,7 +141,8 @@ def line(name, backend, row):
     """A line of the table."""
     ours, theirs = row.get("errors") or (None, None)
     shown = "equal" if row.get("exact") else "" if ours is None else f"{ours:.1e} ({theirs:.1e})"
-    found = row.get("node") or row.get("error") or ", ".join(row.get("breaks", {}))
+    back = "".join(f"run by PyTorch: {reason}" for reason in row.get("handed_back", [])[:1])
+    found = row.get("node") or row.get("error") or back or ", ".join(row.get("breaks", {}))
     cells = (name, backend, row["outcome"], found.replace("|", "\\|")[:110], shown, f"{row['seconds']:.0f}")
     return f"| {' | '.join(cells)} |"
 
@@ -118,8 +158,6 @@ def table(rows):
 
 def versions():
     """Of what was measured."""
-    import importlib.metadata
-
     names = ("torch", "transformers", "iree-turbine", "iree-base-compiler", "iree-base-runtime", "openvino")
     found = {}
     for name in names:
@@ -138,10 +176,8 @@ def main():
     parser.add_argument("--time-limit", type=float, default=1200.0, metavar="S", help="for a model (default: 1200)")
     parser.add_argument("--one", choices=sorted(ALL), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.backend in INFERENCE:
-        import importlib
-
-        importlib.import_module({"openvino": "openvino.torch", "turbine_cpu": "iree.turbine.dynamo"}[args.backend])
+    if args.backend in OTHERS:
+        importlib.import_module(OTHERS[args.backend][1])
     if args.one:
         warnings.simplefilter("ignore")
         print(json.dumps(check(args.one, args.backend)))
