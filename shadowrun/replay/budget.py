@@ -17,7 +17,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.replay.ledger import Ledger
+from shadowrun.replay.ledger import CALIBRATIONS, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -27,6 +27,8 @@ __all__ = ["Budget", "BudgetReport"]
 _WINDOW_CALLS = 4096
 """A program without steps gets a new choice after that many calls."""
 _CALIBRATE_EVERY = 24
+_PLAIN_STEPS = 2
+"""Plain steps that are waited for when steps are left out to see some."""
 _DISCOVER_EVERY = 16
 """In the first window, and then about so often, each call is looked at, replayed or not: else one that comes where the
 credit is always spent would be missed. It is also for how many windows a signature counts as one of late."""
@@ -111,6 +113,7 @@ class Budget:
         self._replays_ns = self._spent_before_ns = 0.0
         self._watching_ns = self._looking_ns = 0.0
         self._sparse = False
+        self._plain_wanted = 0
         self._discovers = True
         self._ended_watched = False
 
@@ -236,8 +239,16 @@ class Budget:
         return credit_ns >= ceiling_ns * self._random.random() / 2
 
     def _calibrates(self) -> bool:
-        """Whether the coming step is left out to see how long the plain step is."""
-        return not self._ledger.calibrated or (not self._sparse and self._random.random() < 1 / _CALIBRATE_EVERY)
+        """Whether the coming step is left out to see how long the plain step is, or that the one after it may."""
+        ledger = self._ledger
+        if not ledger.calibrated or ledger.n_plain < self._plain_wanted:
+            return True
+        # Those that are left out for their cost show it too, unless a watched step comes before all of them.
+        every = _CALIBRATE_EVERY * (ledger.steps_in_wake + 1 if ledger.knows_plain else 0.5)
+        if (self._sparse and ledger.since_plain < every) or self._random.random() >= 1 / every:
+            return False
+        self._plain_wanted = ledger.n_plain + (_PLAIN_STEPS if ledger.knows_plain else CALIBRATIONS)
+        return True
 
     def _end_window(self) -> None:
         """Weigh what watching cost, and choose what comes next."""

@@ -2,7 +2,9 @@
 
 What comparing costs is read from the replayer's own clock, plus what torch takes to hand a call to a dispatch mode. A
 clock of one's own sees not all: caches are colder after us. So some steps are not watched, and what the watched ones
-take longer than those says by which factor the clock is short. The rest of the time is the program's.
+take longer than those says by which factor the clock is short. The first steps after a watched one are slower too (of
+0.4 ms, twice as long the first, a tenth the fourth): they do not count as plain, and what they take longer is ours. The
+rest of the time is the program's.
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-__all__ = ["Ledger"]
+__all__ = ["CALIBRATIONS", "Ledger"]
 
 _RECENT_STEPS = 15
 """Medians over so many: a step with a pause (a checkpoint written, a new epoch) must not stand for the others."""
-_CALIBRATIONS = 3
+CALIBRATIONS = 3
+"""Steps left alone that are enough to know how long one is."""
 _LOOK_EVERY = 16
 """Of steps that nobody watches, few have a new median computed: that takes longer than all else there."""
 _FACTORS = (1.0, 6.0)
+_WAKE_NS, _WAKE_STEPS = 2e6, 4
+"""For so long, and so many steps, after a watched step the program runs slower: its memory comes back into caches."""
+_LONG_STEP_NS = 10 * _WAKE_NS
+"""In steps as long as this, what the wake takes is lost in the rest."""
 
 
 class Ledger:
@@ -31,6 +38,8 @@ class Ledger:
         spent_ns: Of it, what was ours.
         factor: What a nanosecond by our own clock really costs.
         plain_step_ns: What the program's own step takes.
+        n_plain: Steps seen that were neither watched nor slower for a watched one before them.
+        since_plain: Steps since the last of those.
     """
 
     def __init__(self, share: float) -> None:
@@ -38,6 +47,8 @@ class Ledger:
         self.spent_ns = 0.0
         self.factor = 1.0
         self.plain_step_ns = 0.0
+        self.n_plain = 0
+        self.since_plain = 0
         self._share = share
         self._plain_ns = 0.0
         self._by_our_clock_ns = 0.0
@@ -47,6 +58,11 @@ class Ledger:
         self._n_steps = 0
         self._steps_plain_ns: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._unwatched_ns: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._first_ns: list[float] = []
+        self._n_in_wake = 0
+        self._wake_ends_ns = 0.0
+        self._in_wake_ns: list[deque[float]] = [deque(maxlen=_RECENT_STEPS) for _ in range(_WAKE_STEPS)]
+        self._slower_ns = [0.0] * _WAKE_STEPS
         self._ratios: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def start(self, now: int) -> None:
@@ -88,29 +104,71 @@ class Ledger:
 
     @property
     def calibrated(self) -> bool:
-        """Whether enough plain steps were seen to know how long one is."""
-        return len(self._unwatched_ns) >= _CALIBRATIONS
+        """Whether enough steps were left alone to tell how long a plain one is, be it from slower ones at first."""
+        return len(self._unwatched_ns) >= CALIBRATIONS or len(self._first_ns) >= CALIBRATIONS
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether enough plain steps were seen."""
+        return len(self._unwatched_ns) >= CALIBRATIONS
 
     def forfeit(self, ceiling_ns: float) -> None:
         """Give credit above this up: that of long ago would be spent at once, and make one step slow."""
         self._forfeited_ns += max(0.0, self.credit_ns - ceiling_ns)
+
+    @property
+    def steps_in_wake(self) -> float:
+        """How many steps after a watched one are slower."""
+        if self.plain_step_ns >= _LONG_STEP_NS:
+            return 0.0
+        return min(_WAKE_NS / self.plain_step_ns, _WAKE_STEPS) if self.plain_step_ns > 0 else 1.0
 
     def end_step(self, *, watched: bool) -> None:
         """A step is over."""
         began_ns, spent_before_ns, estimated_before_ns = self._step_began
         if watched:
             self._correct(self.elapsed_ns - began_ns, self._by_our_clock_ns - spent_before_ns, estimated_before_ns)
-        self._step_began = (self.elapsed_ns, self._by_our_clock_ns, self.spent_ns)
         elapsed_ns, spent_ns = self.elapsed_ns - began_ns, self._by_our_clock_ns - spent_before_ns
         self._n_steps += 1
-        self._steps_plain_ns.append(elapsed_ns - (self.factor if watched else 1.0) * spent_ns)
-        if not watched:
-            self._unwatched_ns.append(elapsed_ns - spent_ns)
-        elif self.calibrated and spent_ns > 0:
-            self._ratios.append((elapsed_ns - statistics.median(self._unwatched_ns)) / spent_ns)
-            self.factor = min(max(statistics.median(self._ratios), _FACTORS[0]), _FACTORS[1])
-        if watched or self._n_steps <= _CALIBRATIONS or not self._n_steps % _LOOK_EVERY:
+        self.since_plain += 1
+        if watched:
+            self._steps_plain_ns.append(elapsed_ns - self.factor * spent_ns)
+            self._weigh_watched(elapsed_ns, spent_ns)
+            self._wake_ends_ns, self._n_in_wake = self.elapsed_ns + _WAKE_NS, 0
+        else:
+            self._steps_plain_ns.append(self._count_unwatched(began_ns, elapsed_ns - spent_ns))
+        if watched or self._n_steps <= CALIBRATIONS or not self._n_steps % _LOOK_EVERY:
             self.plain_step_ns = max(statistics.median(self._steps_plain_ns), 0.0)
+        self._step_began = (self.elapsed_ns, self._by_our_clock_ns, self.spent_ns)
+
+    def _weigh_watched(self, elapsed_ns: float, spent_ns: float) -> None:
+        """Find how much longer a watched step took than a plain one, and those after it."""
+        if not self.calibrated:
+            return
+        plain_ns = statistics.median(self._unwatched_ns) if self.knows_plain else min(self._first_ns)
+        if spent_ns > 0:
+            self._ratios.append((elapsed_ns - plain_ns) / spent_ns)
+            self.factor = min(max(statistics.median(self._ratios), _FACTORS[0]), _FACTORS[1])
+        for k, steps_ns in enumerate(self._in_wake_ns):
+            # Of one alone, nobody can tell what was ours and what a pause of the program's.
+            is_known = self.knows_plain and len(steps_ns) >= CALIBRATIONS
+            self._slower_ns[k] = max(0.0, statistics.median(steps_ns) - plain_ns) if is_known else 0.0
+
+    def _count_unwatched(self, began_ns: float, elapsed_ns: float) -> float:
+        """Count a step that was not watched; returns what of it was the program's."""
+        if not self.calibrated:
+            self._first_ns.append(elapsed_ns)
+        k, self._n_in_wake = self._n_in_wake, self._n_in_wake + 1
+        in_wake = began_ns < self._wake_ends_ns and k < _WAKE_STEPS and elapsed_ns < _LONG_STEP_NS
+        if not in_wake:
+            self.n_plain += 1
+            self.since_plain = 0
+            self._unwatched_ns.append(elapsed_ns)
+            return elapsed_ns
+        self._in_wake_ns[k].append(elapsed_ns)
+        ours_ns = min(self._slower_ns[k], elapsed_ns)
+        self.spent_ns += ours_ns
+        return elapsed_ns - ours_ns
 
     def _correct(self, elapsed_ns: float, by_our_clock_ns: float, estimated_before_ns: float) -> None:
         """Of a watched step, at least half a plain step was the program's, whatever the factor says."""
