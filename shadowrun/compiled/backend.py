@@ -55,6 +55,7 @@ class Region:
         n_calls: Calls checked.
         n_unchecked: Calls that only ran eagerly, since enough had been checked.
         error: Exception of the compiler or of the compiled code, and which of both it was.
+        failing: What the first call that failed began with.
         worst: The call judged worst; None before the first.
     """
 
@@ -65,6 +66,7 @@ class Region:
     n_calls: int = 0
     n_unchecked: int = 0
     error: tuple[str, BaseException] | None = None
+    failing: Snapshot | None = None
     worst: Case | None = None
     code: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
@@ -131,7 +133,9 @@ class CheckedBackend:
         names, expected = region.graph.names(), region.graph.values(out, given)
         put_back(before)
         actual = self._compiled(region, ours)
-        if actual is not None:
+        if actual is None:
+            region.failing = region.failing or snapshot
+        else:
             self._judge(region, snapshot, draws, names, actual, expected)
         put_back(after)
         return list(out)

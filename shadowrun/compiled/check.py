@@ -11,6 +11,7 @@ import torch
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import CheckedBackend, Region
+from shadowrun.compiled.failing import failing_node
 from shadowrun.compiled.graph import undisturbed_draws
 from shadowrun.compiled.ladder import OUTCOME_OF, climb, first_line
 from shadowrun.compiled.localise import localise
@@ -214,16 +215,20 @@ def _report(region: Region, compiler: Any, until: float, tell: Tell, *, search: 
     n_nodes = sum(n.op == "call_function" for n in region.graph.module.graph.nodes)
     worst = region.worst
     verdict = Verdict(Status.UNVERIFIED, explanation="never called") if worst is None else worst.verdict
-    localised = None
+    error = ""
     if region.error is not None:
         stage, raised = region.error
         outcome = Outcome.COMPILE_ERROR if stage == "compile" else Outcome.RUNTIME_ERROR
         error = first_line(raised)
     else:
-        outcome, error = OUTCOME_OF[verdict.status], ""
-        if worst is not None and outcome is Outcome.MISMATCH and search:
-            try:
+        outcome = OUTCOME_OF[verdict.status]
+    localised = None
+    if search:
+        try:
+            if region.failing is not None:
+                localised = failing_node(region, compiler, until=until, tell=tell)
+            elif worst is not None and outcome is Outcome.MISMATCH:
                 localised = localise(region, worst, compiler, until=until, tell=tell)
-            except Exception as failure:  # the finding itself stands
-                warnings.warn(f"The search in {region.name} failed: {first_line(failure)}", stacklevel=2)
+        except Exception as failure:  # the finding itself stands
+            warnings.warn(f"The search in {region.name} failed: {first_line(failure)}", stacklevel=2)
     return RegionReport(region.name, outcome, verdict, region.compile_s, n_nodes, region.n_calls, error, localised)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from shadowrun.compiled.judging import Errors, Judged
 
-__all__ = ["Culprit", "Localised", "localise"]
+__all__ = ["ALONE", "TOGETHER", "WITHIN", "Culprit", "Localised", "localise"]
 
 ALONE, WITHIN, TOGETHER = "alone", "within the graph", "together with nodes before it"
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A node that is wrong once compiled.
+    """A node that is wrong once compiled, or fails.
 
     Attributes:
         node: Its name in the graph.
@@ -108,6 +108,7 @@ class _Search:
         self._until, self._tell = until, tell
         self._began = time.perf_counter()
         self._n = 0
+        self._refused: list[str] = []
         self._values = recorded(self._graph, case.snapshot)
         self._nodes = computed(self._graph.module.graph, self._values)
         self._named = {n.name: n for n in self._nodes}
@@ -141,7 +142,8 @@ class _Search:
                 first, last = self._nodes[good].name, self._nodes[bad - 1].name
                 self.best = f"the fault is between {first} and {last}."
             elif worst is None:
-                return self.ended((), note=f"No probe shows it (the graph as a whole does); {self.best}")
+                failed = f"; not compiled: {', '.join(self._refused)}" if self._refused else ""
+                return self.ended((), note=f"No probe shows it (the graph as a whole does){failed}; {self.best}")
             else:
                 good = middle
         return self.ended((self._culprit(self._nodes[bad - 1].name, worst, TOGETHER),))
@@ -152,7 +154,11 @@ class _Search:
             raise _OutOfTime
         self._tell(what, self._n, self._most)
         self._n += 1
-        _, judged = judge_probe(self._compiler, probe)
+        try:
+            _, judged = judge_probe(self._compiler, probe)
+        except Exception as error:  # the compiler's: the graph itself compiles
+            self._refused.append(f"{what}: {type(error).__name__}")
+            return {}
         found: dict[str, Judged] = {}
         for j in judged:
             if j.verdict.status is Status.MISMATCH:

@@ -42,7 +42,7 @@ class RegionReport:
         n_nodes: Operators in it.
         n_calls: Calls compared.
         error: Class and first line of what was raised.
-        localised: The nodes at fault; None where none were looked for.
+        localised: The nodes at fault, wrong or failing; None where none were looked for.
     """
 
     name: str
@@ -135,7 +135,7 @@ class CompileReport:
             elif said := _said(region.verdict):
                 yield f"    {said}"
             if region.localised is not None:
-                yield from _culprits(region.localised)
+                yield from _culprits(region)
         for reason, n in self.graph_breaks.items():
             yield f"  graph break, {n} times: {reason.strip().partition(chr(10))[0]}"
         if self.n_recompiled:
@@ -157,11 +157,15 @@ def _said(verdict: Verdict) -> str:
     return ": ".join(part for part in (verdict.explanation, verdict.evidence) if part)
 
 
-def _culprits(localised: Localised) -> Iterator[str]:
+def _culprits(region: RegionReport) -> Iterator[str]:
+    localised = region.localised
+    assert localised is not None
+    word = "fails" if region.error else "wrong"
     for c in localised.culprits:
         where = ", ".join(part for part in (c.module, c.site) if part)
-        yield f"    wrong: {c.op} ({c.node}), {c.how}" + (f"; {where}" if where else "")
-        yield f"      {c.evidence}"
+        yield f"    {word}: {c.op} ({c.node}), {c.how}" + (f"; {where}" if where else "")
+        if c.evidence != region.error:
+            yield f"      {c.evidence}"
     if localised.note:
         yield f"    {localised.note}"
     yield f"    (found with {localised.n_compiled} compilations in {localised.seconds:.1f} s)"

@@ -15,7 +15,7 @@ from shadowrun.replay.case import exact_copy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Probe", "alone", "computed", "given_draws", "intermediates", "prefix", "recorded"]
+__all__ = ["Probe", "alone", "computed", "given_draws", "intermediates", "prefix", "recorded", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,15 @@ def alone(graph: Graph, snapshot: Snapshot, values: dict[str, Any], nodes: Itera
 
     One graph for all of them, so that one compilation answers for each.
     """
+    return _apart(graph, snapshot, values, [n for n in nodes if not _is_random(n) and not _is_view(n)])
+
+
+def single(graph: Graph, snapshot: Snapshot, values: dict[str, Any], node: fx.Node) -> Probe:
+    """One node by itself, on what eager gave to it."""
+    return _apart(graph, snapshot, values, [node])
+
+
+def _apart(graph: Graph, snapshot: Snapshot, values: dict[str, Any], wanted: list[fx.Node]) -> Probe:
     new = fx.Graph()
     inputs: dict[str, fx.Node] = {}
     given: list[Any] = []
@@ -84,7 +93,6 @@ def alone(graph: Graph, snapshot: Snapshot, values: dict[str, Any], nodes: Itera
         return inputs[source.name]
 
     # Inputs come first in a graph.
-    wanted = [n for n in nodes if not _is_random(n) and not _is_view(n)]
     for n in wanted:
         fx.map_arg((n.args, n.kwargs), feed)
     origin = _output(new, [(n, new.node_copy(n, feed)) for n in wanted], values)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 import shadowrun
@@ -81,6 +82,40 @@ def test_a_compile_error_names_its_class():
     assert report.error == "NotImplementedError: no such kernel"
     assert regions(report) == {"graph 0 forward": Outcome.COMPILE_ERROR}
     assert [s.outcome for s in report.ladder] == [Outcome.OK] * 3 + [Outcome.COMPILE_ERROR]
+
+
+def refusing(op, stage):
+    """A backend that has no kernel for one operator, which it notices when it compiles or when it runs."""
+
+    def compile_graph(module, _inputs):
+        missing = any(n.target is op for n in module.graph.nodes)
+        if missing and stage == "compile":
+            raise NotImplementedError(f"no lowering of {op}\nmore")
+
+        def call(args):
+            if missing:
+                raise RuntimeError(f"no kernel of {op}")
+            return planted.run(module)(args)
+
+        call._boxed_call = True
+        return call
+
+    return aot_autograd(fw_compiler=compile_graph, bw_compiler=compile_graph)
+
+
+@pytest.mark.parametrize("stage", ["compile", "runtime"])
+def test_the_node_that_fails_is_named(stage):
+    model, x = models.make("transformer")
+    op = torch.ops.aten.gelu_backward.default
+    report = shadowrun.compile_check(model, x, backend=refusing(op, stage), ladder=False)
+    assert report.outcome is {"compile": Outcome.COMPILE_ERROR, "runtime": Outcome.RUNTIME_ERROR}[stage]
+    forward, backward = report.regions
+    assert forward.outcome is Outcome.OK
+    (culprit,) = backward.localised.culprits
+    assert (culprit.op, culprit.module, culprit.how) == ("aten.gelu_backward.default", "blocks.1", "alone")
+    assert backward.localised.n_compiled <= 9
+    assert "fails: aten.gelu_backward.default (gelu_backward), alone; blocks.1" in report.summary()
+    assert report.summary().count("no lowering" if stage == "compile" else "no kernel") == 2
 
 
 def test_a_runtime_error_is_told_from_it():
