@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "build_parser", "main"]
 
-COMMANDS = ("run", "report", "export", "repro", "compile", "combine", "coverage", "static", "platforms", "demo")
+COMMANDS = ("run", "report", "export", "repro", "compile", "combine", "coverage", "static", "slowdown", "platforms", "demo")
 """Modules of this package. None imports torch, rich or jinja2 before its `run` is called."""
 
 

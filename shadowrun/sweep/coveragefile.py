@@ -72,10 +72,8 @@ class CoverageFile:
         self.path = path
         self._operators = {name: number for number, name in self._rows("select id, name from operator")}
         self._findings = {
-            (*key, message): number
-            for number, *key, message in self._rows(
-                "select id, kind, op, kernel, cause, explanation, message from finding"
-            )
+            tuple(key): number
+            for number, *key in self._rows("select id, kind, op, kernel, cause, explanation from finding")
         }
         self._committed_at = time.monotonic()
 
@@ -128,11 +126,13 @@ class CoverageFile:
     # -- writing -----------------------------------------------------------------------------------
 
     def add(self, case: Case, outcome: Outcome) -> None:
-        """Record what became of a case."""
+        """Record what became of a case, unless that is known."""
         cursor = self._connection.execute(
-            "insert or replace into result (operator_id, dtype, part, sample, kind, inputs) values (?, ?, ?, ?, ?, ?)",
+            "insert or ignore into result (operator_id, dtype, part, sample, kind, inputs) values (?, ?, ?, ?, ?, ?)",
             (self._operator(case.operator), case.dtype, case.part, case.sample, outcome.kind, outcome.inputs),
         )
+        if not cursor.rowcount:
+            return
         self._connection.executemany(
             "insert into result_finding values (?, ?, ?)",
             [(cursor.lastrowid, k, self._finding(f)) for k, f in enumerate(outcome.findings)],
@@ -232,11 +232,12 @@ class CoverageFile:
         return number
 
     def _finding(self, finding: Finding) -> int:
-        key = dataclasses.astuple(finding)
+        *rest, message = dataclasses.astuple(finding)
+        key = tuple(rest)
         number = self._findings.get(key)
         if number is None:
             sql = "insert into finding (kind, op, kernel, cause, explanation, message) values (?, ?, ?, ?, ?, ?)"
-            number = self._findings[key] = int(self._connection.execute(sql, key).lastrowid or 0)
+            number = self._findings[key] = int(self._connection.execute(sql, (*key, message)).lastrowid or 0)
         return number
 
     def _commit_now_and_then(self) -> None:

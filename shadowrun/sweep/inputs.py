@@ -1,0 +1,191 @@
+"""Inputs of a case: copied to a device as they lie in memory, and in other forms with the same values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.numerics.form import meta
+from shadowrun.replay.mirror import move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Change = Callable[[torch.Tensor], torch.Tensor]
+
+__all__ = [
+    "Sample",
+    "channels_last",
+    "copied",
+    "emptied",
+    "is_plain",
+    "key",
+    "leaves",
+    "printed",
+    "strided",
+    "without_dims",
+]
+
+_MOST_PRINTED = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Inputs of one call, on the CPU.
+
+    Attributes:
+        input: The first argument: a tensor, a list of them, or a number.
+        args, kwargs: The others.
+        process: Makes of the result what gradients are taken of; None for the result itself.
+        stays: Places of inputs that stay on the CPU whatever the device: 0 is `input`, 1 the first of `args`.
+    """
+
+    input: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+    process: Callable[[Any], Any] | None = None
+    stays: tuple[int, ...] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Input, args, kwargs."""
+        return iter((self.input, self.args, self.kwargs or {}))
+
+    def changed(self, change: Change) -> Sample | None:
+        """The same with each tensor changed; None where that changed nothing."""
+        memo: dict[int, torch.Tensor] = {}
+        new = replace(
+            self,
+            input=_mapped(self.input, change, memo),
+            args=_mapped(self.args, change, memo),
+            kwargs=_mapped(self.kwargs or {}, change, memo),
+        )
+        return new if any(a is not b for a, b in zip(leaves(tuple(self)), leaves(tuple(new)), strict=True)) else None
+
+
+def leaves(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested values."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for v in value.values():
+            yield from leaves(v)
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from leaves(v)
+
+
+def is_plain(t: torch.Tensor) -> bool:
+    """Whether it has strides and a memory of its own kind."""
+    plain = t.layout is torch.strided and not t.is_nested and not t.is_quantized
+    return plain and type(t) in (torch.Tensor, torch.nn.Parameter)
+
+
+def copied(sample: Sample, device: torch.device, *, grad: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Fresh inputs on a device, layouts exact; a ``device`` keyword follows.
+
+    Args:
+        sample: What to copy.
+        device: Where to.
+        grad: Leaves that required gradients do so again.
+    """
+
+    def copy(t: torch.Tensor) -> torch.Tensor:
+        new = move(t.detach(), device)
+        return new.requires_grad_(t.requires_grad) if grad else new
+
+    given = (sample.input, *sample.args)
+    memo = {id(t): t for place in sample.stays for t in leaves(given[place : place + 1])}
+    x, args, kwargs = (_mapped(value, copy, memo) for value in sample)
+    if kwargs.get("device") is not None:
+        kwargs["device"] = device
+    return x, args, kwargs
+
+
+def strided(t: torch.Tensor) -> torch.Tensor:
+    """The same values, transposed in memory and with a gap after each element."""
+    if not is_plain(t) or t.dim() == 0 or t.numel() < 2 or t.is_conj() or t.is_neg():
+        return t
+    turned = t.detach().transpose(0, -1)
+    wide = torch.zeros(*turned.shape, 2, dtype=t.dtype)
+    wide[..., 0] = turned
+    return wide[..., 0].transpose(0, -1).requires_grad_(t.requires_grad)
+
+
+def channels_last(t: torch.Tensor) -> torch.Tensor:
+    """The same values with the channels innermost, for 4 and 5 dimensions."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim() if is_plain(t) else 0)
+    if form is None or t.is_contiguous(memory_format=form):
+        return t
+    return t.detach().contiguous(memory_format=form).requires_grad_(t.requires_grad)
+
+
+def without_dims(t: torch.Tensor) -> torch.Tensor:
+    """The first element, as a tensor without dimensions."""
+    if not is_plain(t) or t.dim() == 0 or t.numel() == 0:
+        return t
+    return t.detach()[(0,) * t.dim()].clone()
+
+
+def emptied(sample: Sample) -> Sample | None:
+    """Tensors as long as the first one in their first dimension get none there."""
+    first = next((t for t in leaves(tuple(sample)) if is_plain(t) and t.dim()), None)
+    if first is None or first.shape[0] == 0:
+        return None
+    n = first.shape[0]
+
+    def cut(t: torch.Tensor) -> torch.Tensor:
+        return t.detach()[:0].clone() if is_plain(t) and t.dim() and t.shape[0] == n else t
+
+    return sample.changed(cut)
+
+
+def key(sample: Sample) -> Any:
+    """What makes two samples the same case: forms, numbers, values of integers, and which classes of floats occur."""
+    return tuple(_key(value) for value in sample)
+
+
+def printed(sample: Sample) -> str:
+    """``f32[2, 3], dim=1``."""
+    x, args, kwargs = sample
+    shown = [_printed(v) for v in (x, *args)] + [f"{name}={_printed(v)}" for name, v in kwargs.items()]
+    return ", ".join(shown)[:_MOST_PRINTED]
+
+
+def _mapped(value: Any, change: Change, memo: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in memo:
+            memo[id(value)] = change(value)
+        return memo[id(value)]
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(v, change, memo) for v in value)
+    if type(value) is dict:
+        return {k: _mapped(v, change, memo) for k, v in value.items()}
+    return value
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if not is_plain(value):
+            return id(value)
+        form = (value.dtype, value.shape, value.stride(), value.requires_grad, value.is_conj(), value.is_neg())
+        if not (value.is_floating_point() or value.is_complex()):
+            return (*form, value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        v = value.detach().resolve_conj().resolve_neg()
+        v = torch.view_as_real(v) if v.is_complex() else v
+        v = v.float() if v.element_size() == 1 else v
+        return (*form, bool(v.isnan().any()), bool(v.isinf().any()), bool((v < 0).any()), bool((v == 0).any()))
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *(_key(v) for v in value))
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in value.items())
+    return type(value).__name__, repr(value)
+
+
+def _printed(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(meta(value))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_printed, value))}]"
+    return repr(value)

@@ -1,0 +1,88 @@
+"""From the records of a comparison to the findings of a case."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from shadowrun.platforms.unsupported import classify, first_sentence
+from shadowrun.sweep.outcome import Finding, Kind
+from shadowrun.types import Cause, Phase, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shadowrun.store.datafile import DataFile
+
+__all__ = ["Row", "finding_of_error", "finding_of_row", "in_phase", "is_out_of_memory", "records_since"]
+
+Row = tuple[int, str, str, str, str, str, str, str]
+"""seq, op, phase, status, cause, explanation, missing kernel, evidence."""
+
+_SINCE = """
+select call.seq, op.name, phase, status, cause, explanation, missing_kernel, evidence
+from call join context on context.id = context_id join op on op.id = op_id
+join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
+where call.seq > ? order by call.seq
+"""
+_NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
+_PLATFORM_DIED = {"worker died": Kind.CRASH, "worker hung": Kind.TIMEOUT}
+_MOST_TEXT = 300
+
+
+def records_since(data: DataFile, seq: int) -> list[Row]:
+    """Calls recorded after call `seq`, in order."""
+    return list(data.query(_SINCE, (seq,)))
+
+
+def finding_of_row(row: Row) -> Finding | None:
+    """What a recorded call shows; None for a match."""
+    _, op, _, status, cause, explanation, kernel, evidence = row
+    kind: Kind | None
+    match Status(status):
+        case Status.MISMATCH:
+            kind = {Cause.METADATA: Kind.FORM, Cause.REFERENCE: Kind.REFERENCE}.get(Cause(cause), Kind.MISMATCH)
+        case Status.UNSUPPORTED:
+            kind = Kind.UNSUPPORTED_DTYPE if cause == Cause.MISSING_DTYPE else Kind.UNSUPPORTED
+        case Status.FALLBACK:
+            kind = Kind.WARNED_FALLBACK if cause == Cause.WARNED_FALLBACK else Kind.SILENT_FALLBACK
+        case Status.ERROR:
+            kind = _kind_of_error(cause, explanation)
+        case Status.UNVERIFIED:
+            kind = Kind.UNVERIFIED
+        case _:
+            kind = None
+    return None if kind is None else Finding(kind, op, kernel, cause, explanation[:_MOST_TEXT], evidence[:_MOST_TEXT])
+
+
+def finding_of_error(error: BaseException, op: str = "") -> Finding:
+    """What an exception shows that the target raised and the reference did not."""
+    if is_out_of_memory(error):
+        return Finding(Kind.OUT_OF_MEMORY, op, "", "", type(error).__name__, first_sentence(str(error)))
+    failure = classify(error)
+    if failure.supported:
+        return Finding(Kind.ERROR, op, "", "", type(error).__name__, failure.message)
+    kind = Kind.UNSUPPORTED_DTYPE if failure.cause is Cause.MISSING_DTYPE else Kind.UNSUPPORTED
+    kernel = failure.missing_kernel
+    return Finding(kind, op or kernel, kernel, failure.cause, type(error).__name__, failure.message)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that there is no memory left."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    )
+
+
+def in_phase(rows: Sequence[Row], *, backward: bool) -> list[Row]:
+    """The calls of a backward pass, or all."""
+    return [row for row in rows if row[2] == Phase.BACKWARD] if backward else list(rows)
+
+
+def _kind_of_error(cause: str, explanation: str) -> Kind:
+    if cause == Cause.HARNESS:
+        return Kind.HARNESS
+    if explanation == "out of memory":
+        return Kind.OUT_OF_MEMORY
+    return next((kind for words, kind in _PLATFORM_DIED.items() if explanation.startswith(words)), Kind.ERROR)

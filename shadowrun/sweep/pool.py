@@ -1,0 +1,200 @@
+"""Keeps worker processes busy, and makes a result of a crash, a hang and a case that takes all memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import selectors
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.errors import PlatformError, ShadowrunError
+from shadowrun.sweep.cases import Case, Part, Task
+from shadowrun.sweep.outcome import Finding, Kind, Outcome
+from shadowrun.sweep.process import Step, WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["Limits", "Pool"]
+
+_LOOK_S = 0.1
+_START_LIMIT_S = 300.0
+_MOST_DEATHS_BETWEEN_CASES = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What a case may take.
+
+    Attributes:
+        seconds: Of wall time.
+        n_bytes: By which it may enlarge its process.
+    """
+
+    seconds: float
+    n_bytes: int
+
+
+class Pool:
+    """Runs tasks in worker processes.
+
+    Args:
+        settings: What each worker is told (`worker.main`).
+        n_workers: How many.
+        limits: What a case may take.
+        calls: Recorded calls by operator and dtype, where those are swept.
+        on_result: Called with each case and its outcome.
+        on_part: Called when all cases of a part were run: task, part, number of duplicates.
+        on_task: Called when a task has ended.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        n_workers: int,
+        limits: Limits,
+        calls: Mapping[tuple[str, str], list[str]] | None,
+        on_result: Callable[[Case, Outcome], None],
+        on_part: Callable[[Task, Part, int], None],
+        on_task: Callable[[Task], None],
+    ) -> None:
+        self._settings = settings
+        self._n_workers = n_workers
+        self._limits = limits
+        self._calls = calls
+        self._on_result, self._on_part, self._on_task = on_result, on_part, on_task
+        self._workers: list[WorkerProcess] = []
+        self._waiting: deque[Task] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._deaths: dict[tuple[str, str], int] = {}
+
+    def run(self, tasks: Iterable[Task]) -> None:
+        """Run all tasks; returns when they have ended.
+
+        Raises:
+            ShadowrunError: A worker cannot be started: a platform that is absent, for instance.
+        """
+        self._waiting.extend(tasks)
+        try:
+            while self._waiting or any(worker.task is not None for worker in self._workers):
+                self._employ()
+                for key, _ in self._selector.select(_LOOK_S):
+                    self._listen(key.data)
+                for worker in list(self._workers):
+                    self._watch(worker)
+        finally:
+            for worker in list(self._workers):
+                self._dismiss(worker)
+            self._selector.close()
+
+    def _employ(self) -> None:
+        while self._waiting and len(self._workers) < min(self._n_workers, len(self._workers) + len(self._waiting)):
+            worker = WorkerProcess(self._settings)
+            self._workers.append(worker)
+            self._selector.register(worker, selectors.EVENT_READ, worker)
+        for worker in self._workers:
+            if worker.is_ready and worker.task is None and self._waiting:
+                task = self._waiting.popleft()
+                worker.begin(task, None if self._calls is None else self._calls[task.operator, task.dtype])
+
+    def _dismiss(self, worker: WorkerProcess) -> None:
+        self._workers.remove(worker)
+        self._selector.unregister(worker)
+        worker.end()
+
+    def _listen(self, worker: WorkerProcess) -> None:
+        lines, closed = worker.read()
+        for line in lines:
+            self._read(worker, line)
+        if closed:
+            self._died(worker)
+
+    def _read(self, worker: WorkerProcess, line: dict[str, Any]) -> None:
+        task = worker.task
+        if "ready" in line:
+            worker.is_ready = True
+        elif "broken" in line:
+            raise ShadowrunError(line["broken"], slug=line["slug"])
+        elif task is None:
+            return
+        elif "case" in line:
+            part, sample = line["case"]
+            worker.step = Step((Part(part), sample), base_bytes=worker.memory_bytes())
+        elif "target" in line:
+            worker.step.on_target = True
+        elif "findings" in line:
+            if line["findings"] is not None:
+                findings = tuple(Finding(Kind(kind), *rest) for kind, *rest in line["findings"])
+                self._result(worker, Outcome(findings, line["inputs"]))
+            worker.step = Step(base_bytes=worker.step.base_bytes)
+        elif "part" in line:
+            worker.parts.add(Part(line["part"]))
+            self._on_part(task, Part(line["part"]), line["duplicates"])
+        elif "task" in line:
+            worker.task = None
+            self._on_task(task)
+
+    def _result(self, worker: WorkerProcess, outcome: Outcome) -> None:
+        task, case = worker.task, worker.step.case
+        assert task is not None
+        assert case is not None
+        worker.task = dataclasses.replace(task, done=task.done | {case})
+        self._on_result(Case(task.operator, task.dtype, *case), outcome)
+
+    def _watch(self, worker: WorkerProcess) -> None:
+        """End a worker whose case takes too long or too much."""
+        took = time.monotonic() - worker.step.since
+        if not worker.is_ready:
+            if took > _START_LIMIT_S:
+                self._dismiss(worker)
+                raise PlatformError(f"A worker was not ready within {_START_LIMIT_S:g} s.", slug="no-worker")
+            return
+        if worker.task is None:
+            return
+        grown = worker.memory_bytes() - worker.step.base_bytes
+        if took > self._limits.seconds:
+            self._lost(worker, Finding(Kind.TIMEOUT, explanation=f"no end within {self._limits.seconds:g} s"))
+        elif grown > self._limits.n_bytes:
+            limit = f"more than {self._limits.n_bytes / 2**30:.3g} GiB"
+            self._lost(worker, Finding(Kind.OUT_OF_MEMORY, explanation=limit))
+
+    def _died(self, worker: WorkerProcess) -> None:
+        how = worker.obituary()
+        if not worker.is_ready:
+            text = f"A worker of the sweep did not start ({how}): {worker.last_words() or 'it wrote nothing'}."
+            self._dismiss(worker)
+            raise PlatformError(text, slug="no-worker")
+        self._lost(worker, Finding(Kind.CRASH, explanation=how, message=worker.last_words()))
+
+    def _lost(self, worker: WorkerProcess, finding: Finding) -> None:
+        """A worker has to go: the case in hand gets its outcome, and the rest of its task another worker."""
+        step = worker.step
+        if worker.task is not None and step.case is not None:
+            if not step.on_target:
+                words = f"on the reference: {finding.kind}, {finding.explanation}"
+                finding = Finding(Kind.HARNESS, explanation=words, message=finding.message)
+            self._result(worker, Outcome((finding,)))
+        task, finished = worker.task, worker.parts
+        self._dismiss(worker)
+        if task is None:
+            return
+        rest = tuple(part for part in task.parts if part not in finished)
+        if step.case is None and rest:
+            rest = self._between_cases(task, rest, finding)
+        if rest:
+            self._waiting.appendleft(dataclasses.replace(task, parts=rest))
+        else:
+            self._on_task(task)
+
+    def _between_cases(self, task: Task, rest: tuple[Part, ...], finding: Finding) -> tuple[Part, ...]:
+        """It died while inputs were made: tried once more, then its part is given up."""
+        key = task.operator, task.dtype
+        self._deaths[key] = self._deaths.get(key, 0) + 1
+        if self._deaths[key] < _MOST_DEATHS_BETWEEN_CASES:
+            return rest
+        words = f"while its inputs were made: {finding.kind}, {finding.explanation}"
+        outcome = Outcome((Finding(Kind.HARNESS, explanation=words, message=finding.message),))
+        self._on_result(Case(task.operator, task.dtype, rest[0], -1), outcome)
+        self._on_part(task, rest[0], 0)
+        return rest[1:]

@@ -1,0 +1,142 @@
+"""What a case calls: for each part, inputs on a device and a function that runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.sweep.cases import Part
+from shadowrun.sweep.inputs import Sample, channels_last, copied, emptied, leaves, strided, without_dims
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["NoGradient", "Program", "applies", "program", "varied"]
+
+Prepared = Callable[[], Any]
+Program = Callable[[torch.device], Prepared]
+"""Copies the inputs to a device, and gives a function that runs there and returns all results."""
+
+_SEED = 0x5EED
+_MOST_DERIVED = 16
+_VARIED = {
+    Part.STRIDED: lambda s: s.changed(strided),
+    Part.STRIDED_INPLACE: lambda s: s.changed(strided),
+    Part.CHANNELS_LAST: lambda s: s.changed(channels_last),
+    Part.ZERO_DIM: lambda s: s.changed(without_dims),
+    Part.EMPTY: emptied,
+}
+
+
+def applies(info: Any, part: Part) -> bool:
+    """Whether the database says that the operator has this part at all."""
+    if part in (Part.INPLACE, Part.STRIDED_INPLACE):
+        return info.inplace_variant is not None
+    if part is Part.OUT:
+        return bool(info.supports_out)
+    if part is Part.BACKWARD:
+        return bool(info.supports_autograd)
+    return part is not Part.INVALID or info.error_inputs_func is not None
+
+
+def varied(samples: list[Sample], part: Part) -> Iterator[tuple[int, Sample]]:
+    """The samples in the form of a part, with their numbers; those that the form changes nothing of are left out."""
+    change = _VARIED.get(part)
+    n = 0
+    for number, sample in enumerate(samples):
+        new = sample if change is None else change(sample)
+        if new is None:
+            continue
+        n += 1
+        if part in (Part.ZERO_DIM, Part.EMPTY) and n > _MOST_DERIVED:
+            return
+        yield number, new
+
+
+def program(info: Any, part: Part, number: int, sample: Sample) -> Program:
+    """The program of a case.
+
+    Args:
+        info: Entry of the database; or a function, which may write to its inputs, for recorded calls.
+        part: Which part.
+        number: Of the sample.
+        sample: Inputs, in the form of the part.
+    """
+    function = getattr(info, "op", info)
+    if part in (Part.INPLACE, Part.STRIDED_INPLACE):
+        return _inplace(info.inplace_variant, sample)
+    if part is Part.OUT:
+        return _out(function, sample, resized=number % 2 == 1)
+    if part is Part.BACKWARD:
+        return _backward(function, sample)
+    return _forward(function, sample, inputs_too=not hasattr(info, "op"))
+
+
+def _forward(function: Any, sample: Sample, *, inputs_too: bool) -> Program:
+    def prepare(device: torch.device) -> Prepared:
+        x, args, kwargs = copied(sample, device, grad=False)
+
+        def run() -> Any:
+            out = function(x, *args, **kwargs)
+            return [out, x, args, kwargs] if inputs_too else out
+
+        return run
+
+    return prepare
+
+
+def _inplace(function: Any, sample: Sample) -> Program:
+    def prepare(device: torch.device) -> Prepared:
+        x, args, kwargs = copied(sample, device, grad=False)
+        return lambda: [function(x, *args, **kwargs), x]
+
+    return prepare
+
+
+def _out(function: Any, sample: Sample, *, resized: bool) -> Program:
+    def prepare(device: torch.device) -> Prepared:
+        cpu = torch.device("cpu")
+        x, args, kwargs = copied(sample, cpu, grad=False)
+        expected = function(x, *args, **kwargs)
+        outs = [torch.zeros_like(t) if not resized else torch.empty(0, dtype=t.dtype) for t in leaves(expected)]
+        given = Sample(None, tuple(outs))
+        x, args, kwargs = copied(sample, device, grad=False)
+        _, moved, _ = copied(given, device, grad=False)
+        out = moved[0] if isinstance(expected, torch.Tensor) else tuple(moved)
+        return lambda: [function(x, *args, **kwargs, out=out), out]
+
+    return prepare
+
+
+def _backward(function: Any, sample: Sample) -> Program:
+    def prepare(device: torch.device) -> Prepared:
+        x, args, kwargs = copied(sample, device, grad=True)
+        wanted = [t for t in leaves([x, args, kwargs]) if t.requires_grad]
+
+        def run() -> Any:
+            result = function(x, *args, **kwargs)
+            if sample.process is not None:
+                result = sample.process(result)
+            outs = [t for t in leaves(result) if t.requires_grad and (t.is_floating_point() or t.is_complex())]
+            if not outs or not wanted:
+                raise NoGradient
+            torch.autograd.backward(outs, [_gradient(t) for t in outs])
+            return [t.grad for t in wanted]
+
+        return run
+
+    return prepare
+
+
+class NoGradient(Exception):  # noqa: N818 - a reason, caught inside
+    """Nothing of the result, or of the inputs, has a gradient."""
+
+
+def _gradient(out: torch.Tensor) -> torch.Tensor:
+    if out.layout is not torch.strided or out.is_nested:
+        return torch.ones_like(out)
+    generator = torch.Generator().manual_seed(_SEED)
+    dtype = out.dtype if out.is_complex() else torch.float32
+    return torch.randn(out.shape, generator=generator, dtype=dtype).to(out.dtype).to(out.device)

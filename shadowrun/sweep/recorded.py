@@ -1,0 +1,177 @@
+"""Cases from a data file: the calls that a program made, read back from what was recorded of them.
+
+A data file holds the forms of a call's inputs, not their values (but for the few that were captured): floats are drawn
+anew, and integers are drawn so small that they are valid as indices into any of the call's tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.numerics.form import dtype_name
+from shadowrun.store.datafile import DataFile
+from shadowrun.sweep.inputs import Sample, leaves
+from shadowrun.sweep.opinfo import seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["Unreadable", "function", "read_calls", "sample"]
+
+_CALLS = "select distinct op.name, inputs, dtypes from context join op on op.id = op_id order by op.name, inputs"
+_TENSOR = re.compile(r"([a-z]+\w*)\[([\d, ]*)\]")
+_KEYWORD = re.compile(r"([a-z_]\w*)=")
+_WORD = re.compile(r"[^,\]]+")
+_WORDS = {"None": None, "True": True, "False": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+
+
+class Unreadable(ValueError):  # noqa: N818 - a reason, caught inside
+    """A recorded call that cannot be made again; the message says why."""
+
+
+def read_calls(path: Path) -> dict[tuple[str, str], list[str]]:
+    """Inputs of all different calls in a data file, by operator and dtype of the first tensor.
+
+    Raises:
+        DataFileError: Missing, or no data file.
+    """
+    data = DataFile.open(path)
+    found: dict[tuple[str, str], list[str]] = {}
+    for op, inputs, dtypes in data.query(_CALLS):
+        short = dtypes.partition(",")[0]
+        dtype = _dtypes().get(short)
+        calls = found.setdefault((op, str(dtype).removeprefix("torch.") if dtype else short or "any"), [])
+        if inputs not in calls:
+            calls.append(inputs)
+    return found
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The operator ``aten::add.Tensor``, with one more argument in front that nobody reads.
+
+    Raises:
+        Unreadable: This torch has no such operator.
+    """
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError:
+        raise Unreadable(f"this process has no operator {name}") from None
+    return lambda _, *args, **kwargs: operator(*args, **kwargs)
+
+
+def sample(name: str, text: str, seed: int) -> Sample:
+    """Inputs of a recorded call, with values drawn anew.
+
+    Args:
+        name: Operator.
+        text: Its inputs as recorded, ``f32[8, 16], [0, 1], keepdim=True``.
+        seed: Of the values.
+
+    Raises:
+        Unreadable: The text was cut short, or has something that has no text.
+    """
+    seeded(f"{seed} {name} {text}")
+    reader = _Reader(text)
+    args, kwargs = reader.arguments()
+    sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
+    for t in leaves([args, kwargs]):
+        _fill(t, min([2, *sizes]))
+    return Sample(None, tuple(args), kwargs)
+
+
+class _Reader:
+    """Reads the text of recorded inputs, once, from the left."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        while self._at < len(self._text):
+            keyword = _KEYWORD.match(self._text, self._at)
+            if keyword is not None:
+                self._at = keyword.end()
+                kwargs[keyword[1]] = self._value()
+            else:
+                args.append(self._value())
+            self._skip_comma()
+        return args, kwargs
+
+    def _value(self) -> Any:
+        text = self._text
+        if text.startswith("[", self._at):
+            return self._list()
+        if text[self._at : self._at + 1] in "'\"":
+            return self._string()
+        tensor = _TENSOR.match(text, self._at)
+        if tensor is not None and tensor[1] in _dtypes():
+            self._at = tensor.end()
+            shape = [int(n) for n in tensor[2].split(",") if n.strip()]
+            return torch.empty(shape, dtype=_dtypes()[tensor[1]])
+        word = _WORD.match(text, self._at)
+        if word is None:
+            raise Unreadable(f"{text[self._at :]!r} cannot be read")
+        self._at = word.end()
+        return _of_word(word[0].strip())
+
+    def _list(self) -> list[Any]:
+        self._at += 1
+        found: list[Any] = []
+        while not self._text.startswith("]", self._at):
+            if self._at >= len(self._text):
+                raise Unreadable("its inputs were recorded in part")
+            found.append(self._value())
+            self._skip_comma()
+        self._at += 1
+        return found
+
+    def _string(self) -> str:
+        end = self._text.find(self._text[self._at], self._at + 1)
+        if end < 0:
+            raise Unreadable("its inputs were recorded in part")
+        word, self._at = self._text[self._at : end + 1], end + 1
+        return str(ast.literal_eval(word))
+
+    def _skip_comma(self) -> None:
+        if self._text.startswith(", ", self._at):
+            self._at += 2
+
+
+def _of_word(word: str) -> Any:
+    if word in _WORDS:
+        return _WORDS[word]
+    if word.startswith("torch."):
+        return getattr(torch, word.removeprefix("torch."))
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        pass
+    try:
+        torch.device(word)
+    except RuntimeError:
+        raise Unreadable(f"{word!r} was recorded without its value") from None
+    return torch.device("cpu")  # wherever it was: it follows the inputs
+
+
+@functools.cache
+def _dtypes() -> dict[str, torch.dtype]:
+    return {dtype_name(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+def _fill(t: torch.Tensor, n: int) -> None:
+    if t.is_floating_point() or t.is_complex():
+        t.copy_(torch.randn(t.shape, dtype=t.dtype if t.is_complex() else torch.float32))
+    elif t.dtype is torch.bool:
+        t.copy_(torch.rand(t.shape) < 0.5)
+    else:
+        t.copy_(torch.randint(0, n, t.shape))

@@ -1,0 +1,245 @@
+"""Runs one case on both platforms and says what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.comparison import compare
+from shadowrun.numerics.bits import Uncomparable, bits_equal
+from shadowrun.numerics.form import form_difference
+from shadowrun.platforms.unsupported import classify, first_sentence
+from shadowrun.replay.mirror import move, without_strides
+from shadowrun.sweep.cases import DERIVED, Part
+from shadowrun.sweep.inputs import is_plain
+from shadowrun.sweep.judging import finding_of_error, finding_of_row, in_phase, records_since
+from shadowrun.sweep.outcome import FAILURES, Finding, Kind
+from shadowrun.sweep.programs import NoGradient
+from shadowrun.types import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shadowrun.sweep.judging import Row
+    from shadowrun.sweep.programs import Program
+
+__all__ = ["Trial"]
+
+_CPU = torch.device("cpu")
+_COPY = "aten::_to_copy"
+_WHOLE = "as a whole"
+
+
+class Trial:
+    """A pair of platforms on which cases are run, one after another, in this process.
+
+    Args:
+        target: Platform under test.
+        ref: Platform that is trusted.
+        call_limit_s: Seconds for one operator, where the target has a process of its own.
+        on_target: Called when the reference has run a case and the target begins.
+    """
+
+    def __init__(self, target: str, ref: str, call_limit_s: float, on_target: Callable[[], None]) -> None:
+        self._run = compare(target, ref, settings=False, known=False, call_limit_s=call_limit_s, asynchronous=False)
+        self._target, self._ref = self._run._target, self._run._ref
+        self._on_target = on_target
+        self._on_device = self._target.is_ambient  # the program runs on the target, else on the reference
+        away = self._target if self._on_device else self._ref
+        self._home = away.device if away.is_ambient else _CPU
+        self._is_remote = self._target.remote is not None or self._ref.remote is not None
+        self._last = -1
+
+    @contextlib.contextmanager
+    def task(self) -> Iterator[None]:
+        """Around the cases of an operator: a platform's own process is started once for all of them."""
+        with self._run if self._is_remote else contextlib.nullcontext():
+            yield
+
+    def run(self, part: Part, program: Program) -> list[Finding] | None:
+        """Run a case.
+
+        Returns:
+            What it showed; nothing for a pass, None where there is nothing to try.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._refused(program) if part is Part.INVALID else self._accepted(part, program)
+
+    def _accepted(self, part: Part, program: Program) -> list[Finding] | None:
+        expected: Any = None
+        if not self._is_remote:
+            try:
+                expected = self._on_reference(program)
+            except NoGradient:
+                return None
+            except Exception as error:
+                return [_reference_failed(part, error)]
+        self._on_target()
+        try:
+            prepared = program(self._home)
+        except Exception as error:
+            return [_reference_failed(part, error) if self._is_remote else finding_of_error(error, _COPY)]
+        actual, raised = self._observed(prepared)
+        if isinstance(raised, NoGradient):
+            return None
+        rows = in_phase(self._records(), backward=part is Part.BACKWARD)
+        findings = [finding for row in rows if (finding := finding_of_row(row)) is not None]
+        if raised is not None:
+            if self._is_remote or not self._on_device:  # it ran on the reference
+                return [_reference_failed(part, raised)]
+            if not any(f.kind in FAILURES for f in findings):
+                findings.append(finding_of_error(raised))
+        elif self._on_device and not self._is_remote and not findings:
+            findings += self._whole(program, rows, actual, expected)
+        return findings
+
+    def _refused(self, program: Program) -> list[Finding] | None:
+        """Invalid inputs, which both platforms have to refuse."""
+        if self._is_remote:
+            return [Finding(Kind.UNVERIFIED, explanation="the platform has a process of its own")]
+        try:
+            self._on_reference(program)
+        except Exception as error:
+            expected = error
+        else:
+            return [Finding(Kind.HARNESS, explanation="the reference accepts it")]
+        self._on_target()
+        try:
+            prepared = program(self._home)
+        except Exception as error:
+            found = finding_of_error(error, _COPY)
+            return [found] if found.kind is not Kind.ERROR else []
+        try:
+            with self._target.context():
+                result = prepared()
+                self._target.materialise([t for t in _flat(result) if isinstance(t, torch.Tensor)])
+        except Exception as error:
+            return _unlike(error, expected)
+        message = f"the reference raises {type(expected).__name__}: {first_sentence(str(expected))}"
+        return [Finding(Kind.MISSING_ERROR, explanation=type(expected).__name__, message=message)]
+
+    def _on_reference(self, program: Program) -> Any:
+        device = self._ref.device if self._ref.is_ambient else _CPU
+        prepared = program(device)
+        with self._ref.context() if self._ref.remote is None else contextlib.nullcontext():
+            torch.manual_seed(0)
+            return prepared()
+
+    def _observed(self, prepared: Callable[[], Any]) -> tuple[Any, Exception | None]:
+        if self._is_remote:  # what preparing the inputs called is no part of the case
+            self._records()
+        torch.manual_seed(0)
+        with contextlib.nullcontext() if self._is_remote else self._run:
+            try:
+                return prepared(), None
+            except Exception as error:
+                return None, error
+
+    def _records(self) -> list[Row]:
+        self._run._recorder.flush()
+        rows = records_since(self._run._data, self._last)
+        if rows:
+            self._last = rows[-1][0]
+        return rows
+
+    def _whole(self, program: Program, rows: list[Row], actual: Any, expected: Any) -> list[Finding]:
+        """Where each operator by itself is right, all results must be: in form, and where all were equal, in bits."""
+        exact = bool(rows) and all(row[3] == "match" and not row[4] for row in rows)
+        actual, expected = list(_flat(actual)), list(_flat(expected))
+        if len(actual) != len(expected):
+            return [_wrong_form(f"{len(actual)} results against {len(expected)}")]
+        for k, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            try:
+                here, there = self._brought(a), self._brought(e)
+                form = form_difference(here, there)
+                if form and not form.startswith("stride"):
+                    return [_wrong_form(f"result {k}: {form}")]
+                if exact and not bits_equal(here, there) and not self._explained(program, k, here):
+                    evidence = f"result {k} differs, while each operator by itself is right"
+                    return [Finding(Kind.MISMATCH, "", "", Cause.IMPLEMENTATION, _WHOLE, evidence)]
+            except (Uncomparable, NotImplementedError, KeyError, TypeError):
+                continue
+            except RuntimeError as error:
+                return [finding_of_error(error, _COPY)]
+        return []
+
+    def _explained(self, program: Program, k: int, actual: Any) -> bool:
+        """Whether a result differs since torch takes other operators there.
+
+        It does so where it is watched, and where a device has an operator of its own (attention). So the reference is
+        watched as well; what differs then was computed by other operators, and has to agree to half of its digits.
+        """
+        prepared = program(_CPU)
+        torch.manual_seed(0)
+        with self._run:
+            watched = list(_flat(prepared()))
+        self._records()
+        return bits_equal(actual, self._brought(watched[k])) or _agree(actual, self._brought(watched[k]))
+
+    def _brought(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = value.detach()
+        if value.device.type == "cpu":
+            return value
+        if self._target.functionalizes or not is_plain(value):
+            return without_strides(value, _CPU)
+        return move(value, _CPU)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Tensors and numbers of nested results."""
+    if isinstance(value, dict):
+        for v in value.values():
+            yield from _flat(v)
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _flat(v)
+    elif value is None or isinstance(value, (torch.Tensor, bool, int, float, complex)):
+        yield value
+
+
+def _reference_failed(part: Part, error: Exception) -> Finding:
+    kind = Kind.NOT_VALID if part in DERIVED else Kind.HARNESS
+    return Finding(kind, "", "", "", f"the reference raises {type(error).__name__}", first_sentence(str(error)))
+
+
+def _wrong_form(text: str) -> Finding:
+    return Finding(Kind.FORM, "", "", Cause.METADATA, _WHOLE, text)
+
+
+def _unlike(error: Exception, expected: Exception) -> list[Finding]:
+    """Two refusals are alike if one's type is a kind of the other's."""
+    if isinstance(error, type(expected)) or isinstance(expected, type(error)):
+        failure = classify(error)
+        if failure.supported or type(error) is type(expected):
+            return []
+    found = finding_of_error(error)
+    if found.kind is not Kind.ERROR:
+        return [found]
+    words = f"{type(error).__name__} against {type(expected).__name__}"
+    message = f"{failure_text(error)}; the reference: {failure_text(expected)}"
+    return [Finding(Kind.WRONG_ERROR, "", "", "", words, message)]
+
+
+def failure_text(error: Exception) -> str:
+    """Type and first sentence."""
+    return f"{type(error).__name__}: {first_sentence(str(error), 120)}"
+
+
+def _agree(actual: Any, expected: Any) -> bool:
+    """Whether two results agree to half of the digits of the greatest element."""
+    if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)):
+        return False
+    if not (actual.is_floating_point() or actual.is_complex()):
+        return False
+    a, e = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (actual, expected))
+    if not torch.equal(a.isfinite(), e.isfinite()) or not torch.equal(a.isnan(), e.isnan()):
+        return False
+    finite = e.isfinite()
+    a, e = a[finite], e[finite]
+    return a.numel() == 0 or bool((a - e).abs().max() <= torch.finfo(actual.dtype).eps ** 0.5 * e.abs().max())
