@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "build_parser", "main"]
 
-COMMANDS = ("run", "report", "export", "repro", "compile", "combine", "coverage", "static", "slowdown", "platforms", "demo")
+COMMANDS = (
+    *("run", "report", "export", "repro", "compile", "combine"),
+    *("coverage", "static", "sweep", "slowdown", "platforms", "demo"),
+)
 """Modules of this package. None imports torch, rich or jinja2 before its `run` is called."""
 
 
