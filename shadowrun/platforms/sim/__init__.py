@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from shadowrun.errors import PlatformError
-from shadowrun.platforms.sim.catalogue import CATALOGUE, PRESETS, Flaw
+from shadowrun.platforms.sim.catalogue import CATALOGUE, FATAL, PRESETS, Flaw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CATALOGUE",
+    "FATAL",
     "PRESETS",
     "Flaw",
     "active",
@@ -51,7 +52,7 @@ def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", 
 
     Args:
         name: Device type, ``"sim"``; one per process.
-        flaws: Names from `CATALOGUE`, active besides those of the preset.
+        flaws: Names from `CATALOGUE` or `FATAL`, active besides those of the preset.
         preset: Name from `PRESETS`.
         asynchronous: Copies to the host with ``non_blocking=True`` are written only when somebody waits, as on an
             accelerator whose stream lags behind; read before, they hold a poison.
@@ -135,10 +136,10 @@ def trigger(name: str) -> Callable[[str], None]:
     Returns:
         A function of the device's name.
     """
-    _checked([name])
+    flaw = _choose(name, CATALOGUE, "flaw", "sim-unknown-flaw")
     from shadowrun.platforms.sim.triggers import TRIGGERS
 
-    return TRIGGERS[CATALOGUE[name].trigger]
+    return TRIGGERS[flaw.trigger]
 
 
 def _enabled() -> Switchboard:
@@ -175,7 +176,7 @@ def _switch_asynchronous(wanted: bool) -> bool:
 def _checked(names: Iterable[str]) -> tuple[str, ...]:
     names = tuple(names)
     for name in names:
-        _choose(name, CATALOGUE, "flaw", "sim-unknown-flaw")
+        _choose(name, {**CATALOGUE, **FATAL}, "flaw", "sim-unknown-flaw")
     return names
 
 

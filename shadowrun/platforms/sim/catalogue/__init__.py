@@ -5,18 +5,21 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from shadowrun.platforms.sim.catalogue import exceptional, form, kernel, precision, support, training
+from shadowrun.platforms.sim.catalogue import exceptional, fatal, form, kernel, precision, support, training
 from shadowrun.platforms.sim.flaw import Flaw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CATALOGUE", "PRESETS", "Flaw"]
+__all__ = ["CATALOGUE", "FATAL", "PRESETS", "Flaw"]
 
 _PARTS = (support, exceptional, precision, form, kernel, training)
 
 CATALOGUE: Mapping[str, Flaw] = MappingProxyType({flaw.name: flaw for part in _PARTS for flaw in part.FLAWS})
-"""All flaws by name."""
+"""All flaws by name, but for those in `FATAL`."""
+
+FATAL: Mapping[str, Flaw] = MappingProxyType({flaw.name: flaw for flaw in fatal.FLAWS})
+"""Flaws that end or block the process; they can be switched on like the others."""
 
 
 def _of_kind(*kinds: str) -> tuple[str, ...]:
