@@ -191,8 +191,22 @@ class CheckedBackend:
 def compile_graph(compiler: Callable[..., Any], module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """Compile a copy of a graph for inputs like these; drawing meanwhile does not count."""
     with undisturbed_draws(), torch.no_grad():
-        code: Callable[..., Any] = compiler(copied(module), list(inputs))
+        code: Callable[..., Any] = compiler(_without_layouts(copied(module)), list(inputs))
     return code
+
+
+def _without_layouts(module: fx.GraphModule) -> fx.GraphModule:
+    """A graph with reshapes for views.
+
+    A view holds only for the layout that eager gave to what it views. What replaces an operator may give another (a
+    `cat` with an empty tensor, decomposed, keeps that of its other part); in the user's program the same line would be
+    traced anew on that.
+    """
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    module.recompile()
+    return module
 
 
 def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tuple[Judged, ...]]:

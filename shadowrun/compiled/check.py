@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -124,6 +125,8 @@ class _Check:
             if error and not whole.error:
                 notes.append(f"The graphs could not be checked one by one: {error}")
         reports = region_reports(checked.regions, self._compiler, until=until, tell=tell)
+        if not whole.error:
+            reports = tuple(map(_not_alone, reports))
         outcome = self._outcome(whole, reports)
         if whole.verdict.status is Status.MISMATCH and not any(r.outcome is Outcome.MISMATCH for r in reports):
             if self._expected.draws.kept and self._backend != "eager":
@@ -202,6 +205,14 @@ class _Check:
         if whole.slower:
             found.append(Outcome.SLOWER)
         return min(found, key=list(Outcome).index)
+
+
+def _not_alone(report: RegionReport) -> RegionReport:
+    """A graph that fails only when it is compiled by itself, as no user compiles it, is no failure of the backend's."""
+    if not report.error:
+        return report
+    verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "it does not compile by itself; the program as a whole does")
+    return replace(report, outcome=Outcome.UNVERIFIED, verdict=verdict)
 
 
 def region_reports(

@@ -30,6 +30,9 @@ class Outcome(enum.StrEnum):
     OK = "ok"
 
 
+_RAISED = (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR)
+
+
 @dataclass(frozen=True, slots=True)
 class RegionReport:
     """One graph that was compiled, forward or backward.
@@ -112,7 +115,7 @@ class CompileReport:
     @property
     def ok(self) -> bool:
         """Whether the compiled program computes what eager does: graph breaks and slowness are no errors."""
-        return self.outcome not in (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.MISMATCH)
+        return self.outcome not in (*_RAISED, Outcome.MISMATCH)
 
     def summary(self) -> str:
         """The report as text."""
@@ -130,10 +133,10 @@ class CompileReport:
         for region in self.regions:
             cost = f"{region.n_nodes} operators, compiled in {region.compile_s:.1f} s"
             yield f"  {region.name}: {region.outcome} ({cost})"
+            if said := _said(region.verdict) if region.outcome not in _RAISED else "":
+                yield f"    {said}"
             if region.error:
                 yield f"    {region.error}"
-            elif said := _said(region.verdict):
-                yield f"    {said}"
             if region.localised is not None:
                 yield from _culprits(region)
         for reason, n in self.graph_breaks.items():

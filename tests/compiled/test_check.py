@@ -130,6 +130,36 @@ def test_a_runtime_error_is_told_from_it():
     assert report.regions[0].error == "ValueError: bad launch"
 
 
+def other_layout(x):
+    """Decomposed, the result of `cat` is laid out as its second part."""
+    return torch.cat([torch.zeros(2, 2, 0, 3), x.transpose(1, 2)], -2).reshape(4, 4, 3).exp()
+
+
+def test_a_view_of_what_is_laid_out_otherwise_once_decomposed_is_no_error():
+    report = shadowrun.compile_check(other_layout, torch.randn(2, 4, 2, 3), backend="aot_eager_decomp_partition")
+    assert report.ok, report.summary()
+    assert set(regions(report).values()) == {Outcome.OK}
+
+
+def test_a_graph_that_fails_by_itself_only_is_unverified():
+    made = []
+
+    def once(module, inputs):
+        made.append(module)
+        if len(made) > 1:
+            raise RuntimeError("only once")
+        return planted.run(module)
+
+    def backend(module, inputs):
+        return aot_autograd(fw_compiler=once)(module, inputs)
+
+    report = shadowrun.compile_check(torch.sin, torch.ones(3), backend=backend, ladder=False)
+    assert report.ok
+    assert report.outcome is Outcome.UNVERIFIED
+    assert "does not compile by itself" in report.summary()
+    assert "RuntimeError: only once" in report.summary()
+
+
 def test_graph_breaks_are_counted():
     def broken_in_two(x):
         y = x.sin()
