@@ -14,12 +14,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import torch
 from measuring import timed
 from tools import Tool, make_tools
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shadowrun.replay import shared
+from shadowrun.replay import shared, short
 from shadowrun.replay.comparing import Comparing
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.recorder import Recorder
@@ -132,15 +131,16 @@ def _instrumented(clocks: _Clocks) -> Iterator[None]:
         (Recorder, "place", _ATTRIBUTION, True),
         (Recorder, "place_silently", _ATTRIBUTION, True),
         (Recorder, "context", _CONTEXT, False),
-        (shared.SharedPath, "_before", _COPIES, False),
-        (torch.Tensor, "clone", _COPIES, False),
+        (short, "move_bytes", _COPIES, False),
         (shared, "copy_mutated", _COPIES, False),
         (shared, "unheard", part_of_unheard, False),
+        (short, "unheard", part_of_unheard, False),
         (Executor, "run", _REPLAY, False),
         (Executor, "call", _REPLAY, False),
-        (shared, "plainly_equal", _COMPARE, False),
+        (short, "plainly_equal", _COMPARE, False),
+        (short, "same_memory", _COMPARE, False),
         (Comparing, "equal", _COMPARE, False),
-        (shared.SharedPath, "_all_equal", _COMPARE, False),
+        (Comparing, "all_equal", _COMPARE, False),
         (Recorder, "match", _RECORD, False),
         (Recorder, "skip", _RECORD, False),
         (Recorder, "verdict", _RECORD, False),

@@ -157,7 +157,7 @@ class _Rounded(_Ours):
     def __call__(self) -> Iterator[Hooks]:
         from shadowrun.intercept import dispatch
         from shadowrun.numerics.tolerance import ulp_bound
-        from shadowrun.replay import judge, shared
+        from shadowrun.replay import judge, shared, short
 
         unheard, make_plan = shared.unheard, dispatch.make_plan
 
@@ -172,14 +172,16 @@ class _Rounded(_Ours):
                 _add_one_ulp(args[0] if out is None and args else out)
             return out
 
-        shared.unheard, dispatch.make_plan = rounded, noted
+        shared.unheard = short.unheard = rounded
+        dispatch.make_plan = noted
         if self._oracle:
             judge.ulp_bound = lambda *_: None
         try:
             with super().__call__() as hooks:
                 yield hooks
         finally:
-            shared.unheard, dispatch.make_plan, judge.ulp_bound = unheard, make_plan, ulp_bound
+            shared.unheard = short.unheard = unheard
+            dispatch.make_plan, judge.ulp_bound = make_plan, ulp_bound
 
     def none_differed(self) -> str:
         """That the differences did not get into the comparison."""

@@ -177,9 +177,10 @@ class Comparison(Run):
             finally:
                 self._replayer.lock.release()
             return
-        self._threads.look()
-        with contextlib.suppress(Exception):
-            self._take_name_of_rank()
+        self._threads.look_again()
+        if self._claim is not None:
+            with contextlib.suppress(Exception):
+                self._take_name_of_rank()
         self._end_step(now)
         with self._replayer.between_calls(), contextlib.suppress(Exception):
             self._attribution.end_step()
@@ -294,8 +295,10 @@ class Comparison(Run):
 
     def _take_name_of_rank(self) -> None:
         """The group may have been made after the comparison began: the file gets the name that it should have."""
+        if self._claim is None or not self._claim.held or self._config.file is None:
+            return
         rank, world = _rank()
-        if world < 2 or self._claim is None or not self._claim.held or self._config.file is None:
+        if world < 2:
             return
         wanted = _file_of_rank(self._config.file, rank, world)
         if wanted == self._claim.wanted or (self._config.append and wanted.exists()):

@@ -36,6 +36,7 @@ Place = tuple[str, Phase, str]
 # Reading a member of an enum takes ten times as long as a global name.
 _FORWARD, _BACKWARD, _OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
 _LIBRARY, _USER, _OPTIM = 0, 1, 2
+_autograd_node, _next_number = torchapi.autograd_node, torchapi.next_sequence_number
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parents[1]) + os.sep
 _OPTIM_DIR = str(Path(torch.__file__).parent / "optim") + os.sep
@@ -48,7 +49,11 @@ _MAX_CHAINS = 64
 _DEMO = _OWN + f"cli{os.sep}demo"
 
 
-class _ThreadState(threading.local):
+class _ThreadState:
+    """What is known of a thread."""
+
+    __slots__ = ("chain", "entered", "last_number", "links", "modules", "recomputed", "recomputing")
+
     def __init__(self) -> None:
         self.modules: list[str] = []
         self.last_number = -1
@@ -57,6 +62,13 @@ class _ThreadState(threading.local):
         self.entered = False
         self.links: dict[int, tuple[str, str]] = {}
         self.chain: _Chain | None = None
+
+
+class _Threads(threading.local):
+    """The state of each thread: one look-up for all of it, since each costs as much as a call."""
+
+    def __init__(self) -> None:
+        self.state = _ThreadState()
 
 
 class _Chain:
@@ -85,7 +97,7 @@ class Attribution:
     """
 
     def __init__(self) -> None:
-        self._state = _ThreadState()
+        self._threads = _Threads()
         # By id, and kept alive: hashing a code object hashes all its constants, 0.9 µs for that of `nn.Module`'s call.
         self._kinds: dict[int, int] = {}
         self._codes: list[CodeType] = []
@@ -102,7 +114,7 @@ class Attribution:
         """Begin to follow module calls."""
         attribution = self
         self._original_call = original = nn.Module.__call__
-        state = self._state
+        threads = self._threads
         path_of = self._path_of
         autograd_node = torchapi.autograd_node
         is_compiling: Callable[[], bool] = torch.compiler.is_compiling
@@ -110,6 +122,7 @@ class Attribution:
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if is_compiling():  # Dynamo then leaves our wrapper out of the graph
                 return original(self, *args, **kwargs)  # type: ignore[unreachable, unused-ignore]
+            state = threads.state
             modules = state.modules
             recomputing = autograd_node() is not None
             if not state.entered and not recomputing:
@@ -125,13 +138,14 @@ class Attribution:
         torchapi.stand_for_module_call(__call__, original)
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self._patched = __call__
+        state = threads.state
         state.last_number = torchapi.next_sequence_number()
         state.entered = True
         state.links = self._links
 
     def enter_thread(self) -> None:
         """This thread, which the program has just started, is followed too."""
-        state = self._state
+        state = self._threads.state
         state.last_number = torchapi.next_sequence_number()
         state.entered = True
         state.chain = _Chain(state.links)
@@ -139,10 +153,10 @@ class Attribution:
 
     def leave_thread(self) -> None:
         """This thread ends; what it computed may still be used in a backward pass."""
-        chain = self._state.chain
+        chain = self._threads.state.chain
         if chain is not None:
             chain.done = True
-        self._state.entered = False  # a thread of C++ may come back, and not to us
+        self._threads.state.entered = False  # a thread of C++ may come back, and not to us
         if len(self._chains) > _MAX_CHAINS:
             self._chains = [c for c in self._chains[:-_MAX_CHAINS] if not c.done] + self._chains[-_MAX_CHAINS:]
 
@@ -160,8 +174,8 @@ class Attribution:
         Args:
             depth: Frames between the caller of this method and the user's code that may be skipped.
         """
-        state = self._state
-        node = torchapi.autograd_node()
+        state = self._threads.state
+        node = _autograd_node()
         if node is not None:
             recomputing = state.recomputing and state.modules[-1]
             return self._recomputed_place(depth + 1) if recomputing else self._backward_place(node)
@@ -174,7 +188,7 @@ class Attribution:
         module = modules[-1] if modules else ""
         if optimizer:
             return module, _OPTIMIZER, site
-        number = torchapi.next_sequence_number()
+        number = _next_number()
         if number != state.last_number:
             # The node of this very call already exists: its number is the one before the next.
             state.last_number = number
@@ -193,12 +207,12 @@ class Attribution:
 
     def note(self, depth: int) -> None:
         """Remember the forward place of a call that is not recorded, if autograd made a node for it."""
-        if torchapi.next_sequence_number() != self._state.last_number:
+        if _next_number() != self._threads.state.last_number:
             self.place(depth + 1)
 
     def _recomputed_place(self, depth: int) -> Place:
         """Place of a call that a checkpoint repeats in backward, inside a module."""
-        state = self._state
+        state = self._threads.state
         try:
             frame = sys._getframe(depth + 1)
         except ValueError:
@@ -211,7 +225,7 @@ class Attribution:
         return module, _BACKWARD, site
 
     def _backward_place(self, node: Any) -> Place:
-        state = self._state
+        state = self._threads.state
         number = torchapi.autograd_node_number(node)
         link = state.links.get(number) if state.entered else self._links.get(number)
         if self._chains and (link is None or not state.entered):

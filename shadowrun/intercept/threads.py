@@ -13,6 +13,7 @@ import _thread
 import contextlib
 import functools
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.intercept import torchapi
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Attribution
 
 __all__ = ["OwnThread", "Threads"]
+
+_LOOK_S = 0.05
+"""Threads of C++ come and go without being counted."""
 
 
 class Threads:
@@ -46,6 +50,7 @@ class Threads:
         self._followed: set[int] = set()
         self._running = False
         self._patches = Patches()
+        self._n_seen, self._looked_at = 0, 0.0
         self.unseen = Unseen()
 
     def start(self) -> None:
@@ -68,8 +73,14 @@ class Threads:
             mode.go_blind()
         self._modes.clear()
 
+    def look_again(self) -> None:
+        """As `look`, where there may be something new: it takes as long as some ten operators."""
+        if _thread._count() != self._n_seen or time.monotonic() - self._looked_at > _LOOK_S:
+            self.look()
+
     def look(self) -> None:
         """Name the threads that are not followed."""
+        self._n_seen, self._looked_at = _thread._count(), time.monotonic()
         with contextlib.suppress(Exception):  # frames and threads change under us
             self.unseen.look(self._followed)
 

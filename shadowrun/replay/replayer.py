@@ -20,6 +20,7 @@ from shadowrun.replay.on_device import OnDevicePath
 from shadowrun.replay.ordered import OrderedRecorder
 from shadowrun.replay.pipeline import Pipeline
 from shadowrun.replay.shared import SharedPath
+from shadowrun.replay.short import ShortWay
 from shadowrun.replay.stage import Role, Stage
 from shadowrun.replay.warned import WarningFilter
 
@@ -40,6 +41,7 @@ __all__ = ["Replayer", "why_not_behind"]
 _CPU = torch.device("cpu")
 _clock = time.perf_counter_ns
 _FRAMES = 3  # from `Recorder.place` to the mode's handler
+_FEWER = 2  # to `Recorder.place`, from where `observe` itself asks
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _PATIENCE_S = 10.0
 _MOST_WAITING = 64
@@ -83,7 +85,9 @@ class Replayer:
         stage = Stage(config, self._target, self._ref, told, selection, comparing, drift)
         one_device = target.same_device(ref) and target.device.type != "cpu"
         self._on_device = OnDevicePath(stage) if one_device and drift is None else None
-        self._shared = self._on_device or SharedPath(stage)
+        shared = SharedPath(stage)
+        self._shared = self._on_device or shared
+        self._shortest = shared.short
         self._across = AcrossPath(stage)
         self._behind = None
         if copying is not None and self._pipeline is not None:
@@ -91,6 +95,7 @@ class Replayer:
         self._roles: dict[torch.device, Role] = {}
         self._cpu_role = self._role_of(_CPU)
         self._all_cpu = target.device.type == ref.device.type == "cpu"
+        self._short: ShortWay | None = None
         self._warnings = WarningFilter(ShadowMode.__torch_dispatch__.__code__, _USER_CODES)
         self.plans: dict[int, OpPlan] = {}
         self.own_ns = 0
@@ -105,10 +110,16 @@ class Replayer:
         if self._drift is not None:
             self._drift.clear()
         self._running = True
+        role = self._cpu_role
+        simple = self._drift is None and self._budget is None
+        if simple and self._all_cpu and role.shared and (role.on_target or role.on_ref):
+            self._short = self._shortest
 
     def stop(self) -> None:
         """Take them away. Calls of threads that go on only pass from here on."""
         self._running = False
+        self._short = None
+        self._shortest.clear()
         if self._pipeline is not None and self._behind is not None:
             self._pipeline.close()
             self._behind.stop()
@@ -122,11 +133,15 @@ class Replayer:
 
     def pass_by(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is not compared, and count it."""
-        with self._in_turn():
+        got = (not self._gate.locked() and self.lock.acquire(False)) or self.take_turn()
+        try:
             if self._running:
                 self._recorder.skip(plan.name, "", plan.reason or "fake or traced tensors")
                 if self._behind is not None:
                     self._behind.forget(args, kwargs)
+        finally:
+            if got:
+                self.lock.release()
         return plan.run(*args, **kwargs)
 
     def take_turn(self) -> bool:
@@ -189,6 +204,24 @@ class Replayer:
         try:
             if self._budget is not None:
                 return self._observe_within(self._budget, plan, args, kwargs)
+            if args and (short := self._short) is not None and self._selection.everything:
+                first = args[0]
+                if type(first) not in _PLAIN or not first.is_cpu:
+                    return self._observe(plan, args, kwargs)
+                if plan.short:
+                    entered = _clock()
+                    way = short.in_place if plan.mutated else short.fresh
+                    done = way(plan, args, kwargs, self._cpu_role, self._recorder.place(_FEWER))
+                    if done is not None:
+                        out, ns = done
+                        self.own_ns += _clock() - entered - ns
+                        return out
+                elif plan.silent:
+                    entered = _clock()
+                    self._recorder.place_silently(_FEWER)
+                    self._recorder.skip(plan.name, "cpu", plan.reason)
+                    self.own_ns += _clock() - entered
+                    return plan.run(*args, **kwargs)
             return self._observe(plan, args, kwargs)
         finally:
             lock.release()
@@ -317,8 +350,8 @@ _USER_CODES = frozenset(
         Replayer._observe_within,
         Replayer.pass_by,
         SharedPath.observe,
-        SharedPath._observe_fresh,
-        SharedPath._observe_in_place,
+        ShortWay.fresh,
+        ShortWay.in_place,
         SharedPath._observe_several,
         SharedPath._observe_any,
         AcrossPath.observe,

@@ -6,6 +6,7 @@ import torch
 
 import shadowrun
 from shadowrun import Status
+from shadowrun.replay import short
 from shadowrun.replay.comparing import Comparing
 from shadowrun.replay.execution import Executor
 
@@ -46,3 +47,25 @@ def test_reruns_of_a_correct_device_change_nothing(clean_sim, monkeypatch):
         x.mul_(2.0)
     assert len(ran) >= 2
     assert run.counts()[Status.MISMATCH] == 0
+
+
+def test_a_wrong_result_of_a_rerun_on_a_shared_device_is_found(monkeypatch):
+    """The call is timed again, as it seems slow, and what comes back then is compared too."""
+    runs = []
+    run_again = Executor.run
+
+    def wrong_when_run_again(self, plan, args, kwargs, **named):
+        ran = run_again(self, plan, args, kwargs, **named)
+        runs.append(plan.name)
+        if len(runs) == 1:
+            ran.out = ran.out + 1
+        return ran
+
+    monkeypatch.setattr(Executor, "run", wrong_when_run_again)
+    monkeypatch.setattr(Comparing, "is_slow", lambda *_: True)
+    monkeypatch.setattr(short, "WORTH_TIMING_NS", 0)
+    x = torch.randn(4, 8)
+    with shadowrun.compare("cpu[threads=1]", ref="cpu") as run:
+        torch.tanh(x)
+    assert "aten::tanh" in runs
+    assert [r.verdict.status for r in run.records()] == [Status.MISMATCH]

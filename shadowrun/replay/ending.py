@@ -1,0 +1,61 @@
+"""What becomes of a call that ran twice on one device: a match, or a case for the judge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.intercept.torchapi import unheard
+from shadowrun.replay import results
+
+if TYPE_CHECKING:
+    from shadowrun.intercept.attribution import Place
+    from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.execution import Ran
+    from shadowrun.replay.stage import Role, Stage
+
+__all__ = ["WORTH_TIMING_NS", "Ending"]
+
+WORTH_TIMING_NS = 1_000_000
+"""Two runs that took less together are never slow."""
+
+
+class Ending:
+    """Records calls whose two runs are over."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def end(
+        self, plan: OpPlan, context: int, pristine: Any, mine: Ran, theirs: Ran, role: Role, *, equal: bool
+    ) -> None:
+        """Record a call.
+
+        Args:
+            plan: The operator.
+            context: Number of the call's context.
+            pristine: Its inputs as they were before.
+            mine: The user's own run.
+            theirs: That on the other platform.
+            role: What the device means.
+            equal: All results have the same bits and strides.
+        """
+        actual, expected = (mine, theirs) if role.on_target else (theirs, mine)
+        comparing = self._stage.comparing
+        if equal and not comparing.is_slow(actual.ns, expected.ns):
+            if plan.index in comparing.suspects:
+                comparing.remember_if_suspect(plan, results.values(plan, mine.args, mine.kwargs, mine.out))
+            self._stage.recorder.match(context, expected.ns / 1000, actual.ns / 1000)
+            return
+        # A slow one is run again, and what comes back is compared again.
+        unheard(comparing.conclude, (), (plan, context, pristine, actual, expected, None), {"shared": True})
+
+    def fail(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place, error: Exception
+    ) -> None:
+        """Record that the call could not be compared, since something of ours failed."""
+        verdict = self._stage.harness("replaying", plan, error, (*args, *kwargs.values()))
+        try:
+            context = self._stage.recorder.context(plan, args, kwargs, place, role.device)
+        except Exception:
+            context = -1
+        self._stage.unverified(context, verdict, plan, None)

@@ -1,0 +1,142 @@
+"""The short way of plain calls: one new tensor comes back, or the first argument is written to.
+
+Nearly all calls of a training step are such. Every microsecond here is paid thousands of times a second, so this is
+written out for speed; whatever is out of the ordinary goes the long way.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept.torchapi import shares_memory, unheard
+from shadowrun.numerics.bits import plainly_equal, same_memory
+from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
+from shadowrun.replay.execution import Ran
+from shadowrun.replay.spares import Spares, move_bytes
+
+if TYPE_CHECKING:
+    from shadowrun.intercept.attribution import Place
+    from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.stage import Role, Stage
+
+__all__ = ["ShortWay"]
+
+_clock = time.perf_counter_ns
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+class ShortWay:
+    """Observes plain calls on the CPU, which both platforms are, and which one of them is as the process has it.
+
+    Args:
+        stage: The parts of the comparison.
+        ending: Records what became of a call.
+    """
+
+    def __init__(self, stage: Stage, ending: Ending) -> None:
+        self._stage = stage
+        self._recorder = stage.recorder
+        self._comparing = stage.comparing
+        self._suspects = stage.comparing.suspects
+        self._ending = ending
+        self._spares = Spares(stage.config.max_bytes)
+        self._forms = self._spares.by_form
+
+    def clear(self) -> None:
+        """Let go of the memory that is kept for copies."""
+        self._spares.clear()
+
+    def fresh(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
+    ) -> tuple[Any, int] | None:
+        """One new tensor comes back, nothing is written to.
+
+        Returns:
+            What the user gets, and nanoseconds of his own call; None where nothing was done.
+        """
+        try:
+            context = self._recorder.context(plan, args, kwargs, place, role.device)
+        except Exception:  # the long way records why
+            return None
+        start = _clock()
+        out = plan.run(*args, **kwargs)
+        ended = _clock()
+        ns = ended - start
+        on_target = role.on_target
+        other = self._stage.ref if on_target else self._stage.target
+        try:
+            theirs = unheard(plan.run, (), args, kwargs) if other.plain else other.call(plan, args, kwargs)
+            other_ns = _clock() - ended
+            if type(out) is torch.Tensor and (plainly_equal(out, theirs) or self._comparing.equal(out, theirs)):
+                if ns + other_ns < WORTH_TIMING_NS and plan.index not in self._suspects:
+                    if on_target:
+                        self._recorder.match(context, other_ns / 1000, ns / 1000)
+                    else:
+                        self._recorder.match(context, ns / 1000, other_ns / 1000)
+                    return out, ns
+                equal = True
+            else:
+                equal = False
+            mine, replayed = Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns)
+            self._ending.end(plan, context, (args, kwargs), mine, replayed, role, equal=equal)
+        except Exception as error:
+            self._ending.fail(plan, args, kwargs, role, place, error)
+        return out, ns
+
+    def in_place(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
+    ) -> tuple[Any, int] | None:
+        """The first argument is written to, and shares its memory with no other; else as `fresh`."""
+        first = args[0]
+        try:
+            spare = self._forms.get((first.dtype, first.shape)) or self._spares.make(first)
+            at = first.data_ptr()
+            if spare is None or not at or not first.is_contiguous() or first.is_neg():
+                return None
+            for a in args[1:]:
+                kind = type(a)
+                if kind in _PLAIN:
+                    if shares_memory(first, a):
+                        return None
+                elif kind is list or kind is tuple:
+                    return None
+            context = self._recorder.context(plan, args, kwargs, place, role.device)
+            n_bytes = spare.n_bytes
+            move_bytes(spare.before_at, at, n_bytes)
+        except Exception:  # the long way copies with more care, and records why it cannot
+            return None
+        start = _clock()
+        out = plan.run(*args, **kwargs)
+        ns = _clock() - start
+        on_target = role.on_target
+        other = self._stage.ref if on_target else self._stage.target
+        try:
+            move_bytes(spare.work_at, spare.before_at, n_bytes)
+            other_args = (spare.work, *args[1:])
+            start = _clock()
+            theirs = unheard(plan.run, (), other_args, kwargs) if other.plain else other.call(plan, other_args, kwargs)
+            other_ns = _clock() - start
+            if (
+                same_memory(at, spare.work_at, n_bytes)
+                and ns + other_ns < WORTH_TIMING_NS
+                and plan.index not in self._suspects
+                and first.data_ptr() == at
+                and first.shape == spare.shape
+                and spare.is_whole()
+            ):
+                if on_target:
+                    self._recorder.match(context, other_ns / 1000, ns / 1000)
+                else:
+                    self._recorder.match(context, ns / 1000, other_ns / 1000)
+                return out, ns
+            self._spares.drop(spare)  # it is needed longer than this call takes
+            pristine = ((spare.before, *args[1:]), kwargs)
+            mine, replayed = Ran(args, kwargs, out, ns), Ran(other_args, kwargs, theirs, other_ns)
+            equal = plainly_equal(first, spare.work) or self._comparing.equal(first, spare.work)
+            self._ending.end(plan, context, pristine, mine, replayed, role, equal=equal)
+        except Exception as error:
+            self._ending.fail(plan, args, kwargs, role, place, error)
+        return out, ns

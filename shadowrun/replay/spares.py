@@ -1,0 +1,103 @@
+"""Memory for copies of the small tensors that calls write to, used again and again.
+
+An allocation by torch takes a microsecond, as long as many of the operators themselves; moving a few bytes takes a
+third of that. What is kept is ours alone, and no more than `_MOST` bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from shadowrun.intercept.torchapi import unheard
+
+__all__ = ["Spare", "Spares", "move_bytes"]
+
+_libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+move_bytes = _libc.memmove
+"""``move_bytes(to, by, n)``: addresses and a number of bytes."""
+move_bytes.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+move_bytes.restype = None
+
+_MOST_EACH = 1 << 20
+_MOST = 8 << 20
+_MOST_FORMS = 1000
+# Their bytes are not all that there is to them, or equal bits are not what is asked.
+_NOT_PLAIN = frozenset(
+    {
+        *(torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4),
+        *(torch.complex32, torch.complex64, torch.complex128),
+    }
+)
+
+
+@dataclass(slots=True, eq=False)
+class Spare:
+    """Two contiguous tensors of one form.
+
+    Attributes:
+        before: For the values before the call.
+        before_at: Their address.
+        work: For the replay to write to.
+        work_at: Its address.
+        shape: Of both.
+        n_bytes: Of each.
+    """
+
+    before: torch.Tensor
+    before_at: int
+    work: torch.Tensor
+    work_at: int
+    shape: torch.Size
+    n_bytes: int
+
+    def is_whole(self) -> bool:
+        """Whether a call that wrote to `work` left its form as it was."""
+        return self.work.data_ptr() == self.work_at and self.work.shape == self.shape
+
+
+class Spares:
+    """Spares by dtype and shape.
+
+    Args:
+        max_bytes: Bound of the copies of one call.
+
+    Attributes:
+        by_form: Those that there are.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.by_form: dict[tuple[torch.dtype, torch.Size], Spare] = {}
+        self._most_each = min(max_bytes, _MOST_EACH)
+        self._held = 0
+
+    def make(self, t: torch.Tensor) -> Spare | None:
+        """A spare for a tensor on the CPU, kept for the next of its form; None where it is too large or not plain."""
+        n_bytes = t.nbytes
+        if not 0 < n_bytes <= self._most_each or t.dtype in _NOT_PLAIN:
+            return None
+        if self._held + 2 * n_bytes > _MOST or len(self.by_form) >= _MOST_FORMS:
+            self.clear()
+        spare: Spare = unheard(_make, (), (t,))
+        self.by_form[t.dtype, t.shape] = spare
+        self._held += 2 * n_bytes
+        return spare
+
+    def drop(self, spare: Spare) -> None:
+        """Give a spare away: the next call of its form gets another."""
+        if self.by_form.pop((spare.before.dtype, spare.shape), None) is not None:
+            self._held -= 2 * spare.n_bytes
+
+    def clear(self) -> None:
+        """Let go of all."""
+        self.by_form.clear()
+        self._held = 0
+
+
+def _make(t: torch.Tensor) -> Spare:
+    with torch.inference_mode(False):  # such a tensor may be written to in either mode
+        before, work = (torch.empty(t.shape, dtype=t.dtype, device="cpu") for _ in range(2))
+    return Spare(before, before.data_ptr(), work, work.data_ptr(), t.shape, t.nbytes)
