@@ -5,7 +5,7 @@ from __future__ import annotations
 from shadowrun.store.records import REGION
 from shadowrun.types import Cause
 
-__all__ = ["how_to_show", "next_step"]
+__all__ = ["how_to_show", "next_step", "worst_call"]
 
 _BY_CAUSE = {
     ("unsupported", Cause.MISSING_OPERATOR): "Write {kernel} for the target, or decompose {op} into operators it has.",
@@ -28,11 +28,11 @@ _BY_CAUSE = {
     ): "Turn off reduced-precision arithmetic on the target ({why}) and run again; "
     "if the difference stays, the kernel of {op} itself computes too narrowly.",
     ("mismatch", Cause.EXCEPTIONAL_VALUES): "Look for NaN and infinity handling in the target's {op}: "
-    "call {seq} shows the elements.",
+    "{call} shows the elements.",
     (
         "mismatch",
         Cause.IMPLEMENTATION,
-    ): "Replay call {seq} alone and debug the target's {op}: no rounding explains its result.",
+    ): "Replay {call} alone and debug the target's {op}: no rounding explains its result.",
     ("mismatch", Cause.FLUSHED_SUBNORMALS): "Check whether the target flushes subnormals to zero by design; "
     "if so, allow it, else turn the flush mode off.",
     (
@@ -57,8 +57,8 @@ _BY_CAUSE = {
 
 _BY_KIND = {
     "unsupported": "Write {kernel} for the target.",
-    "error": "Run call {seq} alone on the target: the reference accepts the same inputs ({site}).",
-    "mismatch": "Replay call {seq} alone and compare the target's {op} with its definition.",
+    "error": "Run {call} alone on the target: the reference accepts the same inputs ({site}).",
+    "mismatch": "Replay {call} alone and compare the target's {op} with its definition.",
     "fallback": "Write {kernel} for the target.",
     "slow": "Profile {op} on the target at {site}: it needs {ratio} times as long as on the reference.",
 }
@@ -78,8 +78,15 @@ _BY_REGION_KIND = {
 }
 
 
+def worst_call(seq: int, first_seq: int, n_calls: int) -> str:
+    """The call to look at, told from the first one, at which a reader may have arrived: ``call 578 (the worst ...)``."""
+    if seq == first_seq:
+        return f"call {seq}"
+    return f"call {seq} (the worst of {n_calls:,} such calls; the first is {first_seq})"
+
+
 def next_step(
-    kind: str, cause: Cause | None, *, op: str, why: str, kernel: str, site: str, seq: int, ratio: float
+    kind: str, cause: Cause | None, *, op: str, why: str, kernel: str, site: str, call: str, ratio: float
 ) -> str:
     """A sentence on what to do about a finding, or about a compiled region that could not be verified."""
     if op.startswith(REGION):
@@ -90,7 +97,7 @@ def next_step(
         kernel=kernel or op,
         site=site or "its call",
         why=why or "tf32 or bf16 inside f32 kernels",
-        seq=seq,
+        call=call,
         ratio=f"{ratio:.3g}",
     )
 

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.analysis.advice import how_to_show, next_step
+from shadowrun.analysis.advice import how_to_show, next_step, worst_call
 from shadowrun.analysis.mintolerance import NOTHING, MinTolerance, least, min_tolerances
 from shadowrun.analysis.summary import greatest, unique
 from shadowrun.store.codec import decode_float
@@ -204,7 +204,7 @@ def _finding(
         why=explanation,
         kernel=" and ".join(kernels[:2]),
         site=sites[0] if sites else "",
-        seq=worst_seq,
+        call=worst_call(worst_seq, first.first_seq, sum(row.group.n for row in rows)),
         ratio=target_min / ref_min if ref_min > 0 else math.inf,
     )
     if captured >= 0 and cause is not Cause.RANDOMNESS:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from shadowrun.analysis.advice import next_step
 from shadowrun.analysis.findings import worst_diff
 from shadowrun.analysis.summary import unique
-from shadowrun.analysis.table import Skipped
 from shadowrun.analysis.words import plural
 from shadowrun.store.records import REGION
 from shadowrun.types import Phase, Status
 
 if TYPE_CHECKING:
-    from shadowrun.analysis.table import Row, Table
+    from shadowrun.analysis.table import Row, Skipped, Table
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import TensorDiff
 
@@ -137,8 +136,8 @@ def _advice(name: str, status: Status, row: Row) -> str:
     if status is Status.MATCH:
         return ""
     kind = "mismatch" if status is Status.MISMATCH else "unverified"
-    why, seq = row.outcome.explanation, row.group.first_seq
-    return next_step(kind, row.outcome.cause, op=name, why=why, kernel="", site=row.context.site, seq=seq, ratio=0.0)
+    why, call = row.outcome.explanation, f"call {row.group.first_seq}"
+    return next_step(kind, row.outcome.cause, op=name, why=why, kernel="", site=row.context.site, call=call, ratio=0.0)
 
 
 def _line(rows: list[RegionSummary], skipped: tuple[Skipped, ...]) -> str:

@@ -104,6 +104,9 @@ def test_the_worst_call_is_found_among_many_and_nan_counts_as_worst() -> None:
     ]
     (finding,) = make(*calls).findings()
     assert finding.worst_seq == 2
+    assert "Replay call 2 (the worst of 4 such calls; the first is 0) alone" in finding.next_step
+    (alone,) = make(calls[2]).findings()
+    assert "Replay call 0 alone" in alone.next_step
     (row,) = make(*calls).summary()
     assert math.isnan(row.max_rel)
 
