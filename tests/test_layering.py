@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "repro": BASE | {"intercept", "numerics", "platforms", "store", "replay", "analysis"},
     "compiled": BASE | {"numerics", "intercept", "replay"},
     "run": {"types", "errors", "settings", "store", "analysis", "report", "repro"},
+    "slowdown": BASE | {"intercept", "platforms", "replay", "repro", "store", "sweep"},
     "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "store", "comparison", "run"},
     "comparison": BASE
     | {"numerics", "platforms", "store", "replay", "intercept", "analysis", "report", "run", "compiled"},

@@ -24,6 +24,7 @@ __all__ = ["Recorder"]
 _MATCH = Verdict(Status.MATCH)
 _MAX_CONTEXTS = 100_000
 _MAX_LIST = 4
+_MAX_SHAPES = 512
 _LOOK_AT_CLOCK = 63
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _EXACT = frozenset({bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -198,6 +199,8 @@ def _printed(a: Any, dtypes: dict[str, None], shapes: list[str]) -> str:
         return text
     if isinstance(a, (list, tuple)):
         inner = [_printed(v, dtypes, shapes) for v in a[:_MAX_LIST]]
+        for v in a[_MAX_LIST:_MAX_SHAPES]:  # unprinted, but `shadowrun slowdown` makes the call again
+            _printed(v, dtypes, shapes)
         more = [f"… {len(a) - _MAX_LIST} more"] if len(a) > _MAX_LIST else []
         return f"[{', '.join(inner + more)}]"
     if isinstance(a, torch.Generator):

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Unreadable", "function", "read_calls", "sample"]
 
 _CALLS = "select distinct op.name, inputs, dtypes from context join op on op.id = op_id order by op.name, inputs"
+_SHAPE = re.compile(r"\[([\d, ]*)\]")
 _TENSOR = re.compile(r"([a-z]+\w*)\[([\d, ]*)\]")
+_MORE = re.compile(r"… (\d+) more")
 _KEYWORD = re.compile(r"([a-z_]\w*)=")
 _WORD = re.compile(r"[^,\]]+")
 _WORDS = {"None": None, "True": True, "False": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
@@ -67,19 +69,21 @@ def function(name: str) -> Callable[..., Any]:
     return lambda _, *args, **kwargs: operator(*args, **kwargs)
 
 
-def sample(name: str, text: str, seed: int) -> Sample:
+def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
     """Inputs of a recorded call, with values drawn anew.
 
     Args:
         name: Operator.
         text: Its inputs as recorded, ``f32[8, 16], [0, 1], keepdim=True``.
         seed: Of the values.
+        shapes: Of all its tensors, as recorded, ``[8, 16] [16]``: those that the text leaves out of a long list are
+            read from it, with the dtype of the list's last one that is written out.
 
     Raises:
         Unreadable: The text was cut short, or has something that has no text.
     """
     seeded(f"{seed} {name} {text}")
-    reader = _Reader(text)
+    reader = _Reader(text, shapes)
     args, kwargs = reader.arguments()
     sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
     for t in leaves([args, kwargs]):
@@ -90,9 +94,11 @@ def sample(name: str, text: str, seed: int) -> Sample:
 class _Reader:
     """Reads the text of recorded inputs, once, from the left."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, shapes: str) -> None:
         self._text = text
         self._at = 0
+        self._shapes = [_shape(found[1]) for found in _SHAPE.finditer(shapes)]
+        self._n_tensors = 0
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         args: list[Any] = []
@@ -116,8 +122,8 @@ class _Reader:
         tensor = _TENSOR.match(text, self._at)
         if tensor is not None and tensor[1] in _dtypes():
             self._at = tensor.end()
-            shape = [int(n) for n in tensor[2].split(",") if n.strip()]
-            return torch.empty(shape, dtype=_dtypes()[tensor[1]])
+            self._n_tensors += 1
+            return torch.empty(_shape(tensor[2]), dtype=_dtypes()[tensor[1]])
         word = _WORD.match(text, self._at)
         if word is None:
             raise Unreadable(f"{text[self._at :]!r} cannot be read")
@@ -130,10 +136,25 @@ class _Reader:
         while not self._text.startswith("]", self._at):
             if self._at >= len(self._text):
                 raise Unreadable("its inputs were recorded in part")
-            found.append(self._value())
-            self._skip_comma()
+            more = _MORE.match(self._text, self._at)
+            if more is None:
+                found.append(self._value())
+                self._skip_comma()
+            else:
+                self._at = more.end()
+                found += self._unwritten(int(more[1]), found)
         self._at += 1
         return found
+
+    def _unwritten(self, n: int, before: list[Any]) -> list[Any]:
+        last = before[-1] if before else None
+        if not isinstance(last, torch.Tensor):
+            return [last] * n
+        shapes = self._shapes[self._n_tensors : self._n_tensors + n]
+        if len(shapes) < n:
+            raise Unreadable("its inputs were recorded in part")
+        self._n_tensors += n
+        return [torch.empty(shape, dtype=last.dtype) for shape in shapes]
 
     def _string(self) -> str:
         end = self._text.find(self._text[self._at], self._at + 1)
@@ -145,6 +166,10 @@ class _Reader:
     def _skip_comma(self) -> None:
         if self._text.startswith(", ", self._at):
             self._at += 2
+
+
+def _shape(text: str) -> list[int]:
+    return [int(n) for n in text.split(",") if n.strip()]
 
 
 def _of_word(word: str) -> Any:

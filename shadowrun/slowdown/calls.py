@@ -1,0 +1,68 @@
+"""Which calls are timed: those that a recorded run made, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shadowrun.store.datafile import DataFile
+from shadowrun.store.records import REGION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Call", "Mix", "read_mix"]
+
+_CALLS = """
+select op.name, inputs, max(shapes), sum(n) from (
+    select context_id, count(*) as n from call group by context_id
+    union all select context_id, n from folded
+) join context on context.id = context_id join op on op.id = op_id
+group by op.name, inputs order by 4 desc, 1, 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call signature.
+
+    Attributes:
+        op: Operator, ``aten::add.Tensor``.
+        inputs: As recorded, ``f32[8, 16], f32[16]``.
+        n: Calls of it in the run.
+        shapes: Of all its tensors, also of those that `inputs` leaves out of long lists.
+    """
+
+    op: str
+    inputs: str
+    n: int
+    shapes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """The calls of a run.
+
+    Attributes:
+        calls: The most frequent first.
+        n_steps: Steps of the run, 1 where it told of none.
+        target, ref: Platforms of the run.
+    """
+
+    calls: tuple[Call, ...]
+    n_steps: int
+    target: str
+    ref: str
+
+
+def read_mix(path: Path) -> Mix:
+    """The calls of a recorded run; compiled regions are none, their kernels run outside of torch's operators.
+
+    Raises:
+        DataFileError: Missing, or no data file.
+    """
+    data = DataFile.open(path)
+    rows = data.query(_CALLS)
+    calls = tuple(Call(op, inputs, n, shapes) for op, inputs, shapes, n in rows if not op.startswith(REGION))
+    (n_steps,) = next(iter(data.query("select count(distinct step) from step")))
+    return Mix(calls, max(1, n_steps), data.info.target, data.info.ref)

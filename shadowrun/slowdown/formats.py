@@ -1,0 +1,128 @@
+"""The slowdown as text, Markdown, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from typing import TYPE_CHECKING
+
+from shadowrun.slowdown.table import BOUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shadowrun.slowdown.table import OperatorSlowdown, Slowdown
+
+__all__ = ["FORMATS"]
+
+MAX_LISTED = 20
+_FORMAT = 1
+"""Version of the JSON's form."""
+_HEAD = ("operator", "calls", "times slower", "spread", "a step loses", "worst with")
+
+
+def _us(us: float) -> str:
+    sign, us = ("-" if us < 0 else ""), abs(us)
+    return f"{sign}{us:.3g} µs" if us < 1e3 else f"{sign}{us / 1e3:.3g} ms" if us < 1e6 else f"{sign}{us / 1e6:.3g} s"
+
+
+def _row(o: OperatorSlowdown) -> tuple[str, ...]:
+    return (
+        o.op,
+        f"{o.n_calls:,}",
+        f"{o.ratio:.2f}",
+        f"{o.lower:.2f} to {o.upper:.2f}",
+        _us(o.lost_us),
+        _short(o.worst.call.inputs),
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _facts(found: Slowdown) -> Iterator[str]:
+    step, n = found.step, len(found.operators)
+    part = "" if step.complete else ", without the calls that could not be timed"
+    yield f"operators of a step: {_us(step.ref_us)} on the reference, {_us(step.target_us)} on the target"
+    yield f"expected step: {step.ratio:.2f} times as long on the target{part}"
+    if n:
+        yield f"median operator: {found.median_ratio:.2f} times as long"
+    for bound in BOUNDS:
+        slower, surely = len(found.slower(bound)), len(found.surely_slower(bound))
+        noise = f" ({slower - surely} of them within the noise)" if surely < slower else ""
+        yield f"more than {bound:g} times slower: {slower} of {n} operators{noise}"
+    intolerable = found.surely_slower(found.intolerable)
+    if intolerable:
+        yield f"intolerable, more than {found.intolerable:g} times: {', '.join(o.op for o in intolerable)}"
+    yield f"faster than the reference: {len(found.faster)} of {n}"
+
+
+def _failures(found: Slowdown) -> Iterator[tuple[str, str, str]]:
+    for m in found.failing:
+        yield m.call.op, m.call.inputs, f"the target: {m.failed}"
+    for m in found.left_out:
+        yield m.call.op, m.call.inputs, m.failed
+
+
+def _text(found: Slowdown, title: str) -> str:
+    lines = [f"slowdown of {title}", "", *_facts(found), ""]
+    rows = [_HEAD, *map(_row, found.operators[:MAX_LISTED])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(found.operators) > MAX_LISTED:
+        lines.append(f"… and {len(found.operators) - MAX_LISTED} more: -f csv lists all")
+    failures = list(_failures(found))
+    if failures:
+        lines += ["", "not timed:", *(f"  {op}({_short(inputs)})  {why}" for op, inputs, why in failures[:MAX_LISTED])]
+        if len(failures) > MAX_LISTED:
+            lines.append(f"  … and {len(failures) - MAX_LISTED} more: -f csv lists all")
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(found: Slowdown, title: str) -> str:
+    lines = [f"# Slowdown of {title}", "", *(f"- {fact}" for fact in _facts(found)), ""]
+    lines += [f"| {' | '.join(_HEAD)} |", "|" + "---|" * len(_HEAD)]
+    lines += [f"| {' | '.join(cell.replace('|', ' ') for cell in _row(o))} |" for o in found.operators[:MAX_LISTED]]
+    if len(found.operators) > MAX_LISTED:
+        lines += ["", f"… and {len(found.operators) - MAX_LISTED} more"]
+    failures = list(_failures(found))
+    if failures:
+        lines += ["", "Not timed:", "", *(f"- `{op}({inputs})`: {why}" for op, inputs, why in failures[:MAX_LISTED])]
+    return "\n".join(lines) + "\n"
+
+
+def _json(found: Slowdown, title: str) -> str:
+    document = {
+        "format": _FORMAT,
+        "of": title,
+        "step": {**dataclasses.asdict(found.step), "ratio": found.step.ratio},
+        "median_ratio": found.median_ratio,
+        "n_operators": len(found.operators),
+        "n_slower": {f"{bound:g}": len(found.slower(bound)) for bound in BOUNDS},
+        "n_surely_slower": {f"{bound:g}": len(found.surely_slower(bound)) for bound in BOUNDS},
+        "intolerable": {"bound": found.intolerable, "ops": [o.op for o in found.surely_slower(found.intolerable)]},
+        "operators": [dataclasses.asdict(o) for o in found.operators],
+        "failing": [dataclasses.asdict(m) for m in found.failing],
+        "left_out": [dataclasses.asdict(m) for m in found.left_out],
+    }
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def _csv(found: Slowdown, _: str) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("operator", "calls", "ratio", "lower", "upper", "lost_us_per_step", "worst_inputs", "failed"))
+    for o in found.operators:
+        writer.writerow(
+            (o.op, o.n_calls, *(f"{x:.4g}" for x in (o.ratio, o.lower, o.upper, o.lost_us)), o.worst.call.inputs, "")
+        )
+    for op, inputs, why in _failures(found):
+        writer.writerow((op, "", "", "", "", "", inputs, why))
+    return out.getvalue()
+
+
+FORMATS: dict[str, Callable[[Slowdown, str], str]] = {"txt": _text, "md": _markdown, "json": _json, "csv": _csv}
+"""Format to function of a slowdown and its title."""

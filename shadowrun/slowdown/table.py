@@ -1,0 +1,147 @@
+"""What the times say: how many operators are slower, which ones cost the step most, and what a step would take."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shadowrun.slowdown.measuring import Measured
+
+__all__ = ["OperatorSlowdown", "Slowdown", "StepTime"]
+
+BOUNDS = (2.0, 10.0)
+"""Ratios that published tables count; see docs/howto/slowdown.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSlowdown:
+    """One operator over all its signatures.
+
+    Attributes:
+        op: Operator.
+        n_signatures: Signatures that were timed.
+        n_calls: Calls of them in the run.
+        ratio: Time of its calls on the target through that on the reference.
+        lower, upper: The same from the quartiles of each signature's ratio.
+        lost_us: Microseconds that the target needs more in one step; negative where it is faster.
+        worst: Signature with the greatest ratio.
+    """
+
+    op: str
+    n_signatures: int
+    n_calls: int
+    ratio: float
+    lower: float
+    upper: float
+    lost_us: float
+    worst: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Expected time of the operators of one step, in microseconds, one after the other.
+
+    Attributes:
+        ref_us, target_us: On each platform.
+        complete: Whether all its calls were timed; if not, both are without those that were not.
+    """
+
+    ref_us: float
+    target_us: float
+    complete: bool
+
+    @property
+    def ratio(self) -> float:
+        """Target through reference; 1 where nothing takes any time."""
+        return self.target_us / self.ref_us if self.ref_us > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """All that was timed.
+
+    Attributes:
+        operators: Those that cost a step most on the target first.
+        failing: Signatures that the target cannot run.
+        left_out: Signatures that could not be timed for other reasons.
+        step: Expected time of a step.
+        intolerable: Ratio from which on an operator is called intolerable.
+    """
+
+    operators: tuple[OperatorSlowdown, ...]
+    failing: tuple[Measured, ...]
+    left_out: tuple[Measured, ...]
+    step: StepTime
+    intolerable: float
+
+    @classmethod
+    def of(cls, measured: Sequence[Measured], n_steps: int, intolerable: float) -> Slowdown:
+        """Put measurements together.
+
+        Args:
+            measured: One for each signature.
+            n_steps: Steps that the run's calls are spread over.
+            intolerable: Ratio.
+        """
+        by_op: dict[str, list[Measured]] = defaultdict(list)
+        for m in measured:
+            if m.ratio is not None:
+                by_op[m.call.op].append(m)
+        timed = [m for ms in by_op.values() for m in ms]
+        return cls(
+            operators=tuple(
+                sorted((_operator(op, ms, n_steps) for op, ms in by_op.items()), key=lambda o: (-o.lost_us, o.op))
+            ),
+            failing=tuple(m for m in measured if m.on_target),
+            left_out=tuple(m for m in measured if m.failed and not m.on_target),
+            step=StepTime(
+                sum(m.ref_us.median * m.call.n for m in timed if m.ref_us) / n_steps,
+                sum(m.target_us.median * m.call.n for m in timed if m.target_us) / n_steps,
+                len(timed) == len(measured),
+            ),
+            intolerable=intolerable,
+        )
+
+    @property
+    def median_ratio(self) -> float:
+        """Of the operators' ratios; 1 where none was timed."""
+        return statistics.median(o.ratio for o in self.operators) if self.operators else 1.0
+
+    def slower(self, bound: float) -> tuple[OperatorSlowdown, ...]:
+        """Operators slower by more than `bound`, the slowest first."""
+        found = [o for o in self.operators if o.ratio > bound]
+        return tuple(sorted(found, key=lambda o: -o.ratio))
+
+    def surely_slower(self, bound: float) -> tuple[OperatorSlowdown, ...]:
+        """Those of `slower` whose lower quartile is beyond the bound too: no noise of the machine explains them."""
+        return tuple(o for o in self.slower(bound) if o.lower > bound)
+
+    @property
+    def faster(self) -> tuple[OperatorSlowdown, ...]:
+        """Operators that the target runs faster, by the upper quartile too."""
+        return tuple(o for o in self.operators if o.upper < 1)
+
+
+def _operator(op: str, measured: list[Measured], n_steps: int) -> OperatorSlowdown:
+    ref = target = lower = upper = 0.0
+    for m in measured:
+        assert m.ref_us is not None
+        assert m.target_us is not None
+        assert m.ratio is not None
+        spent = m.ref_us.median * m.call.n
+        ref += spent
+        target += m.target_us.median * m.call.n
+        lower += spent * m.ratio.lower
+        upper += spent * m.ratio.upper
+    worst = max(measured, key=lambda m: m.ratio.median if m.ratio else 0.0)
+    ratio, least, most = (x / ref if ref > 0 else 1.0 for x in (target, lower, upper))
+    # Medians of times and quartiles of ratios are taken apart: on a noisy machine they may cross.
+    return OperatorSlowdown(
+        op, len(measured), sum(m.call.n for m in measured), ratio, min(least, ratio), max(most, ratio),
+        (target - ref) / n_steps, worst,
+    )  # fmt: skip
