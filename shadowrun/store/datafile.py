@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from shadowrun.store.packed import Packed
     from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
 
 __all__ = ["FLUSH_ROWS", "DataFile"]
@@ -51,12 +52,11 @@ class DataFile:
         n_records: Calls recorded in this process, those lost after a failure included.
         next_seq: First free call number (not 0 in a file that is appended to).
         next_step: First free step number.
-        connection: For the analyses' queries.
     """
 
     def __init__(self, path: Path | None, connection: sqlite3.Connection, *, writable: bool) -> None:
         self.path = path
-        self.connection = connection
+        self._connection = connection
         self._pending = Pending()
         self.rows: list[Row] = self._pending.rows
         self.failure = ""
@@ -65,6 +65,7 @@ class DataFile:
         self.next_step = 0
         self._writable = writable
         self._bound: Bound | None = None
+        self._packed: Packed | None = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._flushed_at = time.monotonic()
@@ -105,7 +106,11 @@ class DataFile:
             if path is not None:
                 clear(path)
         if fold or (fold is None and path is None):
-            data._bound = Bound(max_records)
+            data._bound = Bound(max_records, packed=path is None)
+            if path is None:
+                from shadowrun.store.packed import Packed  # imports numpy, which no reader needs
+
+                data._packed = Packed()
         data.update_info(info)
         data.flush()
         return data
@@ -135,8 +140,14 @@ class DataFile:
         """
         return cls(path, opening.connect_existing(path), writable=False)
 
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """For the analyses' queries: all that was flushed can be read there."""
+        self._settle()
+        return self._connection
+
     def __del__(self) -> None:
-        connection = getattr(self, "connection", None)
+        connection = getattr(self, "_connection", None)
         if connection is not None and self._pid == os.getpid():
             connection.close()
 
@@ -238,7 +249,7 @@ class DataFile:
             if self._flushed_at < self._retry_at:
                 return
             try:
-                n_rows = self._pending.write(self.connection)
+                n_rows = self._pending.write(self._connection, self._packed)
             except (sqlite3.Error, OSError, OverflowError) as error:
                 self._give_up(error)
                 return
@@ -276,13 +287,13 @@ class DataFile:
         opening.check_writable(path)
         with self._lock:
             self.flush()
-            self.connection.close()  # its journal would have the old name
+            self._connection.close()  # its journal would have the old name
             try:
                 opening.move(self.path, path)
                 self._move_tensors(path)
                 self.path = path
             finally:
-                self.connection = opening.connect_existing(self.path, write=True)
+                self._connection = opening.connect_existing(self.path, write=True)
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Rows of a query, fetched at once so that no lock is held while they are used.
@@ -291,8 +302,9 @@ class DataFile:
             DataFileError: The file is damaged.
         """
         with self._lock:
+            self._settle()
             try:
-                return iter(self.connection.execute(sql, values).fetchall())
+                return iter(self._connection.execute(sql, values).fetchall())
             except sqlite3.DatabaseError as error:
                 raise opening.corrupt(self.path, error) from error
 
@@ -315,17 +327,27 @@ class DataFile:
 
     def _fold(self, bound: Bound) -> None:
         try:
-            bound.fold(self.connection, self._pending.newest_verdict - FLUSH_ROWS)
+            bound.fold(self._connection, self._pending.newest_verdict - FLUSH_ROWS, self._packed)
         except sqlite3.Error as error:
             self._give_up(error)
             return
         self._pending.forget_verdicts()
 
+    def _settle(self) -> None:
+        """Put the calls of a run in memory where they can be read; nearly all of most runs are never asked for."""
+        with self._lock:
+            if self._packed is None or self._bound is None or not len(self._packed):
+                return
+            try:
+                self._bound.settle(self._connection, self._packed)
+            except sqlite3.Error as error:
+                self._give_up(error)
+
     def _continue(self, info: RunInfo) -> None:
         """Take up the numbering of a file that is appended to."""
         self._check_platforms(info)
         try:
-            upgrade(self.connection)
+            upgrade(self._connection)
         except sqlite3.Error as error:
             raise opening.unwritable(self.path, error) from error
         earlier = self.info

@@ -6,14 +6,24 @@ from typing import TYPE_CHECKING
 
 from shadowrun.store.codec import encode_float, encode_int
 from shadowrun.store.groups import Group, compute, merge, read_folded
+from shadowrun.store.pending import INSERT_CALLS, encode_row
 from shadowrun.store.sources import ONE_RUN
 
 if TYPE_CHECKING:
     import sqlite3
 
+    from shadowrun.store.packed import Calls, Packed
+
 __all__ = ["Bound"]
 
 _INSERT = "insert into folded values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+_PLAIN_VERDICTS = """
+select verdict.id, outcome_id from verdict join outcome on outcome.id = outcome_id
+where status = 'match' and cause = '' and explanation = '' and missing_kernel = '' and evidence = ''
+"""
+_MOST_UNMERGED = 5000
+"""Rows of sums, several for one context and outcome: to join them each time would take longer than all else."""
 
 
 class Bound:
@@ -21,37 +31,83 @@ class Bound:
 
     Args:
         max_records: So many, or some more where too few of them are matches.
+        packed: Calls come packed, and not into the database.
     """
 
-    def __init__(self, max_records: int) -> None:
+    def __init__(self, max_records: int, *, packed: bool = False) -> None:
         self._max_records = self._fold_at = max_records
         self._n_calls = 0
+        self._all_in_database = self._in_database = not packed
+        self._n_unmerged = 0
 
     def exceeded_by(self, n: int) -> bool:
         """Count `n` more calls; whether it is time to fold."""
         self._n_calls += n
         return self._n_calls > self._fold_at
 
-    def fold(self, connection: sqlite3.Connection, newest_verdict: int) -> None:
+    def fold(self, connection: sqlite3.Connection, newest_verdict: int, packed: Packed | None) -> None:
         """Let a tenth more go than needed, so that folding is rare.
 
         Args:
             connection: The database.
             newest_verdict: Of the verdicts that nothing refers to any more, those from here on may be about to be used.
+            packed: Calls that came after those in the database, if they come so.
 
         Raises:
             sqlite3.Error: It could not be written.
         """
         spare = self._max_records // 10
+        excess = self._n_calls - self._max_records + spare
         connection.execute("begin immediate")
-        self._n_calls -= _fold(connection, self._n_calls - self._max_records + spare)
-        connection.execute(
-            "delete from verdict where evidence <> '' and id < ? and id not in (select verdict_id from call)",
-            (newest_verdict,),
-        )
+        n_folded = 0
+        if self._in_database:
+            n_folded = _fold(connection, excess)
+            self._in_database = self._all_in_database or n_folded == excess
+            _forget_verdicts(connection, newest_verdict, [] if packed is None else packed.verdicts())
+        if packed is not None and n_folded < excess:
+            n_folded += self._fold_packed(connection, packed.take(excess - n_folded))
+            if n_folded < excess:  # matches that were rounded have figures of their own, and lie in the database now
+                n_folded += _fold(connection, excess - n_folded)
         connection.execute("commit")
+        self._n_calls -= n_folded
         # Where too few matches were left to fold, the next attempt waits until there may be more.
         self._fold_at = max(self._max_records, self._n_calls + spare)
+
+    def settle(self, connection: sqlite3.Connection, packed: Packed) -> None:
+        """Put packed calls into the database, where they can be read.
+
+        Raises:
+            sqlite3.Error: It could not be written.
+        """
+        connection.execute("begin immediate")
+        self._put(connection, packed.take(len(packed)))
+        connection.execute("commit")
+
+    def _fold_packed(self, connection: sqlite3.Connection, calls: Calls) -> int:
+        """Keep sums of those that match bit for bit, and put the others into the database; returns how many left."""
+        from shadowrun.store.packed import plain_among, sums_of  # imports numpy, which no reader needs
+
+        if not len(calls):
+            return 0
+        outcomes = dict(connection.execute(_PLAIN_VERDICTS).fetchall())
+        span = calls[:, 0].min(), calls[:, 0].max()
+        different = [seq for (seq,) in connection.execute("select seq from diff where seq between ? and ?", span)]
+        plain = plain_among(calls, outcomes, different)
+        groups = sums_of(calls[plain], outcomes)
+        self._n_unmerged += len(groups)
+        if self._n_unmerged > _MOST_UNMERGED:
+            groups = merge([*groups, *read_folded(connection.execute, ONE_RUN)])
+            self._n_unmerged = 0
+            connection.execute("delete from folded")
+        connection.executemany(_INSERT, map(_row, groups))
+        self._put(connection, calls[~plain])
+        return int(plain.sum())
+
+    def _put(self, connection: sqlite3.Connection, calls: Calls) -> None:
+        if len(calls):
+            self._in_database = True
+            # SQLite makes whole numbers of those of its columns of whole numbers.
+            connection.executemany(INSERT_CALLS, map(encode_row, map(tuple, calls.tolist())))
 
 
 def _fold(connection: sqlite3.Connection, n: int) -> int:
@@ -73,6 +129,18 @@ def _fold(connection: sqlite3.Connection, n: int) -> int:
     connection.executemany(_INSERT, map(_row, groups))
     connection.execute("delete from diff where seq in (select seq from leaving)")
     return connection.execute("delete from call where seq in (select seq from leaving)").rowcount
+
+
+def _forget_verdicts(connection: sqlite3.Connection, newest: int, used: list[float]) -> None:
+    """Let go of verdicts with evidence, which may be new at every call, that no call has any more."""
+    connection.execute("create temp table if not exists used (id integer primary key)")
+    connection.execute("delete from used")
+    connection.executemany("insert into used values (?)", ((number,) for number in used))
+    connection.execute(
+        "delete from verdict where evidence <> '' and id < ? and id not in (select verdict_id from call) "
+        "and id not in (select id from used)",
+        (newest,),
+    )
 
 
 def _row(g: Group) -> tuple[int | float | str, ...]:

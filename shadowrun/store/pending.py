@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Mapping
 
+    from shadowrun.store.packed import Packed
     from shadowrun.types import Phase, TensorDiff, TensorMeta, Verdict
 
     Row = tuple[int, int, int, int, float, float, float, float]
 
-__all__ = ["INTERNED", "Pending"]
+__all__ = ["INSERT_CALLS", "INTERNED", "Pending", "encode_row"]
 
 MAX_REMEMBERED = 100_000
 """Rows of one table remembered for interning. Evidence, explanations and shapes may be new at every call, and memory
@@ -43,7 +44,7 @@ _INSERTS = {
     "on conflict (op_id, device, reason) do update set n = n + excluded.n",
     "meta": "insert or replace into meta values (?, ?)",
 }
-_INSERT_CALLS = "insert into call values (?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_CALLS = "insert into call values (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Pending:
@@ -131,8 +132,12 @@ class Pending:
                 (self._intern("op", op), device, reason, n) for (op, device, reason), n in counts.items()
             )
 
-    def write(self, connection: sqlite3.Connection) -> int:
+    def write(self, connection: sqlite3.Connection, packed: Packed | None = None) -> int:
         """Write what waits in one transaction, and forget it; returns the number of calls.
+
+        Args:
+            connection: Where to.
+            packed: Where calls go instead.
 
         Raises:
             sqlite3.Error, OSError, OverflowError: It could not be written, and waits still.
@@ -145,12 +150,15 @@ class Pending:
             for table, n in lengths.items():
                 if n:
                     connection.executemany(_INSERTS[table], self.tables[table][:n])
-            connection.executemany(_INSERT_CALLS, map(_encode_row, self.rows[:n_rows]))
+            if packed is None:
+                connection.executemany(INSERT_CALLS, map(encode_row, self.rows[:n_rows]))
             connection.execute("commit")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("rollback")
             raise
+        if packed is not None:
+            packed.add(self.rows[:n_rows])
         del self.rows[:n_rows]
         for table, n in lengths.items():
             del self.tables[table][:n]
@@ -191,7 +199,8 @@ class Pending:
         return number
 
 
-def _encode_row(row: Row) -> tuple[Any, ...]:
+def encode_row(row: Row) -> tuple[Any, ...]:
+    """A call's row as it is stored."""
     drift_abs, drift_rel = row[6], row[7]
     if drift_abs == drift_abs and drift_rel == drift_rel:  # noqa: PLR0124 - the fastest NaN test
         return row
