@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "analysis": {"types", "errors", "settings", "store"},
     "report": {"types", "errors", "store", "analysis", "run"},
     "repro": BASE | {"intercept", "numerics", "platforms", "store", "replay", "analysis"},
-    "compiled": BASE | {"numerics", "intercept", "replay"},
+    "compiled": BASE | {"numerics", "intercept", "replay", "repro"},
     "run": {"types", "errors", "settings", "store", "analysis", "report", "repro"},
     "slowdown": BASE | {"intercept", "platforms", "replay", "repro", "store", "sweep"},
     "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "store", "comparison", "run"},

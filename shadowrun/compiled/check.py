@@ -18,11 +18,12 @@ from shadowrun.compiled.ladder import OUTCOME_OF, climb, first_line
 from shadowrun.compiled.localise import localise
 from shadowrun.compiled.outcome import CompileReport, Outcome, RegionReport, Stage
 from shadowrun.compiled.program import Program
+from shadowrun.compiled.repro import How, Shown
 from shadowrun.compiled.whole import Expected, Whole, run_whole
 from shadowrun.errors import UsageError
 from shadowrun.types import Cause, Status, Verdict
 
-__all__ = ["compile_check", "options_for", "region_reports"]
+__all__ = ["compile_check", "how_of", "options_for", "region_reports"]
 
 _NO_CACHE = {"fx_graph_cache": False}
 _SAME_DRAWS = {"fallback_random": True}
@@ -83,13 +84,31 @@ def compile_check(
     chosen = options_for(backend, options)
     until = time.perf_counter() + time_limit_s
     with undisturbed_draws(), torchcompile.no_modes():
-        check = _Check(Program(function, inputs, kwargs, train=train), backend, mode, chosen, dynamic, fullgraph)
+        check = _Check(
+            Program(function, inputs, kwargs, train=train), backend, mode, chosen, options, dynamic, fullgraph
+        )
         return check.run(until, ladder=ladder, tell=tell or (lambda _what, _done, _of: None))
 
 
 def options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The user's options, and those without which a comparison means nothing."""
     return {**(_SAME_DRAWS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
+
+
+def how_of(
+    backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None, compiler: Any
+) -> How:
+    """How to compile a part of a program as the whole was.
+
+    Args:
+        backend: As for `torch.compile`; so are `mode` and `dynamic`.
+        mode: Of Inductor.
+        options: The user's own.
+        dynamic: Whether sizes are symbols.
+        compiler: What `torch.compile` made of them.
+    """
+    module = torchcompile.module_of(compiler) if isinstance(backend, str) else getattr(backend, "__module__", "")
+    return How(backend, module, mode, dict(options or {}), dynamic, compiler)
 
 
 class _Check:
@@ -99,6 +118,7 @@ class _Check:
         backend: Any,
         mode: str | None,
         options: dict[str, Any],
+        given: Mapping[str, Any] | None,
         dynamic: bool | None,
         fullgraph: bool,
     ) -> None:
@@ -106,6 +126,7 @@ class _Check:
         self._backend, self._mode, self._options = backend, mode, options
         self._dynamic, self._fullgraph = dynamic, fullgraph
         self._compiler = torchcompile.compiler(backend, mode, options, dynamic)
+        self._how = how_of(backend, mode, given, dynamic, self._compiler)
         try:
             self._expected = Expected(program)
         except Exception as error:
@@ -165,6 +186,7 @@ class _Check:
             stages,
             tuple(notes),
             whole.errors,
+            self._how,
         )
 
     def _regions(self, checked: CheckedBackend) -> str:
@@ -212,7 +234,7 @@ def _not_alone(report: RegionReport) -> RegionReport:
     if not report.error:
         return report
     verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "it does not compile by itself; the program as a whole does")
-    return replace(report, outcome=Outcome.UNVERIFIED, verdict=verdict)
+    return replace(report, outcome=Outcome.UNVERIFIED, verdict=verdict, shown=None)
 
 
 def region_reports(
@@ -233,6 +255,11 @@ def _report(region: Region, compiler: Any, until: float, tell: Tell, *, search: 
         error = first_line(raised)
     else:
         outcome = OUTCOME_OF[verdict.status]
+    shown = None
+    if region.failing is not None:
+        shown = Shown(region.graph, region.failing)
+    elif worst is not None and outcome is Outcome.MISMATCH:
+        shown = Shown(worst.graph, worst.snapshot)
     localised = None
     if search:
         try:
@@ -242,4 +269,6 @@ def _report(region: Region, compiler: Any, until: float, tell: Tell, *, search: 
                 localised = localise(region, worst, compiler, until=until, tell=tell)
         except Exception as failure:  # the finding itself stands
             warnings.warn(f"The search in {region.name} failed: {first_line(failure)}", stacklevel=2)
-    return RegionReport(region.name, outcome, verdict, region.compile_s, n_nodes, region.n_calls, error, localised)
+    return RegionReport(
+        region.name, outcome, verdict, region.compile_s, n_nodes, region.n_calls, error, localised, shown
+    )

@@ -22,9 +22,10 @@ from shadowrun.types import Cause, Status, TensorDiff, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from shadowrun.numerics.precision import FloatFormat
     from shadowrun.replay.case import Value
 
-__all__ = ["Errors", "Judged", "Runs", "judge"]
+__all__ = ["Errors", "Judged", "Runs", "allowed_differences", "judge"]
 
 _NEARER: Final = 2.0
 NEARER = "nearer the truth than eager"
@@ -144,6 +145,43 @@ def _by_truth(
     return judged
 
 
+def allowed_differences(actual: Sequence[Value], expected: Sequence[Value], runs: Runs) -> list[float | torch.Tensor]:
+    """By how much each result of compiled code may differ from eager's: one number, or one for each element.
+
+    It is the bound of `judge`, seen from eager's result; infinite where rounding leaves an element open.
+    """
+    truths = runs.truth()
+    spreads = [_Spread(e, None if truths is None else truths[k]) for k, e in enumerate(expected)]
+    for _ in range(MANY_DRAWS):
+        for spread, drawn in zip(spreads, runs.moved(), strict=True):
+            spread.widen(drawn)
+    return [_allowed(*each) for each in zip(actual, expected, spreads, strict=True)]
+
+
+def _allowed(actual: Value, expected: Value, spread: _Spread) -> float | torch.Tensor:
+    a, e = flat_values(actual), flat_values(expected)
+    fmt, truth = FORMATS.get(e.dtype), spread.truth
+    if a.shape != e.shape or fmt is None:
+        return torch.from_numpy(np.where(truth.flips, np.inf, 0.0)) if truth.flips.any() else 0.0
+    av, ev = a.to(torch.float64).numpy(), e.to(torch.float64).numpy()
+    limit = _limit(excess(ev, truth, fmt, np.arange(ev.size)), fmt)
+    with np.errstate(all="ignore"):
+        unit = truth.spread + fmt.roundoff * truth.magnitude + fmt.smallest
+        allowed = limit * unit + np.abs(ev - truth.value)
+        gap = np.abs(av - ev)
+    allowed[truth.flips] = np.inf
+    allowed[np.isnan(allowed)] = 0.0
+    greatest = float(allowed.max(initial=0.0))
+    wrong = gap[~(gap <= allowed)]
+    # One number says the same where it parts all that is wrong from rounding.
+    return greatest if wrong.size and (wrong > greatest).all() else torch.from_numpy(allowed)
+
+
+def _limit(theirs: Array, fmt: FloatFormat) -> float:
+    own = float(theirs[np.isfinite(theirs)].max(initial=0.0))
+    return max(BOUND if fmt.mantissa >= 23 else COARSE_BOUND, RATIO * own)
+
+
 class _Spread:
     """What rounding does to one result, and its truth."""
 
@@ -196,8 +234,7 @@ def _one(k: int, name: str, actual: Value, expected: Value, spread: _Spread) -> 
     av, ev = a.to(torch.float64).numpy(), e.to(torch.float64).numpy()
     where = np.arange(av.size)
     ours, theirs = excess(av, spread.truth, fmt, where), excess(ev, spread.truth, fmt, where)
-    own = float(theirs[np.isfinite(theirs)].max(initial=0.0))
-    limit = max(BOUND if fmt.mantissa >= 23 else COARSE_BOUND, RATIO * own)
+    limit = _limit(theirs, fmt)
     # Where eager itself is beyond the truth's reach (the truth overflows nothing), being as eager is right.
     wrong = (ours > limit) & ~((av == ev) | (np.isnan(av) & np.isnan(ev)))
     top, top_eager = float(ours.max(initial=0.0)), float(theirs.max(initial=0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.types import Status, Verdict
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from shadowrun.compiled.judging import Errors
     from shadowrun.compiled.localise import Localised
+    from shadowrun.compiled.repro import How, Shown
+    from shadowrun.repro import Repro
 
 __all__ = ["CompileReport", "Outcome", "RegionReport", "Stage"]
 
@@ -46,6 +49,7 @@ class RegionReport:
         n_calls: Calls compared.
         error: Class and first line of what was raised.
         localised: The nodes at fault, wrong or failing; None where none were looked for.
+        shown: Graph and inputs to show a fault on; None where there is none.
     """
 
     name: str
@@ -56,6 +60,7 @@ class RegionReport:
     n_calls: int
     error: str = ""
     localised: Localised | None = None
+    shown: Shown | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class CompileReport:
         notes: What a reader should know.
         errors: How far the results of the program that differ are from its float64 results; None where none differ, or
             float64 is not possible.
+        how: How it was compiled, to compile parts again.
     """
 
     name: str
@@ -111,11 +117,33 @@ class CompileReport:
     ladder: tuple[Stage, ...] = ()
     notes: tuple[str, ...] = ()
     errors: Errors | None = None
+    how: How | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
         """Whether the compiled program computes what eager does: graph breaks and slowness are no errors."""
         return self.outcome not in (*_RAISED, Outcome.MISMATCH)
+
+    def repro(self, folder: str | Path, *, time_limit_s: float = 60.0) -> list[Repro]:
+        """Write a stand-alone script for each region and operator that is wrong or fails.
+
+        Each gets a folder with a script that needs only torch and the backend, its inputs and the versions; it exits 1
+        while the fault is there. Inputs of a node that is wrong alone are made smaller while the fault stays. Each
+        script is run once in a process of its own.
+
+        Args:
+            folder: Gets a folder for each.
+            time_limit_s: For making the inputs of one smaller.
+
+        Returns:
+            The scripts; none if nothing is wrong, or nothing wrong was found in a graph by itself.
+
+        Raises:
+            UsageError: The backend is a function that a script cannot import.
+        """
+        from shadowrun.compiled.repro import write_repros
+
+        return write_repros(self, Path(folder), time_limit_s=time_limit_s)
 
     def summary(self) -> str:
         """The report as text."""

@@ -15,7 +15,7 @@ from shadowrun.replay.case import exact_copy
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Probe", "alone", "computed", "given_draws", "intermediates", "prefix", "recorded", "single"]
+__all__ = ["Probe", "alone", "called", "computed", "given_draws", "intermediates", "prefix", "recorded", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,38 @@ def _apart(graph: Graph, snapshot: Snapshot, values: dict[str, Any], wanted: lis
     for n in wanted:
         fx.map_arg((n.args, n.kwargs), feed)
     origin = _output(new, [(n, new.node_copy(n, feed)) for n in wanted], values)
+    return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
+
+
+def called(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Probe:
+    """A call of a node's operator on other arguments.
+
+    Args:
+        graph: Where the node is.
+        snapshot: The random state.
+        node: It: of a tuple that it returns, the members that the graph uses are results.
+        args: Tensors become inputs.
+        kwargs: The same by name.
+    """
+    new = fx.Graph()
+    inputs: dict[int, fx.Node] = {}
+    given: list[torch.Tensor] = []
+
+    def feed(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in inputs:
+                inputs[id(value)] = new.placeholder(f"x{len(given)}")
+                given.append(value)
+            return inputs[id(value)]
+        if isinstance(value, (list, tuple)):
+            return type(value)(feed(v) for v in value)
+        return value
+
+    fed = feed(tuple(args)), {k: feed(v) for k, v in kwargs.items()}
+    made = new.call_function(node.target, *fed)  # type: ignore[arg-type]
+    with torch.no_grad():
+        value = node.target(*_copy(tuple(args)), **{k: _copy(v) for k, v in kwargs.items()})  # type: ignore[operator]
+    origin = _output(new, [(node, made)], {node.name: value})
     return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import CheckedBackend
-from shadowrun.compiled.check import options_for, region_reports
+from shadowrun.compiled.check import how_of, options_for, region_reports
 from shadowrun.compiled.outcome import CompileReport, Outcome
 from shadowrun.types import Status, Verdict
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from shadowrun.compiled.check import Tell
+    from shadowrun.compiled.repro import How
 
 __all__ = ["Compiled", "reports_on", "watched"]
 
@@ -31,11 +32,13 @@ class Compiled:
         name: What was compiled.
         backend: How, as a reader knows it.
         checked: Its graphs.
+        how: The same for who wants to compile parts again.
     """
 
     name: str
     backend: str
     checked: CheckedBackend
+    how: How
 
 
 @contextlib.contextmanager
@@ -69,7 +72,8 @@ def watched(max_calls: int) -> Iterator[list[Compiled]]:
             compiler = torchcompile.compiler(backend, mode, options_for(backend, options), dynamic)
             checked = CheckedBackend(compiler, max_calls)
             named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
-            found.append(Compiled(_name(model), named + (f" mode={mode}" if mode else ""), checked))
+            how = how_of(backend, mode, options, dynamic, compiler)
+            found.append(Compiled(_name(model), named + (f" mode={mode}" if mode else ""), checked, how))
             backend = checked
         return original(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, disable=disable, **others)
 
@@ -105,7 +109,15 @@ def reports_on(found: list[Compiled], breaks: Mapping[str, int], until: float, t
             notes.append("Out of time: this is what is known so far.")
         reports.append(
             CompileReport(
-                one.name, one.backend, worst, _whole(verdict), regions, breaks, one.checked.n_graphs, notes=tuple(notes)
+                one.name,
+                one.backend,
+                worst,
+                _whole(verdict),
+                regions,
+                breaks,
+                one.checked.n_graphs,
+                notes=tuple(notes),
+                how=one.how,
             )
         )
     return reports

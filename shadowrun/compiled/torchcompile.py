@@ -25,6 +25,7 @@ __all__ = [
     "forgotten",
     "graph_breaks",
     "graph_of",
+    "module_of",
     "no_modes",
     "through_autograd",
     "wrapped_regions",
@@ -123,3 +124,8 @@ def graph_of(code: Any) -> Any:
 def backend_names() -> list[str]:
     """Backends that have names."""
     return list(torch._dynamo.list_backends(exclude_tags=()))
+
+
+def module_of(compiler: Compiler) -> str:
+    """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.13."""
+    return str(getattr(getattr(compiler, "compiler_fn", None), "__module__", ""))

@@ -1,0 +1,134 @@
+"""The text of a script that runs a graph compiled and eagerly: plain torch, from these pieces."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import fx
+
+__all__ = ["Script", "write"]
+
+_BODY: Final = '''
+SAVED = torch.load(Path(__file__).with_name("inputs.pt"), weights_only=True)
+
+
+def run(function):
+    """Results on copies of the inputs, and the inputs, which the graph may write to."""
+    inputs = copy.deepcopy(SAVED["inputs"])
+    with torch.no_grad():
+        return [*function(*inputs), *inputs]
+
+
+'''
+_COMPARE: Final = '''
+def differs(number, actual, expected, allowed):
+    """Print how a compiled result differs from eager's; whether by more than rounding explains."""
+    if not isinstance(expected, torch.Tensor):
+        return False
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
+        print(f"result {number}: {actual.dtype} {tuple(actual.shape)}, eager {expected.dtype} {tuple(expected.shape)}")
+        return True
+    a, e = (torch.view_as_real(t) if t.is_complex() else t for t in (actual, expected))
+    a, e = a.double(), e.double()
+    allowed = allowed.reshape(a.shape) if isinstance(allowed, torch.Tensor) else torch.tensor(allowed)
+    same = (a == e) | (a.isnan() & e.isnan()) | ((a - e).abs() <= allowed) | (allowed == float("inf"))
+    for index in (~same).nonzero().tolist()[:3]:
+        i = tuple(index)
+        print(f"result {number} {index}: {a[i].item():.9g} compiled, {e[i].item():.9g} eagerly")
+    print(f"result {number}: {int((~same).sum())} of {same.numel()} elements differ by more than rounding explains")
+    return not bool(same.all())
+
+
+expected = run(graph)
+actual = run(compiled)
+allowed = SAVED["allowed"] + [float("inf")] * (len(expected) - len(SAVED["allowed"]))
+sys.exit(1 if any([differs(k, *values) for k, values in enumerate(zip(actual, expected, allowed))]) else 0)
+'''
+_RAISES: Final = """
+run(graph)
+try:
+    run(compiled)
+except Exception as error:
+    error = getattr(error, "inner_exception", None) or error
+    print(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+    sys.exit(1)
+print("it compiles and runs")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a script is to do.
+
+    Attributes:
+        title: The finding in one line.
+        story: Where it was seen; lines.
+        module: The graph; its constants are inputs.
+        backend: A name, or a function.
+        imported: Module to import before; empty for torch's own.
+        mode: Of Inductor.
+        options: Of the backend.
+        dynamic: Whether sizes are symbols.
+        raises: It fails, rather than deviates.
+    """
+
+    title: str
+    story: list[str]
+    module: fx.GraphModule
+    backend: Any
+    imported: str
+    mode: str | None
+    options: dict[str, Any]
+    dynamic: bool | None
+    raises: bool
+
+    def versions(self) -> str:
+        """The file of versions, JSON."""
+        found = {"python": platform.python_version(), "torch": torch.__version__}
+        for top in {self.imported.partition(".")[0]} - {"", "torch"}:
+            for name in importlib.metadata.packages_distributions().get(top, ()):
+                found[name] = importlib.metadata.version(name)
+        return json.dumps({"versions": found, "platform": platform.platform()}, indent=1) + "\n"
+
+
+def write(script: Script) -> str:
+    """The text of a script."""
+    name = script.backend if isinstance(script.backend, str) else script.backend.__qualname__
+    lines = [f'"""{_quoted(script.title)}', "", *map(_quoted, script.story), '"""', ""]
+    lines += ["import copy", "import sys", "from pathlib import Path", "", "import torch"]
+    imported = script.imported if script.imported.partition(".")[0] != "torch" else ""
+    if isinstance(script.backend, str):
+        lines += ["", f"import {imported}  # registers the backend"] if imported else []
+    else:
+        lines += ["", f"from {script.imported} import {name} as backend"]
+    code = script.module.graph.python_code("self")
+    lines += [f"from math import {n}" for n in ("inf", "nan") if n in code.globals]
+    lines += ["from torch import device"] if "device" in code.globals else []
+    lines += [f"import {n}" for n in ("math", "operator") if n in code.globals]
+    text = "\n".join(lines) + "\n" + _BODY + _function(code.src) + "\n\n"
+    backend = repr(name) if isinstance(script.backend, str) else "backend"
+    given = [f"backend={backend}", "fullgraph=True"]
+    given += [f"mode={script.mode!r}"] if script.mode else []
+    given += [f"options={script.options!r}"] if script.options else []
+    given += [f"dynamic={script.dynamic!r}"] if script.dynamic is not None else []
+    return text + f"compiled = torch.compile(graph, {', '.join(given)})\n\n" + (_RAISES if script.raises else _COMPARE)
+
+
+def _function(source: str) -> str:
+    """The graph as a function: `forward` without its object and without what only frees memory."""
+    source = re.sub(r";  (?:\w+ = )+None[^\n]*", "", source)
+    source = re.sub(r"def forward\(self(?:, )?", "def graph(", source)
+    return "\n".join(line for line in source.strip().splitlines() if line.strip()) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Text from a program's names and exceptions, inside a docstring."""
+    return text.encode("unicode_escape").decode().replace('"', "'")
