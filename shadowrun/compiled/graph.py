@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ __all__ = [
     "put_back",
     "results_of",
     "undisturbed_draws",
+    "user_line",
 ]
 
 
@@ -88,11 +90,13 @@ class Graph:
     Attributes:
         module: It, with all that is known of its nodes.
         is_random: It draws.
+        n_operators: Calls in it.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = copied(module)
         self.is_random = any(_is_random(n) for n in module.graph.nodes)
+        self.n_operators = sum(_is_call(n) for n in module.graph.nodes)
         self._written = _written(self.module.graph)
 
     def eager(self, inputs: Sequence[Any], draws: Draws | None = None) -> tuple[tuple[str, ...], tuple[Value, ...]]:
@@ -157,20 +161,23 @@ def place(node: fx.Node) -> tuple[str, str]:
 
     A node of a backward graph is given those of its forward node.
     """
-    trace = node.meta.get("stack_trace") or node.meta.get("fwd_nn_module_stack_trace") or ""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    site = ""
-    lines = [line.strip() for line in str(trace).splitlines()]
-    for line in reversed(lines):
-        if line.startswith("File "):
-            file, number, function = (part.strip() for part in line.removeprefix("File ").split(",", 2))
-            site = f"{file.strip(chr(34))}:{number.removeprefix('line ')} {function}"
-            break
     path = ""
     if stack:
         last = list(stack.values())[-1]
         path = str(last[0] if isinstance(last, tuple) else last)
-    return site, _readable(path)
+    return user_line(node), _readable(path)
+
+
+def user_line(node: fx.Node, outside: str = "\0") -> str:
+    """The innermost line of a node, of files whose paths do not begin with `outside`; empty if not known."""
+    trace = node.meta.get("stack_trace") or node.meta.get("fwd_nn_module_stack_trace") or ""
+    for line in reversed([line.strip() for line in str(trace).splitlines()]):
+        if line.startswith("File "):
+            file, number, function = (part.strip() for part in line.removeprefix("File ").split(",", 2))
+            if not file.strip('"').startswith(outside):
+                return f"{file.strip(chr(34))}:{number.removeprefix('line ')} {function}"
+    return ""
 
 
 def results_of(values: Sequence[Any]) -> list[Value]:
@@ -195,6 +202,10 @@ def _written(graph: fx.Graph) -> tuple[int, ...]:
             if argument.alias_info is not None and argument.alias_info.is_write and value in inputs:
                 found.add(inputs.index(value))
     return tuple(sorted(found))
+
+
+def _is_call(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method", "call_module") and node.target is not operator.getitem
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -1,24 +1,36 @@
-"""Regions that Inductor compiled, compared with eager while a program runs them compiled.
+"""Regions that torch.compile made, compared with eager while a program runs them compiled.
 
-torch wraps each region in a higher-order operator if it is told to when it compiles, and calls that only while a
-dispatch mode is there: so nothing is compiled anew when a comparison begins or ends.
+torch wraps what Inductor compiles in a higher-order operator if it is told to when it compiles, and calls that only
+while a dispatch mode is there; what other backends return is wrapped by us (`standins.py`). Nothing is compiled anew
+when a comparison begins or ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import fx
 
-from shadowrun.compiled import torchcompile
+from shadowrun.compiled import before, standins, torchcompile
+from shadowrun.compiled.draws import reproduced
 from shadowrun.compiled.graph import Graph, Snapshot, undisturbed_draws
 from shadowrun.compiled.judging import judge
+from shadowrun.compiled.listening import Listening, unseen, watches
 from shadowrun.compiled.rounding import Draws
+from shadowrun.compiled.standins import first_line
 from shadowrun.intercept import higher_order
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.compiled.standins import Made
+    from shadowrun.intercept.attribution import Place
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.replayer import Replayer
     from shadowrun.replay.schedule import Selection
@@ -28,11 +40,30 @@ __all__ = ["Regions"]
 _FIRST_INDEX: Final = 1 << 20
 """Numbers of their plans begin behind those of operators."""
 _FRAMES: Final = 3
-_OTHER_DRAWS = Verdict(
-    Status.UNVERIFIED,
-    Cause.RANDOMNESS,
-    "compiled code draws otherwise than eager: set torch._inductor.config.fallback_random",
-)
+_NAME: Final = "compiled::graph"
+_BEFORE: Final = "compiled before the comparison began"
+_OTHER_DRAWS: Final = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "compiled code draws otherwise than eager")
+_OWN_BACKWARD: Final = "backward is the backend's own, and torch does not show it"
+
+
+@dataclass(slots=True)
+class _Region:
+    """What is known of a region; `held` keeps its id its own."""
+
+    held: Any
+    plan: OpPlan
+    graph: Graph | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A call that will be judged, and what it began with."""
+
+    region: _Region
+    place: Place
+    given: list[Any]
+    refused: str
+    snapshot: Snapshot | None
 
 
 class Regions:
@@ -43,82 +74,142 @@ class Regions:
         selection: Which to compare.
         replayer: Whose turn to take.
         max_bytes: Inputs that may be copied.
+
+    Attributes:
+        n_met: Calls of regions met so far, compared or not.
     """
 
     def __init__(self, recorder: Recorder, selection: Selection, replayer: Replayer, max_bytes: int) -> None:
         self._recorder, self._selection, self._replayer = recorder, selection, replayer
         self._max_bytes = max_bytes
-        self._known: dict[int, tuple[Any, OpPlan, Graph | None]] = {}
-        self._wrapping: Any = None
+        self.n_met = 0
+        self._known: dict[int, _Region] = {}
+        self._lines: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._wrapping: contextlib.ExitStack | None = None
 
     def start(self) -> None:
         """Have what is compiled from now on wrapped, and compare what is."""
-        self._wrapping = torchcompile.wrapped_regions(self._unseen)
-        self._wrapping.__enter__()
-        higher_order.observe_regions(self.observe)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torchcompile.wrapped_regions(self._unseen, self._made))
+            stack.enter_context(standins.observed(self))
+            stack.enter_context(before.watched(self))
+            higher_order.observe_regions(self.observe)
+            self._wrapping = stack.pop_all()
 
     def stop(self) -> None:
         """Let regions pass."""
         wrapping, self._wrapping = self._wrapping, None
         if wrapping is not None:
             higher_order.observe_regions(None)
-            wrapping.__exit__(None, None, None)
-
-    def _unseen(self) -> None:
-        self._recorder.skip("compiled::graph", "", "compiled before the comparison began")
+            wrapping.close()
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a region for the user, compiled, then eagerly, and record the verdict."""
-        code, inputs = args[0], args[1]
-        given = list(inputs)
-        taken = None
-        try:
-            plan, graph = self._plan(code)
-            place = self._recorder.place(_FRAMES)
-            reason = self._selection.reason_to_skip(plan, place)
-            if reason:
-                self._recorder.skip(plan.name, "", reason)
-                return func(*args, **kwargs)
-            device = next((t.device for t in given if isinstance(t, torch.Tensor)), torch.device("cpu"))
-            context = self._recorder.context(plan, tuple(given), {}, place, device)
-            refused = self._refused(graph, given)
-            if refused:
-                self._recorder.verdict(context, Verdict(Status.UNVERIFIED, None, refused))
-            elif graph is not None:
-                with torchcompile.no_modes():
-                    taken = graph, context, Snapshot.take(given)
-        except Exception as error:  # not the user's affair
-            self._recorder.skip("compiled::graph", "", f"shadowrun failed: {type(error).__name__}")
+        """Run a region of Inductor's for the user, compiled, then eagerly, and record the verdict."""
+        code = args[0]
+        self.n_met += 1
+        begun = self._begin(lambda: self._of_inductor(code), list(args[1]), _FRAMES)
         out = func(*args, **kwargs)
-        if taken is not None:
-            with self._replayer.between_calls(), undisturbed_draws(), torchcompile.no_modes():
-                self._compare(*taken, given, out)
+        self._end(begun, out)
         return out
 
-    def _compare(self, graph: Graph, context: int, snapshot: Snapshot, given: list[Any], out: Any) -> None:
-        try:
-            actual = graph.values(out, given)
-            draws = Draws()
-            names, expected = graph.eager(snapshot.fresh(), draws)
-            verdict, judged = judge(names, actual, expected, graph.runs(snapshot, draws))
-            if verdict.status is Status.MISMATCH and graph.is_random:
-                verdict = _OTHER_DRAWS
-            self._recorder.verdict(context, verdict, tuple(j.diff for j in judged))
-        except Exception as error:
-            text = str(error).partition("\n")[0][:200]
-            verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "its graph does not run eagerly", text)
-            self._recorder.verdict(context, verdict)
+    def observe_made(self, made: Made, given: list[Any], call: Callable[[], Any]) -> Any:
+        """The same for a region of another backend."""
+        if made.one_by_one or not watches():
+            return call()
+        self.n_met += 1
+        begun = self._begin(lambda: self._of_backend(made), given, _FRAMES + 1)
+        if begun is None:
+            return call()
+        heard = None if made.opaque else Listening()
+        out = unseen(call) if heard is None else heard.run(call)
+        self._end(begun, out, made, heard)
+        return out
 
-    def _plan(self, code: Any) -> tuple[OpPlan, Graph | None]:
+    def not_seen(self, reason: str = _BEFORE) -> None:
+        """Count a call that is not compared."""
+        self._recorder.skip(_NAME, "", reason)
+
+    def _unseen(self) -> None:
+        self.n_met += 1
+        self.not_seen()
+
+    def _made(self, graph: Any, whole: fx.GraphModule) -> None:
+        with contextlib.suppress(Exception):  # a line is not worth the user's program
+            self._lines[graph] = first_line(whole)
+
+    def _begin(self, find: Callable[[], _Region], given: list[Any], frames: int) -> _Begun | None:
+        """Keep what a call begins with; None where it is not compared."""
+        try:
+            region = find()
+            place = self._recorder.place(frames)
+            reason = self._selection.reason_to_skip(region.plan, place)
+            if reason:
+                self._recorder.skip(region.plan.name, "", reason)
+                return None
+            refused = self._refused(region.graph, given)
+            with torchcompile.no_modes():
+                return _Begun(region, place, given, refused, None if refused else Snapshot.take(given))
+        except Exception as error:  # not the user's affair
+            self.not_seen(f"shadowrun failed: {type(error).__name__}")
+            return None
+
+    def _end(self, begun: _Begun | None, out: Any, made: Made | None = None, heard: Listening | None = None) -> None:
+        if begun is None:
+            return
+        with self._replayer.between_calls(), undisturbed_draws(), torchcompile.no_modes():
+            try:
+                self._judge(begun, out, made, heard)
+            except Exception as error:
+                text = str(error).partition("\n")[0][:200]
+                verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "its graph does not run eagerly", text)
+                self._recorder.verdict(self._context(begun), verdict)
+
+    def _judge(self, begun: _Begun, out: Any, made: Made | None, heard: Listening | None) -> None:
+        graph, snapshot = begun.region.graph, begun.snapshot
+        if graph is None or snapshot is None:
+            self._recorder.verdict(self._context(begun), Verdict(Status.UNVERIFIED, None, begun.refused))
+            return
+        actual = graph.values(out, begun.given)
+        draws = Draws()
+        eager = Listening()
+        names, expected = eager.run(lambda: graph.eager(snapshot.fresh(), draws))
+        verdict, judged = judge(names, actual, expected, graph.runs(snapshot, draws))
+        if made is not None:
+            if heard is not None:
+                made.opaque = not heard.names
+                made.one_by_one = verdict == _EQUAL and not heard.from_inside and heard.names == eager.names
+            if made.one_by_one:  # its operators were compared
+                return
+            if any(isinstance(getattr(v, "grad_fn", None), torch.autograd.function.BackwardCFunction) for v in out):
+                self._recorder.skip(begun.region.plan.name, "", _OWN_BACKWARD)
+        is_random = graph.is_random or (made is not None and bool(draws.kept))
+        if verdict.status is Status.MISMATCH and is_random:
+            verdict = _OTHER_DRAWS
+        self._recorder.verdict(self._context(begun), verdict, tuple(j.diff for j in judged))
+
+    def _context(self, begun: _Begun) -> int:
+        tensors = (t for t in begun.given if isinstance(t, torch.Tensor))
+        device = next((t.device for t in tensors), torch.device("cpu"))
+        return self._recorder.context(begun.region.plan, tuple(begun.given), {}, begun.place, device)
+
+    def _of_inductor(self, code: Any) -> _Region:
         found = self._known.get(id(code))
         if found is None:
-            n = len(self._known)
             module = torchcompile.graph_of(code)
-            operator = torch.ops.aten.alias.default  # a plan needs one; it is never called
-            plan = OpPlan(operator, operator, _FIRST_INDEX + n, f"compiled::graph {n}", Action.REPLAY)
-            graph = None if module is None else Graph(module)
-            found = self._known[id(code)] = (code, plan, graph)  # held, so that its id stays its own
-        return found[1], found[2]
+            graph = None if module is None else Graph(reproduced(module))
+            found = self._new(code, graph, "inductor", "" if module is None else self._lines.get(module, ""))
+        return found
+
+    def _of_backend(self, made: Made) -> _Region:
+        return self._known.get(id(made)) or self._new(made, made.graph, made.backend, made.line)
+
+    def _new(self, held: Any, graph: Graph | None, backend: str, line: str) -> _Region:
+        n = len(self._known)
+        operator = torch.ops.aten.alias.default  # a plan needs one; it is never called
+        plan = OpPlan(operator, operator, _FIRST_INDEX + n, f"{_NAME} {n}", Action.REPLAY)
+        self._recorder.region(plan.name, backend, -1 if graph is None else graph.n_operators, line)
+        region = self._known[id(held)] = _Region(held, plan, graph)
+        return region
 
     def _refused(self, graph: Graph | None, given: list[Any]) -> str:
         if graph is None:
@@ -128,3 +219,6 @@ class Regions:
             return "tensor subclass"
         needed = 2 * sum(t.nbytes for t in tensors if t.layout is torch.strided)
         return f"inputs of {needed >> 20} MiB, more than max_bytes" if needed > self._max_bytes else ""
+
+
+_EQUAL: Final = Verdict(Status.MATCH)

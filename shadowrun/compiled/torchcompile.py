@@ -6,14 +6,23 @@ Importing this module imports Dynamo (2 s).
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._dynamo.utils import counters as _counters
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +30,17 @@ if TYPE_CHECKING:
 __all__ = [
     "backend_names",
     "boxed",
+    "compiled_functions",
     "compiler",
     "forgotten",
     "graph_breaks",
     "graph_of",
+    "modes",
     "module_of",
     "no_modes",
     "through_autograd",
+    "without",
+    "wrapped_backends",
     "wrapped_regions",
 ]
 
@@ -35,6 +48,8 @@ Compiler = Any
 
 # Seen on 2.13: compiled code is first called under a mode of torch's own, under which nothing else compiles.
 no_modes = _disable_current_modes
+# Seen on 2.13: the dispatch modes of this thread, the innermost last.
+modes = _get_current_dispatch_mode_stack
 
 
 def compiler(backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None) -> Compiler:
@@ -75,6 +90,22 @@ def graph_breaks() -> dict[str, int]:
 
 
 @contextlib.contextmanager
+def without(unwanted: Callable[[Any], bool]) -> Iterator[None]:
+    """Take some dispatch modes of this thread away; the others stay in their order. Seen on 2.13."""
+    stack = [_pop_mode() for _ in modes()]
+    wanted = [mode for mode in reversed(stack) if not unwanted(mode)]
+    for mode in wanted:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in wanted:
+            _pop_mode()
+        for mode in reversed(stack):
+            _push_mode(mode)
+
+
+@contextlib.contextmanager
 def forgotten() -> Iterator[None]:
     """Nothing compiled before is met inside, and nothing compiled inside afterwards.
 
@@ -88,7 +119,7 @@ def forgotten() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def wrapped_regions(unseen: Callable[[], None]) -> Iterator[None]:
+def wrapped_regions(unseen: Callable[[], None], made: Callable[[Any, Any], None]) -> Iterator[None]:
     """While inside, Inductor wraps what it compiles, so that a dispatch mode sees each region as one operator.
 
     Seen on 2.13 (`torch._inductor.config.wrap_inductor_compiled_regions`). Dynamo keeps no guard on it: what was
@@ -96,24 +127,131 @@ def wrapped_regions(unseen: Callable[[], None]) -> Iterator[None]:
 
     Args:
         unseen: Told of each call of a region that was compiled outside.
+        made: Told of each region's graph, as `graph_of` will return it and as it was with all that is known of it.
     """
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
 
-    original = CompiledFxGraph.__call__
+    original, original_init = CompiledFxGraph.__call__, CompiledFxGraph.__init__
 
     def call(self: Any, inputs: Any) -> Any:
         if not self._wrap_compiled_regions:
             unseen()
         return original(self, inputs)
 
+    @functools.wraps(original_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        whole = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.fx.GraphModule)), None)
+        if self._original_gm is not None and whole is not None:
+            made(self._original_gm, whole)
+
     CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
+    CompiledFxGraph.__init__ = init  # type: ignore[method-assign]
     try:
         with config.patch(wrap_inductor_compiled_regions=True):
             yield
     finally:
         if CompiledFxGraph.__call__ is call:
             CompiledFxGraph.__call__ = original  # type: ignore[method-assign]
+        if CompiledFxGraph.__init__ is init:
+            CompiledFxGraph.__init__ = original_init  # type: ignore[method-assign]
+
+
+class _Compiling(threading.local):
+    """The backend at work in this thread, and whether it went through AOT autograd."""
+
+    backend = ""
+    split = False
+
+
+_compiling = _Compiling()
+_ONE_BY_ONE = frozenset(
+    {
+        "aot_eager",
+        "aot_eager_decomp_partition",
+        "aot_eager_decomp_partition_crossref",
+        "aot_eager_decomp_partition_with_mode",
+        "aot_eager_default_partitioner",
+        "eager",
+        "eager_debug",
+        "eager_noexcept",
+        "pre_dispatch_eager",
+    }
+)
+"""Backends of torch that call the graph's operators one by one, seen on 2.13."""
+
+
+@contextlib.contextmanager
+def wrapped_backends(wrap: Callable[[Any, str, bool], Callable[[Any], Any]]) -> Iterator[None]:
+    """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
+
+    Seen on 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in its second
+    stage. Neither is part of a guard, so nothing is compiled anew. Without it, such regions are not compared.
+
+    Args:
+        wrap: Takes a graph, before it is compiled, the backend's name, and whether the graph is one of plain operators
+            (forward or backward); returns a function from the code to what is used in its place.
+    """
+    aot: Any = importlib.import_module("torch._functorch.aot_autograd")
+    original, original_stage = torch._TorchCompileWrapper.__call__, aot.aot_stage2_compile
+
+    @functools.wraps(original)
+    def call(self: Any, module: Any, inputs: Any) -> Any:
+        if _is_one_by_one(self):
+            return original(self, module, inputs)  # type: ignore[no-untyped-call]
+        before = _compiling.backend, _compiling.split
+        _compiling.backend, _compiling.split = str(self.compiler_name), False
+        try:
+            finish = wrap(module, _compiling.backend, False)
+            code: Any = original(self, module, inputs)  # type: ignore[no-untyped-call]
+            return code if _compiling.split else finish(code)
+        finally:
+            _compiling.backend, _compiling.split = before
+
+    def wrapped(compiler: Any) -> Any:
+        if compiler is None or not _compiling.backend or isinstance(compiler, SerializableAOTDispatchCompiler):
+            return compiler  # Inductor's wraps its regions itself
+        backend = _compiling.backend
+
+        @functools.wraps(compiler)
+        def compile_graph(module: Any, inputs: Any) -> Any:
+            finish = wrap(module, backend, True)
+            code = compiler(module, inputs)
+            return code if hasattr(code, "_wrap_compiled_regions") else finish(code)
+
+        return compile_graph
+
+    @functools.wraps(original_stage)
+    def stage(state: Any, capture: Any, partition: Any, *compilers: Any, **named: Any) -> Any:
+        _compiling.split = True
+        named = {k: wrapped(c) for k, c in named.items()}
+        return original_stage(state, capture, partition, *map(wrapped, compilers), **named)
+
+    torch._TorchCompileWrapper.__call__ = call  # type: ignore[method-assign]
+    aot.aot_stage2_compile = stage
+    try:
+        yield
+    finally:
+        if torch._TorchCompileWrapper.__call__ is call:
+            torch._TorchCompileWrapper.__call__ = original  # type: ignore[method-assign]
+        if aot.aot_stage2_compile is stage:
+            aot.aot_stage2_compile = original_stage
+
+
+def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
+    """Where code that Dynamo has made calls what backends returned: global variables of the user's modules.
+
+    Seen on 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by backends
+    other than Inductor are not counted.
+    """
+    for hooks in list(torch._dynamo.utils.CleanupManager.instance.values.values()):
+        yield from ((h.scope, h.name) for h in hooks if h.name.startswith("__compiled_fn"))
+
+
+def _is_one_by_one(wrapper: Any) -> bool:
+    name = wrapper.compiler_name
+    return name in _ONE_BY_ONE and torch._dynamo.lookup_backend(name) is wrapper.compiler_fn
 
 
 def graph_of(code: Any) -> Any:

@@ -139,6 +139,10 @@ class Recorder:
         """Keep the inputs of a failing call for `verdict` to record; None where they are not kept."""
         return None if self._capturing is None else self._capturing.keep(plan, verdict, inputs)
 
+    def region(self, name: str, backend: str, n_operators: int, site: str) -> None:
+        """Keep what is known of a compiled region: its backend, its size (-1 if unknown), the first line in it."""
+        self.data.add_region(name, backend, n_operators, site)
+
     def skip(self, name: str, device: str, reason: str) -> None:
         """Count a call that is not compared."""
         self._skipped[name, device, reason] += 1

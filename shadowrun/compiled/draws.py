@@ -1,0 +1,98 @@
+"""What Inductor's code draws, computed again: so that the eager run of a region gets the very same random numbers.
+
+Inductor draws seeds from the program's stream and makes of each seed and the element's index a number by Philox 4x32
+with 10 rounds (Salmon et al., SC 2011), where eager would draw from the stream. Its CPU code is
+``torch/csrc/inductor/cpp_prefix.h`` with ``ATen/core/PhiloxRNGEngine.h``, seen on 2.13; numbers on other devices are
+not computed here, and regions that draw there stay random.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch import fx
+
+from shadowrun.compiled.graph import copied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["philox", "reproduced"]
+
+_ROUNDS: Final = 10
+_KEYS: Final = (0x9E3779B9, 0xBB67AE85)
+_FACTORS: Final = (0xD2511F53, 0xCD9E8D57)
+_LOW: Final = np.uint64(0xFFFFFFFF)
+_HALF: Final = np.uint64(32)
+_SCALE: Final = np.float32(4.6566127342e-10)
+_SEEDS = torch.iinfo(torch.int64)
+
+
+def reproduced(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of Inductor's graph that draws what its compiled code draws, from the same random state.
+
+    Left as it is where some draw is on another device than the CPU.
+    """
+    new = copied(module)
+    for node in new.graph.nodes:
+        make = _REPLACED.get(str(node.target))
+        if make is None:
+            continue
+        if any(isinstance(a, torch.device) and a.type != "cpu" for a in node.args):
+            return module
+        node.target = make
+    new.recompile()
+    return new
+
+
+def philox(seed: int, n: int) -> tuple[NDArray[np.uint64], ...]:
+    """Four words of 32 bits for each of the counters 0 to n - 1 under one key, in 64-bit integers."""
+    c0, c1, c2, c3 = np.arange(n, dtype=np.uint64), *(np.zeros(n, np.uint64) for _ in range(3))
+    k0, k1 = seed & 0xFFFFFFFF, 0  # the CPU code cuts seeds to 32 bits
+    for _ in range(_ROUNDS):
+        left, right = c0 * np.uint64(_FACTORS[0]), c2 * np.uint64(_FACTORS[1])
+        c0, c1 = (right >> _HALF) ^ c1 ^ np.uint64(k0), right & _LOW
+        c2, c3 = (left >> _HALF) ^ c3 ^ np.uint64(k1), left & _LOW
+        k0, k1 = (k0 + _KEYS[0]) & 0xFFFFFFFF, (k1 + _KEYS[1]) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def _uniform(words: NDArray[np.uint64]) -> torch.Tensor:
+    return torch.from_numpy((words & np.uint64(0x7FFFFFFF)).astype(np.float32) * _SCALE)
+
+
+def _seeds(count: int, device: torch.device) -> torch.Tensor:
+    return torch.randint(_SEEDS.min, _SEEDS.max, [count], device=device)
+
+
+def _seed(device: torch.device) -> torch.Tensor:
+    return _seeds(1, device)[0]
+
+
+def _random(size: Sequence[int], seed: torch.Tensor, mode: str, **_: Any) -> torch.Tensor:
+    words = philox(int(seed), math.prod(size))
+    if mode == "rand":
+        return _uniform(words[0]).reshape(tuple(size))
+    # By torch's operators, so that what their rounding may do is measured like that of any other.
+    u1, u2 = 1 - _uniform(words[0]), 1 - _uniform(words[1])
+    radius = (-2.0 * u1.log().double()).sqrt()
+    return (radius * (2.0 * math.pi * u2.double()).cos()).to(torch.float32).reshape(tuple(size))
+
+
+def _randint(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
+    words = philox(int(seed), math.prod(size))
+    drawn = (words[0] | (words[1] << _HALF)) % np.uint64(high - low)
+    return torch.from_numpy(drawn.astype(np.int64) + low).reshape(tuple(size))
+
+
+_REPLACED: Final[dict[str, Callable[..., torch.Tensor]]] = {
+    "prims.inductor_seed.default": _seed,
+    "prims.inductor_seeds.default": _seeds,
+    "prims.inductor_random.default": _random,
+    "prims.inductor_randint.default": _randint,
+}
