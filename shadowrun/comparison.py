@@ -337,6 +337,7 @@ class Comparison(Run):
             self._info,
             wall_s=self._wall_s + running,
             own_s=self._replayer.own_ns / 1e9,
+            behind_s=self._replayer.behind_ns / 1e9,
             budget={} if self._budget is None else dataclasses.asdict(self._budget.report()),
             complete=self._mode is None and self._wall_s > 0,
         )

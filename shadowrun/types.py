@@ -237,10 +237,11 @@ class RunInfo:
         rank, world_size: Place in a distributed run.
         started: ISO 8601 time, UTC.
         wall_s: Seconds between start and stop, summed over the blocks.
-        own_s: Of these, seconds spent in shadowrun itself (replays included).
+        own_s: Of these, seconds spent in shadowrun itself (replays included), while the program waited.
         budget: What became of the overhead budget (`BudgetReport` of `replay.budget`); empty without one.
         complete: False while the run goes on or after it was killed.
         notes: Sentences the reader should know (``target and reference are the same platform``).
+        behind_s: Seconds of processor time of the thread that compares behind the program, which did not wait for it.
     """
 
     target: str
@@ -258,3 +259,4 @@ class RunInfo:
     budget: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
     notes: tuple[str, ...] = ()
+    behind_s: float = 0.0

@@ -79,7 +79,7 @@ _BY_REGION_KIND = {
 
 
 def worst_call(seq: int, first_seq: int, n_calls: int) -> str:
-    """The call to look at, told from the first one, at which a reader may have arrived: ``call 578 (the worst ...)``."""
+    """The call to look at, told from the first one, at which a reader may have arrived: ``call 578 (the worst …)``."""
     if seq == first_seq:
         return f"call {seq}"
     return f"call {seq} (the worst of {n_calls:,} such calls; the first is {first_seq})"

@@ -227,6 +227,11 @@ class Replayer:
             lock.release()
 
     @property
+    def behind_ns(self) -> int:
+        """Processor time of the thread that compares behind the program, in nanoseconds; no part of `own_ns`."""
+        return 0 if self._pipeline is None else self._pipeline.work_ns
+
+    @property
     def answers(self) -> bool:
         """Whether the program was seen on the target: what that lacks is answered, so each call must be seen."""
         return any(role.on_target and not role.shared for role in self._roles.values())

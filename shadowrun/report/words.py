@@ -95,9 +95,11 @@ def overhead(info: RunInfo) -> str:
         return _budget(info)
     alone = max(info.wall_s - info.own_s, 0.0)
     text = f"shadowrun took {percent(info.own_s, info.wall_s)} of the {info.wall_s:.3g} s wall time"
-    if alone <= 0:
-        return text
-    return f"{text}; the program alone would have needed about {alone:.2g} s (×{info.wall_s / alone:.2g})"  # noqa: RUF001
+    if alone > 0:
+        text += f"; the program alone would have needed about {alone:.2g} s (×{info.wall_s / alone:.2g})"  # noqa: RUF001
+    if info.behind_s > 0:
+        text += f"; a thread of its own compared behind the program meanwhile, {info.behind_s:.2g} s of processor time"
+    return text
 
 
 def _budget(info: RunInfo) -> str:

@@ -69,7 +69,7 @@ def decode_info(text: str) -> RunInfo:
     values = {k: v for k, v in found.items() if k in known}
     for name in ("argv", "notes"):
         values[name] = tuple(values.get(name, ()))
-    for name in ("wall_s", "own_s"):
+    for name in ("wall_s", "own_s", "behind_s"):
         values[name] = float(values.get(name, 0.0))
     return RunInfo(**values)
 

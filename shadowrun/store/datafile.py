@@ -72,7 +72,7 @@ class DataFile:
         self._retry_at = 0.0
         self._waiting = self._pending.tables
         self._info: RunInfo | None = None
-        self._earlier_s = (0.0, 0.0)
+        self._earlier_s = (0.0, 0.0, 0.0)
         self._folder: Path | None = None
 
     @classmethod
@@ -230,8 +230,10 @@ class DataFile:
     def update_info(self, info: RunInfo) -> None:
         """Replace the run's information; in a file that is appended to, earlier times are added."""
         with self._lock:
-            wall, own = self._earlier_s
-            self._info = dataclasses.replace(info, wall_s=info.wall_s + wall, own_s=info.own_s + own)
+            wall, own, behind = self._earlier_s
+            self._info = dataclasses.replace(
+                info, wall_s=info.wall_s + wall, own_s=info.own_s + own, behind_s=info.behind_s + behind
+            )
             self._waiting["meta"].append(("info", encode_info(self._info)))
 
     def flush(self) -> None:
@@ -351,7 +353,7 @@ class DataFile:
         except sqlite3.Error as error:
             raise opening.unwritable(self.path, error) from error
         earlier = self.info
-        self._earlier_s = (earlier.wall_s, earlier.own_s)
+        self._earlier_s = (earlier.wall_s, earlier.own_s, earlier.behind_s)
         known = {"op": "select name, id from op", "site": "select text, id from site"}
         self._pending.go_on(
             {table: dict(self.query(sql)) for table, sql in known.items()},

@@ -50,9 +50,9 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
     first = infos[0]
     if are_ranks(sources):
         slowest = max(infos, key=lambda i: i.wall_s)
-        wall_s, own_s = slowest.wall_s, slowest.own_s
+        wall_s, own_s, behind_s = slowest.wall_s, slowest.own_s, slowest.behind_s
     else:
-        wall_s, own_s = sum(i.wall_s for i in infos), sum(i.own_s for i in infos)
+        wall_s, own_s, behind_s = (sum(times) for times in zip(*map(_times, infos), strict=True))
     return dataclasses.replace(
         first,
         target=_common(infos, lambda i: i.target),
@@ -65,9 +65,14 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
         started=min(i.started for i in infos),
         wall_s=wall_s,
         own_s=own_s,
+        behind_s=behind_s,
         complete=all(i.complete for i in infos),
         notes=tuple(_notes(sources)),
     )
+
+
+def _times(info: RunInfo) -> tuple[float, float, float]:
+    return info.wall_s, info.own_s, info.behind_s
 
 
 def _platforms(info: RunInfo) -> tuple[str, str]:

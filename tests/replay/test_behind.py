@@ -17,6 +17,7 @@ import shadowrun
 from shadowrun import Status, UsageError
 from shadowrun.platforms.sim.stream import STREAM
 from shadowrun.replay import pipeline, replayer, snapshots
+from shadowrun.report.words import overhead
 from tests.models import assert_same, digits, tokens, train
 
 
@@ -45,6 +46,24 @@ def chain(x, n=20):
     for _ in range(n):
         x = (x * 1.01 + 0.5).tanh()
     return x
+
+
+def test_the_time_of_the_thread_behind_is_told_apart_and_added_up(tmp_path):
+    file = tmp_path / "a.shadowrun"
+    work_s = []
+    for _ in range(2):
+        with shadowrun.compare("sim", file=file, append=file.exists()) as run:
+            chain(torch.rand(64, 64, device="sim"))
+        work_s.append(run._replayer.behind_ns / 1e9)
+        behind_s = run.info.behind_s
+    assert min(work_s) > 0
+    assert behind_s == pytest.approx(sum(work_s))
+    assert shadowrun.load(file).info.behind_s == pytest.approx(behind_s)
+    assert "behind the program meanwhile" in overhead(run.info)
+    with shadowrun.compare("sim", asynchronous=False) as run:
+        chain(torch.rand(64, 64, device="sim"))
+    assert run.info.behind_s == 0
+    assert "behind the program" not in overhead(run.info)
 
 
 @pytest.mark.parametrize("make", [digits, tokens])

@@ -112,6 +112,7 @@ def test_a_file_of_an_older_schema_is_read_and_appended_to(tmp_path, clean_sim):
         torch.ones(2).to("sim") + 1
     old = sqlite3.connect(file)
     old.execute("drop table capture")
+    old.execute("drop table region")
     old.execute("pragma user_version = 2")
     old.commit()
     old.close()
