@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.numerics.form import meta
-from shadowrun.replay.mirror import move
+from shadowrun.replay.mirror import mirror
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _MOST_PRINTED = 400
+_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +84,23 @@ def is_plain(t: torch.Tensor) -> bool:
 
 
 def copied(sample: Sample, device: torch.device, *, grad: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Fresh inputs on a device, layouts exact; a ``device`` keyword follows.
+    """Fresh inputs on a device, layouts and shared memory exact; a ``device`` keyword follows.
 
     Args:
         sample: What to copy.
         device: Where to.
         grad: Leaves that required gradients do so again.
     """
-
-    def copy(t: torch.Tensor) -> torch.Tensor:
-        new = move(t.detach(), device)
-        return new.requires_grad_(t.requires_grad) if grad else new
-
     given = (sample.input, *sample.args)
-    memo = {id(t): t for place in sample.stays for t in leaves(given[place : place + 1])}
-    x, args, kwargs = (_mapped(value, copy, memo) for value in sample)
+    stay = [t for place in sample.stays for t in leaves(given[place : place + 1])]
+    old = list({id(t): t for t in leaves(tuple(sample))}.values())
+    with torch.no_grad():
+        (new,), _ = mirror((old,), {}, device, _NO_LIMIT, written=old, kept=stay)
+    memo = {id(t): n for t, n in zip(old, new, strict=True)}
+    if grad:
+        for t, n in zip(old, new, strict=True):
+            n.requires_grad_(t.requires_grad)
+    x, args, kwargs = (_mapped(value, lambda t: t, memo) for value in sample)
     if kwargs.get("device") is not None:
         kwargs["device"] = device
     return x, args, kwargs

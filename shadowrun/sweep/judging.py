@@ -8,14 +8,12 @@ import torch
 
 from shadowrun.platforms.unsupported import classify, first_sentence
 from shadowrun.sweep.outcome import Finding, Kind
-from shadowrun.types import Cause, Phase, Status
+from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["Row", "finding_of_error", "finding_of_row", "in_phase", "is_out_of_memory", "records_since"]
+__all__ = ["Row", "finding_of_error", "finding_of_row", "is_out_of_memory", "records_since"]
 
 Row = tuple[int, str, str, str, str, str, str, str]
 """seq, op, phase, status, cause, explanation, missing kernel, evidence."""
@@ -73,11 +71,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
     )
-
-
-def in_phase(rows: Sequence[Row], *, backward: bool) -> list[Row]:
-    """The calls of a backward pass, or all."""
-    return [row for row in rows if row[2] == Phase.BACKWARD] if backward else list(rows)
 
 
 def _kind_of_error(cause: str, explanation: str) -> Kind:

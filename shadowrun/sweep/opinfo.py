@@ -72,7 +72,8 @@ def samples(name: str, dtype: str, seed: int, limit: int | None, *, grad: bool) 
     """Sample inputs of an entry, on the CPU; the same for the same seed, whatever was made before."""
     info = database()[name]
     seeded(f"{seed} {name} {dtype}")
-    made = info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=grad)
+    # Not `info.sample_inputs`, which seeds by itself, and always the same.
+    made = info.sample_inputs_func(info, "cpu", getattr(torch, dtype), grad)
     return [
         Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad, STAYS.get(info.name, ()))
         for s in itertools.islice(made, limit)
@@ -85,7 +86,7 @@ def invalid(name: str, seed: int, limit: int | None) -> list[Sample]:
     if info.error_inputs_func is None:
         return []
     seeded(f"{seed} {name}")
-    made = [e.sample_input for e in itertools.islice(info.error_inputs("cpu"), limit)]
+    made = [e.sample_input for e in itertools.islice(info.error_inputs_func(info, "cpu"), limit)]
     return [Sample(s.input, tuple(s.args), dict(s.kwargs)) for s in made]
 
 

@@ -20,7 +20,8 @@ __all__ = ["Limits", "Pool"]
 
 _LOOK_S = 0.1
 _START_LIMIT_S = 300.0
-_MOST_DEATHS_BETWEEN_CASES = 2
+_MOST_DEATHS = 3
+"""Workers that a part of an operator may cost."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Pool:
         self._workers: list[WorkerProcess] = []
         self._waiting: deque[Task] = deque()
         self._selector = selectors.DefaultSelector()
-        self._deaths: dict[tuple[str, str], int] = {}
+        self._deaths: dict[tuple[str, str, Part], int] = {}
 
     def run(self, tasks: Iterable[Task]) -> None:
         """Run all tasks; returns when they have ended.
@@ -120,13 +121,12 @@ class Pool:
             return
         elif "case" in line:
             part, sample = line["case"]
-            worker.step = Step((Part(part), sample), base_bytes=worker.memory_bytes())
+            worker.step = Step((Part(part), sample), line["inputs"], base_bytes=worker.memory_bytes())
         elif "target" in line:
             worker.step.on_target = True
         elif "findings" in line:
             if line["findings"] is not None:
-                findings = tuple(Finding(Kind(kind), *rest) for kind, *rest in line["findings"])
-                self._result(worker, Outcome(findings, line["inputs"]))
+                self._result(worker, [Finding(Kind(kind), *rest) for kind, *rest in line["findings"]])
             worker.step = Step(base_bytes=worker.step.base_bytes)
         elif "part" in line:
             worker.parts.add(Part(line["part"]))
@@ -135,12 +135,12 @@ class Pool:
             worker.task = None
             self._on_task(task)
 
-    def _result(self, worker: WorkerProcess, outcome: Outcome) -> None:
+    def _result(self, worker: WorkerProcess, findings: list[Finding]) -> None:
         task, case = worker.task, worker.step.case
         assert task is not None
         assert case is not None
-        worker.task = dataclasses.replace(task, done=task.done | {case})
-        self._on_result(Case(task.operator, task.dtype, *case), outcome)
+        worker.done.add(case)
+        self._on_result(Case(task.operator, task.dtype, *case), Outcome.of(findings, worker.step.inputs))
 
     def _watch(self, worker: WorkerProcess) -> None:
         """End a worker whose case takes too long or too much."""
@@ -169,32 +169,30 @@ class Pool:
 
     def _lost(self, worker: WorkerProcess, finding: Finding) -> None:
         """A worker has to go: the case in hand gets its outcome, and the rest of its task another worker."""
-        step = worker.step
-        if worker.task is not None and step.case is not None:
+        task, step = worker.task, worker.step
+        if task is not None and step.case is not None:
             if not step.on_target:
                 words = f"on the reference: {finding.kind}, {finding.explanation}"
                 finding = Finding(Kind.HARNESS, explanation=words, message=finding.message)
-            self._result(worker, Outcome((finding,)))
-        task, finished = worker.task, worker.parts
+            self._result(worker, [finding])
         self._dismiss(worker)
         if task is None:
             return
-        rest = tuple(part for part in task.parts if part not in finished)
-        if step.case is None and rest:
-            rest = self._between_cases(task, rest, finding)
+        rest = tuple(part for part in task.parts if part not in worker.parts)
         if rest:
-            self._waiting.appendleft(dataclasses.replace(task, parts=rest))
+            key = task.operator, task.dtype, rest[0]
+            self._deaths[key] = self._deaths.get(key, 0) + 1
+            if self._deaths[key] >= _MOST_DEATHS:
+                self._give_up(task, rest[0], finding)
+                rest = rest[1:]
+        if rest:
+            self._waiting.appendleft(dataclasses.replace(task, parts=rest, done=task.done | worker.done))
         else:
             self._on_task(task)
 
-    def _between_cases(self, task: Task, rest: tuple[Part, ...], finding: Finding) -> tuple[Part, ...]:
-        """It died while inputs were made: tried once more, then its part is given up."""
-        key = task.operator, task.dtype
-        self._deaths[key] = self._deaths.get(key, 0) + 1
-        if self._deaths[key] < _MOST_DEATHS_BETWEEN_CASES:
-            return rest
-        words = f"while its inputs were made: {finding.kind}, {finding.explanation}"
-        outcome = Outcome((Finding(Kind.HARNESS, explanation=words, message=finding.message),))
-        self._on_result(Case(task.operator, task.dtype, rest[0], -1), outcome)
-        self._on_part(task, rest[0], 0)
-        return rest[1:]
+    def _give_up(self, task: Task, part: Part, finding: Finding) -> None:
+        """Each of hundreds of samples could hang: what is left of the part is not tried, and counts neither way."""
+        words = f"{_MOST_DEATHS} cases ended their process: the rest of this part was not tried"
+        outcome = Outcome((Finding(Kind.UNVERIFIED, explanation=words, message=finding.explanation),))
+        self._on_result(Case(task.operator, task.dtype, part, -1), outcome)
+        self._on_part(task, part, 0)

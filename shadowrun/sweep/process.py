@@ -32,12 +32,14 @@ class Step:
 
     Attributes:
         case: Part and sample of the case in hand; None between cases.
+        inputs: Its inputs, printed.
         on_target: Whether the reference has run it.
         since: `time.monotonic` of its beginning.
         base_bytes: Memory of the process then.
     """
 
     case: tuple[Part, int] | None = None
+    inputs: str = ""
     on_target: bool = False
     since: float = field(default_factory=time.monotonic)
     base_bytes: int = 0
@@ -53,12 +55,14 @@ class WorkerProcess:
         task: What it has in hand; None while it is idle.
         step: Where it is in that.
         parts: Parts of the task that it has finished.
+        done: Cases of the task that it has run.
         is_ready: Whether it has started.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.task: Task | None = None
         self.parts: set[Part] = set()
+        self.done: set[tuple[Part, int]] = set()
         self.step = Step()
         self.is_ready = False
         self._buffer = b""
@@ -85,7 +89,7 @@ class WorkerProcess:
 
     def begin(self, task: Task, calls: list[str] | None) -> None:
         """Hand it a task."""
-        self.task, self.parts, self.step = task, set(), Step(base_bytes=self.memory_bytes())
+        self.task, self.parts, self.done, self.step = task, set(), set(), Step(base_bytes=self.memory_bytes())
         line = {
             "operator": task.operator,
             "dtype": task.dtype,

@@ -34,7 +34,7 @@ _COLUMNS = (
     ("harness", (Kind.HARNESS,)),
 )
 """Columns of the table of cases."""
-_WIDTH = 100
+_WIDTH = 120
 _MOST_SHOWN = 40
 
 

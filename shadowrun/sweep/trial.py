@@ -15,10 +15,10 @@ from shadowrun.platforms.unsupported import classify, first_sentence
 from shadowrun.replay.mirror import move, without_strides
 from shadowrun.sweep.cases import DERIVED, Part
 from shadowrun.sweep.inputs import is_plain
-from shadowrun.sweep.judging import finding_of_error, finding_of_row, in_phase, records_since
+from shadowrun.sweep.judging import finding_of_error, finding_of_row, records_since
 from shadowrun.sweep.outcome import FAILURES, Finding, Kind
 from shadowrun.sweep.programs import NoGradient
-from shadowrun.types import Cause
+from shadowrun.types import Cause, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +31,9 @@ __all__ = ["Trial"]
 _CPU = torch.device("cpu")
 _COPY = "aten::_to_copy"
 _WHOLE = "as a whole"
+_DOUBTFUL = (Kind.MISMATCH, Kind.REFERENCE)
+_POISONS = (0x11, 0x7E, 0xC1)
+_SIZES = tuple(2**n for n in range(2, 15))
 
 
 class Trial:
@@ -86,15 +89,19 @@ class Trial:
         actual, raised = self._observed(prepared)
         if isinstance(raised, NoGradient):
             return None
-        rows = in_phase(self._records(), backward=part is Part.BACKWARD)
-        findings = [finding for row in rows if (finding := finding_of_row(row)) is not None]
+        rows = self._records()
+        shown = [(row, finding) for row in rows if (finding := finding_of_row(row)) is not None]
+        findings = [finding for row, finding in shown if part is not Part.BACKWARD or row[2] == Phase.BACKWARD]
         if raised is not None:
             if self._is_remote or not self._on_device:  # it ran on the reference
                 return [_reference_failed(part, raised)]
             if not any(f.kind in FAILURES for f in findings):
                 findings.append(finding_of_error(raised))
-        elif self._on_device and not self._is_remote and not findings:
+        elif self._on_device and not self._is_remote and not shown:
             findings += self._whole(program, rows, actual, expected)
+        if any(f.kind in _DOUBTFUL for f in findings) and not self._repeats(program):
+            findings = [f for f in findings if f.kind not in _DOUBTFUL]
+            findings.append(Finding(Kind.UNVERIFIED, "", "", Cause.UNDEFINED, "the reference does not repeat itself"))
         return findings
 
     def _refused(self, program: Program) -> list[Finding] | None:
@@ -179,6 +186,22 @@ class Trial:
             watched = list(_flat(prepared()))
         self._records()
         return bits_equal(actual, self._brought(watched[k])) or _agree(actual, self._brought(watched[k]))
+
+    def _repeats(self, program: Program) -> bool:
+        """Whether the reference returns the same again, also where memory held something else before."""
+        if self._is_remote:
+            return True
+        first, *others = (self._after(poison, program) for poison in _POISONS)
+        try:
+            return all(len(first) == len(other) and all(map(bits_equal, first, other)) for other in others)
+        except Uncomparable:
+            return True
+
+    def _after(self, poison: int, program: Program) -> list[Any]:
+        """Results of the reference where what it allocates and does not write is likely to hold `poison`."""
+        for size in _SIZES:
+            _ = [torch.full((size,), poison, dtype=torch.uint8) for _ in range(16)]
+        return [self._brought(value) for value in _flat(self._on_reference(program))]
 
     def _brought(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -21,7 +21,7 @@ from shadowrun.errors import ShadowrunError
 from shadowrun.sweep import opinfo, programs, recorded
 from shadowrun.sweep.cases import ANY_DTYPE, Part
 from shadowrun.sweep.inputs import Sample, key, printed
-from shadowrun.sweep.outcome import Finding, Kind, Outcome
+from shadowrun.sweep.outcome import Finding, Kind
 from shadowrun.sweep.trial import Trial
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class _Worker:
                 cases = list(self._cases(name, dtype, part, task["calls"], made))
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"[:300]
-                self._tell(case=[part, -1])
-                self._end(Outcome((Finding(Kind.HARNESS, explanation="its inputs cannot be made", message=text),)))
+                self._tell(case=[part, -1], inputs="")
+                self._end([Finding(Kind.HARNESS, explanation="its inputs cannot be made", message=text)])
                 cases = []
             with self._trial.task():
                 for number, sample in cases:
@@ -114,7 +114,7 @@ class _Worker:
         self._tell(task=True)
 
     def _case(self, name: str, part: Part, number: int, sample: Sample) -> None:
-        self._tell(case=[part, number])
+        self._tell(case=[part, number], inputs=printed(sample))
         try:
             function = recorded.function(name) if "::" in name else opinfo.database()[name]
             findings = self._trial.run(part, programs.program(function, part, number, sample))
@@ -126,10 +126,10 @@ class _Worker:
         if findings is None:
             self._tell(findings=None)
         else:
-            self._end(Outcome.of(findings, printed(sample) if findings else ""))
+            self._end(findings)
 
-    def _end(self, outcome: Outcome) -> None:
-        self._tell(findings=[dataclasses.astuple(f) for f in outcome.findings], inputs=outcome.inputs)
+    def _end(self, findings: list[Finding]) -> None:
+        self._tell(findings=[dataclasses.astuple(f) for f in findings])
 
     def _cases(
         self, name: str, dtype: str, part: Part, calls: list[str] | None, made: dict[Any, Any]
@@ -140,9 +140,8 @@ class _Worker:
                 try:
                     yield number, recorded.sample(name, text, self._seed)
                 except recorded.Unreadable as error:
-                    self._tell(case=[part, number])
-                    finding = Finding(Kind.HARNESS, explanation="not readable", message=str(error))
-                    self._end(Outcome((finding,), text[:300]))
+                    self._tell(case=[part, number], inputs=text[:300])
+                    self._end([Finding(Kind.HARNESS, explanation="not readable", message=str(error))])
             return
         if dtype == ANY_DTYPE:
             yield from enumerate(opinfo.invalid(name, self._seed, self._limit))
