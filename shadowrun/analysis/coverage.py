@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -10,30 +11,60 @@ from shadowrun.analysis.words import plural
 from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
-__all__ = ["Coverage", "MissingKernel", "OperatorCoverage", "cover"]
+__all__ = ["Coverage", "MissingKernel", "ModuleCoverage", "OperatorCoverage", "cover"]
 
 STATES = ("unsupported", "error", "fallback", "unverified", "supported")
 """Of the states that an operator's calls had, the first of these is the operator's."""
 
+LACKING = STATES[:3]
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorCoverage:
-    """One operator: `state` is one of unsupported, error, fallback, unverified, supported."""
+    """One operator.
+
+    Attributes:
+        op: Operator.
+        state: One of unsupported, error, fallback, unverified, supported.
+        n_calls, n_supported_calls: Calls, and those that ran on the target itself.
+        missing_kernels: Kernels that it waits for.
+        target_us: Microseconds on the target of its calls that were timed there.
+    """
 
     op: str
     state: str
     n_calls: int
     n_supported_calls: int
     missing_kernels: tuple[str, ...]
+    target_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCoverage:
+    """One module of the program.
+
+    Attributes:
+        module: Path in the model; empty for what no module called.
+        n_calls, n_supported_calls: Calls, and those that ran on the target itself.
+        lacking: Operators that are unsupported, raise or fall back in it, those that need work first in front.
+        target_us: Microseconds on the target of its calls that were timed there.
+    """
+
+    module: str
+    n_calls: int
+    n_supported_calls: int
+    lacking: tuple[str, ...]
+    target_us: float
 
 
 @dataclass(frozen=True, slots=True)
 class MissingKernel:
-    """A kernel to write, with the calls and operators that wait for it."""
+    """A kernel to write, with the calls, operators and modules that wait for it."""
 
     kernel: str
     n_calls: int
     ops: tuple[str, ...]
+    modules: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +78,8 @@ class Coverage:
         n_calls: Calls compared.
         n_supported_calls: Those that ran on the target itself, right or wrong.
         missing_kernels: Those that most calls need first.
+        modules: Those that lack most calls first.
+        fallback_share: Share of the time on the target that went into fallbacks, 0 to 1; 0 where nothing was timed.
         skipped: What was left out, and why.
         runs: Whether the program would run on the target.
         verdict: The same in words.
@@ -58,6 +91,8 @@ class Coverage:
     n_calls: int
     n_supported_calls: int
     missing_kernels: tuple[MissingKernel, ...]
+    modules: tuple[ModuleCoverage, ...]
+    fallback_share: float
     skipped: tuple[Skipped, ...]
     runs: bool
     verdict: str
@@ -76,21 +111,23 @@ class Coverage:
 def cover(table: Table) -> Coverage:
     """Coverage of the operators that a run used."""
     by_op: dict[str, list[Row]] = defaultdict(list)
-    waiting: dict[str, Counter[str]] = defaultdict(Counter)
+    by_module: dict[str, list[Row]] = defaultdict(list)
+    waiting: dict[str, list[Row]] = defaultdict(list)
     for row in table.rows:
         if row.outcome.status is Status.SKIPPED or row.context.op.startswith(REGION):
             continue
         by_op[row.context.op].append(row)
+        by_module[row.context.module].append(row)
         if row.outcome.missing_kernel:
-            waiting[row.outcome.missing_kernel][row.context.op] += row.group.n
+            waiting[row.outcome.missing_kernel].append(row)
     operators = sorted(
         (_operator(op, rows) for op, rows in by_op.items()), key=lambda o: (STATES.index(o.state), -o.n_calls, o.op)
     )
     counted = Counter(o.state for o in operators)
     states = {state: counted[state] for state in STATES}
-    kernels = [
-        MissingKernel(kernel, ops.total(), tuple(op for op, _ in ops.most_common())) for kernel, ops in waiting.items()
-    ]
+    kernels = [_missing(kernel, rows) for kernel, rows in waiting.items()]
+    modules = [_module(module, rows) for module, rows in by_module.items()]
+    share = _fallback_share([row for rows in by_op.values() for row in rows])
     return Coverage(
         operators=tuple(operators),
         n_operators=len(operators),
@@ -98,9 +135,11 @@ def cover(table: Table) -> Coverage:
         n_calls=sum(o.n_calls for o in operators),
         n_supported_calls=sum(o.n_supported_calls for o in operators),
         missing_kernels=tuple(sorted(kernels, key=lambda k: (-k.n_calls, k.kernel))),
+        modules=tuple(sorted(modules, key=lambda m: (m.n_supported_calls - m.n_calls, m.module))),
+        fallback_share=share,
         skipped=_skipped(table),
         runs=not (states["unsupported"] or states["error"]),
-        verdict=_verdict(states, len(operators)),
+        verdict=_verdict(states, len(operators), share),
     )
 
 
@@ -121,7 +160,31 @@ def _operator(op: str, rows: list[Row]) -> OperatorCoverage:
     if state == "unverified" and calls["supported"]:
         state = "supported"
     kernels = tuple(dict.fromkeys(row.outcome.missing_kernel for row in rows if row.outcome.missing_kernel))
-    return OperatorCoverage(op, state, calls.total(), calls["supported"], kernels)
+    return OperatorCoverage(op, state, calls.total(), calls["supported"], kernels, _target_us(rows))
+
+
+def _module(module: str, rows: list[Row]) -> ModuleCoverage:
+    states = [(STATES.index(_state(row)), row.context.op) for row in rows if _state(row) in LACKING]
+    n_supported = sum(row.group.n for row in rows if _state(row) == "supported")
+    lacking = tuple(dict.fromkeys(op for _, op in sorted(states)))
+    return ModuleCoverage(module, sum(row.group.n for row in rows), n_supported, lacking, _target_us(rows))
+
+
+def _missing(kernel: str, rows: list[Row]) -> MissingKernel:
+    ops: Counter[str] = Counter()
+    for row in rows:
+        ops[row.context.op] += row.group.n
+    modules = tuple(sorted({row.context.module for row in rows} - {""}))
+    return MissingKernel(kernel, ops.total(), tuple(op for op, _ in ops.most_common()), modules)
+
+
+def _target_us(rows: list[Row]) -> float:
+    return math.fsum(row.group.target_us_total for row in rows if row.group.n_target)
+
+
+def _fallback_share(rows: list[Row]) -> float:
+    total = _target_us(rows)
+    return _target_us([row for row in rows if row.outcome.status is Status.FALLBACK]) / total if total else 0.0
 
 
 def _skipped(table: Table) -> tuple[Skipped, ...]:
@@ -135,7 +198,7 @@ def _skipped(table: Table) -> tuple[Skipped, ...]:
     return tuple(Skipped(*key, n) for key, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _verdict(states: dict[str, int], n_operators: int) -> str:
+def _verdict(states: dict[str, int], n_operators: int, fallback_share: float) -> str:
     if not n_operators:
         return "unknown: no operator was compared"
     problems = []
@@ -146,4 +209,5 @@ def _verdict(states: dict[str, int], n_operators: int) -> str:
     fallbacks = f"fallbacks on {plural(states['fallback'], 'operator')}" if states["fallback"] else ""
     if problems:
         return "does not run: " + ", ".join([*problems, *filter(None, [fallbacks])])
-    return f"runs with {fallbacks}" if fallbacks else "runs"
+    time = f" = {100 * fallback_share:.2g} % of the time" if fallback_share else ""
+    return f"runs with {fallbacks}{time}" if fallbacks else "runs"

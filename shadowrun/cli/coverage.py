@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+MAX_MODULES = 20
+MAX_NAMES = 4
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file and a bound."""
@@ -45,6 +48,22 @@ def run(args: argparse.Namespace) -> int:
                     kernels = [k for k in operator.missing_kernels if k != operator.op]
                     missing = f"  lacks {', '.join(kernels)}" if kernels else ""
                     print(f"  {operator.n_calls:>7} x  {operator.op}{missing}")
+    if coverage.missing_kernels:
+        print("\nkernels to write, those that most calls wait for first:")
+        for kernel in coverage.missing_kernels:
+            print(f"  {kernel.n_calls:>7} x  {kernel.kernel}  {_places(kernel.modules)}".rstrip())
+    lacking = [m for m in coverage.modules if m.lacking]
+    if lacking:
+        n = len(coverage.modules)
+        print(f"\nmodules that lack something ({len(lacking)} of {n}):")
+        for module in lacking[:MAX_MODULES]:
+            percent = 100 * module.n_supported_calls / module.n_calls
+            name = module.module or "(outside of modules)"
+            print(f"  {percent:>5.1f} % of {module.n_calls} calls  {name}  {_places(module.lacking)}")
+        if len(lacking) > MAX_MODULES:
+            print(f"  … and {len(lacking) - MAX_MODULES} more: `shadowrun export -f json` has all")
+    if coverage.fallback_share:
+        print(f"\ntime on the target that went into fallbacks: {100 * coverage.fallback_share:.2g} %")
     n_skipped = sum(skipped.n for skipped in coverage.skipped)
     print(f"\nnot counted: {n_skipped} calls of views and other operators that compute nothing to compare")
     if args.fail_under is not None and coverage.percent_operators < args.fail_under:
@@ -52,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"shadowrun: FAILED: operator coverage {share} is under {args.fail_under:g} %", file=sys.stderr)
         return 1
     return 0
+
+
+def _places(names: tuple[str, ...]) -> str:
+    more = f", … {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _share(n: int, total: int, percent: float) -> str:

@@ -151,12 +151,31 @@ def test_coverage(run: Run) -> None:
     assert not coverage.runs
     assert coverage.verdict == "does not run: 2 operators missing, 1 operator raising errors, fallbacks on 1 operator"
     assert coverage.percent_operators == 100 * 9 / 16
+    # 3 fallbacks of 40 µs each, of all that ran on the target.
+    timed = [r for r in run.records() if r.target_time_us >= 0 and r.verdict.status is not Status.SKIPPED]
+    fallbacks = [r for r in timed if r.verdict.status is Status.FALLBACK]
+    assert coverage.fallback_share == pytest.approx(
+        sum(r.target_time_us for r in fallbacks) / sum(r.target_time_us for r in timed)
+    )
+    assert 0 < coverage.fallback_share < 1
+
+
+def test_coverage_by_module() -> None:
+    lost = {"op": "b", "module": "M.lost", "verdict": Verdict(Status.UNSUPPORTED), "kernel": "aten::k"}
+    drawn = {"op": "d", "module": "M.drawn", "verdict": Verdict(Status.UNVERIFIED, None, "random")}
+    coverage = make({"op": "a", "module": "M.whole"}, {"op": "a", "module": "M.lost"}, lost, lost, drawn).coverage()
+    modules = {m.module: (m.n_calls, m.n_supported_calls, m.lacking) for m in coverage.modules}
+    assert modules == {"M.lost": (3, 1, ("b",)), "M.drawn": (1, 0, ()), "M.whole": (1, 1, ())}
+    assert coverage.modules[0].module == "M.lost"
+    assert coverage.missing_kernels[0].modules == ("M.lost",)
 
 
 def test_coverage_verdicts() -> None:
     fallback = {"op": "b", "verdict": Verdict(Status.FALLBACK, Cause.SILENT_FALLBACK)}
     assert make({}).coverage().verdict == "runs"
-    assert make({}, fallback).coverage().verdict == "runs with fallbacks on 1 operator"
+    assert make({}, fallback).coverage().verdict.startswith("runs with fallbacks on 1 operator")
+    slow = fallback | {"us": (1.0, 30.0)}
+    assert make({"us": (1.0, 90.0)}, slow).coverage().verdict == "runs with fallbacks on 1 operator = 25 % of the time"
     assert make().coverage().verdict.startswith("unknown")
     unverified = {"verdict": Verdict(Status.UNVERIFIED, None, "budget")}
     assert make(unverified).coverage().n_by_state["unverified"] == 1
