@@ -12,6 +12,7 @@ from shadowrun.errors import UsageError
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import handing_over_ns
 from shadowrun.platforms import sim
+from shadowrun.report.words import overhead
 
 
 def train(run, device="cpu", steps=40):
@@ -81,6 +82,18 @@ def test_what_was_left_out_is_counted_and_reported(tmp_path):
     shadowrun.load(file).write(report)
     assert "call signatures" in report.read_text()
     assert run.counts()[Status.SKIPPED] > 0
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_without_steps_the_report_calls_its_figure_a_lower_bound_and_asks_for_them(steps):
+    with shadowrun.compare("cpu", budget=1.2) as run:
+        for _ in range(50):
+            torch.rand(8, 8) @ torch.rand(8, 8)
+            if steps:
+                run.step()
+    text = overhead(run.info)
+    assert ("took at least" in text) is not steps
+    assert ("call run.step()" in text) is not steps
 
 
 def test_options_that_contradict_it_are_refused():
