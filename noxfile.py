@@ -45,6 +45,19 @@ def cpp_device(session: nox.Session) -> None:
 
 
 @nox.session
+def backends(session: nox.Session) -> None:
+    """Compilers of third parties (IREE, OpenVINO) against eager; ``-- --table``: 25 architectures, an hour."""
+    install(session, "test", "backends")
+    arguments = [a for a in session.posargs if a != "--table"]
+    if "--table" not in session.posargs:
+        session.run("pytest", "tests/compiled/test_third_parties.py", *arguments)
+        return
+    for backend in ("turbine_cpu", "openvino", "openvino-f32"):
+        command = ["python", "-m", "tests.compiled.architectures", "--backend", backend, *arguments]
+        session.run(*command, success_codes=[0, 1])  # 1: it found faults of the backend's
+
+
+@nox.session
 def transparency(session: nox.Session) -> None:
     """All of torch's own databases with and without shadowrun, in every dtype: half an hour; transparency.json."""
     install(session, "test")

@@ -167,26 +167,29 @@ class _Maker:
         values = recorded(graph, snapshot)
         nodes = computed(graph.module.graph, values)
         node = next(n for n in nodes if n.name == self._culprit.node)
-        if self._culprit.how != ALONE:
-            return prefix(graph, snapshot, values, nodes[: nodes.index(node) + 1])
-        return self._minimised(node, values, seconds)
+        first = self._minimised(node, values, seconds) if self._culprit.how == ALONE else None
+        # A backend may leave a single operator to eager, and compile it only with its neighbours.
+        upto = nodes[: nodes.index(node) + 1]
+        return first or self._showing(prefix(graph, snapshot, values, upto)) or Probe(graph, snapshot, graph.names())
 
-    def _minimised(self, node: fx.Node, values: dict[str, Any], seconds: float) -> Probe:
+    def _minimised(self, node: fx.Node, values: dict[str, Any], seconds: float) -> Probe | None:
+        """The node by itself, on small inputs; None if it is right then."""
         args, kwargs = (_values(a, values) for a in (node.args, node.kwargs))
-        before = called(self._graph, self._snapshot, node, args, kwargs)
-        wanted = self._kind(before)
+        wanted = self._kind(called(self._graph, self._snapshot, node, args, kwargs))
+        if wanted is None:
+            return None
 
         def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             return bool(self._kind(called(self._graph, self._snapshot, node, args, kwargs)) == wanted)
 
-        if wanted is None:
-            self._notes.append("by itself, on copies, it is right: nothing was minimised")
-            return before
         minimiser = Minimiser(holds, seconds)
         args, kwargs = minimiser.minimise(args, kwargs)
         if seconds and not minimiser.finished:
             self._notes.append(f"minimising ended after {seconds:g} s and {minimiser.n_runs} runs")
         return called(self._graph, self._snapshot, node, args, kwargs)
+
+    def _showing(self, probe: Probe) -> Probe | None:
+        return None if self._kind(probe) is None else probe
 
     def _kind(self, probe: Probe) -> Any:
         """The same for two probes that show the same fault; None where there is none."""
