@@ -2,10 +2,11 @@
 
 Each graph that the program compiles, forward and backward, runs compiled and eagerly on the same inputs. The program
 goes on with the eager results, so that one wrong graph is not reported by all that follow. Where a graph deviates, the
-operators at fault are looked for and named with the program's own lines.
+operators at fault are looked for and named with the program's own lines; `--repro` writes a script for each.
 
 Examples:
   shadowrun compile train.py --epochs 1
+  shadowrun compile --repro for-the-vendor train.py
   shadowrun compile --calls 3 --time-limit 60 -m package.train
 
 Exit status:
@@ -16,12 +17,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from shadowrun.compiled.outcome import CompileReport
 
 __all__ = ["add_arguments", "run"]
 
@@ -38,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=600.0,
         metavar="S",
         help="seconds for the search for wrong operators (default: 600)",
+    )
+    parser.add_argument(
+        "--repro", metavar="DIR", help="write a script for each operator at fault: a folder of its own in DIR"
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
@@ -66,10 +73,26 @@ def run(args: argparse.Namespace) -> int:
     reports = reports_on(found, breaks, time.perf_counter() + args.time_limit, _progress())
     for report in reports:
         print(report.summary())
+    if args.repro:
+        _write_repros(reports, Path(args.repro))
     if not reports:
         print("The program called nothing that torch.compile compiled.")
     failed = any(not report.ok for report in reports)
     return 1 if failed and not outcome.interrupted else outcome.status
+
+
+def _write_repros(reports: list[CompileReport], folder: Path) -> None:
+    for k, report in enumerate(reports):
+        try:
+            made = report.repro(folder / f"{k + 1:02}-{report.name}" if len(reports) > 1 else folder)
+        except UsageError as error:
+            print(f"{report.name}: no script. {error}")
+            continue
+        for one in made:
+            shown = {True: "exits 1 here", False: "exits 0 here", None: "was not tried"}[one.shows_fault]
+            print(f"{one.script} ({one.inputs}), {shown}")
+            for line in (*one.said.splitlines()[:4], *(f"note: {note}" for note in one.notes)):
+                print(f"     {line}")
 
 
 def _progress() -> Callable[[str, int, int], None]:

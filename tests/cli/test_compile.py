@@ -1,6 +1,7 @@
 """`shadowrun compile`: everything that a program compiles is checked, and it runs as under Python."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,3 +82,47 @@ def test_wrong_usage(folder, capsys):
     assert "missing-script" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["compile", "--calls", "0", "x.py"])
+
+
+IMPORTING = """
+    import torch
+    import vendor
+
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    torch.compile(net, backend={backend})(torch.randn(2, 4)).sum().backward()
+"""
+VENDOR = """
+    import torch
+    from torch._dynamo.backends.common import aot_autograd
+
+    def lower(module, inputs):
+        for node in module.graph.nodes:
+            if node.target is torch.ops.aten.tanh.default:
+                node.target = torch.ops.aten.sin.default
+        def run(args):
+            given, args[:] = list(args), []
+            return torch.fx.Interpreter(module).run(*given)
+        run._boxed_call = True
+        return run
+
+    def backend(module, inputs):
+        return aot_autograd(fw_compiler=lower)(module, inputs)
+"""
+
+
+def test_scripts_are_written_for_what_is_wrong(folder, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "vendor.py").write_text(textwrap.dedent(VENDOR), encoding="utf-8")
+    (folder / "train.py").write_text(textwrap.dedent(IMPORTING).format(backend="vendor.backend"), encoding="utf-8")
+    assert main(["compile", "--repro", "shown", "train.py"]) == 1
+    out = capsys.readouterr().out
+    script = folder / "shown" / "01-aten.tanh.default-mismatch" / "repro.py"
+    assert script.exists()
+    assert f"{Path('shown') / script.parent.name / 'repro.py'} (f32[" in out
+    assert "exits 1 here" in out
+    (folder / "train.py").write_text(
+        textwrap.dedent(IMPORTING).format(backend="lambda *given: vendor.backend(*given)"), encoding="utf-8"
+    )
+    assert main(["compile", "--repro", "none", "train.py"]) == 1
+    assert "no script. A script cannot import the backend" in capsys.readouterr().out
+    assert not (folder / "none").exists()
