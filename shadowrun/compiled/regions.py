@@ -17,7 +17,7 @@ from torch import fx
 
 from shadowrun.compiled import before, standins, torchcompile
 from shadowrun.compiled.draws import reproduced
-from shadowrun.compiled.graph import Graph, Snapshot, undisturbed_draws
+from shadowrun.compiled.graph import Graph, Snapshot, copied, undisturbed_draws
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.listening import Listening, unseen, watches
 from shadowrun.compiled.rounding import Draws
@@ -84,7 +84,6 @@ class Regions:
         self._max_bytes = max_bytes
         self.n_met = 0
         self._known: dict[int, _Region] = {}
-        self._lines: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._wrapping: contextlib.ExitStack | None = None
 
     def start(self) -> None:
@@ -133,9 +132,15 @@ class Regions:
         self.n_met += 1
         self.not_seen()
 
-    def _made(self, graph: Any, whole: fx.GraphModule) -> None:
-        with contextlib.suppress(Exception):  # a line is not worth the user's program
-            self._lines[graph] = first_line(whole)
+    def _made(self, module: fx.GraphModule) -> Callable[[Any], None]:
+        """Keep a graph as it is before Inductor's passes: what they get wrong would else be on both sides."""
+        try:
+            line, whole = first_line(module), copied(module)
+            for node in whole.graph.nodes:
+                node.meta.clear()
+        except Exception:  # not worth the user's program: torch's own copy will do
+            return lambda _: None
+        return lambda graph: _WHOLE.__setitem__(graph, (whole, line))
 
     def _begin(self, find: Callable[[], _Region], given: list[Any], frames: int) -> _Begun | None:
         """Keep what a call begins with; None where it is not compared."""
@@ -196,8 +201,8 @@ class Regions:
         found = self._known.get(id(code))
         if found is None:
             module = torchcompile.graph_of(code)
-            graph = None if module is None else Graph(reproduced(module))
-            found = self._new(code, graph, "inductor", "" if module is None else self._lines.get(module, ""))
+            whole, line = (module, "") if module is None else _WHOLE.get(module, (module, ""))
+            found = self._new(code, None if whole is None else Graph(reproduced(whole)), "inductor", line)
         return found
 
     def _of_backend(self, made: Made) -> _Region:
@@ -222,3 +227,5 @@ class Regions:
 
 
 _EQUAL: Final = Verdict(Status.MATCH)
+_WHOLE: weakref.WeakKeyDictionary[Any, tuple[fx.GraphModule, str]] = weakref.WeakKeyDictionary()
+"""Torch's copy of a graph of Inductor's to ours and its line: a later comparison may meet what was compiled in this."""

@@ -119,7 +119,7 @@ def forgotten() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def wrapped_regions(unseen: Callable[[], None], made: Callable[[Any, Any], None]) -> Iterator[None]:
+def wrapped_regions(unseen: Callable[[], None], made: Callable[[Any], Callable[[Any], None]]) -> Iterator[None]:
     """While inside, Inductor wraps what it compiles, so that a dispatch mode sees each region as one operator.
 
     Seen on 2.13 (`torch._inductor.config.wrap_inductor_compiled_regions`). Dynamo keeps no guard on it: what was
@@ -127,35 +127,39 @@ def wrapped_regions(unseen: Callable[[], None], made: Callable[[Any, Any], None]
 
     Args:
         unseen: Told of each call of a region that was compiled outside.
-        made: Told of each region's graph, as `graph_of` will return it and as it was with all that is known of it.
+        made: Told of each graph before Inductor's own passes change it; returns what is told of the graph that
+            `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.13; neither is
+            told of what comes from Inductor's cache.)
     """
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
 
-    original, original_init = CompiledFxGraph.__call__, CompiledFxGraph.__init__
+    compiler: Any = importlib.import_module("torch._inductor.compile_fx")._InProcessFxCompile
+    original, original_compile = CompiledFxGraph.__call__, compiler.codegen_and_compile
 
     def call(self: Any, inputs: Any) -> Any:
         if not self._wrap_compiled_regions:
             unseen()
         return original(self, inputs)
 
-    @functools.wraps(original_init)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original_init(self, *args, **kwargs)
-        whole = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.fx.GraphModule)), None)
-        if self._original_gm is not None and whole is not None:
-            made(self._original_gm, whole)
+    @functools.wraps(original_compile)
+    def compile_graph(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        finish = made(module)
+        code = original_compile(self, module, *args, **kwargs)
+        if getattr(code, "_original_gm", None) is not None:
+            finish(code._original_gm)
+        return code
 
     CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
-    CompiledFxGraph.__init__ = init  # type: ignore[method-assign]
+    compiler.codegen_and_compile = compile_graph
     try:
         with config.patch(wrap_inductor_compiled_regions=True):
             yield
     finally:
         if CompiledFxGraph.__call__ is call:
             CompiledFxGraph.__call__ = original  # type: ignore[method-assign]
-        if CompiledFxGraph.__init__ is init:
-            CompiledFxGraph.__init__ = original_init  # type: ignore[method-assign]
+        if compiler.codegen_and_compile is compile_graph:
+            compiler.codegen_and_compile = original_compile
 
 
 class _Compiling(threading.local):
