@@ -31,7 +31,7 @@ __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
     *("run", "report", "export", "repro", "compile", "combine"),
-    *("coverage", "static", "sweep", "slowdown", "platforms", "demo"),
+    *("coverage", "static", "sweep", "support", "slowdown", "platforms", "demo"),
 )
 """Modules of this package. None imports torch, rich or jinja2 before its `run` is called."""
 

@@ -1,0 +1,93 @@
+"""Put sweeps side by side: what each platform has of each operator, or what changed between two sweeps.
+
+Reads the coverage files that `shadowrun sweep` writes; runs nothing.
+
+Examples:
+  shadowrun support                                          the last sweep again
+  shadowrun support npu.shadowcov cuda.shadowcov             two platforms in one table
+  shadowrun support *.shadowcov -f html -o coverage.html     a page with a filter
+  shadowrun support --diff old.shadowcov new.shadowcov --fail-on regressed
+  shadowrun support npu.shadowcov --fail-under 95
+
+Exit status:
+  0 fine; 1 a platform is under --fail-under, or what --fail-on names was seen; 2 wrong usage
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shadowrun.cli.sweep import FILE
+from shadowrun.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shadowrun.sweep.changes import Changes
+    from shadowrun.sweep.platforms import Sweep
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Files, what to make of them, and gates."""
+    parser.add_argument("files", nargs="*", default=[FILE], metavar="FILE", help=f"coverage files (default: {FILE})")
+    parser.add_argument(
+        "--diff", action="store_true", help="tell what changed from the first of two files to the second"
+    )
+    parser.add_argument(
+        "-f", "--format", choices=("txt", "md", "json", "csv", "html"), default="txt", help="(default: txt)"
+    )
+    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="file, or - for standard output (default)")
+    parser.add_argument(
+        "--fail-under",
+        type=float,
+        metavar="N",
+        help="exit with 1 below N percent of a platform's operators (of the second file with --diff)",
+    )
+    parser.add_argument("--fail-on", choices=("regressed",), help="with --diff: exit with 1 where something regressed")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; returns the exit status."""
+    from shadowrun import report
+    from shadowrun.sweep.changes import Changes
+    from shadowrun.sweep.platforms import Platforms, read_sweeps
+    from shadowrun.sweep.sidebyside import CHANGES, PLATFORMS
+
+    _check(args)
+    sweeps = read_sweeps([Path(file) for file in args.files])
+    changes = Changes.between(*sweeps) if args.diff else None
+    text = PLATFORMS[args.format](Platforms.of(sweeps)) if changes is None else CHANGES[args.format](changes)
+    if args.output == "-":
+        sys.stdout.write(text)
+    else:
+        report.save(text, Path(args.output))
+    return _gate(args, sweeps[1:] if args.diff else sweeps, changes)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.diff and len(args.files) != 2:
+        raise UsageError(f"--diff compares two coverage files, and {len(args.files)} are given.", slug="bad-option")
+    if args.diff and args.format == "html":
+        raise UsageError("--diff has no HTML: use -f txt, md, json or csv.", slug="bad-option")
+    if args.fail_on and not args.diff:
+        raise UsageError(f"--fail-on {args.fail_on} needs --diff and two coverage files.", slug="bad-option")
+
+
+def _gate(args: argparse.Namespace, sweeps: list[Sweep], changes: Changes | None) -> int:
+    failures = []
+    if args.fail_under is not None:
+        failures += [
+            f"{s.label}: {s.percent_full:.1f} % of the operators are full, under {args.fail_under:g} %"
+            for s in sweeps
+            if s.percent_full < args.fail_under
+        ]
+    if changes is not None and args.fail_on:
+        n = sum(change.direction == args.fail_on for change in changes.changes)
+        failures += [f"{n} regressed"] if n else []
+    for failure in failures:
+        print(f"shadowrun: FAILED: {failure}", file=sys.stderr)
+    return int(bool(failures))
