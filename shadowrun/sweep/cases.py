@@ -20,6 +20,8 @@ class Part(enum.StrEnum):
     INPLACE = "inplace"
     OUT = "out"
     """``out=``: of the right shape for even samples, empty and resized for odd ones."""
+    TRANSPOSED = "transposed"
+    """Inputs with the same values, transposed in memory."""
     STRIDED = "strided"
     """Inputs with the same values, transposed in memory and with gaps."""
     STRIDED_INPLACE = "strided_inplace"
@@ -34,7 +36,10 @@ class Part(enum.StrEnum):
 
 PARTS = tuple(Part)
 DERIVED = frozenset(
-    {Part.OUT, Part.INPLACE, Part.STRIDED, Part.STRIDED_INPLACE, Part.CHANNELS_LAST, Part.ZERO_DIM, Part.EMPTY}
+    {
+        *(Part.OUT, Part.INPLACE, Part.TRANSPOSED, Part.STRIDED, Part.STRIDED_INPLACE),
+        *(Part.CHANNELS_LAST, Part.ZERO_DIM, Part.EMPTY),
+    }
 )
 """Parts whose inputs are made from those of the database: whether they are valid, only the reference can tell."""
 

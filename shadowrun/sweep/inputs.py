@@ -25,6 +25,7 @@ __all__ = [
     "leaves",
     "printed",
     "strided",
+    "transposed",
     "without_dims",
 ]
 
@@ -104,6 +105,13 @@ def copied(sample: Sample, device: torch.device, *, grad: bool) -> tuple[Any, tu
     if kwargs.get("device") is not None:
         kwargs["device"] = device
     return x, args, kwargs
+
+
+def transposed(t: torch.Tensor) -> torch.Tensor:
+    """The same values, with the first and the last dimension exchanged in memory."""
+    if not is_plain(t) or t.dim() < 2 or t.numel() < 2 or t.is_conj() or t.is_neg():
+        return t
+    return t.detach().transpose(0, -1).contiguous().transpose(0, -1).requires_grad_(t.requires_grad)
 
 
 def strided(t: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.sweep.cases import Part
-from shadowrun.sweep.inputs import Sample, channels_last, copied, emptied, leaves, strided, without_dims
+from shadowrun.sweep.inputs import Sample, channels_last, copied, emptied, leaves, strided, transposed, without_dims
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +22,7 @@ Program = Callable[[torch.device], Prepared]
 _SEED = 0x5EED
 _MOST_DERIVED = 16
 _VARIED = {
+    Part.TRANSPOSED: lambda s: s.changed(transposed),
     Part.STRIDED: lambda s: s.changed(strided),
     Part.STRIDED_INPLACE: lambda s: s.changed(strided),
     Part.CHANNELS_LAST: lambda s: s.changed(channels_last),

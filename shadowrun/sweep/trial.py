@@ -95,6 +95,7 @@ class Trial:
         if raised is not None:
             if self._is_remote or not self._on_device:  # it ran on the reference
                 return [_reference_failed(part, raised)]
+            findings = [finding for _, finding in shown]  # a forward pass that raises leaves no backward
             if not any(f.kind in FAILURES for f in findings):
                 findings.append(finding_of_error(raised))
         elif self._on_device and not self._is_remote and not shown:

@@ -6,7 +6,17 @@ import torch
 import shadowrun
 from shadowrun.sweep import recorded
 from shadowrun.sweep.cases import Part
-from shadowrun.sweep.inputs import Sample, channels_last, copied, emptied, key, printed, strided, without_dims
+from shadowrun.sweep.inputs import (
+    Sample,
+    channels_last,
+    copied,
+    emptied,
+    key,
+    printed,
+    strided,
+    transposed,
+    without_dims,
+)
 from shadowrun.sweep.programs import varied
 
 CPU = torch.device("cpu")
@@ -21,6 +31,13 @@ def test_strided_has_the_same_values_in_another_form(shape, dtype):
     assert s.dtype is dtype
     assert not s.is_contiguous()
     assert s.stride() != t.stride()
+
+
+def test_transposed_has_the_same_values_and_no_gaps():
+    t = torch.randn(2, 3, 4)
+    assert torch.equal(transposed(t), t)
+    assert transposed(t).transpose(0, -1).is_contiguous()
+    assert transposed(t[0, 0]) is t[0, 0] or transposed(t[0, 0]).is_contiguous()
 
 
 def test_channels_last_changes_four_and_five_dimensions_only():

@@ -7,7 +7,7 @@ from shadowrun.sweep import opinfo
 from shadowrun.sweep.cases import Part
 from shadowrun.sweep.inputs import Sample
 from shadowrun.sweep.outcome import Kind
-from shadowrun.sweep.programs import program
+from shadowrun.sweep.programs import program, varied
 from shadowrun.sweep.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("clean_sim")
@@ -95,9 +95,13 @@ def test_a_forward_flaw_is_not_blamed_on_backward(bench, clean_sim):
 
 def test_layout_matters(bench, clean_sim):
     clean_sim.enable(flaws=["leaky-relu-ignores-strides"])
-    x = X.t().contiguous().t()
-    assert bench.call(torch.nn.functional.leaky_relu, X) == []
-    (found,) = bench.call(torch.nn.functional.leaky_relu, x)
+    assert bench.entry("nn.functional.leaky_relu", Part.FORWARD) == []
+    assert bench.entry("nn.functional.leaky_relu", Part.BACKWARD) == []
+    ((number, sample),) = varied(
+        opinfo.samples("nn.functional.leaky_relu", "float32", 0, 1, grad=False), Part.TRANSPOSED
+    )
+    entry = opinfo.database()["nn.functional.leaky_relu"]
+    (found,) = bench.run(Part.TRANSPOSED, program(entry, Part.TRANSPOSED, number, sample))
     assert (found.kind, found.op) == (Kind.MISMATCH, "aten::leaky_relu")
 
 
