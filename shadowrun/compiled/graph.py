@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from shadowrun.compiled.judging import Runs
-from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, moved
+from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, is_random, moved
 from shadowrun.replay.case import exact_copy
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Graph:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = copied(module)
-        self.is_random = any(_is_random(n) for n in module.graph.nodes)
+        self.is_random = any(is_random(n.target, n.args, n.kwargs) for n in module.graph.nodes)
         self.n_operators = sum(_is_call(n) for n in module.graph.nodes)
         self._written = _written(self.module.graph)
 
@@ -206,10 +206,6 @@ def _written(graph: fx.Graph) -> tuple[int, ...]:
 
 def _is_call(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method", "call_module") and node.target is not operator.getitem
-
-
-def _is_random(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _copied(value: Any, memo: dict[int, Any], change: Callable[[torch.Tensor], torch.Tensor] = exact_copy) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from shadowrun.compiled.graph import Graph, Snapshot, put_back
+from shadowrun.compiled.rounding import is_random
 from shadowrun.replay.case import exact_copy
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def alone(graph: Graph, snapshot: Snapshot, values: dict[str, Any], nodes: Itera
 
     One graph for all of them, so that one compilation answers for each.
     """
-    return _apart(graph, snapshot, values, [n for n in nodes if not _is_random(n) and not _is_view(n)])
+    wanted = [n for n in nodes if not is_random(n.target, n.args, n.kwargs) and not _is_view(n)]
+    return _apart(graph, snapshot, values, wanted)
 
 
 def single(graph: Graph, snapshot: Snapshot, values: dict[str, Any], node: fx.Node) -> Probe:
@@ -136,7 +138,7 @@ def given_draws(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Pro
     new = fx.Graph()
     names: dict[fx.Node, fx.Node] = {}
     given = list(snapshot.inputs)
-    drawn = [n for n in graph.module.graph.nodes if _is_random(n)]
+    drawn = [n for n in graph.module.graph.nodes if is_random(n.target, n.args, n.kwargs)]
     for n in graph.module.graph.nodes:
         if n.op == "placeholder":
             names[n] = _input(new, n.name, n)
@@ -265,7 +267,3 @@ def _mutates(n: fx.Node) -> bool:
 def _is_view(n: fx.Node) -> bool:
     returns = n.target._schema.returns if isinstance(n.target, torch._ops.OpOverload) else ()
     return bool(returns) and all(r.alias_info is not None for r in returns)
-
-
-def _is_random(n: fx.Node) -> bool:
-    return isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags

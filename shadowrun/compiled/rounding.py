@@ -15,7 +15,7 @@ from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.numerics.tolerance import ulp_bound
 
-__all__ = ["Draws", "OtherRoundings", "Redrawn", "Widened", "grouped_product", "moved"]
+__all__ = ["Draws", "OtherRoundings", "Redrawn", "Widened", "grouped_product", "is_random", "moved"]
 
 _REAL: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
 _WIDE: Final = {
@@ -41,7 +41,7 @@ class Redrawn(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _is_random(func):
+        if is_random(func, args, kwargs or {}):
             self._draws.kept.append(_each(out, lambda t: t.detach().clone()))
         return out
 
@@ -55,7 +55,7 @@ class OtherRoundings(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not _computes(func, args):
+        if not _computes(func, args, kwargs or {}):
             return out
         return _each(out, lambda t: moved(t, self._generator))
 
@@ -68,7 +68,7 @@ class Widened(DispatchMode):  # type: ignore[no-untyped-call]
         self._draws = iter(draws.kept)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_random(func):
+        if is_random(func, args, kwargs or {}):
             kept = next(self._draws, None)
             if kept is not None:
                 if func._schema.is_mutable and isinstance(args[0], torch.Tensor):
@@ -130,9 +130,9 @@ def moved(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.empty_like(t).copy_(t * factor)  # in the order in which the elements of `t` lie
 
 
-def _computes(func: Any, args: Any) -> bool:
+def _computes(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether it rounds: then its result may be another; what it copies was moved before."""
-    if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable or _is_random(func):
+    if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable or is_random(func, args, kwargs):
         return False
     if any(r.alias_info is not None for r in func._schema.returns):
         return False
@@ -141,8 +141,14 @@ def _computes(func: Any, args: Any) -> bool:
     return bool(inputs) and (name.startswith("aten::_to_copy") or ulp_bound(name, [t.dtype for t in inputs]) != 0)
 
 
-def _is_random(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
+def is_random(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call of an operator draws; attention without dropout does not, though its operator is tagged so."""
+    if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            return bool(args[i] if i < len(args) else kwargs.get("dropout_p", argument.default_value))
+    return True
 
 
 def _each(out: Any, change: Any) -> Any:

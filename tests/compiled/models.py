@@ -1,4 +1,4 @@
-"""Four small models that train: what the planted faults are put into."""
+"""Five small models that train: what the planted faults are put into."""
 
 import torch
 from torch import nn
@@ -79,6 +79,18 @@ class Gated(nn.Module):
         return (centred * self.scale + 0.25).exp()
 
 
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(h.transpose(1, 2).reshape(2, 4, 8))
+
+
 def make(name):
     """A model and its input."""
     torch.manual_seed(0)
@@ -88,6 +100,7 @@ def make(name):
         Convolutional: torch.randn(2, 2, 6, 6),
         Transformer: tokens,
         Gated: torch.randn(2, 3, 5),
+        Attention: torch.randn(2, 4, 8),
     }
     kind = {k.__name__.lower(): k for k in inputs}[name]
     return kind(), inputs[kind]

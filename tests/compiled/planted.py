@@ -143,6 +143,16 @@ FAULTS = {
         "torch.sigmoid",
     ),
     "exp to ten bits": fault("gated", "forward", aten.exp.default, rounded(aten.exp.default, torch.float16), ".exp()"),
+    # attention, which is tagged as random without dropout too
+    "attention too great": fault(
+        "attention", "forward", aten._scaled_dot_product_flash_attention_for_cpu.default,
+        scaled(aten._scaled_dot_product_flash_attention_for_cpu.default), "F.scaled_dot_product_attention",
+    ),
+    "gradient of the keys too great": fault(
+        "attention", "backward", aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        scaled(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, which=1),
+        "F.scaled_dot_product_attention",
+    ),
     # passes
     "a pass that swaps operands": fault(
         "gated", "forward", aten.sub.Tensor, lambda a, b: aten.sub.Tensor(b, a), "state - x"
