@@ -198,10 +198,12 @@ def _add_one_ulp(values: Any) -> None:
 
 def make_tools() -> tuple[Tool, ...]:
     """All tools, with no state of an earlier workload."""
-    recording, limited, isolated, drift = _Ours(ops=["none::*"]), _Ours(budget=1.2), _Ours(), _Ours(drift=True)
+    counting, recording = _Ours(ops=["none::*"]), _Ours(replay=False)
+    limited, isolated, drift = _Ours(budget=1.2), _Ours(), _Ours(drift=True)
     rounded, oracle = _Rounded(oracle=False), _Rounded(oracle=True)
     return (
         Tool("empty mode (floor)", lambda: _mode(Empty)),
+        Tool("count only", counting, ours=True),
         Tool("record only", recording, ours=True),
         # It needs some steps to find out what they cost; then it checks more in some and less in others.
         Tool("budget 1.2", limited, ours=True, warm_up=20, longer=4, by_mean=True),

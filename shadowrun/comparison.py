@@ -427,8 +427,8 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
             with settings (``"cpu[threads=1,mkldnn=off]"``).
         ref: Platform that is trusted.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
-            atol, tolerance, known, settings, file, append, drift, max_records, max_bytes, slow_ratio, call_limit_s,
-            asynchronous, compiled, capture.
+            atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
+            call_limit_s, asynchronous, compiled, capture.
 
     Returns:
         A context manager that is also a decorator and an object with start() and stop(). The user's

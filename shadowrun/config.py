@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
     settings: str | PathLike[str] | bool | None
     file: str | PathLike[str] | None
     append: bool
+    replay: bool
     drift: bool
     budget: float | None
     max_records: int
@@ -75,6 +76,8 @@ class Config:
             ``shadowrun.toml`` and for a ``pyproject.toml`` with ``[tool.shadowrun]``.
         file: Data file to stream records to; None keeps them in memory.
         append: Add to an existing data file instead of replacing it.
+        replay: False runs nothing a second time: each call is recorded as skipped, with operator, forms of the inputs,
+            module and line, and the program runs as it would alone.
         drift: Also run a chain of the reference's own results and record the accumulated error.
         budget: Time that a step may take, in plain steps (1.2: a fifth more). Calls are chosen to keep within it: each
             signature (operator, forms of the inputs, module, line) once, then those not verified for longest.
@@ -106,6 +109,7 @@ class Config:
     settings: tuple[Path, ...] = ()
     file: Path | None = None
     append: bool = False
+    replay: bool = True
     drift: bool = False
     budget: float | None = None
     max_records: int = 50_000
@@ -199,6 +203,12 @@ class Config:
                 raise UsageError(
                     "drift=True needs every call, and budget= leaves calls out: give one of them.", slug="bad-option"
                 )
+        if not self.replay and (self.drift or self.budget is not None or self.compiled):
+            given = "drift=True" if self.drift else "compiled=True" if self.compiled else "budget="
+            raise UsageError(
+                f"replay=False compares nothing, and {given} is about comparing: leave one of them away.",
+                slug="bad-option",
+            )
         for name in ("max_records", "max_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "overhead.py"
 TOOLS = {
     "empty mode (floor)",
+    "count only",
     "record only",
     "budget 1.2",
     "isolated",

@@ -108,6 +108,12 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="time that a step may take, in plain steps: 1.2 is a fifth more (default: compare everything)",
     )
     group.add_argument(
+        "--no-replay",
+        dest="replay",
+        action="store_false",
+        help="compare nothing: only record which operators are called, with which inputs and from where",
+    )
+    group.add_argument(
         "--on-unsupported",
         choices=ON_UNSUPPORTED,
         default=ON_UNSUPPORTED[0],
@@ -144,7 +150,7 @@ def compare_options(args: argparse.Namespace) -> dict[str, Any]:
     """The parsed arguments as keyword arguments of `shadowrun.compare`."""
     names = (
         *("steps", "ops", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
-        "compiled",
+        *("compiled", "replay"),
     )
     settings = False if args.no_settings else args.settings
     files = {"settings": settings, "known": known_ledger(args)}

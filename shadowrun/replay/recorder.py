@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 _MATCH = Verdict(Status.MATCH)
+_SEEN = Verdict(Status.SKIPPED, None, "recorded only")
+_UNKNOWN = -1.0
 _MAX_CONTEXTS = 100_000
 _MAX_LIST = 4
 _MAX_SHAPES = 512
@@ -45,6 +47,7 @@ class Recorder:
         self._numbers = itertools.count(data.next_seq)
         self._contexts: dict[tuple[Any, ...], int] = {}
         self._match = data.verdict_id(_MATCH)
+        self._seen = -1
         self._skipped: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
@@ -99,9 +102,23 @@ class Recorder:
         self._last_step = self.step
         data = self.data
         data.rows.append((seq, self.step, context, self._match, ref_us, target_us, drift[0], drift[1]))
-        if not seq & _LOOK_AT_CLOCK and (len(data.rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S):
-            self.flush()
+        if not seq & _LOOK_AT_CLOCK:
+            self._flush_at_times()
         return seq
+
+    def seen(self, context: int) -> None:
+        """Record a call that is only recorded."""
+        if self._seen < 0:
+            self._seen = self.data.verdict_id(_SEEN)
+        seq = next(self._numbers)
+        self._last_step = self.step
+        self.data.rows.append((seq, self.step, context, self._seen, _UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN))
+        if not seq & _LOOK_AT_CLOCK:
+            self._flush_at_times()
+
+    def _flush_at_times(self) -> None:
+        if len(self.data.rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S:
+            self.flush()
 
     def verdict(
         self,

@@ -83,6 +83,7 @@ class Replayer:
         told = recorder if self._pipeline is None else OrderedRecorder(recorder, self._pipeline)
         comparing = Comparing(config, self._target, self._ref, told)
         stage = Stage(config, self._target, self._ref, told, selection, comparing, drift)
+        self._stage = stage
         one_device = target.same_device(ref) and target.device.type != "cpu"
         self._on_device = OnDevicePath(stage) if one_device and drift is None else None
         shared = SharedPath(stage)
@@ -96,6 +97,7 @@ class Replayer:
         self._cpu_role = self._role_of(_CPU)
         self._all_cpu = target.device.type == ref.device.type == "cpu"
         self._short: ShortWay | None = None
+        self._replays = config.replay
         self._warnings = WarningFilter(ShadowMode.__torch_dispatch__.__code__, _USER_CODES)
         self.plans: dict[int, OpPlan] = {}
         self.own_ns = 0
@@ -196,6 +198,9 @@ class Replayer:
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the user, then elsewhere, and record the verdict."""
         lock = self.lock
+        if not self._replays:
+            self._record(plan, args, kwargs)
+            return plan.run(*args, **kwargs)
         if plan.custom and not self._selection.ops_named:
             return self._observe(plan, args, kwargs)
         if (self._gate.locked() or not lock.acquire(False)) and not self.take_turn():
@@ -204,24 +209,25 @@ class Replayer:
         try:
             if self._budget is not None:
                 return self._observe_within(self._budget, plan, args, kwargs)
-            if args and (short := self._short) is not None and self._selection.everything:
+            if args and (short := self._short) is not None:
                 first = args[0]
-                if type(first) not in _PLAIN or not first.is_cpu:
-                    return self._observe(plan, args, kwargs)
-                if plan.short:
-                    entered = _clock()
-                    way = short.in_place if plan.mutated else short.fresh
-                    done = way(plan, args, kwargs, self._cpu_role, self._recorder.place(_FEWER))
-                    if done is not None:
-                        out, ns = done
-                        self.own_ns += _clock() - entered - ns
-                        return out
-                elif plan.silent:
-                    entered = _clock()
-                    self._recorder.place_silently(_FEWER)
-                    self._recorder.skip(plan.name, "cpu", plan.reason)
-                    self.own_ns += _clock() - entered
-                    return plan.run(*args, **kwargs)
+                if type(first) in _PLAIN and first.is_cpu:
+                    selection = self._selection
+                    reason = plan.reason if plan.silent else "" if selection.everything else selection.unwanted(plan)
+                    if reason:
+                        entered = _clock()
+                        self._recorder.place_silently(_FEWER)  # its backward may be compared
+                        self._recorder.skip(plan.name, "cpu", reason)
+                        self.own_ns += _clock() - entered
+                        return plan.run(*args, **kwargs)
+                    if plan.short and selection.everything:
+                        entered = _clock()
+                        way = short.in_place if plan.mutated else short.fresh
+                        done = way(plan, args, kwargs, self._cpu_role, self._recorder.place(_FEWER))
+                        if done is not None:
+                            out, ns = done
+                            self.own_ns += _clock() - entered - ns
+                            return out
             return self._observe(plan, args, kwargs)
         finally:
             lock.release()
@@ -245,6 +251,34 @@ class Replayer:
             return self._observe(plan, args, kwargs, _OVER_BUDGET if over else "")
         finally:
             budget.spend(_clock(), self.own_ns - own_ns)
+
+    def _record(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a call that is not to be compared; nobody else waits while it runs."""
+        got = (not self._gate.locked() and self.lock.acquire(False)) or self.take_turn()
+        entered = _clock()
+        reason = plan.reason if plan.silent else ""
+        try:
+            if not self._running:
+                return
+            if reason:
+                self._recorder.place_silently(_FRAMES)
+                self._recorder.skip(plan.name, "cpu", reason)
+                return
+            place = self._recorder.place(_FRAMES)
+            if not self._selection.everything:
+                reason = self._selection.reason_to_skip(plan, place)
+            role = self._role(args, kwargs)
+            if reason:
+                self._recorder.skip(plan.name, str(role.device), reason)
+            else:
+                self._recorder.seen(self._recorder.context(plan, args, kwargs, place, role.device))
+        except Exception as error:
+            verdict = self._stage.harness("recording", plan, error, (*args, *kwargs.values()))
+            self._stage.unverified(-1, verdict, plan, None)
+        finally:
+            self.own_ns += _clock() - entered
+            if got:
+                self.lock.release()
 
     def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], unwanted: str = "") -> Any:
         if not self._running:

@@ -51,18 +51,22 @@ class Selection:
             self._step_reason = ""
         self.everything = not self._step_reason and config.ops is None and config.modules is None
 
-    def reason_to_skip(self, plan: OpPlan, place: Place) -> str:
-        """Why this call is not compared; empty if it is."""
+    def unwanted(self, plan: OpPlan) -> str:
+        """Why no call of this operator is compared in this step, wherever it comes from; empty if one may be."""
         if self._step_reason:
             return self._step_reason
+        reason = self._by_plan.get(plan.index)
+        if reason is None:
+            ops = self._config.ops
+            found = ops is None or any(fits_operator(p, plan.name) for p in ops)
+            reason = self._by_plan[plan.index] = "" if found else "operator not selected"
+        return reason
+
+    def reason_to_skip(self, plan: OpPlan, place: Place) -> str:
+        """Why this call is not compared; empty if it is."""
+        if unwanted := self.unwanted(plan):
+            return unwanted
         config = self._config
-        if config.ops is not None:
-            reason = self._by_plan.get(plan.index)
-            if reason is None:
-                found = any(fits_operator(p, plan.name) for p in config.ops)
-                reason = self._by_plan[plan.index] = "" if found else "operator not selected"
-            if reason:
-                return reason
         if config.modules is not None:
             module = place[0]
             reason = self._by_module.get(module)

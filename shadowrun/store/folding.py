@@ -1,4 +1,4 @@
-"""Letting matches go: a run in memory keeps sums of the oldest, so that its memory does not grow with its calls."""
+"""Letting go of matches, and of calls that were only recorded: a run in memory keeps sums of the oldest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _INSERT = "insert into folded values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 
 
 _PLAIN_VERDICTS = """
 select verdict.id, outcome_id from verdict join outcome on outcome.id = outcome_id
-where status = 'match' and cause = '' and explanation = '' and missing_kernel = '' and evidence = ''
+where (status = 'match' and cause = '' and explanation = '' or status = 'skipped')
+    and missing_kernel = '' and evidence = ''
 """
 _MOST_UNMERGED = 5000
 """Rows of sums, several for one context and outcome: to join them each time would take longer than all else."""
@@ -119,7 +120,7 @@ def _fold(connection: sqlite3.Connection, n: int) -> int:
     connection.execute("delete from leaving")
     connection.execute(
         "insert into leaving select call.seq from call join verdict on verdict.id = verdict_id "
-        "join outcome on outcome.id = outcome_id where status = 'match' order by call.seq limit ?",
+        "join outcome on outcome.id = outcome_id where status in ('match', 'skipped') order by call.seq limit ?",
         (n,),
     )
     run = connection.execute
