@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -135,17 +136,19 @@ class _Check:
             ) from error
 
     def run(self, until: float, *, ladder: bool, tell: Tell) -> CompileReport:
+        steps = _Steps()
         tell("the whole program", 0, 1)
-        with torchcompile.forgotten():
+        with steps("the whole program"), torchcompile.forgotten():
             whole = run_whole(self._program, self._expected, self._compiler, self._compile)
         tell("each graph", 0, 1)
         checked = CheckedBackend(self._compiler)
         notes = []
-        with torchcompile.forgotten():
+        with steps("each graph"), torchcompile.forgotten():
             error = self._regions(checked)
             if error and not whole.error:
                 notes.append(f"The graphs could not be checked one by one: {error}")
-        reports = region_reports(checked.regions, self._compiler, until=until, tell=tell)
+        with steps("search"):
+            reports = region_reports(checked.regions, self._compiler, until=until, tell=tell)
         if not whole.error:
             reports = tuple(map(_not_alone, reports))
         outcome = self._outcome(whole, reports)
@@ -162,7 +165,8 @@ class _Check:
         stages: tuple[Stage, ...] = ()
         wrong = outcome in (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.MISMATCH)
         if ladder and wrong:
-            stages = tuple(self._ladder(until, tell))
+            with steps("stages"):
+                stages = tuple(self._ladder(until, tell))
         if not whole.n_graphs and not whole.error:
             notes.append("Dynamo made no graph: all of it ran eagerly.")
         if time.perf_counter() > until:
@@ -186,6 +190,7 @@ class _Check:
             stages,
             tuple(notes),
             whole.errors,
+            steps.seconds,
             self._how,
         )
 
@@ -227,6 +232,21 @@ class _Check:
         if whole.slower:
             found.append(Outcome.SLOWER)
         return min(found, key=list(Outcome).index)
+
+
+class _Steps:
+    """How long each step took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.perf_counter() - began
 
 
 def _not_alone(report: RegionReport) -> RegionReport:

@@ -99,6 +99,7 @@ class CompileReport:
         notes: What a reader should know.
         errors: How far the results of the program that differ are from its float64 results; None where none differ, or
             float64 is not possible.
+        seconds: What each step of the check took: the whole program, each graph, search, stages.
         how: How it was compiled, to compile parts again.
     """
 
@@ -117,6 +118,7 @@ class CompileReport:
     ladder: tuple[Stage, ...] = ()
     notes: tuple[str, ...] = ()
     errors: Errors | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
     how: How | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -179,6 +181,9 @@ class CompileReport:
             ratio = self.speed_ratio if self.speed_ratio >= 1 else 1 / self.speed_ratio
             memory = f", peak memory {self.memory_ratio:.2f} times eager's" if self.memory_ratio > 0 else ""
             yield f"  {ratio:.2f} times {kind} than eager{memory}; {self.compile_s:.1f} s to compile"
+        if self.seconds:
+            steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in self.seconds.items() if seconds >= 0.05)
+            yield f"  seconds of this check: {steps}"
         yield from (f"  note: {note}" for note in self.notes)
 
 

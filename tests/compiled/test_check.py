@@ -55,6 +55,8 @@ def test_a_fault_is_found_in_program_and_graph_and_placed_on_a_stage():
     assert list(stages.values())[-1] is Outcome.MISMATCH
     text = report.summary()
     assert "wrong: aten.tanh.default (tanh), alone" in text
+    assert list(report.seconds) == ["the whole program", "each graph", "search", "stages"]
+    assert "seconds of this check: the whole program" in text
     assert "models.py" in text
     assert {what for what, _, _ in told} >= {"the whole program", "each graph", "each node alone", "stages"}
 
@@ -273,6 +275,33 @@ def test_what_fails_without_compiling_is_a_usage_error():
     assert caught.value.slug == "fails-in-eager"
     with pytest.raises(shadowrun.UsageError, match="takes a function"):
         shadowrun.compile_check(3)
+
+
+def test_a_program_runs_eagerly_and_compiles_as_before_inside_and_after():
+    graphs = []
+
+    def counting(module, inputs):
+        graphs.append(module)
+        return planted.run(module)
+
+    def backend(module, inputs):
+        return aot_autograd(fw_compiler=counting)(module, inputs)
+
+    x = torch.rand(3)
+    compiled = torch.compile(F.gelu, backend=backend)
+    expected = compiled(x)
+    with shadowrun.compare("cpu[threads=1]"):
+        shadowrun.compile_check(F.silu, x, backend="aot_eager")
+        assert torch.equal(F.gelu(x), expected)
+        assert torch.equal(torch.compile(torch.sin, backend=backend)(x), x.sin())
+    shadowrun.compile_check(F.silu, x, backend="aot_eager")
+    graphs.clear()
+    assert torch.equal(F.gelu(x), expected)
+    assert graphs == []  # eager is not compiled
+    assert torch.equal(compiled(x), expected)
+    assert len(graphs) == 1  # compiled anew once, and then kept
+    compiled(x)
+    assert len(graphs) == 1
 
 
 def test_it_runs_inside_a_comparison():
