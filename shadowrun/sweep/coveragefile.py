@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
+from shadowrun.store.claim import Claim
 from shadowrun.sweep.cases import Case, Part
 from shadowrun.sweep.outcome import Finding, Kind, Outcome
 from shadowrun.sweep.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
@@ -76,14 +77,29 @@ class CoverageFile:
             for number, *key in self._rows("select id, kind, op, kernel, cause, explanation from finding")
         }
         self._committed_at = time.monotonic()
+        self._claim: Claim | None = None
 
     @classmethod
     def begin(cls, path: Path, info: SweepInfo) -> CoverageFile:
         """Open a file to write to: a new one, or one of the same sweep that is gone on with.
 
         Raises:
-            DataFileError: It cannot be written, is no coverage file, or holds another sweep.
+            DataFileError: It cannot be written, is no coverage file, holds another sweep, or another process writes it.
         """
+        claim = Claim(path)
+        if claim.contested:
+            claim.release()
+            raise _unusable(path, "is being written by another sweep. Wait for it, or choose another --file")
+        try:
+            file = cls._begun(path, info)
+        except BaseException:
+            claim.release()
+            raise
+        file._claim = claim
+        return file
+
+    @classmethod
+    def _begun(cls, path: Path, info: SweepInfo) -> CoverageFile:
         new = not path.exists() or path.stat().st_size == 0
         if not new:
             _check_magic(path)
@@ -126,7 +142,15 @@ class CoverageFile:
     # -- writing -----------------------------------------------------------------------------------
 
     def add(self, case: Case, outcome: Outcome) -> None:
-        """Record what became of a case, unless that is known."""
+        """Record what became of a case, unless that is known.
+
+        Raises:
+            DataFileError: It cannot be written any more: the disk is full, for instance.
+        """
+        with self._written():
+            self._add(case, outcome)
+
+    def _add(self, case: Case, outcome: Outcome) -> None:
         cursor = self._connection.execute(
             "insert or ignore into result (operator_id, dtype, part, sample, kind, inputs) values (?, ?, ?, ?, ?, ?)",
             (self._operator(case.operator), case.dtype, case.part, case.sample, outcome.kind, outcome.inputs),
@@ -141,19 +165,20 @@ class CoverageFile:
 
     def finish(self, operator: str, dtype: str, part: Part, samples: int, n_duplicates: int) -> None:
         """Record that a part was run to its end, under a limit of samples."""
-        self._connection.execute(
-            "insert or replace into task values (?, ?, ?, ?, ?)",
-            (self._operator(operator), dtype, part, samples, n_duplicates),
-        )
-        self._commit_now_and_then()
+        with self._written():
+            self._connection.execute(
+                "insert or replace into task values (?, ?, ?, ?, ?)",
+                (self._operator(operator), dtype, part, samples, n_duplicates),
+            )
+            self._commit_now_and_then()
 
     def add_time(self, wall_s: float, cpu_s: float, *, complete: bool) -> None:
         """Add the time of this start, and say whether all was run."""
         info = self.info
-        self._write_info(
-            dataclasses.replace(info, wall_s=info.wall_s + wall_s, cpu_s=info.cpu_s + cpu_s, complete=complete)
-        )
-        self._commit()
+        new = dataclasses.replace(info, wall_s=info.wall_s + wall_s, cpu_s=info.cpu_s + cpu_s, complete=complete)
+        with self._written():
+            self._write_info(new)
+            self._commit()
 
     def close(self) -> None:
         """Write what waits, and close."""
@@ -161,6 +186,8 @@ class CoverageFile:
             if self._connection.in_transaction:
                 self._connection.execute("commit")
         self._connection.close()
+        if self._claim is not None:
+            self._claim.release()
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -199,6 +226,13 @@ class CoverageFile:
     def duplicates(self) -> int:
         """Cases left out, since they repeat another."""
         return int(next(self._rows("select coalesce(sum(n_duplicates), 0) from task"))[0])
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _unusable(self.path, f"cannot be written any more: {error}") from error
 
     # -- inside ------------------------------------------------------------------------------------
 

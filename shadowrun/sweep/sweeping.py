@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.errors import UsageError
+from shadowrun.errors import DataFileError, UsageError
 from shadowrun.sweep.cases import ANY_DTYPE, PARTS, Part, Task
 from shadowrun.sweep.coveragefile import ALL, CoverageFile, SweepInfo
 from shadowrun.sweep.pool import Limits, Pool
@@ -147,7 +148,7 @@ def sweep(
             "seed": wish.seed,
             "samples": wish.samples,
             "threads": max(1, _n_processors() // jobs),
-            "call_limit_s": limits.seconds,
+            "call_limit_s": limits.seconds / 2,  # a platform's own process is ended before the worker that waits for it
         }
         if tasks:
             Pool(settings, jobs, limits, what.calls, result, finish, on_task).run(tasks)
@@ -155,7 +156,8 @@ def sweep(
     except KeyboardInterrupt:
         return False
     finally:
-        file.add_time(time.monotonic() - began, _cpu_s() - cpu, complete=complete)
+        with contextlib.suppress(DataFileError):  # what went wrong before is told
+            file.add_time(time.monotonic() - began, _cpu_s() - cpu, complete=complete)
         file.close()
     return True
 

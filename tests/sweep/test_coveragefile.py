@@ -46,6 +46,7 @@ def test_a_second_start_goes_on(tmp_path):
     first.add(case("exp", 0), Outcome.of([WRONG], "f32[2]"))
     first.add_time(1.0, 1.0, complete=False)
     first._connection.close()  # as a kill would
+    first._claim.release()
     second = CoverageFile.begin(path, INFO)
     second.add(case("exp", 1), Outcome.of([WRONG], "f32[2]"))
     second.add_time(2.0, 1.0, complete=True)
@@ -125,3 +126,24 @@ def test_classes_of_support():
     ]
     assert table.totals[Kind.HARNESS] == 1
     assert table.counts["float32", Part.OUT] == {Kind.UNSUPPORTED: 2}
+
+
+def test_two_sweeps_do_not_write_one_file(tmp_path):
+    path = tmp_path / "x.shadowcov"
+    first = CoverageFile.begin(path, INFO)
+    with pytest.raises(DataFileError, match="being written by another"):
+        CoverageFile.begin(path, INFO)
+    first.add(case("exp", 0), Outcome())
+    CoverageFile.open(path).close()  # reading it is no trouble
+    first.close()
+    CoverageFile.begin(path, INFO).close()
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_full_disk_is_told(tmp_path):
+    file = CoverageFile.begin(tmp_path / "x", INFO)
+    file._connection.execute("pragma max_page_count = 1")
+    with pytest.raises(DataFileError, match="cannot be written any more"):
+        for number in range(10_000):
+            file.add(case("exp", number), Outcome.of([WRONG], "f32[2]"))
+    file.close()
