@@ -24,7 +24,7 @@ from shadowrun.compiled.whole import Expected, Whole, run_whole
 from shadowrun.errors import UsageError
 from shadowrun.types import Cause, Status, Verdict
 
-__all__ = ["compile_check", "how_of", "options_for", "region_reports"]
+__all__ = ["compile_check", "options_for", "region_reports"]
 
 _NO_CACHE = {"fx_graph_cache": False}
 _SAME_DRAWS = {"fallback_random": True}
@@ -96,22 +96,6 @@ def options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, An
     return {**(_SAME_DRAWS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
 
 
-def how_of(
-    backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None, compiler: Any
-) -> How:
-    """How to compile a part of a program as the whole was.
-
-    Args:
-        backend: As for `torch.compile`; so are `mode` and `dynamic`.
-        mode: Of Inductor.
-        options: The user's own.
-        dynamic: Whether sizes are symbols.
-        compiler: What `torch.compile` made of them.
-    """
-    module = torchcompile.module_of(compiler) if isinstance(backend, str) else getattr(backend, "__module__", "")
-    return How(backend, module, mode, dict(options or {}), dynamic, compiler)
-
-
 class _Check:
     def __init__(
         self,
@@ -127,7 +111,7 @@ class _Check:
         self._backend, self._mode, self._options = backend, mode, options
         self._dynamic, self._fullgraph = dynamic, fullgraph
         self._compiler = torchcompile.compiler(backend, mode, options, dynamic)
-        self._how = how_of(backend, mode, given, dynamic, self._compiler)
+        self._how = How.of(backend, mode, given, dynamic, self._compiler)
         try:
             self._expected = Expected(program)
         except Exception as error:
@@ -149,6 +133,8 @@ class _Check:
                 notes.append(f"The graphs could not be checked one by one: {error}")
         with steps("search"):
             reports = region_reports(checked.regions, self._compiler, until=until, tell=tell)
+            if whole.verdict.status is Status.MISMATCH and not any(r.outcome is Outcome.MISMATCH for r in reports):
+                reports += self._as_dynamo_made_them(until, tell)
         if not whole.error:
             reports = tuple(map(_not_alone, reports))
         outcome = self._outcome(whole, reports)
@@ -160,7 +146,8 @@ class _Check:
                 outcome = self._outcome(whole, reports)
             else:
                 notes.append(
-                    "No graph deviates by itself: look at what the backend does to forward and backward together."
+                    "No graph of plain operators deviates by itself: look at what the backend does to Dynamo's own "
+                    "graphs, or to forward and backward together."
                 )
         stages: tuple[Stage, ...] = ()
         wrong = outcome in (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.MISMATCH)
@@ -201,6 +188,16 @@ class _Check:
         except Exception as error:
             return first_line(error)
         return ""
+
+    def _as_dynamo_made_them(self, until: float, tell: Tell) -> tuple[RegionReport, ...]:
+        """The graphs that a backend gets which works on Dynamo's own: no gradient passes through them here."""
+        if self._program.train:
+            return ()
+        checked = CheckedBackend(self._compiler, as_given=True)
+        with torchcompile.forgotten():
+            if self._regions(checked):
+                return ()
+        return region_reports(checked.regions, self._compiler, until=until, tell=tell)
 
     def _ladder(self, until: float, tell: Tell) -> Any:
         def run(compiler: Any) -> Verdict:

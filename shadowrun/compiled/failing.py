@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.compiled.backend import compile_graph
-from shadowrun.compiled.graph import place, undisturbed_draws
+from shadowrun.compiled.graph import operator_name, place, undisturbed_draws
 from shadowrun.compiled.ladder import first_line
 from shadowrun.compiled.localise import ALONE, TOGETHER, Culprit, Localised
 from shadowrun.compiled.probes import computed, prefix, recorded, single
@@ -96,7 +96,7 @@ class _Search:
 
     def _culprit(self, node: fx.Node, error: BaseException, how: str) -> Culprit:
         site, module = place(node)
-        return Culprit(node.name, str(node.target), site, module, how, first_line(error))
+        return Culprit(node.name, operator_name(node), site, module, how, first_line(error))
 
     def _ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localised:
         return Localised(culprits, complete, time.perf_counter() - self._began, self._n, note)

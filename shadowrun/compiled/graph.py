@@ -27,6 +27,7 @@ __all__ = [
     "copied",
     "cuda_is_used",
     "kept",
+    "operator_name",
     "place",
     "put_back",
     "results_of",
@@ -178,6 +179,13 @@ def user_line(node: fx.Node, outside: str = "\0") -> str:
             if not file.strip('"').startswith(outside):
                 return f"{file.strip(chr(34))}:{number.removeprefix('line ')} {function}"
     return ""
+
+
+def operator_name(node: fx.Node) -> str:
+    """``aten.relu.default``; of a graph of Dynamo's, ``linear`` or ``view``."""
+    if isinstance(node.target, (str, torch._ops.OpOverload)):
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))
 
 
 def results_of(values: Sequence[Any]) -> list[Value]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.compiled.backend import Case, Region, judge_probe
-from shadowrun.compiled.graph import place, undisturbed_draws
+from shadowrun.compiled.graph import operator_name, place, undisturbed_draws
 from shadowrun.compiled.probes import Probe, alone, computed, intermediates, prefix, recorded
 from shadowrun.types import Status
 
@@ -168,4 +168,4 @@ class _Search:
     def _culprit(self, name: str, judged: Judged, how: str) -> Culprit:
         node = self._named[name]
         site, module = place(node)
-        return Culprit(name, str(node.target), site, module, how, judged.verdict.evidence, judged.errors)
+        return Culprit(name, operator_name(node), site, module, how, judged.verdict.evidence, judged.errors)

@@ -35,13 +35,17 @@ class Program:
         args: Its positional arguments.
         kwargs: Its arguments by name.
         train: Also compute gradients.
+
+    Attributes:
+        name: Of the function or model.
+        train: Also compute gradients.
     """
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> None:
         self._function, self._args, self._kwargs = function, args, dict(kwargs)
-        self._train = train
+        self.train = train
         self._rng = kept()
         self.name = getattr(function, "__name__", type(function).__name__)
 
@@ -58,7 +62,7 @@ class Program:
         for _, t in _state(self._function, (*self._args, *self._kwargs.values())):
             if t.grad is not None and id(t) in memo:  # deepcopy leaves it out
                 memo[id(t)].grad = t.grad.detach().clone()
-        made = Copy(function, args, kwargs, self._train, self._rng)
+        made = Copy(function, args, kwargs, self.train, self._rng)
         if wide or generator is not None:
             made.change(wide=wide, generator=generator)
         return made

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
+from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import compile_graph, judge_probe
 from shadowrun.compiled.graph import copied, undisturbed_draws
 from shadowrun.compiled.judging import allowed_differences
@@ -26,7 +27,7 @@ from shadowrun.repro.minimise import Minimiser
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from shadowrun.compiled.graph import Graph, Snapshot
     from shadowrun.compiled.localise import Culprit
@@ -56,6 +57,14 @@ class How:
     options: dict[str, Any]
     dynamic: bool | None
     compiler: Callable[..., Any] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None, compiler: Any
+    ) -> How:
+        """From the arguments of `torch.compile`, and what it made of them."""
+        module = torchcompile.module_of(compiler) if isinstance(backend, str) else getattr(backend, "__module__", "")
+        return cls(backend, module, mode, dict(options or {}), dynamic, compiler)
 
 
 @dataclass(frozen=True, slots=True)

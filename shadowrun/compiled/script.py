@@ -11,15 +11,15 @@ import torch
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import CheckedBackend
-from shadowrun.compiled.check import how_of, options_for, region_reports
+from shadowrun.compiled.check import options_for, region_reports
 from shadowrun.compiled.outcome import CompileReport, Outcome
+from shadowrun.compiled.repro import How
 from shadowrun.types import Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from shadowrun.compiled.check import Tell
-    from shadowrun.compiled.repro import How
 
 __all__ = ["Compiled", "reports_on", "watched"]
 
@@ -72,7 +72,7 @@ def watched(max_calls: int) -> Iterator[list[Compiled]]:
             compiler = torchcompile.compiler(backend, mode, options_for(backend, options), dynamic)
             checked = CheckedBackend(compiler, max_calls)
             named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
-            how = how_of(backend, mode, options, dynamic, compiler)
+            how = How.of(backend, mode, options, dynamic, compiler)
             found.append(Compiled(_name(model), named + (f" mode={mode}" if mode else ""), checked, how))
             backend = checked
         return original(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, disable=disable, **others)

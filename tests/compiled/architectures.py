@@ -142,8 +142,11 @@ def line(name, backend, row):
     """A line of the table."""
     ours, theirs = row.get("errors") or (None, None)
     shown = "equal" if row.get("exact") else "" if ours is None else f"{ours:.1e} ({theirs:.1e})"
+    error, node = row.get("error", ""), row.get("node", "")
+    if error and row["outcome"] not in row.get("regions", {}).values():
+        node = f"{error}" + (f"; wrong: {node}" if node else "")
     back = "".join(f"run by PyTorch: {reason}" for reason in row.get("handed_back", [])[:1])
-    found = row.get("node") or row.get("error") or back or ", ".join(row.get("breaks", {}))
+    found = node or error or back or ", ".join(row.get("breaks", {}))
     # Models this small tell nothing about speed.
     outcome = row["outcome"].replace("slower than eager", "ok")
     cells = (name, backend, outcome, found.replace("|", "\\|")[:110], shown, f"{row['seconds']:.0f}")

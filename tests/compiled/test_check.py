@@ -120,6 +120,23 @@ def test_the_node_that_fails_is_named(stage):
     assert report.summary().count("no lowering" if stage == "compile" else "no kernel") == 2
 
 
+def test_a_backend_that_is_wrong_on_dynamos_own_graphs_only():
+    def backend(module, inputs):
+        for node in module.graph.nodes:
+            if node.target is F.gelu:  # no plain operator
+                node.target = F.silu
+        module.recompile()
+        return module.forward
+
+    model, x = models.make("transformer")
+    report = shadowrun.compile_check(model.eval(), x, backend=backend, train=False, ladder=False)
+    assert report.outcome is Outcome.MISMATCH
+    plain, own = report.regions
+    assert (plain.outcome, own.outcome) == (Outcome.OK, Outcome.MISMATCH)
+    assert own.name == "graph 0 as Dynamo made it"
+    assert [(c.op, c.module) for c in own.localised.culprits] == [("gelu", "blocks.0"), ("gelu", "blocks.1")]
+
+
 def test_a_runtime_error_is_told_from_it():
     def broken(module, inputs):
         def run(*args):
