@@ -8,6 +8,8 @@ when a comparison begins or ends.
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -83,6 +85,7 @@ class Regions:
         self._recorder, self._selection, self._replayer = recorder, selection, replayer
         self._max_bytes = max_bytes
         self.n_met = 0
+        self._lock = threading.Lock()
         self._known: dict[int, _Region] = {}
         self._wrapping: contextlib.ExitStack | None = None
 
@@ -144,8 +147,10 @@ class Regions:
 
     def _begin(self, find: Callable[[], _Region], given: list[Any], frames: int) -> _Begun | None:
         """Keep what a call begins with; None where it is not compared."""
+        began_ns = time.perf_counter_ns()
         try:
-            region = find()
+            with self._lock:  # two threads must not give two regions one number
+                region = find()
             place = self._recorder.place(frames)
             reason = self._selection.reason_to_skip(region.plan, place)
             if reason:
@@ -157,10 +162,13 @@ class Regions:
         except Exception as error:  # not the user's affair
             self.not_seen(f"shadowrun failed: {type(error).__name__}")
             return None
+        finally:
+            self._replayer.own_ns += time.perf_counter_ns() - began_ns
 
     def _end(self, begun: _Begun | None, out: Any, made: Made | None = None, heard: Listening | None = None) -> None:
         if begun is None:
             return
+        began_ns = time.perf_counter_ns()
         with self._replayer.between_calls(), undisturbed_draws(), torchcompile.no_modes():
             try:
                 self._judge(begun, out, made, heard)
@@ -168,6 +176,7 @@ class Regions:
                 text = str(error).partition("\n")[0][:200]
                 verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "its graph does not run eagerly", text)
                 self._recorder.verdict(self._context(begun), verdict)
+        self._replayer.own_ns += time.perf_counter_ns() - began_ns
 
     def _judge(self, begun: _Begun, out: Any, made: Made | None, heard: Listening | None) -> None:
         graph, snapshot = begun.region.graph, begun.snapshot

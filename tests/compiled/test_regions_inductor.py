@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import shadowrun
 from shadowrun import Status
 from shadowrun.compiled import draws
+from tests.compiled.models import make
 
 # Dynamo itself asks for it where a graph breaks on a tensor that needs a gradient.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -239,3 +240,19 @@ def test_half_precision_is_nearer_the_truth_and_said_so():
     (row,) = run.regions().rows
     assert (row.status, row.explanation) == (MATCH, "nearer the truth than eager")
     assert "nearer the truth than eager" in run.gate().line or "1 match" in run.gate().line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["perceptron", "convolutional", "transformer", "gated"])
+def test_models_that_train_raise_no_false_alarm(name):
+    model, x = make(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    compiled = torch.compile(model, fullgraph=True)
+    with compare() as run:
+        for _ in range(4):
+            compiled(x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert statuses(run) == [("forward", MATCH), ("backward", MATCH)]
+    assert {r.n_calls for r in run.regions().rows} == {4}
+    assert run.gate().passed
