@@ -1,7 +1,8 @@
 """Memory for copies of the small tensors that calls write to, used again and again.
 
 An allocation by torch takes a microsecond, as long as many of the operators themselves; moving a few bytes takes a
-third of that. What is kept is ours alone, and no more than `_MOST` bytes.
+third of that. What is kept is ours alone, and no more than `_MOST` bytes. Larger tensors get memory of their own each
+time: what torch gives out again at once is still in the caches, what was kept for another call is not.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ move_bytes = _libc.memmove
 move_bytes.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 move_bytes.restype = None
 
-_MOST_EACH = 1 << 20
-_MOST = 8 << 20
+_MOST_EACH = 16 << 10
+_MOST = 1 << 20
 _MOST_FORMS = 1000
 # Their bytes are not all that there is to them, or equal bits are not what is asked.
 _NOT_PLAIN = frozenset(
@@ -71,14 +72,16 @@ class Spares:
 
     def __init__(self, max_bytes: int) -> None:
         self.by_form: dict[tuple[torch.dtype, torch.Size], Spare] = {}
-        self._most_each = min(max_bytes, _MOST_EACH)
+        self._max_bytes = max_bytes
         self._held = 0
 
     def make(self, t: torch.Tensor) -> Spare | None:
-        """A spare for a tensor on the CPU, kept for the next of its form; None where it is too large or not plain."""
+        """A spare for a tensor on the CPU, a small one kept for the next; None where it is too large or not plain."""
         n_bytes = t.nbytes
-        if not 0 < n_bytes <= self._most_each or t.dtype in _NOT_PLAIN:
+        if not 0 < n_bytes <= self._max_bytes or t.dtype in _NOT_PLAIN:
             return None
+        if n_bytes > _MOST_EACH:
+            return unheard(_make, (), (t,))  # type: ignore[no-any-return]
         if self._held + 2 * n_bytes > _MOST or len(self.by_form) >= _MOST_FORMS:
             self.clear()
         spare: Spare = unheard(_make, (), (t,))
