@@ -7,17 +7,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from shadowrun.report.content import Content, Source
+from shadowrun.report.layout import COLOURS, LABEL, labelled, table_of, texts
+from shadowrun.report.terminal_regions import region_section
 from shadowrun.report.words import (
     KNOWN_LEAD,
     REGIONS_LEAD,
     clip,
     describe,
     describe_record,
-    describe_region,
     deviation,
     duration,
     excuse,
@@ -25,7 +25,6 @@ from shadowrun.report.words import (
     listed,
     outcome,
     reason,
-    region_outcomes,
     short_site,
 )
 
@@ -42,13 +41,6 @@ WIDE = 110
 MAX_FINDINGS = 10
 MAX_OPERATORS = 25
 MAX_ROWS = 12
-LABEL = 12
-
-COLOURS = {
-    "match": "green", "mismatch": "red", "unsupported": "red", "error": "red", "fallback": "yellow",
-    "unverified": "yellow", "slow": "yellow", "skipped": "dim",
-}  # fmt: skip
-_LABEL_STYLES = {"do": "bold cyan", "why": "bold"}
 
 
 class TerminalReport:
@@ -160,12 +152,7 @@ class _Page:
         self._more(findings.n_more)
 
     def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
-        grid = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-        grid.add_column(width=LABEL, no_wrap=True)
-        grid.add_column(overflow="fold")
-        for label, text in lines:
-            grid.add_row(Text(f"  {label}", _LABEL_STYLES.get(label, "dim")), Text(text, _LABEL_STYLES.get(label, "")))
-        self.console.print(grid)
+        self.console.print(labelled(lines))
 
     def _finding(self, finding: Finding) -> None:
         self.console.print()
@@ -177,20 +164,13 @@ class _Page:
         self.console.print(head)
         self._lines(describe(finding))
 
-    def _table(self, *columns: tuple[str, str]) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-        for name, kind in columns:
-            number = kind == "number"
-            table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
-        return table
-
     def _drift(self) -> None:
         self._heading("Accumulated error", "Against the reference's own chain of results, by step.")
-        table = self._table(
+        table = table_of(
             ("step", "number"), ("max abs", "number"), ("relative", "number"), ("worst at", ""), ("module", "")
         )
         for row in self.content.drift.rows:
-            table.add_row(*_texts(f"{row.step:,}", figure(row.drift_abs), figure(row.drift_rel), row.op, row.module))
+            table.add_row(*texts(f"{row.step:,}", figure(row.drift_abs), figure(row.drift_rel), row.op, row.module))
         self.console.print(table)
         self._more(self.content.drift.n_more, "steps")
 
@@ -199,9 +179,9 @@ class _Page:
         if not known.rows:
             return
         self._heading(f"Known ({len(known.rows) + known.n_more})", KNOWN_LEAD)
-        table = self._table(("operator", ""), ("calls", "number"), ("kind", ""), ("reason", ""), ("until", ""))
+        table = table_of(("operator", ""), ("calls", "number"), ("kind", ""), ("reason", ""), ("until", ""))
         for finding in known.rows[:MAX_ROWS]:
-            table.add_row(*_texts(finding.op, f"{finding.n_calls:,}", finding.kind, *excuse(finding)))
+            table.add_row(*texts(finding.op, f"{finding.n_calls:,}", finding.kind, *excuse(finding)))
         self.console.print(table)
         self._more(len(known.rows) + known.n_more - MAX_ROWS)
 
@@ -210,7 +190,7 @@ class _Page:
         self._heading("Operators", "Those that need work first. Times are medians of single calls, launch included.")
         wider = [("max rel", "number"), ("ULP", "number"), ("bits", "number")] if wide else []
         last = [("dtypes", "")] if wide else []
-        table = self._table(
+        table = table_of(
             ("operator", ""), ("calls", "number"), ("outcome", ""), ("max abs", "number"), *wider,
             ("ref", "number"), ("target", "number"), *last,
         )  # fmt: skip
@@ -236,38 +216,11 @@ class _Page:
         self._more(len(self.content.operators.rows) + self.content.operators.n_more - MAX_OPERATORS, "operators")
 
     def _regions(self) -> None:
-        content = self.content
-        if not content.regions.rows and not content.regions_skipped.rows:
-            return
-        self._heading("Compiled regions", REGIONS_LEAD)
-        self.console.print(Text(content.regions_line))
-        if content.regions.rows:
-            self._region_table()
-        for region in content.regions.rows[:MAX_ROWS]:
-            lines = describe_region(region)
-            if lines:
-                self.console.print()
-                self.console.print(Text(f"{region.name} {region.phase}", f"bold {COLOURS[region.status]}"))
-                self._lines(lines)
-        for skip in content.regions_skipped.rows[:MAX_ROWS]:
-            self.console.print(Text(f"not compared: {skip.n:,} calls of {skip.op}, {skip.reason}", "yellow"))
-
-    def _region_table(self) -> None:
-        rows = self.content.regions
-        table = self._table(
-            ("region", ""), ("phase", ""), ("calls", "number"), ("outcome", ""), ("max abs", "number"),
-            ("operators", "number"), ("backend", ""), ("line", ""),
-        )  # fmt: skip
-        for region in rows.rows[:MAX_OPERATORS]:
-            outcomes = Text(", ").join(Text(f"{n:,} {s}", COLOURS[s]) for n, s in region_outcomes(region))
-            table.add_row(
-                Text(region.name), Text(region.phase), f"{region.n_calls:,}", outcomes,
-                "-" if region.worst is None else figure(region.worst.max_abs),
-                f"{region.n_operators:,}" if region.n_operators >= 0 else "-",
-                Text(region.backend), Text(short_site(region.site)),
-            )  # fmt: skip
-        self.console.print(table)
-        self._more(len(rows.rows) + rows.n_more - MAX_OPERATORS, "regions")
+        shown = list(region_section(self.content))
+        if shown:
+            self._heading("Compiled regions", REGIONS_LEAD)
+        for part in shown:
+            self.console.print(part)
 
     def _coverage(self) -> None:
         coverage = self.content.coverage
@@ -284,9 +237,9 @@ class _Page:
         )
         if coverage.missing_kernels:
             self.console.print()
-            table = self._table(("kernel to write", ""), ("calls", "number"), ("needed by", ""))
+            table = table_of(("kernel to write", ""), ("calls", "number"), ("needed by", ""))
             for kernel in coverage.missing_kernels[:MAX_ROWS]:
-                table.add_row(*_texts(kernel.kernel, f"{kernel.n_calls:,}", listed(kernel.ops)))
+                table.add_row(*texts(kernel.kernel, f"{kernel.n_calls:,}", listed(kernel.ops)))
             self.console.print(table)
             self._more(len(coverage.missing_kernels) - MAX_ROWS, "kernels")
 
@@ -294,10 +247,10 @@ class _Page:
         if not notes:
             return
         self._heading(title, lead)
-        table = self._table(("operator", ""), ("calls", "number"), ("status", ""), ("why", ""))
+        table = table_of(("operator", ""), ("calls", "number"), ("status", ""), ("why", ""))
         for note in notes[:MAX_ROWS]:
             why = outcome(None if note.cause == "harness" else note.cause, note.explanation, note.evidence, 1)
-            table.add_row(*_texts(note.op, f"{note.n_calls:,}", note.status, why))
+            table.add_row(*texts(note.op, f"{note.n_calls:,}", note.status, why))
         self.console.print(table)
         self._more(len(notes) + n_more - MAX_ROWS)
 
@@ -306,20 +259,15 @@ class _Page:
         if not skipped.rows:
             return
         self._heading("Skipped on purpose")
-        table = self._table(("operator", ""), ("calls", "number"), ("reason", ""))
+        table = table_of(("operator", ""), ("calls", "number"), ("reason", ""))
         for row in skipped.rows[:MAX_ROWS]:
-            table.add_row(*_texts(row.op, f"{row.n:,}", row.reason))
+            table.add_row(*texts(row.op, f"{row.n:,}", row.reason))
         self.console.print(table)
         self._more(len(skipped.rows) + skipped.n_more - MAX_ROWS)
 
     def _more(self, n: int, noun: str = "") -> None:
         if n > 0:
             self.console.print(Text(f"… and {n:,} more {noun}".rstrip(), "dim"))
-
-
-def _texts(*cells: str) -> list[Text]:
-    """Names from the user's program must not be read as rich's markup."""
-    return [Text(cell) for cell in cells]
 
 
 def _place(finding: Finding, room: int) -> str:
