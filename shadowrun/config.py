@@ -90,8 +90,8 @@ class Config:
             ended, and the call is an ERROR.
         asynchronous: Compare calls of a device that runs behind its host (``"cuda"``) on another thread, without
             stopping it; None where that is possible, True insists on it, False never.
-        compiled: Also compare what Inductor compiles inside of the block, forward and backward, as a whole with eager;
-            it runs compiled all the same.
+        compiled: Also compare each graph that torch.compile makes inside of the block, forward and backward, as a
+            whole with eager; it runs compiled all the same.
         capture: Bytes that the inputs of failing calls may take, kept in a folder beside the data file for
             `Run.repro`: those of the first call of each finding, none of more than a quarter. True is 64 MiB, False
             is none; None is 64 MiB where there is a `file`.

@@ -140,7 +140,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="wait for each call of a device that runs behind its host, and compare it at once",
     )
     group.add_argument(
-        "--compiled", action="store_true", help="also compare what Inductor compiles, as a whole, with eager"
+        "--compiled", action="store_true", help="also compare what torch.compile makes, as a whole, with eager"
     )
     group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
     group.add_argument("--append", action="store_true", help="add to the data file instead of replacing it")
