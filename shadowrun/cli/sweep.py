@@ -7,6 +7,7 @@ Examples:
   shadowrun sweep --target npu                                    float32, all operators and parts
   shadowrun sweep --target npu --dtypes float32,bfloat16,float16 --json coverage.json
   shadowrun sweep --target npu --ops '*norm*' --parts forward,backward --samples 5
+  shadowrun sweep --target npu --probe                            NaN, infinities, zeros, subnormals, edges; layouts
   shadowrun sweep --target npu --from run.shadowrun               only what your program called
   shadowrun sweep --target sim --flaws matmul-in-bf16 --ops 'matmul,*mm*'    (no hardware needed)
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.sweep.cases import PARTS, Part
+from shadowrun.sweep.cases import PARTS, PROBES, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--parts", type=_parts, default=list(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (default: all)"
+    )
+    what.add_argument(
+        "--probe",
+        dest="parts",
+        action="store_const",
+        const=list(PROBES),
+        help=f"exceptional values instead: the parts {', '.join(PROBES)}",
     )
     what.add_argument("--samples", type=_count, metavar="N", help="samples of each operator and dtype (default: all)")
     what.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample inputs (default: %(default)s)")
@@ -251,7 +259,7 @@ def _parts(text: str) -> list[Part]:
     try:
         return [Part(word) for word in options.words(text)] or _raise(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: use {', '.join(PARTS)}") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: use {', '.join(Part)}") from None
 
 
 def _raise(text: str) -> list[Part]:

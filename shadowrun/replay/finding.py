@@ -100,6 +100,13 @@ class Finding:
         return float(np.nan_to_num(distance, nan=np.inf).max(initial=0.0))
 
     @property
+    def has_only_classes(self) -> bool:
+        """Whether all mismatched elements are NaN or infinite on one side only, or zeros of other sign."""
+        if self.fmt is None or not self.bad.size:
+            return False
+        return bool(np.isin(self.bad, self.where[self.classes | self.zero_signs]).all())
+
+    @property
     def tolerance(self) -> float:
         """Residual up to which a hypothesis explains the target; a few units for exact operators."""
         return max(self.limit, 4.0)

@@ -134,7 +134,7 @@ class _Trial:
             found = hypotheses.explain(self.case, findings, self._oracle_or_none)
             if found is not None:
                 return replace(found, evidence=f"{worst.evidence}; {found.evidence}")
-            if all(_only_classes(f) for f in findings):
+            if all(f.has_only_classes for f in findings):
                 return replace(
                     worst, cause=Cause.EXCEPTIONAL_VALUES, explanation="exceptional values treated otherwise"
                 )
@@ -292,13 +292,6 @@ def _is_random(case: Case) -> bool:
     named = arguments(case)
     switches = [named[k] for k in ("dropout_p", "p", "dropout", "train", "training") if k in named]
     return all(switches)
-
-
-def _only_classes(finding: Finding) -> bool:
-    """Whether all mismatched elements are NaN or infinite on one side only, or zeros of other sign."""
-    if finding.fmt is None or not finding.bad.size:
-        return False
-    return bool(np.isin(finding.bad, finding.where[finding.classes | finding.zero_signs]).all())
 
 
 _LAST: Final = (Cause.REFERENCE, Cause.ROUNDING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["ANY_DTYPE", "DERIVED", "PARTS", "Case", "Part", "Task"]
+__all__ = ["ANY_DTYPE", "DERIVED", "INVARIANCE", "PARTS", "PROBES", "Case", "Part", "Task"]
 
 ANY_DTYPE = "any"
 """In the place of a dtype for invalid inputs, which the database gives once for an operator."""
@@ -32,13 +32,27 @@ class Part(enum.StrEnum):
     """Each input tensor cut down to none in its first dimension."""
     INVALID = "invalid"
     """Inputs that the operator must refuse."""
+    PROBE = "probe"
+    """NaN, infinities, zeros, subnormals and the edges of the range."""
+    TAIL = "tail"
+    """The target alone: element by element against all at once, on the inputs of `PROBE`."""
+    LAYOUT = "layout"
+    """The target alone: strided inputs against contiguous ones."""
+    SLICE = "slice"
+    """The target alone: a slice of a batch against the same in the batch."""
 
 
-PARTS = tuple(Part)
+INVARIANCE = frozenset((Part.TAIL, Part.LAYOUT, Part.SLICE))
+"""Parts in which the target is compared with itself."""
+PROBES = (Part.PROBE, Part.TAIL, Part.LAYOUT, Part.SLICE)
+"""Parts that ``--probe`` asks for."""
+PARTS = tuple(part for part in Part if part not in PROBES)
+"""Parts that are run unless others are asked for."""
 DERIVED = frozenset(
     {
         *(Part.OUT, Part.INPLACE, Part.TRANSPOSED, Part.STRIDED, Part.STRIDED_INPLACE),
         *(Part.CHANNELS_LAST, Part.ZERO_DIM, Part.EMPTY),
+        *PROBES,
     }
 )
 """Parts whose inputs are made from those of the database: whether they are valid, only the reference can tell."""

@@ -13,8 +13,9 @@ from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.platforms.unsupported import classify, first_sentence
 from shadowrun.replay.mirror import move, without_strides
-from shadowrun.sweep.cases import DERIVED, Part
+from shadowrun.sweep.cases import DERIVED, INVARIANCE, Part
 from shadowrun.sweep.inputs import is_plain
+from shadowrun.sweep.invariance import Invariance
 from shadowrun.sweep.judging import finding_of_error, finding_of_row, records_since
 from shadowrun.sweep.outcome import FAILURES, Finding, Kind
 from shadowrun.sweep.programs import NoGradient
@@ -55,6 +56,7 @@ class Trial:
         self._home = away.device if away.is_ambient else _CPU
         self._is_remote = self._target.remote is not None or self._ref.remote is not None
         self._last = -1
+        self._invariance = Invariance(self._target)
 
     @contextlib.contextmanager
     def task(self) -> Iterator[None]:
@@ -70,6 +72,8 @@ class Trial:
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if part in INVARIANCE:
+                return self._invariant(part, program)
             return self._refused(program) if part is Part.INVALID else self._accepted(part, program)
 
     def _accepted(self, part: Part, program: Program) -> list[Finding] | None:
@@ -104,6 +108,15 @@ class Trial:
             findings = [f for f in findings if f.kind not in _DOUBTFUL]
             findings.append(Finding(Kind.UNVERIFIED, "", "", Cause.UNDEFINED, "the reference does not repeat itself"))
         return findings
+
+    def _invariant(self, part: Part, program: Program) -> list[Finding] | None:
+        """The target against itself."""
+        try:
+            prepared = program(_CPU)
+            torch.manual_seed(0)
+            return self._invariance.run(part, prepared, self._on_target)
+        except Exception as error:
+            return [_reference_failed(part, error)]
 
     def _refused(self, program: Program) -> list[Finding] | None:
         """Invalid inputs, which both platforms have to refuse."""

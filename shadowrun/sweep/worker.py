@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import ShadowrunError
-from shadowrun.sweep import opinfo, programs, recorded
-from shadowrun.sweep.cases import ANY_DTYPE, Part
+from shadowrun.sweep import opinfo, probes, programs, recorded
+from shadowrun.sweep.cases import ANY_DTYPE, PROBES, Part
 from shadowrun.sweep.inputs import Sample, key, printed
 from shadowrun.sweep.outcome import Finding, Kind
 from shadowrun.sweep.trial import Trial
@@ -90,7 +90,7 @@ class _Worker:
     def run(self, task: dict[str, Any]) -> None:
         """Run the parts of an operator in a dtype."""
         name, dtype, done = task["operator"], task["dtype"], {tuple(d) for d in task["done"]}
-        made: dict[Any, Any] = {}
+        made: dict[bool, list[Sample]] = {}
         for part in map(Part, task["parts"]):
             seen: set[Any] = set()
             n_duplicates = 0
@@ -104,7 +104,7 @@ class _Worker:
             with self._trial.task():
                 for number, sample in cases:
                     identity = key(sample), part is Part.OUT and number % 2
-                    if identity in seen:
+                    if identity in seen and part not in PROBES:  # two values of a class are two probes
                         n_duplicates += 1
                         continue
                     seen.add(identity)
@@ -132,7 +132,7 @@ class _Worker:
         self._tell(findings=[dataclasses.astuple(f) for f in findings])
 
     def _cases(
-        self, name: str, dtype: str, part: Part, calls: list[str] | None, made: dict[Any, Any]
+        self, name: str, dtype: str, part: Part, calls: list[str] | None, made: dict[bool, list[Sample]]
     ) -> Iterator[tuple[int, Sample]]:
         """Samples of a part, with their numbers; what several parts start from is made once."""
         if calls is not None:
@@ -146,7 +146,15 @@ class _Worker:
         if dtype == ANY_DTYPE:
             yield from enumerate(opinfo.invalid(name, self._seed, self._limit))
             return
-        grad = part is Part.BACKWARD
-        if grad not in made:
-            made[grad] = opinfo.samples(name, dtype, self._seed, self._limit, grad=grad)
-        yield from programs.varied(made[grad], part)
+
+        def samples(*, grad: bool = False) -> list[Sample]:
+            if grad not in made:
+                made[grad] = opinfo.samples(name, dtype, self._seed, self._limit, grad=grad)
+            return made[grad]
+
+        if part is Part.SLICE:
+            yield from enumerate(probes.batches(name, dtype, samples))
+        elif part in PROBES:
+            yield from enumerate(probes.probes(name, opinfo.database()[name], dtype, samples))
+        else:
+            yield from programs.varied(samples(grad=part is Part.BACKWARD), part)
