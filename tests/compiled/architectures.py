@@ -94,7 +94,7 @@ def check(name, backend):
     report = shadowrun.compile_check(model, backend=called, train=train, tell=handed_back.tell, **options, **batch)
     print(report, file=sys.stderr)
     culprit = next((c for r in report.regions if r.localised for c in r.localised.culprits), None)
-    errors = culprit.errors if culprit else report.errors
+    errors = (culprit and culprit.errors) or report.errors
     children = os.times()  # a C++ compiler's time is that of children
     return {
         "outcome": str(report.outcome),
