@@ -6,6 +6,7 @@ expecttest; without that, or where torch has moved it, there is no sweep but ``-
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -21,9 +22,9 @@ from shadowrun.errors import UsageError
 from shadowrun.sweep.inputs import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["STAYS", "backward_dtypes", "database", "dtypes", "invalid", "samples", "seeded"]
+__all__ = ["STAYS", "backward_dtypes", "database", "dtypes", "invalid", "samples", "seeded", "without_steps"]
 
 STAYS = {"tensor_split": (1,)}
 """Inputs that torch wants on the CPU whatever the device, by their place; the database makes them there."""
@@ -88,6 +89,22 @@ def invalid(name: str, seed: int, limit: int | None) -> list[Sample]:
     seeded(f"{seed} {name}")
     made = [e.sample_input for e in itertools.islice(info.error_inputs_func(info, "cpu"), limit)]
     return [Sample(s.input, tuple(s.args), dict(s.kwargs)) for s in made]
+
+
+@contextlib.contextmanager
+def without_steps() -> Iterator[None]:
+    """On torch's lazy device the database's random operators run the graph by themselves, in the middle of a call.
+
+    A comparison sees the operators of that run, and asks the device, which waits for itself: it hangs. The results are
+    read later, and the graph is run then.
+    """
+    lazy: Any = importlib.import_module("torch._lazy")
+    step = lazy.mark_step
+    lazy.mark_step = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        lazy.mark_step = step
 
 
 def seeded(text: str) -> None:

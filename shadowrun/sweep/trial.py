@@ -17,6 +17,7 @@ from shadowrun.sweep.cases import DERIVED, INVARIANCE, Part
 from shadowrun.sweep.inputs import is_plain
 from shadowrun.sweep.invariance import Invariance
 from shadowrun.sweep.judging import finding_of_error, finding_of_row, records_since
+from shadowrun.sweep.opinfo import without_steps
 from shadowrun.sweep.outcome import FAILURES, Finding, Kind
 from shadowrun.sweep.programs import NoGradient
 from shadowrun.types import Cause, Phase
@@ -156,7 +157,8 @@ class Trial:
         torch.manual_seed(0)
         with contextlib.nullcontext() if self._is_remote else self._run:
             try:
-                return prepared(), None
+                with without_steps() if self._target.functionalizes else contextlib.nullcontext():
+                    return prepared(), None
             except Exception as error:
                 return None, error
 
