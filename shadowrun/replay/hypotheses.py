@@ -169,8 +169,13 @@ def flushed_inputs(suspect: Suspect) -> str | None:
     if not any(_has_subnormals(t) for t in inputs):
         return None
     normal = max((torch.finfo(t.dtype).smallest_normal for t in inputs), default=0.0)
-    flushed = _under(suspect, lambda x: torch.where(x.abs() < normal, x * 0.0, x))
-    return "subnormal inputs flushed" if flushed else None
+
+    def flush(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.abs() < normal, x * 0.0, x)
+
+    if _under(suspect, flush):
+        return "subnormal inputs flushed"
+    return "subnormal inputs and results flushed" if _under(suspect, flush, results=flush) else None
 
 
 def rounded_inputs(suspect: Suspect) -> str | None:
@@ -241,6 +246,7 @@ def _under(
     suspect: Suspect,
     change: Callable[[torch.Tensor], torch.Tensor],
     only: Callable[[torch.Tensor], bool] = lambda _: True,
+    results: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> bool:
     oracle = suspect.oracle()
     if oracle is None:
@@ -249,6 +255,8 @@ def _under(
         values = oracle.under(change, only)
     except NoOracle:
         return False
+    if results is not None:
+        values = tuple(results(v) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in values)
     # All differing elements have to be explained, or a hypothesis that changes nothing would explain a few; and far
     # better than by no hypothesis, or one that changes little would explain what is hardly beyond the limit.
     return all(

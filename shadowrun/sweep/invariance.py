@@ -1,7 +1,7 @@
 """Whether a platform agrees with itself: vector body and scalar tail, strided and contiguous, a batch and its slices.
 
-A case's function runs once on the CPU, to see which operators it calls with which inputs; each of these then runs on
-target twice, in the two ways that have to agree. The judge decides whether rounding explains a difference: where it
+A case's function runs once on the CPU, to see which operators it calls with which inputs. Each of these then runs on
+the target twice, in the two ways that have to agree. The judge decides whether rounding explains a difference: where it
 does not, one of the two is wrong, whatever the reference would say.
 """
 
@@ -20,7 +20,7 @@ from shadowrun.replay.case import Case, Value, exact_copy
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.judge import Judge
 from shadowrun.sweep.cases import Part
-from shadowrun.sweep.inputs import is_plain, leaves, strided
+from shadowrun.sweep.inputs import is_plain, leaves, strided, transposed
 from shadowrun.sweep.judging import finding_of_error
 from shadowrun.sweep.outcome import Finding, Kind
 from shadowrun.sweep.slices import batched, sliced
@@ -37,6 +37,7 @@ __all__ = ["Invariance"]
 _MAX_BYTES = 1 << 28
 _MOST_CALLS = 16
 _MOST_SINGLE = 1200
+_ROW = 7
 _WORDS = {
     Part.TAIL: "vector body and scalar tail differ",
     Part.LAYOUT: "strided and contiguous inputs differ",
@@ -122,13 +123,16 @@ class Invariance:
     def _layout(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "as_strided" in plan.name or "resize" in plan.name:  # what strides mean to them
             return
+        if torch.Tag.pointwise in plan.func.tags:
+            args, kwargs = _as_table(args, kwargs)
         args, kwargs = _mapped(args, kwargs, _packed)
-        other = _mapped(args, kwargs, strided)
-        if all(a is b for a, b in zip(leaves([args, kwargs]), leaves(list(other)), strict=True)):
-            return
-        names, straight = self._ran(plan, args, kwargs, first=True)
-        _, turned = self._ran(plan, *other, first=True)  # which layouts an operator takes is its own affair
-        yield _Pair(names, args, kwargs, turned, straight)
+        for change in (strided, transposed):
+            other = _mapped(args, kwargs, change)
+            if all(a is b for a, b in zip(leaves([args, kwargs]), leaves(list(other)), strict=True)):
+                continue
+            names, straight = self._ran(plan, args, kwargs, first=True)
+            _, turned = self._ran(plan, *other, first=True)  # which layouts an operator takes is its own affair
+            yield _Pair(names, args, kwargs, turned, straight)
 
     def _slice(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         places, n = batched(plan.func, args, kwargs)
@@ -274,6 +278,15 @@ def _packed(t: torch.Tensor) -> torch.Tensor:
 
 def _at(t: torch.Tensor, k: int) -> torch.Tensor:
     return t[k : k + 1] if t.dim() else t
+
+
+def _as_table(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Vectors of one length in rows, as far as these are full: a vector has no other order in memory."""
+    shapes = {t.shape for t in leaves([args, kwargs]) if t.dim()}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        return args, kwargs
+    n_rows = next(iter(shapes))[0] // _ROW
+    return _mapped(args, kwargs, lambda t: t[: n_rows * _ROW].reshape(n_rows, _ROW) if t.dim() else t)
 
 
 def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], int] | None:

@@ -60,9 +60,10 @@ class Trial:
         self._invariance = Invariance(self._target)
 
     @contextlib.contextmanager
-    def task(self) -> Iterator[None]:
-        """Around the cases of an operator: a platform's own process is started once for all of them."""
-        with self._run if self._is_remote else contextlib.nullcontext():
+    def task(self, part: Part) -> Iterator[None]:
+        """Around the cases of a part of an operator: a platform's own process is started once for all of them."""
+        needs = self._target.remote is not None if part in INVARIANCE else self._is_remote
+        with self._run if needs else contextlib.nullcontext():
             yield
 
     def run(self, part: Part, program: Program) -> list[Finding] | None:
