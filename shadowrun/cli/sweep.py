@@ -149,6 +149,12 @@ def _check(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
             raise UsageError(f"--dtypes {dtype!r}: use {', '.join(DTYPES)}.", slug="bad-option")
     if not args.dtypes:
         raise UsageError(f"--dtypes names no dtype: use {', '.join(DTYPES)}.", slug="bad-option")
+    if args.source is not None and set(args.parts) & set(PROBES):
+        raise UsageError(
+            f"--from {args.source!r} sweeps recorded calls as they were; --probe makes inputs of its own from torch's "
+            "database. Leave one of them out.",
+            slug="bad-option",
+        )
     for name, path in outputs.items():
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise UsageError(

@@ -180,3 +180,14 @@ def test_interrupted(capsys, monkeypatch, empty_folder):
     file = CoverageFile.open(empty_folder / ".shadowcov")
     assert not file.info.complete
     assert len(list(file.results())) == 1
+
+
+def test_probes_and_recorded_calls_exclude_each_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "--target", "sim", "--probe", "--from", "run.shadowrun"]) == 2
+    assert "Leave one of them out" in capsys.readouterr().err
+
+
+def test_probe_runs_its_own_parts_only(capsys):
+    assert main(["sweep", "--target", "sim", "--probe", "--ops", "abs", "--list"]) == 0
+    assert capsys.readouterr().out.split(maxsplit=2)[2].strip() == "probe, tail, layout, slice"
