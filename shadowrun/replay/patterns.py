@@ -173,7 +173,7 @@ def scaled(suspect: Suspect) -> str | None:
         if f.residual(f.expected.to(torch.float64) * factor) > min(f.tolerance, unexplained(f) / 2):
             return None
         factors.append(factor)
-    return f"scaled by {factors[0]:.6g}"
+    return f"scaled by {factors[0]:.6g}" if any(factors) else "zero in the place of every wrong element"
 
 
 def update_scaled(suspect: Suspect) -> str | None:
