@@ -98,6 +98,19 @@ CASES = {
         TINY * 1e-20,
         torch.full((6,), 1e20),
     ),
+    "subnormal inputs and results flushed": (
+        Cause.FLUSHED_SUBNORMALS,
+        aten.mul.Tensor,
+        lambda a, b: torch.where((a * b).abs() < 1e-38, 0.0, torch.where(a.abs() < 1e-38, 0.0, a) * b),
+        torch.tensor([1e-39, 1e-30, 2.0]),
+        torch.tensor([1e20, 1e-10, 3.0]),
+    ),
+    "zero in the place of every wrong element": (
+        Cause.IMPLEMENTATION,
+        aten.erf.default,
+        lambda x: torch.where(x.abs() < 1e-6, 0.0, x.erf()),
+        torch.tensor([1e-9, 2e-7, -3e-8, 0.5, 1.0, -2e-8, 0.1, 1e-12]),
+    ),
     "NaN treated as missing": (
         Cause.EXCEPTIONAL_VALUES,
         aten.maximum.default,
