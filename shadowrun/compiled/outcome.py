@@ -94,7 +94,7 @@ class CompileReport:
         error: Class and first line of what the program as a whole raised when compiled.
         compile_s: Seconds of the first call beyond those of an eager call.
         speed_ratio: Time of an eager call over that of a compiled one; 2 is twice as fast. -1: not measured.
-        memory_ratio: Peak memory of a compiled call over that of an eager one; -1 where nobody counts it (the CPU).
+        memory_ratio: Peak memory of a compiled call over that of an eager one, by torch's allocator; -1: unknown.
         ladder: Stages, where there was something to place.
         notes: What a reader should know.
         errors: How far the results of the program that differ are from its float64 results; None where none differ, or

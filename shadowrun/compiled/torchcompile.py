@@ -38,6 +38,7 @@ __all__ = [
     "modes",
     "module_of",
     "no_modes",
+    "profiler_is_on",
     "through_autograd",
     "without",
     "wrapped_backends",
@@ -271,3 +272,12 @@ def backend_names() -> list[str]:
 def module_of(compiler: Compiler) -> str:
     """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.13."""
     return str(getattr(getattr(compiler, "compiler_fn", None), "__module__", ""))
+
+
+def profiler_is_on() -> bool:
+    """Whether a profiler of the user's is running.
+
+    Seen on 2.13. Without ``torch.autograd._profiler_enabled``, peak memory would not be measured.
+    """
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    return enabled is None or bool(enabled())

@@ -13,6 +13,7 @@ from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import cuda_is_used
 from shadowrun.compiled.judging import Errors, Runs, judge
 from shadowrun.compiled.ladder import first_line
+from shadowrun.compiled.memory import peak_on_cpu
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -148,9 +149,9 @@ def _measure(whole: Whole, eager: Copy, ours: Copy, compiled: Any) -> None:
 
 
 def _peak(copy: Copy, function: Any) -> int:
-    """Peak bytes of a run; 0 where nobody counts."""
+    """Peak bytes of a run."""
     if not cuda_is_used():
-        return 0
+        return peak_on_cpu(lambda: copy.seconds(function))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     copy.seconds(function)
