@@ -28,7 +28,7 @@ from shadowrun.settings import read_settings
 from shadowrun.store.choosing import choose
 from shadowrun.store.combine import combine_files
 from shadowrun.store.datafile import DataFile
-from shadowrun.store.records import first_mismatch, read_records
+from shadowrun.store.records import REGION, first_mismatch, read_records
 from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
@@ -249,6 +249,12 @@ class Run:
 
 
 def _no_inputs(finding: Finding, sources: tuple[SourceRun, ...]) -> str:
+    if finding.op.startswith(REGION):
+        return (
+            f"{finding.op} is a compiled region, whose inputs are not kept: run `shadowrun compile --repro DIR` on the "
+            "program, or call report.repro(DIR) of shadowrun.compile_check(model, *inputs): each names the operator at "
+            "fault and writes a script for it."
+        )
     text = f"No inputs of {finding.op} ({finding.kind}) were kept"
     if sources:
         files = ", ".join(repr(sources[number].file) for number in finding.runs[:3])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shadowrun import report
+from shadowrun.errors import UsageError
 from shadowrun.run import Run, combine, load
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
 
@@ -48,6 +49,8 @@ def test_they_are_no_operators(run: Run) -> None:
     assert run.coverage().n_operators == 0
     assert run.summary() == []
     assert [(f.kind, f.op) for f in run.findings()] == [("mismatch", "compiled::graph 1")]
+    with pytest.raises(UsageError, match="shadowrun compile --repro DIR"):
+        run.repro(run.findings()[0], "nowhere")
 
 
 def test_a_run_without_regions_says_nothing_of_them(sample) -> None:
