@@ -17,6 +17,7 @@ from torch.utils import _python_dispatch as _modes
 from shadowrun.platforms.torchplatform import below_autograd
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "as_in_handler",
     "autograd_node",
     "autograd_node_number",
+    "compiling_threads",
     "functionalize_included",
     "has_autograd_kernel",
     "in_infra_mode",
@@ -342,3 +344,16 @@ class DispatchMode(_modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         """Leave the handler unwrapped: 1.6 µs less per call and no import of Dynamo (2.1 s)."""
         return False
+
+
+def compiling_threads() -> set[threading.Thread]:
+    """Threads in which Inductor compiles, which wait for more ever after and call no operators of the program's.
+
+    Seen on 2.13. Without ``AsyncCompile.pool`` they are named like other threads that ran before.
+    """
+    compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
+    pool = getattr(compiler, "pool", None)
+    made = getattr(pool, "cache_info", None)
+    if pool is None or made is None or not made().currsize:
+        return set()
+    return set(getattr(pool(), "_threads", ()))

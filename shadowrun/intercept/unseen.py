@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shadowrun.intercept import torchapi
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
     from types import FrameType
@@ -64,7 +66,7 @@ class Unseen:
     def look(self, followed: Container[int]) -> None:
         """See which threads there are now."""
         known = {t.ident: t for t in threading.enumerate() if t.ident is not None}
-        frames = sys._current_frames()
+        frames, compiling = sys._current_frames(), torchapi.compiling_threads()
         for ident in (*known, *(frames.keys() - known.keys())):  # in the order in which they were started
             thread = known.get(ident)
             if ident in followed or isinstance(thread, OwnThread):
@@ -74,7 +76,7 @@ class Unseen:
                 continue
             if any(f.f_code.co_filename.startswith(_CALLING) for f in stack):
                 self.calling[_name(thread, stack)] = None
-            elif not _serves(stack):
+            elif not _serves(stack) and thread not in compiling:
                 self.running[_name(thread, stack)] = None
 
     def notice(self) -> None:

@@ -369,6 +369,24 @@ def test_threads_that_serve_are_not_named():
     assert note.endswith(": other.")
 
 
+def test_threads_in_which_inductor_compiled_are_not_named():
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.pool.cache_clear()
+    compiling, waiting = AsyncCompile.pool(), ThreadPoolExecutor(1)
+    for pool in (compiling, waiting):
+        pool.submit(int).result()  # starts a thread, which then waits for more: as after a first compilation
+    try:
+        with shadowrun.compare("cpu[threads=1]") as run:
+            torch.ones(3).exp()
+        (note,) = run.info.notes
+        assert note.endswith(f": {next(iter(waiting._threads)).name}.")
+    finally:
+        for pool in (compiling, waiting):
+            pool.shutdown()
+        AsyncCompile.pool.cache_clear()
+
+
 def test_callbacks_of_futures_are_followed_on_any_thread():
     """Communication hooks of DDP end in such callbacks, which gloo's threads run."""
 
