@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import ShadowrunError
-from shadowrun.sweep import opinfo, probes, programs, recorded
-from shadowrun.sweep.cases import ANY_DTYPE, PROBES, Part
-from shadowrun.sweep.inputs import Sample, key, printed
+from shadowrun.sweep import opinfo, programs, recorded
+from shadowrun.sweep.cases import PROBES, Part
+from shadowrun.sweep.inputs import key, printed
 from shadowrun.sweep.outcome import Finding, Kind
+from shadowrun.sweep.sampling import Sampler
 from shadowrun.sweep.trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shadowrun.sweep.inputs import Sample
 
 __all__ = ["main"]
 
@@ -90,12 +93,12 @@ class _Worker:
     def run(self, task: dict[str, Any]) -> None:
         """Run the parts of an operator in a dtype."""
         name, dtype, done = task["operator"], task["dtype"], {tuple(d) for d in task["done"]}
-        made: dict[bool, list[Sample]] = {}
+        sampler = Sampler(name, dtype, self._seed, self._limit)
         for part in map(Part, task["parts"]):
             seen: set[Any] = set()
             n_duplicates = 0
             try:
-                cases = list(self._cases(name, dtype, part, task["calls"], made))
+                cases = list(self._cases(name, part, task["calls"], sampler))
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"[:300]
                 self._tell(case=[part, -1], inputs="")
@@ -131,10 +134,8 @@ class _Worker:
     def _end(self, findings: list[Finding]) -> None:
         self._tell(findings=[dataclasses.astuple(f) for f in findings])
 
-    def _cases(
-        self, name: str, dtype: str, part: Part, calls: list[str] | None, made: dict[bool, list[Sample]]
-    ) -> Iterator[tuple[int, Sample]]:
-        """Samples of a part, with their numbers; what several parts start from is made once."""
+    def _cases(self, name: str, part: Part, calls: list[str] | None, sampler: Sampler) -> Iterator[tuple[int, Sample]]:
+        """Samples of a part, with their numbers."""
         if calls is not None:
             for number, text in enumerate(calls):
                 try:
@@ -143,18 +144,4 @@ class _Worker:
                     self._tell(case=[part, number], inputs=text[:300])
                     self._end([Finding(Kind.HARNESS, explanation="not readable", message=str(error))])
             return
-        if dtype == ANY_DTYPE:
-            yield from enumerate(opinfo.invalid(name, self._seed, self._limit))
-            return
-
-        def samples(*, grad: bool = False) -> list[Sample]:
-            if grad not in made:
-                made[grad] = opinfo.samples(name, dtype, self._seed, self._limit, grad=grad)
-            return made[grad]
-
-        if part is Part.SLICE:
-            yield from enumerate(probes.batches(name, dtype, samples))
-        elif part in PROBES:
-            yield from enumerate(probes.probes(name, opinfo.database()[name], dtype, samples))
-        else:
-            yield from programs.varied(samples(grad=part is Part.BACKWARD), part)
+        yield from sampler.of(part)
