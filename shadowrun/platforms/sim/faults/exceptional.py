@@ -122,7 +122,8 @@ def _flush(value: Any) -> Any:
 @fault("mul-flushes-subnormals")
 def _mul(bench: Bench) -> None:
     def compute(op: Kernel, a: Any, b: Any) -> Any:
-        return _flush(op(_flush(a), _flush(b)))
+        # Flushing packs an expanded input: the result is laid out as that of the inputs themselves.
+        return op(a, b).copy_(_flush(op(_flush(a), _flush(b))))
 
     bench.family(compute, "aten::mul.Tensor")
 
