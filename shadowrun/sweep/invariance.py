@@ -12,32 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.plan import Action, OpPlan, make_plan
-from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.replay import results
-from shadowrun.replay.case import Case, Value, exact_copy
+from shadowrun.replay.case import Case, Value
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.judge import Judge
+from shadowrun.sweep.calls import Calls
 from shadowrun.sweep.cases import Part
-from shadowrun.sweep.inputs import is_plain, leaves, strided, transposed
+from shadowrun.sweep.inputs import leaves, strided, transposed
 from shadowrun.sweep.judging import finding_of_error
 from shadowrun.sweep.outcome import Finding, Kind
 from shadowrun.sweep.slices import batched, sliced
+from shadowrun.sweep.ways import Way, as_table, at, flattened, mapped, packed
 from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
     from shadowrun.replay.finding import Finding as Wrong
+    from shadowrun.types import TensorDiff, Verdict
 
-__all__ = ["Invariance"]
+__all__ = ["Differing", "Invariance"]
 
 _MAX_BYTES = 1 << 28
 _MOST_CALLS = 16
 _MOST_SINGLE = 1200
-_ROW = 7
 _WORDS = {
     Part.TAIL: "vector body and scalar tail differ",
     Part.LAYOUT: "strided and contiguous inputs differ",
@@ -51,11 +52,29 @@ NOT_INVARIANT = "rounded otherwise in a batch than alone"
 class _Pair:
     """The results of an operator in two ways, on the CPU, and the inputs that give the second."""
 
+    way: Way
     names: tuple[str, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     actual: tuple[Value, ...]
     expected: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """A call whose two ways differ by more than rounding explains.
+
+    Attributes:
+        way: The two ways.
+        verdict, diffs, wrong: What the judge says of the way that is wrong.
+        case: What it looked at.
+    """
+
+    way: Way
+    verdict: Verdict
+    diffs: tuple[TensorDiff, ...]
+    wrong: tuple[Wrong, ...]
+    case: Case
 
 
 class Invariance:
@@ -84,27 +103,52 @@ class Invariance:
         Raises:
             Exception: What the function raises.
         """
-        calls = _Calls(self._plans)
-        with torch.no_grad(), calls:
-            prepared()
+        calls = self.calls(prepared)
         on_target()
-        examine = {Part.TAIL: self._tail, Part.LAYOUT: self._layout, Part.SLICE: self._slice}[part]
         findings: list[Finding] = []
         n = 0
-        for plan, args, kwargs in calls.found[:_MOST_CALLS]:
-            pairs = examine(plan, args, kwargs)
+        for plan, args, kwargs in calls:
             try:
-                for pair in pairs:
+                for pair in self._pairs(part, plan, args, kwargs):
                     n += 1
                     findings += self._judged(part, plan, pair)
             except _Refused as refused:
                 findings.append(refused.finding)
         return findings if n or findings else None
 
+    def calls(self, prepared: Callable[[], Any]) -> list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]]:
+        """The calls that a function makes on the CPU: operators with their inputs."""
+        calls = Calls(self._plans)
+        with torch.no_grad(), calls:
+            prepared()
+        return calls.found[:_MOST_CALLS]
+
+    def differing(self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differing | None:
+        """The first two ways of a call that differ by more than rounding explains; None where all agree.
+
+        Args:
+            part: TAIL, LAYOUT or SLICE.
+            plan: The operator.
+            args: Its inputs, on the CPU.
+            kwargs: Those by name.
+        """
+        try:
+            for pair in self._pairs(part, plan, args, kwargs):
+                found = self._examined(plan, pair)
+                if found is not None and found.verdict.status is Status.MISMATCH:
+                    return found
+        except _Refused:
+            return None
+        return None
+
+    def _pairs(self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[_Pair]:
+        made = {Part.TAIL: self._tail, Part.LAYOUT: self._layout, Part.SLICE: self._slice}[part](plan, args, kwargs)
+        yield from made
+
     def _tail(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.pointwise not in plan.func.tags:
             return
-        flat = _flattened(args, kwargs)
+        flat = flattened(args, kwargs)
         if flat is None:
             return
         args, kwargs, n = flat
@@ -113,26 +157,27 @@ class Invariance:
             return
         step = max(1, -(-n // _MOST_SINGLE))
         picked = range(0, n, step)
-        alone = [self._ran(plan, *_mapped(args, kwargs, lambda t, k=k: _at(t, k)))[1] for k in picked]
+        alone = [self._ran(plan, *mapped(args, kwargs, lambda t, k=k: at(t, k)))[1] for k in picked]
+        way = Way(args, kwargs)
         if step > 1:
             index = torch.tensor(picked)
-            args, kwargs = _mapped(args, kwargs, lambda t: t[index] if t.dim() else t)
+            args, kwargs = mapped(args, kwargs, lambda t: t[index] if t.dim() else t)
             whole = tuple(v[index] for v in whole if isinstance(v, torch.Tensor))
-        yield _Pair(names, args, kwargs, whole, tuple(torch.cat(list(one)) for one in zip(*alone, strict=True)))
+        yield _Pair(way, names, args, kwargs, whole, tuple(torch.cat(list(one)) for one in zip(*alone, strict=True)))
 
     def _layout(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "as_strided" in plan.name or "resize" in plan.name:  # what strides mean to them
             return
         if torch.Tag.pointwise in plan.func.tags:
-            args, kwargs = _as_table(args, kwargs)
-        args, kwargs = _mapped(args, kwargs, _packed)
+            args, kwargs = as_table(args, kwargs)
+        args, kwargs = mapped(args, kwargs, packed)
         for change in (strided, transposed):
-            other = _mapped(args, kwargs, change)
+            other = mapped(args, kwargs, change)
             if all(a is b for a, b in zip(leaves([args, kwargs]), leaves(list(other)), strict=True)):
                 continue
             names, straight = self._ran(plan, args, kwargs, first=True)
             _, turned = self._ran(plan, *other, first=True)  # which layouts an operator takes is its own affair
-            yield _Pair(names, args, kwargs, turned, straight)
+            yield _Pair(Way(args, kwargs, change.__name__), names, args, kwargs, turned, straight)
 
     def _slice(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         places, n = batched(plan.func, args, kwargs)
@@ -154,7 +199,8 @@ class Invariance:
             if kept != list(range(len(kept))):
                 continue
             part = tuple(whole[i][k : k + 1].contiguous() for i in kept)  # type: ignore[index]
-            yield _Pair(names[: len(kept)], alone, kwargs, part, tuple(one[i] for i in kept))
+            way = Way(args, kwargs, places=places, item=k)
+            yield _Pair(way, names[: len(kept)], alone, kwargs, part, tuple(one[i] for i in kept))
 
     def _ran(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, first: bool = False
@@ -174,14 +220,15 @@ class Invariance:
             raise _Refused(
                 Finding(Kind.UNVERIFIED, plan.name, "", "", words, found.message) if first else found
             ) from None
-        return names, tuple(_packed(v) if isinstance(v, torch.Tensor) else v for v in values)
+        return names, tuple(packed(v) if isinstance(v, torch.Tensor) else v for v in values)
 
-    def _judged(self, part: Part, plan: OpPlan, pair: _Pair) -> list[Finding]:
+    def _examined(self, plan: OpPlan, pair: _Pair) -> Differing | None:
+        """What the judge says of two ways; None where they agree bit by bit, or cannot be compared."""
         try:
             if all(map(bits_equal, pair.actual, pair.expected)):
-                return []
+                return None
         except Uncomparable:
-            return []
+            return None
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
             return self._ran(plan, args, kwargs)[1]
@@ -189,9 +236,17 @@ class Invariance:
         case = Case(
             plan.func, pair.args, pair.kwargs, (), pair.names, pair.actual, pair.expected, run, run, same_device=False
         )
-        verdict, _, wrong = self._judge.examine(case)
+        verdict, diffs, wrong = self._judge.examine(case)
         if verdict.cause is Cause.REFERENCE:  # of the two ways, the second is the wrong one
-            _, _, wrong = self._judge.examine(replace(case, actual=pair.expected, expected=pair.actual))
+            case = replace(case, actual=pair.expected, expected=pair.actual)
+            _, diffs, wrong = self._judge.examine(case)
+        return Differing(pair.way, verdict, diffs, wrong, case)
+
+    def _judged(self, part: Part, plan: OpPlan, pair: _Pair) -> list[Finding]:
+        found = self._examined(plan, pair)
+        if found is None:
+            return []
+        verdict, wrong = found.verdict, found.wrong
         if verdict.status is Status.MISMATCH:
             cause = Cause.EXCEPTIONAL_VALUES if wrong and all(f.has_only_classes for f in wrong) else Cause.LAYOUT
             return [
@@ -230,74 +285,3 @@ class _Refused(Exception):  # noqa: N818 - a reason, caught inside
     def __init__(self, finding: Finding) -> None:
         super().__init__()
         self.finding = finding
-
-
-class _Calls(DispatchMode):  # type: ignore[no-untyped-call]
-    """Copies the calls of operators that return the same for the same inputs and write to nothing.
-
-    Args:
-        plans: Plans by operator; new ones are added.
-    """
-
-    def __init__(self, plans: dict[int, OpPlan]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._plans = plans
-        self.found: list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload):
-            plan = self._plans.get(id(func))
-            if plan is None:
-                plan = self._plans[id(func)] = make_plan(func, len(self._plans))
-            tensors = list(leaves([args, kwargs]))
-            if _is_plain(plan) and tensors and all(is_plain(t) and not t.is_conj() and not t.is_neg() for t in tensors):
-                self.found.append((plan, *_mapped(args, kwargs, exact_copy)))
-        return func(*args, **kwargs)
-
-
-def _is_plain(plan: OpPlan) -> bool:
-    named = plan.name.partition("::")[2]
-    empty = named.startswith(("empty", "new_empty", "_local_scalar", "_fused_dropout"))
-    replayed = plan.action is Action.REPLAY and not plan.mutated and not plan.unstable and not plan.custom
-    return replayed and not empty and torch.Tag.nondeterministic_seeded not in plan.func.tags
-
-
-def _mapped(args: tuple[Any, ...], kwargs: dict[str, Any], change: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def each(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return change(value)
-        return type(value)(each(v) for v in value) if type(value) in (list, tuple) else value
-
-    return tuple(each(a) for a in args), {k: each(v) for k, v in kwargs.items()}
-
-
-def _packed(t: torch.Tensor) -> torch.Tensor:
-    return t.contiguous() if is_plain(t) else t
-
-
-def _at(t: torch.Tensor, k: int) -> torch.Tensor:
-    return t[k : k + 1] if t.dim() else t
-
-
-def _as_table(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Vectors of one length in rows, as far as these are full: a vector has no other order in memory."""
-    shapes = {t.shape for t in leaves([args, kwargs]) if t.dim()}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-        return args, kwargs
-    n_rows = next(iter(shapes))[0] // _ROW
-    return _mapped(args, kwargs, lambda t: t[: n_rows * _ROW].reshape(n_rows, _ROW) if t.dim() else t)
-
-
-def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], int] | None:
-    """Inputs of an element-wise operator with one dimension; those without dimensions stay, they promote otherwise."""
-    shapes = [t.shape for t in leaves([args, kwargs]) if t.dim()]
-    try:
-        shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return None
-    n = shape.numel()
-    if not shapes or n < 2:
-        return None
-    args, kwargs = _mapped(args, kwargs, lambda t: t.expand(shape).contiguous().reshape(-1) if t.dim() else t)
-    return args, kwargs, n

@@ -25,6 +25,7 @@ from shadowrun.types import Cause, Phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shadowrun.run import Run
     from shadowrun.sweep.judging import Row
     from shadowrun.sweep.programs import Program
 
@@ -46,10 +47,15 @@ class Trial:
         ref: Platform that is trusted.
         call_limit_s: Seconds for one operator, where the target has a process of its own.
         on_target: Called when the reference has run a case and the target begins.
+        capture: Whether inputs of calls that fail are kept, for scripts.
     """
 
-    def __init__(self, target: str, ref: str, call_limit_s: float, on_target: Callable[[], None]) -> None:
-        self._run = compare(target, ref, settings=False, known=False, call_limit_s=call_limit_s, asynchronous=False)
+    def __init__(
+        self, target: str, ref: str, call_limit_s: float, on_target: Callable[[], None], *, capture: bool = False
+    ) -> None:
+        self._run = compare(
+            target, ref, settings=False, known=False, call_limit_s=call_limit_s, asynchronous=False, capture=capture
+        )
         self._target, self._ref = self._run._target, self._run._ref
         self._on_target = on_target
         self._on_device = self._target.is_ambient  # the program runs on the target, else on the reference
@@ -77,6 +83,13 @@ class Trial:
             if part in INVARIANCE:
                 return self._invariant(part, program)
             return self._refused(program) if part is Part.INVALID else self._accepted(part, program)
+
+    def watch(self, program: Program) -> Run:
+        """Run a case on the target, and give what the comparison recorded; what the case raises is part of that."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._observed(program(self._home))
+        return self._run
 
     def _accepted(self, part: Part, program: Program) -> list[Finding] | None:
         expected: Any = None
