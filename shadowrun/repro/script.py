@@ -6,6 +6,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+from shadowrun.repro.bodies import BODIES, CRASHES
+
 if TYPE_CHECKING:
     from shadowrun.repro.places import Place
 
@@ -60,22 +62,6 @@ def differs(name, actual, expected):
 '''
 _ZEROS = "    same &= (a != 0) | (a.signbit() == e.signbit())\n"
 
-_COMPARE = """
-    expected = reference()
-{device}    actual = target()
-    sys.exit(1 if any([differs(name, actual[name], expected[name]) for name in expected]) else 0)
-"""
-
-_COMPARE_OFTEN = """
-    expected = reference()
-{device}    faults = 0
-    for _ in range(8):
-        call(TARGET_DEVICE, disturbed)  # what this call leaves behind must not show in the next one
-        actual = target()
-        faults += any([differs(name, actual[name], expected[name]) for name in expected])
-    sys.exit(1 if faults else 0)
-"""
-
 _DISTURBED = '''
 
 def disturbed(value):
@@ -84,66 +70,6 @@ def disturbed(value):
         return [disturbed(v) for v in value]
     return -value if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 '''
-
-_RAISES = """
-    reference()
-{device}    try:
-        target()
-    except Exception as error:
-        print(f"{{OPERATOR}} on {{TARGET}} raises {{type(error).__name__}}: {{str(error).strip().splitlines()[0]}}")
-        sys.exit(1)
-    print(f"{{OPERATOR}} runs on {{TARGET}}")
-"""
-
-_CRASHES = """
-    reference()
-    try:
-        target()
-    except subprocess.CalledProcessError as error:
-        print(f"{{OPERATOR}} on {{TARGET}} ends its process: exit status {{error.returncode}}")
-        sys.exit(1)
-    print(f"{{OPERATOR}} runs on {{TARGET}}")
-"""
-
-_FALLS_BACK = """
-{device}    seen = []
-
-    def to_cpu(tensors):  # what PyTorch's own cpu_fallback calls
-        seen.append(f"{{OPERATOR}} moved {{len(tensors)}} tensors to the CPU")
-        return [t.cpu() if isinstance(t, torch.Tensor) else torch.tensor(t) for t in tensors]
-
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("_to_cpu", to_cpu, KEY)
-        heard.clear()  # torch warns of that
-        results = target()
-    seen += [str(w.message).splitlines()[0] for w in heard if "cpu" in str(w.message).lower()]
-    device = torch.device(TARGET_DEVICE).type
-    for name, value in results.items():
-        if isinstance(value, torch.Tensor) and value.device.type != device:
-            seen.append(f"{{name}} lies on {{value.device}}")
-    print("\\n".join(seen) or f"{{OPERATOR}} runs on {{TARGET}} itself")
-    sys.exit(1 if seen else 0)
-"""
-
-_SLOW = """
-{device}
-    def milliseconds(run):
-        wait = getattr(getattr(torch, torch.device(TARGET_DEVICE).type, None), "synchronize", lambda: None)
-        times = []
-        for _ in range(7):
-            wait()
-            start = time.perf_counter()
-            run()
-            wait()
-            times.append(1000 * (time.perf_counter() - start))
-        return min(times[1:])
-
-    slow, quick = milliseconds(target), milliseconds(reference)
-    print(f"{{OPERATOR}} takes {{slow:.3g}} ms on {{TARGET}}, {{quick:.3g}} ms on {{REFERENCE}}")
-    sys.exit(1 if slow >= {ratio:g} * quick and slow >= quick + 1 else 0)
-"""
 
 _PRESENT = """\
     try:
@@ -186,7 +112,8 @@ class Script:
     Attributes:
         title: The finding in one line.
         story: Where it was seen, with which versions; lines.
-        kind: ``mismatch``, ``unstable`` (a mismatch that depends on earlier calls), ``raises``, ``fallback``, ``slow``.
+        kind: ``mismatch``, ``unstable`` (a mismatch that depends on earlier calls), ``raises``, ``fallback``, ``slow``,
+            ``accepts`` (what the reference refuses, or refuses it by another exception).
         operator: ``aten::add.Tensor``.
         call: The call as an expression.
         results: Names of the results that are looked at, with their expressions.
@@ -197,6 +124,9 @@ class Script:
         target, ref: The platforms.
         key: Dispatch key of the target.
         ratio: How many times as long is slow.
+        preamble: Lines before all that; `modules` is what they need.
+        before, after: Lines around the call.
+        modules: Further modules to import.
     """
 
     title: str
@@ -214,6 +144,10 @@ class Script:
     signed_zeros: bool = False
     key: str = ""
     ratio: float = 10.0
+    preamble: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
     @property
     def in_processes(self) -> bool:
@@ -235,14 +169,14 @@ def write(script: Script) -> str:
 
 def _head(script: Script) -> str:
     places = (script.target, script.ref)
-    modules = {"sys", *(m for place in places for m in place.modules)}
+    modules = {"sys", *script.modules, *(m for place in places for m in place.modules)}
     if script.in_processes:
         modules |= {"os", "subprocess", "tempfile"}
     modules |= {"fallback": {"warnings"}, "slow": {"time"}}.get(script.kind, set())
     lines = [f'"""{_quoted(script.title)}', "", *map(_quoted, script.story), '"""', ""]
     lines += [*(f"import {m}" for m in sorted(modules)), "from pathlib import Path", "", "import torch", ""]
-    for start in dict.fromkeys(place.starting for place in places if place.starting):
-        lines += [start, ""]
+    for start in dict.fromkeys((*script.preamble, *(place.starting for place in places))):
+        lines += [start, ""] if start else []
     lines += [f"OPERATOR = {script.operator!r}", f"TARGET, REFERENCE = {script.target.name!r}, {script.ref.name!r}"]
     lines.append(f"TARGET_DEVICE = {script.target.device!r}")
     if script.kind == "fallback":
@@ -275,7 +209,7 @@ def _call(script: Script) -> str:
     if script.laid:
         lines.append("    memory = {}")
     lines.append(f"    x = {{name: copied({values}, {where}{memory}) for name, value in INPUTS.items()}}")
-    lines.append(f"    out = {script.call}")
+    lines += [f"    {line}" for line in (*script.before, f"out = {script.call}", *script.after)]
     shown = ", ".join(f'"{name}": {expression}' for name, expression in script.results)
     return "\n".join([*lines, f"    return {{{shown}}}"]) + "\n"
 
@@ -298,13 +232,7 @@ def _sides(script: Script) -> str:
 
 
 def _main(script: Script) -> str:
-    body = {
-        "mismatch": _COMPARE,
-        "unstable": _COMPARE_OFTEN,
-        "raises": _CRASHES if script.in_processes else _RAISES,
-        "fallback": _FALLS_BACK,
-        "slow": _SLOW,
-    }[script.kind]
+    body = CRASHES if script.kind == "raises" and script.in_processes else BODIES[script.kind]
     device = "" if script.target.device == "cpu" else _PRESENT
     side = _SIDE.format() if script.in_processes else ""
     text = body.format(device=device, ratio=script.ratio).lstrip("\n")
