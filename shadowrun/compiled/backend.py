@@ -10,10 +10,11 @@ import torch
 from torch import fx
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.graph import Graph, Snapshot, copied, kept, put_back, undisturbed_draws
+from shadowrun.compiled.graph import Graph, copied
 from shadowrun.compiled.judging import Judged, judge
 from shadowrun.compiled.probes import Probe, given_draws, recorded
 from shadowrun.compiled.rounding import Draws, Redrawn
+from shadowrun.compiled.snapshot import Snapshot, kept, put_back, undisturbed_draws
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class CheckedBackend:
 
     def _call(self, region: Region, given: list[Any]) -> Any:
         plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in given]
-        snapshot = Snapshot.take(plain)
+        snapshot = Snapshot.take(plain, region.graph.written)
         ours = snapshot.fresh()
         draws = Draws()
         with torch.no_grad():

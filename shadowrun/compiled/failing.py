@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.compiled.backend import compile_graph
-from shadowrun.compiled.graph import operator_name, place, undisturbed_draws
+from shadowrun.compiled.graph import operator_name, place
 from shadowrun.compiled.ladder import first_line
 from shadowrun.compiled.localise import ALONE, TOGETHER, Culprit, Localised
 from shadowrun.compiled.probes import computed, prefix, recorded, single
+from shadowrun.compiled.snapshot import undisturbed_draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import operator
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,72 +15,19 @@ from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened,
 from shadowrun.replay.case import exact_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
+    from shadowrun.compiled.snapshot import Snapshot
     from shadowrun.replay.case import Value
 
 __all__ = [
     "Graph",
-    "Snapshot",
     "copied",
-    "cuda_is_used",
-    "kept",
     "operator_name",
     "place",
-    "put_back",
     "results_of",
-    "undisturbed_draws",
     "user_line",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a run began with: inputs and random state."""
-
-    inputs: tuple[Any, ...]
-    rng: Any
-
-    @classmethod
-    def take(cls, inputs: Sequence[Any]) -> Snapshot:
-        """Copy inputs, keeping layouts and identity."""
-        memo: dict[int, Any] = {}
-        return cls(tuple(_copied(a, memo) for a in inputs), kept())
-
-    def fresh(self, change: Callable[[torch.Tensor], torch.Tensor] = exact_copy) -> list[Any]:
-        """Inputs for one run; the random state is put back too."""
-        put_back(self.rng)
-        memo: dict[int, Any] = {}
-        return [_copied(a, memo, change) for a in self.inputs]
-
-
-def kept() -> Any:
-    """State of the random generators."""
-    cuda = torch.cuda.get_rng_state_all() if cuda_is_used() else None
-    return torch.get_rng_state(), cuda
-
-
-def cuda_is_used() -> bool:
-    """Whether this process has begun to use CUDA."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
-
-def put_back(state: Any) -> None:
-    """Set the random generators to a state of before."""
-    cpu, cuda = state
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
-
-
-@contextlib.contextmanager
-def undisturbed_draws() -> Iterator[None]:
-    """The program's random stream goes on afterwards as if nothing had been drawn inside."""
-    state = kept()
-    try:
-        yield
-    finally:
-        put_back(state)
 
 
 class Graph:
@@ -92,13 +37,14 @@ class Graph:
         module: It, with all that is known of its nodes.
         is_random: It draws.
         n_operators: Calls in it.
+        written: Positions of the inputs that it writes to.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = copied(module)
         self.is_random = any(is_random(n.target, n.args, n.kwargs) for n in module.graph.nodes)
         self.n_operators = sum(_is_call(n) for n in module.graph.nodes)
-        self._written = _written(self.module.graph)
+        self.written = _written(self.module.graph)
 
     def eager(self, inputs: Sequence[Any], draws: Draws | None = None) -> tuple[tuple[str, ...], tuple[Value, ...]]:
         """Run eagerly.
@@ -120,7 +66,7 @@ class Graph:
         flat = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
         returned = [str(n) for n in flat if isinstance(n, fx.Node)]
         inputs = [n.name for n in self.module.graph.nodes if n.op == "placeholder"]
-        return (*returned, *(inputs[k] for k in self._written))
+        return (*returned, *(inputs[k] for k in self.written))
 
     def values(self, out: Any, inputs: Sequence[Any]) -> tuple[Value, ...]:
         """Results in the order of `names`."""
@@ -128,7 +74,7 @@ class Graph:
         (output,) = [n for n in self.module.graph.nodes if n.op == "output"]
         declared = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
         returned = [v for n, v in zip(declared, flat, strict=True) if isinstance(n, fx.Node)]
-        return tuple(results_of([*returned, *(inputs[k] for k in self._written)]))
+        return tuple(results_of([*returned, *(inputs[k] for k in self.written)]))
 
     def runs(self, snapshot: Snapshot, draws: Draws) -> Runs:
         """The same again, for the judge."""
@@ -214,14 +160,6 @@ def _written(graph: fx.Graph) -> tuple[int, ...]:
 
 def _is_call(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method", "call_module") and node.target is not operator.getitem
-
-
-def _copied(value: Any, memo: dict[int, Any], change: Callable[[torch.Tensor], torch.Tensor] = exact_copy) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    if id(value) not in memo:
-        memo[id(value)] = change(value.detach())
-    return memo[id(value)]
 
 
 def _wide(t: torch.Tensor) -> torch.Tensor:

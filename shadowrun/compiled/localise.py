@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.compiled.backend import Case, Region, judge_probe
-from shadowrun.compiled.graph import operator_name, place, undisturbed_draws
+from shadowrun.compiled.graph import operator_name, place
 from shadowrun.compiled.probes import Probe, alone, computed, intermediates, prefix, recorded
+from shadowrun.compiled.snapshot import undisturbed_draws
 from shadowrun.types import Status
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from shadowrun.compiled.graph import Graph, Snapshot, put_back
+from shadowrun.compiled.graph import Graph
 from shadowrun.compiled.rounding import is_random
+from shadowrun.compiled.snapshot import Snapshot, put_back
 from shadowrun.replay.case import exact_copy
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.compiled.graph import cuda_is_used, kept, put_back, results_of
+from shadowrun.compiled.graph import results_of
 from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, moved
+from shadowrun.compiled.snapshot import cuda_is_used, kept, put_back
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,10 +19,11 @@ from torch import fx
 
 from shadowrun.compiled import before, standins, torchcompile
 from shadowrun.compiled.draws import reproduced
-from shadowrun.compiled.graph import Graph, Snapshot, copied, undisturbed_draws
+from shadowrun.compiled.graph import Graph, copied
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.listening import Listening, unseen, watches
 from shadowrun.compiled.rounding import Draws
+from shadowrun.compiled.snapshot import Snapshot, nbytes, undisturbed_draws
 from shadowrun.compiled.standins import first_line
 from shadowrun.intercept import higher_order
 from shadowrun.intercept.plan import Action, OpPlan
@@ -158,7 +159,8 @@ class Regions:
                 return None
             refused = self._refused(region.graph, given)
             with torchcompile.no_modes():
-                return _Begun(region, place, given, refused, None if refused else Snapshot.take(given))
+                snapshot = Snapshot.take(given, region.graph.written) if region.graph and not refused else None
+                return _Begun(region, place, given, refused, snapshot)
         except Exception as error:  # not the user's affair
             self.not_seen(f"shadowrun failed: {type(error).__name__}")
             return None
@@ -231,7 +233,7 @@ class Regions:
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
         if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
             return "tensor subclass"
-        needed = 2 * sum(t.nbytes for t in tensors if t.layout is torch.strided)
+        needed = 2 * nbytes(given, graph.written)
         return f"inputs of {needed >> 20} MiB, more than max_bytes" if needed > self._max_bytes else ""
 
 

@@ -14,12 +14,13 @@ from torch import fx
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import compile_graph, judge_probe
-from shadowrun.compiled.graph import copied, undisturbed_draws
+from shadowrun.compiled.graph import copied
 from shadowrun.compiled.judging import allowed_differences
 from shadowrun.compiled.localise import ALONE
 from shadowrun.compiled.probes import Probe, called, computed, prefix, recorded
 from shadowrun.compiled.rounding import Draws
 from shadowrun.compiled.scripts import Script, write
+from shadowrun.compiled.snapshot import undisturbed_draws
 from shadowrun.errors import UsageError
 from shadowrun.numerics.form import meta
 from shadowrun.repro import Repro
@@ -29,9 +30,10 @@ from shadowrun.types import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from shadowrun.compiled.graph import Graph, Snapshot
+    from shadowrun.compiled.graph import Graph
     from shadowrun.compiled.localise import Culprit
     from shadowrun.compiled.outcome import CompileReport, RegionReport
+    from shadowrun.compiled.snapshot import Snapshot
 
 __all__ = ["How", "Shown", "write_repros"]
 

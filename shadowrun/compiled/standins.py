@@ -44,7 +44,7 @@ class TracedGraph(Graph):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         inputs = [n for n in self.module.graph.nodes if n.op == "placeholder"]
-        self._written = tuple(k for k, n in enumerate(inputs) if isinstance(n.meta.get("example_value"), torch.Tensor))
+        self.written = tuple(k for k, n in enumerate(inputs) if isinstance(n.meta.get("example_value"), torch.Tensor))
 
 
 class Made:

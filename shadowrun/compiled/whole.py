@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.graph import cuda_is_used
 from shadowrun.compiled.judging import Errors, Runs, judge
 from shadowrun.compiled.ladder import first_line
 from shadowrun.compiled.memory import peak_on_cpu
+from shadowrun.compiled.snapshot import cuda_is_used
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:

@@ -196,3 +196,23 @@ def test_dynamic_sizes_are_one_region():
         for n in (3, 5, 8):
             compiled(torch.randn(n, 4)).sum().backward()
     assert sorted(rows(run)) == [("backward", 3, Status.MATCH), ("forward", 3, Status.MATCH)]
+
+
+def test_inputs_that_share_memory_share_it_in_the_eager_run_too():
+    def add_and_read(x, y):
+        x.add_(1)
+        return y * 2
+
+    def no_add(module, inputs):
+        return opaque(without("add_")(module), inputs)
+
+    for backend, status in ((opaque, Status.MATCH), (no_add, Status.MISMATCH)):
+        torch._dynamo.reset()
+        x = torch.randn(4, 3)
+        with compare() as run:
+            out = torch.compile(add_and_read, backend=backend)(x, x[1:, 1])
+        assert torch.equal(out, x[1:, 1] * 2)
+        assert [r.status for r in run.regions().rows] == [status]
+        if status is Status.MISMATCH:
+            (record,) = run.records(status="mismatch")
+            assert {d.name for d in record.diffs} >= {"l_x_", "l_y_"}
