@@ -61,9 +61,14 @@ class Platform:
             self.remote.start()
 
     def stop(self) -> None:
-        """End that process."""
+        """End that process, unless it is kept."""
         if self.remote is not None:
             self.remote.stop()
+
+    def keep(self) -> None:
+        """Have that process live through all comparisons with this platform; one that died is started anew."""
+        if self.remote is not None:
+            self.remote.kept = True
 
     def limit(self, seconds: float) -> None:
         """Set how long a call may take, where operators have a process of their own; elsewhere nothing can end one."""

@@ -45,10 +45,14 @@ class Worker:
     Args:
         spec: The platform.
         limit_s: Seconds that a call may take.
+
+    Attributes:
+        kept: Whether `stop` leaves the process to the next comparison; it ends with this object then.
     """
 
     def __init__(self, spec: PlatformSpec, limit_s: float = 60.0) -> None:
         self.limit_s = limit_s
+        self.kept = False
         self._spec = spec
         self._foreign = is_foreign(spec)
         self._lock = threading.Lock()
@@ -81,9 +85,12 @@ class Worker:
             return dict(self._facts)
 
     def stop(self) -> None:
-        """End the process if it runs; one of the process that this one was forked from is let go and runs on."""
+        """End the process if it runs and is not kept; one of the process that this one was forked from is let go."""
         if self._process is not None and self._process.owner != os.getpid():
             self._lock = threading.Lock()  # whoever held it is not in this process
+            self.kept = False
+        if self.kept:
+            return
         with self._lock:
             self._drop()
 

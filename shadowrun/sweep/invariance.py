@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.numerics.bits import Uncomparable, bits_equal
+from shadowrun.platforms.remote import WorkerDied
 from shadowrun.replay import results
 from shadowrun.replay.case import Case, Value
 from shadowrun.replay.execution import Executor
@@ -216,10 +217,9 @@ class Invariance:
             names = results.names(plan, ran.args, ran.kwargs, ran.out)[: len(values)]
         except Exception as error:
             found = finding_of_error(error, plan.name)
-            words = "the target cannot run it"
-            raise _Refused(
-                Finding(Kind.UNVERIFIED, plan.name, "", "", words, found.message) if first else found
-            ) from None
+            if first and not isinstance(error, WorkerDied):
+                found = Finding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", found.message)
+            raise _Refused(found) from None
         return names, tuple(packed(v) if isinstance(v, torch.Tensor) else v for v in values)
 
     def _examined(self, plan: OpPlan, pair: _Pair) -> Differing | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shadowrun.platforms.remote import Unsendable, WorkerDied
 from shadowrun.platforms.unsupported import classify, first_sentence
 from shadowrun.sweep.outcome import Finding, Kind
 from shadowrun.types import Cause, Status
@@ -25,7 +26,13 @@ join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
 where call.seq > ? order by call.seq
 """
 _NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
-_PLATFORM_DIED = {"worker died": Kind.CRASH, "worker hung": Kind.TIMEOUT}
+_PLATFORM_DIED = {
+    "worker died 3 times": Kind.UNVERIFIED,  # and so this call was not tried
+    "worker died: signal 9": Kind.OUT_OF_MEMORY,  # the system's way to end it, and that of the sweep
+    "worker died": Kind.CRASH,
+    "worker hung": Kind.TIMEOUT,
+}
+_REFERENCE = "the reference cannot run it: "
 _MOST_TEXT = 300
 
 
@@ -48,7 +55,7 @@ def finding_of_row(row: Row) -> Finding | None:
         case Status.ERROR:
             kind = _kind_of_error(cause, explanation)
         case Status.UNVERIFIED:
-            kind = Kind.UNVERIFIED
+            kind = _kind_of_unverified(explanation)
         case _:
             kind = None
     return None if kind is None else Finding(kind, op, kernel, cause, explanation[:_MOST_TEXT], evidence[:_MOST_TEXT])
@@ -56,6 +63,10 @@ def finding_of_row(row: Row) -> Finding | None:
 
 def finding_of_error(error: BaseException, op: str = "") -> Finding:
     """What an exception shows that the target raised and the reference did not."""
+    if isinstance(error, WorkerDied):
+        return Finding(_kind_of_error("", str(error)), op, "", Cause.IMPLEMENTATION, str(error)[:_MOST_TEXT])
+    if isinstance(error, Unsendable):
+        return Finding(Kind.UNVERIFIED, op, explanation=str(error)[:_MOST_TEXT])
     if is_out_of_memory(error):
         return Finding(Kind.OUT_OF_MEMORY, op, "", "", type(error).__name__, first_sentence(str(error)))
     failure = classify(error)
@@ -79,3 +90,9 @@ def _kind_of_error(cause: str, explanation: str) -> Kind:
     if explanation == "out of memory":
         return Kind.OUT_OF_MEMORY
     return next((kind for words, kind in _PLATFORM_DIED.items() if explanation.startswith(words)), Kind.ERROR)
+
+
+def _kind_of_unverified(explanation: str) -> Kind:
+    words = explanation.removeprefix(_REFERENCE)
+    died = words != explanation and _kind_of_error("", words) is not Kind.ERROR
+    return Kind.HARNESS if died else Kind.UNVERIFIED

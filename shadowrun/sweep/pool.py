@@ -30,7 +30,7 @@ class Limits:
 
     Attributes:
         seconds: Of wall time.
-        n_bytes: By which it may enlarge its process.
+        n_bytes: By which it may enlarge its process; all that a platform's own process may hold.
     """
 
     seconds: float
@@ -152,6 +152,7 @@ class Pool:
             return
         if worker.task is None:
             return
+        worker.end_greater(self._limits.n_bytes)
         grown = worker.memory_bytes() - worker.step.base_bytes
         if took > self._limits.seconds:
             self._lost(worker, Finding(Kind.TIMEOUT, explanation=f"no end within {self._limits.seconds:g} s"))

@@ -11,6 +11,7 @@ import torch
 from shadowrun.comparison import compare
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.form import form_difference
+from shadowrun.platforms.remote import Unsendable, WorkerDied
 from shadowrun.platforms.unsupported import classify, first_sentence
 from shadowrun.replay.mirror import move, without_strides
 from shadowrun.sweep.cases import DERIVED, INVARIANCE, Part
@@ -20,6 +21,7 @@ from shadowrun.sweep.judging import finding_of_error, finding_of_row, records_si
 from shadowrun.sweep.opinfo import without_steps
 from shadowrun.sweep.outcome import FAILURES, Finding, Kind
 from shadowrun.sweep.programs import NoGradient
+from shadowrun.sweep.refusals import NotAsked, Refusals
 from shadowrun.types import Cause, Phase
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ _WHOLE = "as a whole"
 _DOUBTFUL = (Kind.MISMATCH, Kind.REFERENCE)
 _POISONS = (0x11, 0x7E, 0xC1)
 _SIZES = tuple(2**n for n in range(2, 15))
+_NOT_ASKED = Finding(Kind.UNVERIFIED, explanation="refused before any operator of the platform's own process is called")
 
 
 class Trial:
@@ -48,6 +51,9 @@ class Trial:
         call_limit_s: Seconds for one operator, where the target has a process of its own.
         on_target: Called when the reference has run a case and the target begins.
         capture: Whether inputs of calls that fail are kept, for scripts.
+
+    Raises:
+        PlatformError: A platform is absent, or its process does not start.
     """
 
     def __init__(
@@ -61,16 +67,12 @@ class Trial:
         self._on_device = self._target.is_ambient  # the program runs on the target, else on the reference
         away = self._target if self._on_device else self._ref
         self._home = away.device if away.is_ambient else _CPU
-        self._is_remote = self._target.remote is not None or self._ref.remote is not None
         self._last = -1
         self._invariance = Invariance(self._target)
-
-    @contextlib.contextmanager
-    def task(self, part: Part) -> Iterator[None]:
-        """Around the cases of a part of an operator: a platform's own process is started once for all of them."""
-        needs = self._target.remote is not None if part in INVARIANCE else self._is_remote
-        with self._run if needs else contextlib.nullcontext():
-            yield
+        self._refusals = Refusals(self._target), Refusals(self._ref)
+        for platform in (self._target, self._ref):
+            platform.keep()  # each case is a comparison
+            platform.start()
 
     def run(self, part: Part, program: Program) -> list[Finding] | None:
         """Run a case.
@@ -92,19 +94,17 @@ class Trial:
         return self._run
 
     def _accepted(self, part: Part, program: Program) -> list[Finding] | None:
-        expected: Any = None
-        if not self._is_remote:
-            try:
-                expected = self._on_reference(program)
-            except NoGradient:
-                return None
-            except Exception as error:
-                return [_reference_failed(part, error)]
+        try:
+            expected = self._on_reference(program)
+        except NoGradient:
+            return None
+        except Exception as error:
+            return [_reference_failed(part, error)]
         self._on_target()
         try:
             prepared = program(self._home)
         except Exception as error:
-            return [_reference_failed(part, error) if self._is_remote else finding_of_error(error, _COPY)]
+            return [finding_of_error(error, _COPY)]
         actual, raised = self._observed(prepared)
         if isinstance(raised, NoGradient):
             return None
@@ -112,12 +112,12 @@ class Trial:
         shown = [(row, finding) for row in rows if (finding := finding_of_row(row)) is not None]
         findings = [finding for row, finding in shown if part is not Part.BACKWARD or row[2] == Phase.BACKWARD]
         if raised is not None:
-            if self._is_remote or not self._on_device:  # it ran on the reference
+            if not self._on_device:  # it ran on the reference
                 return [_reference_failed(part, raised)]
             findings = [finding for _, finding in shown]  # a forward pass that raises leaves no backward
             if not any(f.kind in FAILURES for f in findings):
                 findings.append(finding_of_error(raised))
-        elif self._on_device and not self._is_remote and not shown:
+        elif self._on_device and not shown:
             findings += self._whole(program, rows, actual, expected)
         if any(f.kind in _DOUBTFUL for f in findings) and not self._repeats(program):
             findings = [f for f in findings if f.kind not in _DOUBTFUL]
@@ -135,30 +135,32 @@ class Trial:
 
     def _refused(self, program: Program) -> list[Finding] | None:
         """Invalid inputs, which both platforms have to refuse."""
-        if self._is_remote:
-            return [Finding(Kind.UNVERIFIED, explanation="the platform has a process of its own")]
+        target, ref = self._refusals
         try:
-            self._on_reference(program)
+            expected = ref.of(program)
+        except NotAsked:
+            return [_NOT_ASKED]
         except Exception as error:
-            expected = error
-        else:
+            return [_reference_failed(Part.INVALID, error)]
+        if expected is None:
             return [Finding(Kind.HARNESS, explanation="the reference accepts it")]
+        if isinstance(expected, (Unsendable, WorkerDied)):
+            return [_reference_failed(Part.INVALID, expected)]
         self._on_target()
         try:
-            prepared = program(self._home)
+            raised = target.of(program)
+        except NotAsked:
+            return [_NOT_ASKED]
         except Exception as error:
             found = finding_of_error(error, _COPY)
             return [found] if found.kind is not Kind.ERROR else []
-        try:
-            with self._target.context():
-                result = prepared()
-                self._target.materialise([t for t in _flat(result) if isinstance(t, torch.Tensor)])
-        except Exception as error:
-            return _unlike(error, expected)
+        if raised is not None:
+            return _unlike(raised, expected)
         message = f"the reference raises {type(expected).__name__}: {first_sentence(str(expected))}"
         return [Finding(Kind.MISSING_ERROR, explanation=type(expected).__name__, message=message)]
 
     def _on_reference(self, program: Program) -> Any:
+        """Results of the reference; of the CPU here, where it has a process of its own, which runs no programs."""
         device = self._ref.device if self._ref.is_ambient else _CPU
         prepared = program(device)
         with self._ref.context() if self._ref.remote is None else contextlib.nullcontext():
@@ -166,10 +168,8 @@ class Trial:
             return prepared()
 
     def _observed(self, prepared: Callable[[], Any]) -> tuple[Any, Exception | None]:
-        if self._is_remote:  # what preparing the inputs called is no part of the case
-            self._records()
         torch.manual_seed(0)
-        with contextlib.nullcontext() if self._is_remote else self._run:
+        with self._run:
             try:
                 with without_steps() if self._target.functionalizes else contextlib.nullcontext():
                     return prepared(), None
@@ -185,7 +185,8 @@ class Trial:
 
     def _whole(self, program: Program, rows: list[Row], actual: Any, expected: Any) -> list[Finding]:
         """Where each operator by itself is right, all results must be: in form, and where all were equal, in bits."""
-        exact = bool(rows) and all(row[3] == "match" and not row[4] for row in rows)
+        local = self._ref.remote is None
+        exact = local and bool(rows) and all(row[3] == "match" and not row[4] for row in rows)
         actual, expected = list(_flat(actual)), list(_flat(expected))
         if len(actual) != len(expected):
             return [_wrong_form(f"{len(actual)} results against {len(expected)}")]
@@ -219,8 +220,6 @@ class Trial:
 
     def _repeats(self, program: Program) -> bool:
         """Whether the reference returns the same again, also where memory held something else before."""
-        if self._is_remote:
-            return True
         first, *others = (self._after(poison, program) for poison in _POISONS)
         try:
             return all(len(first) == len(other) and all(map(bits_equal, first, other)) for other in others)
@@ -267,6 +266,8 @@ def _wrong_form(text: str) -> Finding:
 
 def _unlike(error: Exception, expected: Exception) -> list[Finding]:
     """Two refusals are alike if one's type is a kind of the other's."""
+    if isinstance(error, (Unsendable, WorkerDied)):
+        return [finding_of_error(error)]
     if isinstance(error, type(expected)) or isinstance(expected, type(error)):
         failure = classify(error)
         if failure.supported or type(error) is type(expected):

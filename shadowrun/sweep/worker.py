@@ -104,15 +104,14 @@ class _Worker:
                 self._tell(case=[part, -1], inputs="")
                 self._end([Finding(Kind.HARNESS, explanation="its inputs cannot be made", message=text)])
                 cases = []
-            with self._trial.task(part):
-                for number, sample in cases:
-                    identity = key(sample), part is Part.OUT and number % 2
-                    if identity in seen and part not in PROBES:  # two values of a class are two probes
-                        n_duplicates += 1
-                        continue
-                    seen.add(identity)
-                    if (part, number) not in done:
-                        self._case(name, part, number, sample)
+            for number, sample in cases:
+                identity = key(sample), part is Part.OUT and number % 2
+                if identity in seen and part not in PROBES:  # two values of a class are two probes
+                    n_duplicates += 1
+                    continue
+                seen.add(identity)
+                if (part, number) not in done:
+                    self._case(name, part, number, sample)
             self._tell(part=part, duplicates=n_duplicates)
         self._tell(task=True)
 

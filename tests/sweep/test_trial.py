@@ -21,8 +21,7 @@ class Bench:
         self.trial = Trial(target, ref, 60.0, lambda: self.turns.append("target"))
 
     def run(self, part, prepare):
-        with self.trial.task(part):
-            return self.trial.run(part, prepare)
+        return self.trial.run(part, prepare)
 
     def call(self, function, *inputs, part=Part.FORWARD):
         return self.run(part, program(function, part, 0, Sample(inputs[0], inputs[1:])))
