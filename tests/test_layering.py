@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "compiled": BASE | {"numerics", "intercept", "replay", "repro"},
     "run": {"types", "errors", "settings", "store", "analysis", "report", "repro"},
     "slowdown": BASE | {"intercept", "platforms", "replay", "repro", "store", "sweep"},
-    "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "store", "comparison", "run"},
+    "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "repro", "store", "comparison", "run"},
     "comparison": BASE
     | {"numerics", "platforms", "store", "replay", "intercept", "analysis", "report", "run", "compiled"},
 }

@@ -12,7 +12,7 @@ from shadowrun.replay.mirror import tensors_in
 if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
 
-__all__ = ["call_text", "named_inputs", "needs_layout", "result_text", "shown_inputs"]
+__all__ = ["call_text", "literal", "named_inputs", "needs_layout", "result_text", "shown_inputs"]
 
 
 def named_inputs(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -69,12 +69,13 @@ def _listed(value: Any) -> Any:
 def _argument(name: str, value: Any) -> str:
     if any(True for _ in tensors_in((value,))):
         return f'x["{name}"]'
-    return _literal(value)
+    return literal(value)
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """A number, text, dtype or list as code; a device is that of the call."""
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_literal, value))}]"
+        return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, torch.device):
         return "device"
     if isinstance(value, float) and not math.isfinite(value):

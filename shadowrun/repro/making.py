@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
 
-__all__ = ["Repro", "make"]
+__all__ = ["Repro", "make", "try_script"]
 
 _CHECK_LIMIT_S = 120.0
 _REPLAYS = 4
@@ -103,6 +103,32 @@ def run_script(path: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
     )
 
 
+def try_script(path: Path, notes: list[str], limit_s: float = _CHECK_LIMIT_S) -> tuple[bool | None, str]:
+    """Run a script as its reader will.
+
+    Args:
+        path: The script.
+        notes: What a reader should know is added.
+        limit_s: How long it may take.
+
+    Returns:
+        Whether it shows the fault here, None where it cannot tell; and what it printed.
+    """
+    try:
+        done = run_script(path, limit_s)
+    except subprocess.TimeoutExpired:
+        notes.append(f"the script did not end within {limit_s:g} s")
+        return None, ""
+    said = done.stdout.strip()
+    if done.returncode not in (0, 1) or (done.returncode == 1 and "Traceback" in done.stderr):
+        lines = (said or done.stderr.strip()).splitlines()
+        notes.append(f"the script cannot tell here: {lines[-1] if lines else done.returncode}")
+        return None, said
+    if done.returncode == 0:
+        notes.append("the script does not show the fault here: it depends on what happened before the call")
+    return done.returncode == 1, said
+
+
 def _load(data: DataFile, record: OpRecord) -> tensors.Captured:
     name = tensors.captured_calls(data)[record.call.seq][2]
     call = tensors.load(data.tensors, name)
@@ -162,7 +188,7 @@ class _Maker:
         torch.save(inputs | ({"allowed": stored} if stored else {}), directory / "inputs.pt")
         path.write_text(text, encoding="utf-8")
         (directory / "versions.json").write_text(telling.versions(self._info), encoding="utf-8")
-        shows, said = self._try(path) if present else (None, "")
+        shows, said = try_script(path, self._notes) if present else (None, "")
         return Repro(path, calls.shown_inputs(inputs), shows, said, tuple(self._notes))
 
     # -- on this machine ---------------------------------------------------------------------------
@@ -263,22 +289,6 @@ class _Maker:
             key=torchplatform.dispatch_key(self._target.device.partition(":")[0]) if self._kind == "fallback" else "",
             ratio=float(self._info.config.get("slow_ratio", 10.0)),
         )
-
-    def _try(self, path: Path) -> tuple[bool | None, str]:
-        """Run the script as its reader will."""
-        try:
-            done = run_script(path, _CHECK_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._notes.append(f"the script did not end within {_CHECK_LIMIT_S:g} s")
-            return None, ""
-        said = done.stdout.strip()
-        if done.returncode not in (0, 1) or (done.returncode == 1 and "Traceback" in done.stderr):
-            lines = (said or done.stderr.strip()).splitlines()
-            self._notes.append(f"the script cannot tell here: {lines[-1] if lines else done.returncode}")
-            return None, said
-        if done.returncode == 0:
-            self._notes.append("the script does not show the fault here: it depends on what happened before the call")
-        return done.returncode == 1, said
 
 
 def _plan(call: tensors.Captured) -> OpPlan:

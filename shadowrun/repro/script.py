@@ -11,9 +11,9 @@ from shadowrun.repro.bodies import BODIES, CRASHES
 if TYPE_CHECKING:
     from shadowrun.repro.places import Place
 
-__all__ = ["Script", "write"]
+__all__ = ["COPY", "COPY_LAID", "PRESENT", "Script", "call", "differs", "head", "write"]
 
-_COPY = '''
+COPY = '''
 
 def copied(value, device):
     """A copy of an argument."""
@@ -22,7 +22,7 @@ def copied(value, device):
     return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
 '''
 
-_COPY_LAID = '''
+COPY_LAID = '''
 
 def copied(value, device, memory):
     """A copy of an argument with its strides; `to` alone would make it dense, and part what shares memory."""
@@ -71,7 +71,7 @@ def disturbed(value):
     return -value if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 '''
 
-_PRESENT = """\
+PRESENT = """\
     try:
         torch.empty(1, device=TARGET_DEVICE)
     except Exception as error:
@@ -157,17 +157,23 @@ class Script:
 
 def write(script: Script) -> str:
     """The text of a script."""
-    parts = [_head(script), _COPY_LAID if script.laid else _COPY, _call(script)]
+    parts = [head(script), COPY_LAID if script.laid else COPY, call(script)]
     if script.kind == "unstable":
         parts.append(_DISTURBED)
     if script.kind in ("mismatch", "unstable"):
-        zeros = _ZEROS if script.signed_zeros else ""
-        parts.append(_DIFFERS.format(stride=", t.stride()" if script.strides else "", zeros=zeros))
+        parts.append(differs(script))
     parts += [_sides(script), _main(script)]
     return "".join(parts)
 
 
-def _head(script: Script) -> str:
+def differs(script: Script) -> str:
+    """The function that compares one result."""
+    zeros = _ZEROS if script.signed_zeros else ""
+    return _DIFFERS.format(stride=", t.stride()" if script.strides else "", zeros=zeros)
+
+
+def head(script: Script) -> str:
+    """What it says of itself, imports, and names: all that comes before its functions."""
     places = (script.target, script.ref)
     modules = {"sys", *script.modules, *(m for place in places for m in place.modules)}
     if script.in_processes:
@@ -197,7 +203,8 @@ def _bound(value: float | None) -> str:
     return 'float("inf")' if value == float("inf") else repr(value)
 
 
-def _call(script: Script) -> str:
+def call(script: Script) -> str:
+    """The function that makes the call."""
     memory = ", memory" if script.laid else ""
     where = "device"
     if script.on_cpu:
@@ -233,7 +240,7 @@ def _sides(script: Script) -> str:
 
 def _main(script: Script) -> str:
     body = CRASHES if script.kind == "raises" and script.in_processes else BODIES[script.kind]
-    device = "" if script.target.device == "cpu" else _PRESENT
+    device = "" if script.target.device == "cpu" else PRESENT
     side = _SIDE.format() if script.in_processes else ""
     text = body.format(device=device, ratio=script.ratio).lstrip("\n")
     return f'\n\ndef main():\n{side}{text}\n\nif __name__ == "__main__":\n    with torch.no_grad():\n        main()\n'

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["ALL", "CoverageFile", "SweepInfo"]
+__all__ = ["ALL", "CoverageFile", "SweepInfo", "is_coverage_file"]
 
 ALL = -1
 """Limit of samples that is none."""
@@ -288,6 +288,16 @@ class CoverageFile:
             return iter(self._connection.execute(sql).fetchall())
         except sqlite3.DatabaseError as error:
             raise _unusable(self.path, f"is damaged ({error}). Sweep again into another file") from error
+
+
+def is_coverage_file(path: Path) -> bool:
+    """Whether a file is one of these, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(72)
+    except OSError:
+        return False
+    return start.startswith(_MAGIC) and start[68:] == APPLICATION_ID.to_bytes(4, "big")
 
 
 def _check_magic(path: Path) -> None:

@@ -13,7 +13,7 @@ from shadowrun.sweep.inputs import Sample, channels_last, copied, emptied, leave
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["NoGradient", "Program", "applies", "program", "varied"]
+__all__ = ["NoGradient", "Program", "applies", "gradient", "outs_for", "program", "varied"]
 
 Prepared = Callable[[], Any]
 Program = Callable[[torch.device], Prepared]
@@ -101,14 +101,19 @@ def _out(function: Any, sample: Sample, *, resized: bool) -> Program:
         cpu = torch.device("cpu")
         x, args, kwargs = copied(sample, cpu, grad=False)
         expected = function(x, *args, **kwargs)
-        outs = [torch.zeros_like(t) if not resized else torch.empty(0, dtype=t.dtype) for t in leaves(expected)]
-        given = Sample(None, tuple(outs))
+        given = Sample(outs_for(expected, resized=resized))
         x, args, kwargs = copied(sample, device, grad=False)
-        _, moved, _ = copied(given, device, grad=False)
-        out = moved[0] if isinstance(expected, torch.Tensor) else tuple(moved)
+        out, _, _ = copied(given, device, grad=False)
         return lambda: [function(x, *args, **kwargs, out=out), out]
 
     return prepare
+
+
+def outs_for(expected: Any, *, resized: bool) -> Any:
+    """What a result is written to: a tensor or a tuple of them, of its shape or empty."""
+    if isinstance(expected, torch.Tensor):
+        return torch.empty(0, dtype=expected.dtype) if resized else torch.zeros_like(expected)
+    return tuple(outs_for(t, resized=resized) for t in leaves(expected))
 
 
 def _backward(function: Any, sample: Sample) -> Program:
@@ -123,7 +128,7 @@ def _backward(function: Any, sample: Sample) -> Program:
             outs = [t for t in leaves(result) if t.requires_grad and (t.is_floating_point() or t.is_complex())]
             if not outs or not wanted:
                 raise NoGradient
-            torch.autograd.backward(outs, [_gradient(t) for t in outs])
+            torch.autograd.backward(outs, [gradient(t) for t in outs])
             return [t.grad for t in wanted]
 
         return run
@@ -135,7 +140,8 @@ class NoGradient(Exception):  # noqa: N818 - a reason, caught inside
     """Nothing of the result, or of the inputs, has a gradient."""
 
 
-def _gradient(out: torch.Tensor) -> torch.Tensor:
+def gradient(out: torch.Tensor) -> torch.Tensor:
+    """What a backward pass begins with: the same numbers for the same shape."""
     if out.layout is not torch.strided or out.is_nested:
         return torch.ones_like(out)
     generator = torch.Generator().manual_seed(_SEED)

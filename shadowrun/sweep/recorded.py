@@ -57,6 +57,8 @@ def read_calls(path: Path) -> dict[tuple[str, str], list[str]]:
 def function(name: str) -> Callable[..., Any]:
     """The operator ``aten::add.Tensor``, with one more argument in front that nobody reads.
 
+    Its attribute ``operator`` is the operator itself.
+
     Raises:
         Unreadable: This torch has no such operator.
     """
@@ -66,7 +68,12 @@ def function(name: str) -> Callable[..., Any]:
         operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     except AttributeError:
         raise Unreadable(f"this process has no operator {name}") from None
-    return lambda _, *args, **kwargs: operator(*args, **kwargs)
+
+    def call(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    call.operator = operator  # type: ignore[attr-defined]
+    return call
 
 
 def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
