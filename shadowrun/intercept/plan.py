@@ -182,6 +182,7 @@ _EMPTY = {
     "aten::resize_",
     "aten::resize_as_",
     "aten::resize",
+    "aten::resize_as",
     "aten::_resize_output_",
 }
 

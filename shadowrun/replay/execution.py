@@ -138,7 +138,8 @@ class Executor:
         key = _watch_key(plan, args)
         with self.witness.watch(key, plan.name, mute=False) as found:
             start = _clock()
-            if self.platform.functionalizes and not any(t.device.type != "cpu" for t in tensors_in(args)):
+            given = tensors_in((*args, *kwargs.values()))
+            if self.platform.functionalizes and not any(t.device.type != "cpu" for t in given):
                 # A factory, or a copy from the CPU: the device wraps its result for Functionalize.
                 with torchapi.functionalize_included():
                     out = plan.run(*args, **kwargs)

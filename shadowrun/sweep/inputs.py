@@ -183,7 +183,7 @@ def _key(value: Any) -> Any:
         form = (value.dtype, value.shape, value.stride(), value.requires_grad, value.is_conj(), value.is_neg())
         if not (value.is_floating_point() or value.is_complex()):
             return (*form, value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        v = value.detach().resolve_conj().resolve_neg()
+        v = value.detach().reshape(-1).resolve_conj().resolve_neg()  # more than 64 dimensions allow hardly anything
         v = torch.view_as_real(v) if v.is_complex() else v
         v = v.float() if v.element_size() == 1 else v
         return (*form, bool(v.isnan().any()), bool(v.isinf().any()), bool((v < 0).any()), bool((v == 0).any()))

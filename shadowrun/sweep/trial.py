@@ -37,6 +37,7 @@ _CPU = torch.device("cpu")
 _COPY = "aten::_to_copy"
 _WHOLE = "as a whole"
 _DOUBTFUL = (Kind.MISMATCH, Kind.REFERENCE)
+_LAYOUTS = (Part.TRANSPOSED, Part.STRIDED, Part.STRIDED_INPLACE, Part.CHANNELS_LAST)
 _POISONS = (0x11, 0x7E, 0xC1)
 _SIZES = tuple(2**n for n in range(2, 15))
 _NOT_ASKED = Finding(Kind.UNVERIFIED, explanation="refused before any operator of the platform's own process is called")
@@ -116,13 +117,24 @@ class Trial:
                 return [_reference_failed(part, raised)]
             findings = [finding for _, finding in shown]  # a forward pass that raises leaves no backward
             if not any(f.kind in FAILURES for f in findings):
-                findings.append(finding_of_error(raised))
+                findings.append(self._by_itself(program, raised))
         elif self._on_device and not shown:
-            findings += self._whole(program, rows, actual, expected)
+            # Where a device has no strides, what a view by strides sees is its own affair.
+            same_memory = part not in _LAYOUTS or not self._target.functionalizes
+            findings += self._whole(program, rows if same_memory else [], actual, expected)
         if any(f.kind in _DOUBTFUL for f in findings) and not self._repeats(program):
             findings = [f for f in findings if f.kind not in _DOUBTFUL]
             findings.append(Finding(Kind.UNVERIFIED, "", "", Cause.UNDEFINED, "the reference does not repeat itself"))
         return findings
+
+    def _by_itself(self, program: Program, raised: Exception) -> Finding:
+        """Whose exception it is: what the target raises only while it is compared is ours."""
+        try:
+            result = program(self._home)()
+            self._target.materialise([t for t in _flat(result) if isinstance(t, torch.Tensor)])
+        except Exception:
+            return finding_of_error(raised)
+        return Finding(Kind.HARNESS, explanation="it raises only where it is compared", message=failure_text(raised))
 
     def _invariant(self, part: Part, program: Program) -> list[Finding] | None:
         """The target against itself."""

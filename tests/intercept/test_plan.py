@@ -37,6 +37,7 @@ def plan(name):
         ("aten::empty.memory_format", Action.EMPTY),
         ("aten::new_empty_strided", Action.EMPTY),
         ("aten::resize_", Action.EMPTY),
+        ("aten::resize_as", Action.EMPTY),
         ("aten::set_.source_Tensor", Action.PASS),
         ("aten::_efficientzerotensor", Action.PASS),
         ("aten::is_pinned", Action.PASS),

@@ -142,3 +142,10 @@ def test_recorded_values_are_valid_indices():
 def test_an_operator_that_is_not_here():
     with pytest.raises(recorded.Unreadable, match="aten::nothing"):
         recorded.function("aten::nothing.at_all")
+
+
+def test_more_dimensions_than_torch_computes_with():
+    many, more = torch.ones((1,) * 66), torch.full((1,) * 66, -1.0)
+    assert key(Sample(many)) == key(Sample(many.clone()))
+    assert key(Sample(many)) != key(Sample(more))
+    assert printed(Sample(many)).startswith("f32[1, 1")

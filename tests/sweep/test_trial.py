@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import shadowrun
 from shadowrun.sweep import opinfo
 from shadowrun.sweep.cases import Part
 from shadowrun.sweep.inputs import Sample
@@ -124,6 +125,16 @@ def test_what_only_the_target_refuses_is_counted(bench):
         raise torch.OutOfMemoryError("out of memory")
 
     assert [f.kind for f in bench.call(on("sim", memory, torch.exp), X)] == [Kind.OUT_OF_MEMORY]
+
+
+def test_what_raises_only_while_it_is_compared_is_not_the_targets(bench):
+    def watched(x):
+        if shadowrun.current() is not None:
+            raise RuntimeError("a mode is in the way")
+        return torch.exp(x)
+
+    (found,) = bench.call(watched, X)
+    assert (found.kind, found.message) == (Kind.HARNESS, "RuntimeError: a mode is in the way")
 
 
 def test_results_as_a_whole(bench):
