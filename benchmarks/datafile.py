@@ -2,8 +2,9 @@
 
 Calls are made up but written by the store's own writer: a training loop of 600 places, one call in fifty with rounding
 differences (--all-differ: every call, as on another kind of device), a few with mismatches, each of which has evidence
-of its own. Each measurement runs in a process of its own, so that its peak memory is its own. `s` is wall time; `cpu_s`
-is what that would be on a machine that does nothing else.
+of its own. The figures of differences are such as f32 tensors give: all are 32-bit floats but the root mean square and,
+for every other one, two distances from the oracle. Each measurement runs in a process of its own, so that its peak
+memory is its own. `s` is wall time; `cpu_s` and `us_of_call` are the processor's, as on a machine that is idle.
 
     python benchmarks/datafile.py [--calls 1000000] [--ranks 64] [--calls-of-rank 50000] [--all-differ] [--real]
 """
@@ -13,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import random
 import resource
 import sys
 import tempfile
 import time
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +39,22 @@ MEMORY_EVERY = 100_000
 TARGETS = {"us_of_call": 10.0, "bytes_of_call": 100.0, "report_s": 5.0, "combine_s": 30.0}
 
 
+def _figures(n: int) -> list[tuple[float, ...]]:
+    """Figures of differences: max_abs, max_rel, rmse, two values, two distances from the oracle."""
+    draw = random.Random(0)
+    found = []
+    for k in range(n):
+        actual = array("f", [draw.gauss(0, 1)])[0]
+        max_rel = array("f", [draw.uniform(0.5, 1) * 2.0**-22])[0]
+        expected = array("f", [actual * (1 + max_rel)])[0]
+        excesses = (10 * draw.random(), 10 * draw.random()) if k % 2 else (-1.0, -1.0)
+        found.append((abs(actual - expected), max_rel, draw.random() * 2.0**-23, actual, expected, *excesses))
+    return found
+
+
+FIGURES = _figures(9973)
+
+
 def record(path: Path, n: int, rank: int = 0, world: int = 1, rounding_every: int = ROUNDING_EVERY) -> dict[str, Any]:
     """Record `n` made-up calls, of which one in `rounding_every` differs."""
     data = DataFile.create(path, RunInfo("npu", "cpu", rank=rank, world_size=world, started="2026-01-01T00:00:00"))
@@ -49,7 +68,7 @@ def record(path: Path, n: int, rank: int = 0, world: int = 1, rounding_every: in
     match = data.verdict_id(Verdict(Status.MATCH))
     memory: list[float] = []
     values_us = _values_us(rounding_every)
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     for seq in range(n):
         verdict = match if seq % rounding_every else _differ(data, seq)
         context = contexts[seq % PLACES]
@@ -59,12 +78,13 @@ def record(path: Path, n: int, rank: int = 0, world: int = 1, rounding_every: in
         if seq % MEMORY_EVERY == MEMORY_EVERY // 2:
             memory.append(_resident_mb())
     data.close()
-    wall = time.perf_counter() - started
+    cpu, wall = time.process_time() - started_cpu, time.perf_counter() - started
     if data.failure:
         sys.exit(data.failure)
     size = path.stat().st_size
     return {
-        "us_of_call": 1e6 * wall / n - values_us,
+        "s": wall,
+        "us_of_call": 1e6 * cpu / n - values_us,
         "us_of_values": values_us,
         "bytes_of_call": size / n,
         "mb": size / 1e6,
@@ -84,19 +104,21 @@ class _Nowhere:
 
 def _values_us(rounding_every: int, n: int = 100_000) -> float:
     """Time in which made-up differences are made up, which is none of the store's."""
-    started = time.perf_counter()
+    started = time.process_time()
     for seq in range(0, n, rounding_every):
         _differ(_Nowhere(), seq)
-    return 1e6 * (time.perf_counter() - started) / n
+    return 1e6 * (time.process_time() - started) / n
 
 
 def _differ(data: DataFile | _Nowhere, seq: int) -> int:
     meta = TensorMeta("f32", (seq % PLACES, 64), (64, 1), "npu:0")
     wrong = seq % MISMATCH_EVERY == 0
-    data.add_diffs(
-        seq,
-        [TensorDiff("output 0", meta, meta, 640, 12, 3 * wrong, seq * 1e-7, 1e-6, 1e-8, 3, 21, worst_index=(1, 2))],
-    )
+    max_abs, max_rel, rmse, actual, expected, excess, excess_expected = FIGURES[seq % len(FIGURES)]
+    diff = TensorDiff(
+        "output 0", meta, meta, 640, 300 + seq % 300, 3 * wrong, max_abs, max_rel, rmse, 3, 21, worst_index=(1, 2),
+        worst_actual=actual, worst_expected=expected, excess_actual=excess, excess_expected=excess_expected,
+    )  # fmt: skip
+    data.add_diffs(seq, [diff])
     if wrong:
         evidence = f"{seq} times the operator's own rounding"
         return data.verdict_id(Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "wrong", evidence, 0.9))
@@ -114,15 +136,15 @@ def record_real(path: Path, n: int) -> dict[str, Any]:
         for _ in range(1000):
             x + x
         memory = [_resident_mb()]
-        started = time.perf_counter()
+        started = time.process_time()
         for i in range(n):
             x + x
             if i % MEMORY_EVERY == MEMORY_EVERY - 1:
                 memory.append(_resident_mb())
         run.counts()
-        wall = time.perf_counter() - started
+        cpu = time.process_time() - started
     size = path.stat().st_size
-    return {"us_of_call": 1e6 * wall / n, "bytes_of_call": size / n, "resident_mb": memory}
+    return {"us_of_call": 1e6 * cpu / n, "bytes_of_call": size / n, "resident_mb": memory}
 
 
 def report(path: Path, form: str, out: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class DriftStep:
 _DRIFT = """
 with ranked as (
     select *, row_number() over (partition by step order by drift_rel desc, drift_abs desc, seq) as place,
-        max(drift_abs) over (partition by step) as greatest
+        coalesce(max(drift_abs) over (partition by step), -1) as greatest
     from call where drift_rel >= 0
 )
 select step, greatest, drift_rel, name, module, seq

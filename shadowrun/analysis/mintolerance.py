@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.store.codec import decode_float
-from shadowrun.store.records import counts_zeros
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +19,7 @@ _SLACK = 1 + 2.0**-18
 """Statistics of f32 are computed in f32; the judge counts in f64. A tolerance that is given must not fall short."""
 
 _SQL = """
-select context_id, outcome_id, max(max_abs), max(max_rel), max({zeros}),
+select context_id, outcome_id, max(max_abs), max(max_rel), max(n_from_zero),
     max(detail <> '' or n_nan + n_inf > 0 or (e.dtype not glob '[fc]*' and e.dtype not glob 'bf*' and n_different > 0))
 from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
 join outcome on outcome.id = outcome_id join form e on e.id = expected_id
@@ -47,10 +46,9 @@ NOTHING = MinTolerance(math.inf, math.inf)
 
 def min_tolerances(data: DataFile) -> dict[tuple[int, int], MinTolerance]:
     """By context and outcome, for all calls that mismatched."""
-    sql = _SQL.format(zeros="n_from_zero" if counts_zeros(data) else "-1")
     return {
         (context, outcome): _least(decode_float(max_abs), decode_float(max_rel), zeros, bool(other))
-        for context, outcome, max_abs, max_rel, zeros, other in data.query(sql)
+        for context, outcome, max_abs, max_rel, zeros, other in data.query(_SQL)
     }
 
 

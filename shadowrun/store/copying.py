@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.store import opening
 from shadowrun.store.codec import encode_info
+from shadowrun.store.schema import POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ _SHARED: dict[str, dict[str, str]] = {
     "op": {"name": ""},
     "site": {"text": ""},
     "form": dict.fromkeys(("dtype", "shape", "stride", "device", "layout"), ""),
+    "tensor": {"name": "", "actual_id": "form", "expected_id": "form", "n_elements": ""},
     "outcome": dict.fromkeys(("status", "cause", "explanation", "missing_kernel"), ""),
     "context": {
         "op_id": "op", "inputs": "", "dtypes": "", "shapes": "", "module": "", "phase": "", "site_id": "site",
@@ -30,9 +32,8 @@ _SHARED: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Tables whose equal rows become one: table to column to the table that the column refers to."""
 
-_DIFF = """position, name, a.new, e.new, n_elements, n_different, n_mismatched, max_abs, max_rel, rmse, max_ulp,
-    remaining_bits, n_nan, n_inf, n_zero_sign, n_subnormal, worst_index, worst_actual, worst_expected, excess_actual,
-    excess_expected, detail, n_from_zero"""
+_DIFF = """n_different, n_mismatched, remaining_bits, n_nan, n_inf, n_zero_sign, n_subnormal, n_from_zero, max_ulp,
+    worst_index, detail, max_abs, max_rel, rmse, worst_actual, worst_expected, excess_actual, excess_expected"""
 
 _FOLDED = """n, first_seq + :shift, first_step, n_ref, ref_us_total, ref_us_min, n_target, target_us_total,
     target_us_min, max_abs, max_rel, max_ulp, remaining_bits, n_mismatched, n_nan, n_inf, severity,
@@ -40,27 +41,26 @@ _FOLDED = """n, first_seq + :shift, first_step, n_ref, ref_us_total, ref_us_min,
 
 _OF_RUN = (
     """
-    insert into call select seq + :shift, step, m.new, verdict_id + :verdicts, ref_us, target_us, drift_abs, drift_rel
+    insert into call select seq + :shift, step, m.new, verdict_id + :verdicts, ref_ns, target_ns, drift_abs, drift_rel
     from old.call join map_context m on m.old = context_id where seq >= :first and seq < :end order by seq
     """,
     f"""
-    insert into diff select seq + :shift, {_DIFF}
-    from old.diff join map_form a on a.old = actual_id join map_form e on e.old = expected_id
-    where seq >= :first and seq < :end order by seq, position
+    insert into packed_diff select d.id + :shift * {POSITIONS}, m.new, {_DIFF}
+    from old.packed_diff d join map_tensor m on m.old = tensor_id
+    where d.id >= :first * {POSITIONS} and d.id < :end * {POSITIONS} order by d.id
     """,  # noqa: S608 - names from above
     f"""
     insert into folded select c.new, o.new, {_FOLDED}
     from old.folded join map_context c on c.old = context_id join map_outcome o on o.old = outcome_id
     where first_seq >= :first and first_seq < :end
     """,  # noqa: S608 - names from above
+    """
+    insert into step (step, started_s, wall_s, source_id) select step, started_s, wall_s, :number from old.step
+    where source_id = :old_number order by step
+    """,
 )
 """Copies what belongs to one run; its calls lie in a block of numbers of their own."""
 
-_STEPS = (
-    "insert into step (step, started_s, wall_s, source_id) select step, started_s, wall_s, :number from old.step "
-    "order by step"
-)
-_STEPS_OF_RUN = _STEPS.replace("order by", "where source_id = :old_number order by")
 
 _OF_FILE = (
     """
@@ -71,13 +71,12 @@ _OF_FILE = (
     insert into skipped select o.new, device, reason, n from old.skipped join map_op o on o.old = op_id where true
     on conflict (op_id, device, reason) do update set n = n + excluded.n
     """,
+    """
+    insert or ignore into region select o.new, backend, n_operators, r.site
+    from old.region r join map_op o on o.old = op_id
+    """,
 )
 """Copies what belongs to all runs of a file."""
-
-_REGIONS = """
-insert or ignore into region select o.new, backend, n_operators, r.site
-from old.region r join map_op o on o.old = op_id
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +130,20 @@ class Copier:
         runs = [
             dataclasses.replace(part.run, number=n, first_seq=n * block) for n, part in enumerate(parts, start=number)
         ]
-        connection.execute("attach database ? as old", (f"{path.absolute().as_uri()}?mode=ro",))
-        try:
-            connection.execute("begin")
-            self._copy_file(list(zip(parts, runs, strict=True)))
-            connection.execute("commit")
-        except sqlite3.DatabaseError as error:
-            if connection.in_transaction:
-                connection.execute("rollback")
-            if _is_full(error):
-                raise
-            raise opening.corrupt(path, error) from error
-        finally:
-            connection.execute("detach database old")
+        with opening.up_to_date(path) as present:
+            connection.execute("attach database ? as old", (f"{present.absolute().as_uri()}?mode=ro",))
+            try:
+                connection.execute("begin")
+                self._copy_file(list(zip(parts, runs, strict=True)))
+                connection.execute("commit")
+            except sqlite3.DatabaseError as error:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                if _is_full(error):
+                    raise
+                raise opening.corrupt(path, error) from error
+            finally:
+                connection.execute("detach database old")
         return runs
 
     def finish(self, sources: Iterable[SourceRun], info: str) -> None:
@@ -166,23 +166,19 @@ class Copier:
         (verdicts,) = run("select coalesce(max(id), 0) from main.verdict").fetchone()
         for sql in _OF_FILE:
             run(sql, {"verdicts": verdicts})
-        tables = {name for (name,) in run("select name from old.sqlite_master")}
-        if "region" in tables:
-            run(_REGIONS)
-        has_sources = "source" in tables
-        diff_columns = run("select name from pragma_table_info('diff', 'old')").fetchall()
-        counts_zeros = ("n_from_zero",) in diff_columns
         for part, new in runs:
             first, end = part.run.first_seq, part.end_seq
             values = {"shift": new.first_seq - first, "first": first, "end": end, "verdicts": verdicts}
             values |= {"number": new.number, "old_number": part.run.number}
-            for sql in (*_OF_RUN, _STEPS_OF_RUN if has_sources else _STEPS):
-                run(sql if counts_zeros else sql.replace("n_from_zero", "-1"), values)
+            for sql in _OF_RUN:
+                run(sql, values)
 
     def _share(self, table: str, columns: dict[str, str]) -> None:
         """Give each row of a table the number of its equal in the new file; a new one where there is none."""
-        values = ", ".join(f"map_{other}.new as {name}" if other else f"t.{name}" for name, other in columns.items())
-        joins = " ".join(f"join map_{other} on map_{other}.old = t.{name}" for name, other in columns.items() if other)
+        values = ", ".join(f"m_{name}.new as {name}" if other else f"t.{name}" for name, other in columns.items())
+        joins = " ".join(
+            f"join map_{other} m_{name} on m_{name}.old = t.{name}" for name, other in columns.items() if other
+        )
         rows = f"select t.id as old, {values} from old.{table} t {joins}"  # noqa: S608 - names from above
         names = ", ".join(columns)
         run = self._connection.execute

@@ -18,7 +18,6 @@ from shadowrun.store.folding import Bound
 from shadowrun.store.pending import INTERNED, Pending
 from shadowrun.store.sources import SourceRun, block_of, read_sources
 from shadowrun.store.tensors import clear, folder_of, temporary_folder
-from shadowrun.store.upgrading import upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -99,8 +98,10 @@ class DataFile:
                 holds a run of other platforms.
         """
         if append and path is not None and path.exists():
+            cls.check(path, info, append=True)
+            opening.upgrade(path)
             data = cls(path, opening.connect_existing(path, write=True), writable=True)
-            data._continue(info)
+            data._continue()
         else:
             data = cls(path, opening.connect_new(path), writable=True)
             if path is not None:
@@ -345,13 +346,8 @@ class DataFile:
             except sqlite3.Error as error:
                 self._give_up(error)
 
-    def _continue(self, info: RunInfo) -> None:
+    def _continue(self) -> None:
         """Take up the numbering of a file that is appended to."""
-        self._check_platforms(info)
-        try:
-            upgrade(self._connection)
-        except sqlite3.Error as error:
-            raise opening.unwritable(self.path, error) from error
         earlier = self.info
         self._earlier_s = (earlier.wall_s, earlier.own_s, earlier.behind_s)
         known = {"op": "select name, id from op", "site": "select text, id from site"}

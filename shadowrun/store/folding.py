@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shadowrun.store.codec import encode_float, encode_int
 from shadowrun.store.groups import Group, compute, merge, read_folded
 from shadowrun.store.pending import INSERT_CALLS, encode_row
+from shadowrun.store.schema import POSITIONS
 from shadowrun.store.sources import ONE_RUN
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ select verdict.id, outcome_id from verdict join outcome on outcome.id = outcome_
 where (status = 'match' and cause = '' and explanation = '' or status = 'skipped')
     and missing_kernel = '' and evidence = ''
 """
+_DIFFERENT = f"select id / {POSITIONS} from packed_diff where id >= ? * {POSITIONS} and id < ? * {POSITIONS}"  # noqa: S608
 _MOST_UNMERGED = 5000
 """Rows of sums, several for one context and outcome: to join them each time would take longer than all else."""
 
@@ -91,8 +93,8 @@ class Bound:
         if not len(calls):
             return 0
         outcomes = dict(connection.execute(_PLAIN_VERDICTS).fetchall())
-        span = calls[:, 0].min(), calls[:, 0].max()
-        different = [seq for (seq,) in connection.execute("select seq from diff where seq between ? and ?", span)]
+        span = int(calls[:, 0].min()), int(calls[:, 0].max()) + 1
+        different = [seq for (seq,) in connection.execute(_DIFFERENT, span)]
         plain = plain_among(calls, outcomes, different)
         groups = sums_of(calls[plain], outcomes)
         self._n_unmerged += len(groups)
@@ -128,7 +130,10 @@ def _fold(connection: sqlite3.Connection, n: int) -> int:
     groups = merge([*leaving, *read_folded(run, ONE_RUN)])
     connection.execute("delete from folded")
     connection.executemany(_INSERT, map(_row, groups))
-    connection.execute("delete from diff where seq in (select seq from leaving)")
+    connection.execute(
+        f"delete from packed_diff where id <= (select max(seq) + 1 from leaving) * {POSITIONS} "  # noqa: S608
+        f"and id / {POSITIONS} in (select seq from leaving)"
+    )
     return connection.execute("delete from call where seq in (select seq from leaving)").rowcount
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.store.scanning import PIECE, scan
-from shadowrun.store.schema import SEVERITY
+from shadowrun.store.schema import POSITIONS, SEVERITY, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,26 +29,31 @@ select context_id, outcome_id, first_seq / {block}, n, first_seq, first_step, n_
 from folded
 """
 
-# diff stands first: where few calls differ, only those are looked at.
-_FROM_DIFFS = """
-select context_id, outcome_id, call.seq / {block}, max(max_abs), max(max_rel), max(max_ulp),
+# Differences stand first: where few calls differ, only those are looked at.
+_OF_CALLS = (
+    f"from packed_diff cross join call on call.seq = packed_diff.id / {POSITIONS} "
+    "join verdict on verdict.id = verdict_id"
+)
+
+_FROM_DIFFS = f"""
+select context_id, outcome_id, call.seq / {{block}}, max({number("max_abs")}), max({number("max_rel")}), max(max_ulp),
     coalesce(min(case when remaining_bits >= 0 then remaining_bits end), -1),
     sum(n_mismatched), sum(n_nan), sum(n_inf)
-from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
-where {where} group by 1, 2, 3
+{_OF_CALLS}
+where {{where}} group by 1, 2, 3
 """
 
 _DRIFT = """
-select context_id, outcome_id, seq / {block}, max(drift_abs), max(drift_rel)
+select context_id, outcome_id, seq / {block}, coalesce(max(drift_abs), -1), coalesce(max(drift_rel), -1)
 from call join verdict on verdict.id = verdict_id
-where (drift_rel <> -1 or drift_abs <> -1) and {where} group by 1, 2, 3
+where (drift_rel is not null or drift_abs is not null) and {where} group by 1, 2, 3
 """
 
 _SEVERITIES = f"""
-select context_id, outcome_id, call.seq / {{block}}, call.seq, position, {SEVERITY}
-from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
-where (diff.seq, position) > (?, ?) and {{where}} order by diff.seq, position limit {PIECE}
-"""  # noqa: S608 - no value from outside enters it
+select context_id, outcome_id, call.seq / {{block}}, call.seq, packed_diff.id, {SEVERITY}
+{_OF_CALLS}
+where packed_diff.id > ? and {{where}} order by packed_diff.id limit {PIECE}
+"""
 
 _NO_DIFF = (0.0, 0.0, 0, -1, 0, 0, 0)
 
@@ -132,14 +137,14 @@ def merge(groups: Iterable[Group]) -> list[Group]:
 def _worst(query: Query, sql: str) -> dict[Key, tuple[float, int]]:
     """Greatest severity of each group, and the first call that has it."""
     worst: dict[Key, tuple[float, int]] = {}
-    last = (-1, -1)
-    while rows := list(query(sql, last)):
+    last = -1
+    while rows := list(query(sql, (last,))):
         for context, outcome, source, seq, _, severity in rows:
             key = context, outcome, source
             seen = worst.get(key)
             if seen is None or severity > seen[0]:
                 worst[key] = severity, seq
-        last = rows[-1][3:5]
+        last = rows[-1][4]
     return worst
 
 

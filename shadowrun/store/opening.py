@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import DataFileError
 from shadowrun.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+from shadowrun.store.upgrading import fill_from
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
-__all__ = ["check_writable", "connect_existing", "connect_new", "corrupt", "move", "remove", "unwritable"]
+__all__ = [
+    "check_writable",
+    "connect_existing",
+    "connect_new",
+    "corrupt",
+    "move",
+    "remove",
+    "unwritable",
+    "up_to_date",
+    "upgrade",
+]
 
 MAGIC = b"SQLite format 3\0"
 READ_TIMEOUT_S = 5.0
@@ -41,20 +55,96 @@ def connect_new(path: Path | None) -> sqlite3.Connection:
         # reader rolls back. Only a power cut needs synchronous writes.
         connection.execute("pragma journal_mode = delete")
         connection.execute("pragma synchronous = off")
-        # All at once: another process that looks at the file finds it empty or whole.
-        numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
-        connection.executescript("begin;" + numbers + SCHEMA + "commit;")
+        _make_tables(connection)
     except sqlite3.Error as error:
         raise unwritable(path, error) from error
     return connection
 
 
+def _make_tables(connection: sqlite3.Connection) -> None:
+    # All at once: another process that looks at the file finds it empty or whole.
+    numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
+    connection.executescript("begin;" + numbers + SCHEMA + "commit;")
+
+
 def connect_existing(path: Path, *, write: bool = False) -> sqlite3.Connection:
     """Open a data file that exists, for reading unless `write`.
+
+    What is read of a file of an older schema is a copy in the present one, as of now.
 
     Raises:
         DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
     """
+    connection, version = _connect(path, "rw" if write else "ro")
+    if version < SCHEMA_VERSION:
+        connection.close()
+        return _upgraded_copy(path, version)
+    if write:
+        connection.execute("pragma synchronous = off")
+        connection.execute(f"pragma busy_timeout = {int(WRITE_TIMEOUT_S * 1000)}")
+    else:
+        connection.execute("pragma query_only = on")
+    return connection
+
+
+def upgrade(path: Path) -> None:
+    """Bring a data file of an older schema to the present one, before it is written to.
+
+    Raises:
+        DataFileError: As `connect_existing`, or it cannot be written.
+    """
+    connection, version = _connect(path, "ro")
+    connection.close()
+    if version >= SCHEMA_VERSION:
+        return
+    new = path.with_name(path.name + ".part")
+    with contextlib.closing(connect_new(new)) as connection:
+        try:
+            fill_from(connection, path, version)
+        except sqlite3.Error as error:
+            connection.close()
+            remove(new)
+            raise unwritable(path, error) from error
+    move(new, path)
+
+
+@contextlib.contextmanager
+def up_to_date(path: Path) -> Iterator[Path]:
+    """A data file of the present schema with what `path` holds: itself, or one that is gone at the end.
+
+    Raises:
+        DataFileError: As `connect_existing`.
+    """
+    connection, version = _connect(path, "ro")
+    connection.close()
+    if version >= SCHEMA_VERSION:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        with contextlib.closing(connect_new(copy)) as connection:
+            try:
+                fill_from(connection, path, version)
+            except sqlite3.DatabaseError as error:
+                raise corrupt(path, error) from error
+        yield copy
+
+
+def _upgraded_copy(path: Path, version: int) -> sqlite3.Connection:
+    # A database without a name lies in memory, and in a file of SQLite's own where it is large.
+    connection = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        _make_tables(connection)
+        fill_from(connection, path, version)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise corrupt(path, error) from error
+    connection.execute("pragma query_only = on")
+    return connection
+
+
+def _connect(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
+    """A connection to a data file that this shadowrun can read, and its schema."""
     if not path.exists():
         raise DataFileError(
             f"There is no data file {str(path)!r}. Record one with `shadowrun run --data FILE script.py` "
@@ -62,7 +152,7 @@ def connect_existing(path: Path, *, write: bool = False) -> sqlite3.Connection:
             slug="data-file-missing",
         )
     _check_magic(path)
-    connection = _open(path, "rw" if write else "ro")
+    connection = _open(path, mode)
     try:
         version = _version(connection, path)
     except sqlite3.OperationalError:
@@ -84,12 +174,7 @@ def connect_existing(path: Path, *, write: bool = False) -> sqlite3.Connection:
             "upgrade shadowrun.",
             slug="data-file-newer",
         )
-    if write:
-        connection.execute("pragma synchronous = off")
-        connection.execute(f"pragma busy_timeout = {int(WRITE_TIMEOUT_S * 1000)}")
-    else:
-        connection.execute("pragma query_only = on")
-    return connection
+    return connection, version
 
 
 def corrupt(path: Path | None, error: Exception) -> DataFileError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.store.codec import encode_diff, encode_float, encode_form
@@ -12,10 +13,15 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Mapping
 
+    from shadowrun.store.codec import PackedDiff
     from shadowrun.store.packed import Packed
     from shadowrun.types import Phase, TensorDiff, TensorMeta, Verdict
 
     Row = tuple[int, int, int, int, float, float, float, float]
+
+# Hashing and comparing a dataclass calls Python; what these return is a tuple.
+_FORM = attrgetter("dtype", "shape", "stride", "device", "layout")
+_VERDICT = attrgetter("status", "cause", "explanation", "evidence", "confidence")
 
 __all__ = ["INSERT_CALLS", "INTERNED", "Pending", "encode_row"]
 
@@ -23,7 +29,7 @@ MAX_REMEMBERED = 100_000
 """Rows of one table remembered for interning. Evidence, explanations and shapes may be new at every call, and memory
 must not grow with the calls: past it, all are forgotten, and equal rows may get a second number."""
 
-INTERNED = ("op", "site", "form", "outcome", "verdict", "context")
+INTERNED = ("op", "site", "form", "tensor", "outcome", "verdict", "context")
 """Tables whose rows have numbers that other rows refer to."""
 
 _UNIQUE = ("op", "site")
@@ -33,10 +39,11 @@ _INSERTS = {
     "op": "insert into op values (?, ?)",
     "site": "insert into site values (?, ?)",
     "form": "insert into form values (?, ?, ?, ?, ?, ?)",
+    "tensor": "insert into tensor values (?, ?, ?, ?, ?)",
     "context": "insert into context values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "outcome": "insert into outcome values (?, ?, ?, ?, ?)",
     "verdict": "insert into verdict values (?, ?, ?, ?)",
-    "diff": "insert into diff values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "packed_diff": f"insert into packed_diff values ({', '.join('?' * 20)})",  # noqa: S608
     "capture": "insert into capture values (?, ?, ?)",
     "region": "insert or ignore into region values (?, ?, ?, ?)",
     "step": "insert or replace into step (step, started_s, wall_s) values (?, ?, ?)",
@@ -44,7 +51,12 @@ _INSERTS = {
     "on conflict (op_id, device, reason) do update set n = n + excluded.n",
     "meta": "insert or replace into meta values (?, ?)",
 }
-INSERT_CALLS = "insert into call values (?, ?, ?, ?, ?, ?, ?, ?)"
+_NS = "case when {0} >= 0 then cast({0} * 1000 + 0.5 as integer) end"  # times come as nanoseconds / 1000: exact
+INSERT_CALLS = (
+    f"insert into call values (?1, ?2, ?3, ?4, {_NS.format('?5')}, {_NS.format('?6')}, "  # noqa: S608
+    "nullif(?7, -1), nullif(?8, -1))"
+)
+"""From a row as `DataFile.rows` has it, in microseconds, -1 for what was not measured."""
 
 
 class Pending:
@@ -98,7 +110,7 @@ class Pending:
 
     def verdict(self, verdict: Verdict, missing_kernel: str) -> int:
         """Number of a verdict."""
-        key = (verdict, missing_kernel)
+        key = (*_VERDICT(verdict), missing_kernel)
         number = self._ids["verdict"].get(key)
         if number is not None:
             return number
@@ -117,8 +129,7 @@ class Pending:
     def diffs(self, seq: int, diffs: Iterable[TensorDiff]) -> None:
         """Add how the tensors of call `seq` differed."""
         for position, diff in enumerate(diffs):
-            actual, expected = self._form(diff.actual), self._form(diff.expected)
-            self.tables["diff"].append(encode_diff(seq, position, actual, expected, diff))
+            self.tables["packed_diff"].append(encode_diff(seq, position, self._tensor(diff), diff))
 
     def region(self, op: str, backend: str, n_operators: int, site: str) -> None:
         """Add what is known of a compiled region."""
@@ -149,7 +160,8 @@ class Pending:
         try:
             for table, n in lengths.items():
                 if n:
-                    connection.executemany(_INSERTS[table], self.tables[table][:n])
+                    rows = self.tables[table][:n]
+                    connection.executemany(_INSERTS[table], _packed(rows) if table == "packed_diff" else rows)
             if packed is None:
                 connection.executemany(INSERT_CALLS, map(encode_row, self.rows[:n_rows]))
             connection.execute("commit")
@@ -188,6 +200,18 @@ class Pending:
             self.tables[table].append((number, *columns))
         return number
 
+    def _tensor(self, diff: TensorDiff) -> int:
+        key = (diff.name, _FORM(diff.actual), _FORM(diff.expected), diff.n_elements)
+        number = self._ids["tensor"].get(key)
+        if number is None:
+            with self._lock:
+                number = self._ids["tensor"].get(key)
+                if number is None:
+                    actual, expected = self._form(diff.actual), self._form(diff.expected)
+                    number = self._number("tensor", key)
+                    self.tables["tensor"].append((number, diff.name, actual, expected, diff.n_elements))
+        return number
+
     def _form(self, meta: TensorMeta) -> int:
         number = self._ids["form"].get(meta)
         if number is None:
@@ -197,6 +221,12 @@ class Pending:
                     number = self._number("form", meta)
                     self.tables["form"].append((number, *encode_form(meta)))
         return number
+
+
+def _packed(rows: list[PackedDiff]) -> list[tuple[Any, ...]]:
+    from shadowrun.store.fractions import encode_numbers  # imports numpy, which no reader needs
+
+    return encode_numbers(rows)
 
 
 def encode_row(row: Row) -> tuple[Any, ...]:

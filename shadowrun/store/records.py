@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.store.codec import decode_float, diff_from_row
+from shadowrun.store.schema import POSITIONS, number
 from shadowrun.types import Cause, OpCall, OpRecord, Phase, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["REGION", "counts_zeros", "first_mismatch", "read_diffs", "read_records"]
+__all__ = ["REGION", "first_mismatch", "read_diffs", "read_records"]
 
 REGION = "compiled::"
 """Compiled regions are recorded like operators of this name space."""
@@ -24,7 +25,7 @@ PIECE = 1000
 _RECORDS = """
 select call.seq, call.step, op.name, inputs, module, phase, site.text, context.device,
     status, cause, explanation, evidence, confidence, missing_kernel,
-    ref_us, target_us, drift_abs, drift_rel
+    coalesce(ref_ns / 1000.0, -1), coalesce(target_ns / 1000.0, -1), coalesce(drift_abs, -1), coalesce(drift_rel, -1)
 from call
 join context on context.id = context_id join op on op.id = op_id join site on site.id = site_id
 join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
@@ -36,15 +37,19 @@ select call.seq from call join verdict on verdict.id = verdict_id join outcome o
 where status = 'mismatch' and context_id not in ({excused}) order by step, call.seq % ?, call.seq limit 1
 """
 
-_DIFFS = """
-select diff.seq, name,
+_DIFFS = f"""
+with wanted (seq) as (values {{numbers}})
+select wanted.seq, name,
     a.dtype, a.shape, a.stride, a.device, a.layout, e.dtype, e.shape, e.stride, e.device, e.layout,
-    n_elements, n_different, n_mismatched, max_abs, max_rel, rmse, max_ulp, remaining_bits, n_nan, n_inf,
-    n_zero_sign, n_subnormal, worst_index, worst_actual, worst_expected, excess_actual, excess_expected, detail,
-    n_from_zero
-from diff join form a on a.id = actual_id join form e on e.id = expected_id
-where diff.seq in ({numbers}) order by diff.seq, position
-"""
+    n_elements, n_different, n_mismatched, {number("max_abs")}, {number("max_rel")}, {number("rmse")}, max_ulp,
+    remaining_bits, n_nan, n_inf, n_zero_sign, n_subnormal, worst_index, {number("worst_actual")},
+    {number("worst_expected")}, coalesce({number("excess_actual")}, -1), coalesce({number("excess_expected")}, -1),
+    detail, n_from_zero
+from wanted
+cross join packed_diff as d on d.id >= wanted.seq * {POSITIONS} and d.id < (wanted.seq + 1) * {POSITIONS}
+join tensor on tensor.id = tensor_id join form a on a.id = actual_id join form e on e.id = expected_id
+order by wanted.seq, d.id
+"""  # noqa: S608 - no value from outside enters it
 
 
 def read_records(
@@ -93,17 +98,11 @@ def first_mismatch(data: DataFile, excused: Collection[int] = ()) -> OpRecord | 
     return None if found is None else next(read_records(data, seq=found[0]))
 
 
-def counts_zeros(data: DataFile) -> bool:
-    """Whether the file has ``diff.n_from_zero``, which schema 1 lacks."""
-    sql = "select 1 from pragma_table_info('diff') where name = 'n_from_zero'"
-    return next(data.query(sql), None) is not None
-
-
 def read_diffs(data: DataFile, numbers: Iterable[int]) -> dict[int, list[TensorDiff]]:
     """Diffs of the calls of these numbers."""
-    sql = _DIFFS if counts_zeros(data) else _DIFFS.replace("n_from_zero", "-1")
+    wanted = ", ".join(f"({number})" for number in numbers)
     found: dict[int, list[TensorDiff]] = {}
-    for seq, *rest in data.query(sql.format(numbers=", ".join(map(str, numbers)))):
+    for seq, *rest in data.query(_DIFFS.format(numbers=wanted)) if wanted else ():
         found.setdefault(seq, []).append(diff_from_row(tuple(rest)))
     return found
 

@@ -21,7 +21,7 @@ PIECE = 20_000
 """Rows fetched at once."""
 
 _CALLS = f"""
-select seq, step, context_id, outcome_id, ref_us, target_us
+select seq, step, context_id, outcome_id, ref_ns / 1000.0, target_ns / 1000.0
 from call join verdict on verdict.id = verdict_id
 where seq > ? and seq < ? and {{where}} order by seq limit {PIECE}
 """  # noqa: S608 - no value from outside enters it
@@ -88,7 +88,7 @@ def scan(query: Query, block: int, where: str = "1", observe: Observe | None = N
 
 
 def _add_piece(found: dict[Key, Sums], rows: list[tuple[Any, ...]], source: int, observe: Observe | None) -> None:
-    pieces: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+    pieces: dict[tuple[int, int], tuple[list[float | None], list[float | None]]] = {}
     for seq, step, context, outcome, ref_us, target_us in rows:
         piece = pieces.get((context, outcome))
         if piece is None:
@@ -104,5 +104,5 @@ def _add_piece(found: dict[Key, Sums], rows: list[tuple[Any, ...]], source: int,
             observe(context, *measured)
 
 
-def _measured(times: list[float]) -> list[float]:
-    return times if min(times) >= 0 else [us for us in times if us >= 0]
+def _measured(times: list[float | None]) -> list[float]:
+    return [us for us in times if us is not None]

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-__all__ = ["APPLICATION_ID", "SCHEMA", "SCHEMA_VERSION", "SEVERITY"]
+__all__ = ["APPLICATION_ID", "POSITIONS", "SCHEMA", "SCHEMA_VERSION", "SEVERITY", "number"]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
 
 APPLICATION_ID = 0x53484452
 """``SHDR``, kept in ``PRAGMA application_id``: tells our files from other SQLite databases."""
 
-SCHEMA = """\
+POSITIONS = 65536
+"""Numbers of differences that a call has; its first is ``seq * POSITIONS``."""
+
+
+def number(column: str) -> str:
+    """SQL for the value of a column of `packed_diff` that holds a fraction as a whole number.
+
+    ``p / 2^s`` is kept as ``128 p + s``: what comes from 16- or 32-bit floats takes half the room of a REAL so, often a
+    quarter. Dividing by a power of two is exact; it is done in two halves since a whole number has 63 bits.
+    """
+    c = column
+    return (
+        f"case typeof({c}) when 'integer' then ({c} >> 7) * 1.0 / (1 << min({c} & 127, 62)) "
+        f"/ (1 << max(({c} & 127) - 62, 0)) else {c} end"
+    )
+
+
+SCHEMA = f"""\
 -- Schema of a shadowrun data file (SQLite).
 --
 -- History
@@ -18,9 +35,11 @@ SCHEMA = """\
 --   2  table source, step.source_id: files that several runs were combined into; diff.n_from_zero
 --   3  table capture: inputs of failing calls, kept in a folder beside the file
 --   4  table region: graphs that torch.compile made
+--   5  smaller: call has whole nanoseconds, and NULL for what was not measured; tables tensor and packed_diff,
+--      of which diff is a view now; diff.worst_index is the place in row-major order
 --
--- NaN is stored as the text 'nan' in REAL columns (SQLite would make it NULL); infinities are stored
--- as they are. -1 means: not measured. Times are in microseconds.
+-- NaN is stored as the text 'nan' (SQLite would make it NULL); infinities are stored as they are. -1 means: not
+-- measured, but in call, where NULL does.
 
 create table meta (             -- one row each for: info (a RunInfo as JSON)
     key text primary key,
@@ -85,39 +104,62 @@ create table call (             -- one row for each compared call
     step integer not null,
     context_id integer not null references context (id),
     verdict_id integer not null references verdict (id),
-    ref_us real not null,
-    target_us real not null,
-    drift_abs real not null,
-    drift_rel real not null
+    ref_ns integer,             -- NULL, here and below: not measured
+    target_ns integer,
+    drift_abs real,
+    drift_rel real
 );
 
-create table diff (             -- one row for each returned or mutated tensor that differed
-    seq integer not null,       -- call.seq
-    position integer not null,
+create table tensor (           -- what can differ
+    id integer primary key,
     name text not null,         -- output 0, or the mutated argument's name
     actual_id integer not null references form (id),
     expected_id integer not null references form (id),
-    n_elements integer not null,
+    n_elements integer not null
+);
+
+-- Columns without a type hold p / 2^s as the integer 128 p + s, or a REAL: the view diff shows what they mean.
+create table packed_diff (
+    id integer primary key,     -- call.seq * {POSITIONS} + position
+    tensor_id integer not null references tensor (id),
     n_different integer not null,
     n_mismatched integer not null,
-    max_abs real not null,
-    max_rel real not null,
-    rmse real not null,
-    max_ulp integer not null,
     remaining_bits integer not null,
     n_nan integer not null,
     n_inf integer not null,
     n_zero_sign integer not null,
     n_subnormal integer not null,
-    worst_index text not null,  -- JSON list
-    worst_actual real not null,
-    worst_expected real not null,
-    excess_actual real not null,
-    excess_expected real not null,
+    n_from_zero integer not null,
+    max_ulp integer not null,
+    worst_index,
     detail text not null,
-    n_from_zero integer not null,  -- 0 on the reference, finite and not 0 on the target; -1: not counted
-    primary key (seq, position)
-) without rowid;
+    max_abs not null,
+    max_rel not null,
+    rmse not null,
+    worst_actual not null,
+    worst_expected not null,
+    excess_actual,              -- NULL: the oracle was not asked
+    excess_expected
+);
+
+create view diff as             -- one row for each returned or mutated tensor that differed
+select
+    packed_diff.id as id,
+    packed_diff.id / {POSITIONS} as seq,  -- call.seq
+    packed_diff.id % {POSITIONS} as position,
+    name, actual_id, expected_id, n_elements, n_different, n_mismatched,
+    {number("max_abs")} as max_abs,
+    {number("max_rel")} as max_rel,
+    {number("rmse")} as rmse,
+    max_ulp, remaining_bits, n_nan, n_inf, n_zero_sign, n_subnormal,
+    worst_index,                -- place in row-major order; a JSON list where there is none; NULL: not known
+    {number("worst_actual")} as worst_actual,
+    {number("worst_expected")} as worst_expected,
+    coalesce({number("excess_actual")}, -1) as excess_actual,
+    coalesce({number("excess_expected")}, -1) as excess_expected,
+    detail,
+    n_from_zero                 -- 0 on the reference, finite and not 0 on the target; -1: not counted
+from packed_diff join tensor on tensor.id = tensor_id;
 
 create table capture (          -- calls whose inputs were kept, in the folder <name of this file>.tensors
     seq integer primary key,    -- call.seq
@@ -173,13 +215,13 @@ create table step (             -- training steps
     wall_s real not null,
     primary key (source_id, step)
 ) without rowid;
-"""
+"""  # noqa: S608 - no value from outside enters it
 
-SEVERITY = """(
+SEVERITY = f"""(
     case when n_nan + n_inf > 0 then 3e6 when detail <> '' then 2e6 else 0 end
     + case when n_mismatched > 0 then 1e6 else 0 end
-    + min(max(excess_actual, 0), 1e5) + 0.5 * min(max_rel, 1)
+    + min(max(coalesce({number("excess_actual")}, 0), 0), 1e5) + 0.5 * min({number("max_rel")}, 1)
 )"""
-"""How bad a `diff` row is, for choosing the worst: class differences (NaN, Inf), then form, then
+"""How bad a `packed_diff` row is, for choosing the worst: class differences (NaN, Inf), then form, then
 elements beyond rounding, by how far beyond. SQL, because the worst of a million rows is chosen there;
 text ('nan') counts as greater than any number."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.store.codec import decode_info
+from shadowrun.store.schema import POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +22,8 @@ MAX_NAMED = 3
 
 _GREATEST = (
     "select max(seq) from call where seq >= ? and seq < ?",
-    "select max(seq) from diff where seq >= ? and seq < ?",
+    # Past 63 bits, SQLite goes on with floats, which is exact enough for "no end".
+    f"select max(id) / {POSITIONS} from packed_diff where id >= ? * {POSITIONS} and id < ? * {POSITIONS}",  # noqa: S608
     "select max(worst_seq) from folded where worst_seq >= ? and worst_seq < ?",
     "select max(first_seq) from folded where first_seq >= ? and first_seq < ?",
 )
@@ -45,9 +47,7 @@ class SourceRun:
 
 
 def read_sources(data: DataFile) -> tuple[SourceRun, ...]:
-    """The runs in a combined file; none in the file of one run, or of schema 1."""
-    if next(data.query("select 1 from sqlite_master where name = 'source'"), None) is None:
-        return ()
+    """The runs in a combined file; none in the file of one run."""
     return tuple(
         SourceRun(number, file, decode_info(info), first_seq)
         for number, file, info, first_seq in data.query("select id, file, info, first_seq from source order by id")

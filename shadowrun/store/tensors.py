@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
 
 __all__ = [
+    "NOT_KEPT",
     "Captured",
     "Unkeepable",
     "captured_calls",
@@ -34,6 +35,9 @@ __all__ = [
     "save",
     "temporary_folder",
 ]
+
+NOT_KEPT = "inputs not kept: "
+"""Begins what the evidence of a call says where its inputs were wanted and could not be kept."""
 
 _FORMAT = 1
 _NAME = re.compile(r"\d{1,9}\.pt")

@@ -1,54 +1,68 @@
-"""Bringing a data file of an older schema to the present one, before a run is appended to it."""
+"""What data files of older schemas hold, in the tables of the present one: readers know no other."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from shadowrun.store.schema import SCHEMA, SCHEMA_VERSION
+from shadowrun.store.schema import POSITIONS
 
 if TYPE_CHECKING:
     import sqlite3
+    from pathlib import Path
 
-__all__ = ["upgrade"]
+__all__ = ["fill_from"]
+
+_SAME = ("meta", "op", "site", "form", "context", "outcome", "verdict", "skipped", "folded")
+_SINCE = {"source": 2, "capture": 3, "region": 4}
+"""Tables that are still what they were, and the first schema that has them."""
+
+_NS = "case when {0} >= 0 then cast({0} * 1000 + 0.5 as integer) end"
+_CALLS = f"""
+insert into call select seq, step, context_id, verdict_id, {_NS.format("ref_us")}, {_NS.format("target_us")},
+    nullif(drift_abs, -1), nullif(drift_rel, -1)
+from old.call order by seq
+"""  # noqa: S608 - names from above
+
+_TENSORS = """
+insert into tensor (name, actual_id, expected_id, n_elements)
+select distinct name, actual_id, expected_id, n_elements from old.diff order by seq, position
+"""
+
+_DIFFS = f"""
+insert into packed_diff select seq * {POSITIONS} + position, tensor.id, n_different, n_mismatched,
+    remaining_bits, n_nan, n_inf, n_zero_sign, n_subnormal, {{n_from_zero}}, max_ulp, nullif(worst_index, '[]'), detail,
+    max_abs, max_rel, rmse, worst_actual, worst_expected, nullif(excess_actual, -1), nullif(excess_expected, -1)
+from old.diff d join tensor on tensor.name = d.name and tensor.actual_id = d.actual_id
+    and tensor.expected_id = d.expected_id and tensor.n_elements = d.n_elements
+order by seq, position
+"""  # noqa: S608 - names from above
+
+_STEPS = "insert into step (step, started_s, wall_s{source}) select step, started_s, wall_s{source} from old.step"
 
 
-def upgrade(connection: sqlite3.Connection) -> None:
-    """Change a file in place, in one transaction; one of the present schema stays as it is.
+def fill_from(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    """Fill a database of the present schema, which holds nothing yet, from a data file of an older one.
+
+    Args:
+        connection: Where to; opened by a URI.
+        path: The file, which is only read.
+        version: Its schema.
 
     Raises:
-        sqlite3.Error: It cannot be written.
+        sqlite3.Error: The file is damaged, or the database cannot be written.
     """
-    (version,) = connection.execute("pragma user_version").fetchone()
-    if version >= SCHEMA_VERSION:
-        return
-    connection.execute("begin immediate")
+    run = connection.execute
+    run("attach database ? as old", (f"{path.absolute().as_uri()}?mode=ro",))
     try:
-        if version < 2:
-            _from_1(connection)
-        if version < 3:
-            connection.execute(_create("capture"))
-        connection.execute(_create("region"))
-        connection.execute(f"pragma user_version = {SCHEMA_VERSION}")
-        connection.execute("commit")
-    except BaseException:
-        connection.execute("rollback")
-        raise
-
-
-def _from_1(connection: sqlite3.Connection) -> None:
-    connection.execute(_create("source"))
-    connection.execute("alter table diff add column n_from_zero integer not null default -1")
-    for table, columns in (("step", "step, started_s, wall_s"), ("folded", "*")):
-        connection.execute(f"alter table {table} rename to old_{table}")
-        connection.execute(_create(table))
-        names = "" if columns == "*" else f"({columns})"
-        connection.execute(f"insert into {table} {names} select {columns} from old_{table}")  # noqa: S608
-        connection.execute(f"drop table old_{table}")
-
-
-def _create(table: str) -> str:
-    """The statement that makes a table of the present schema."""
-    statement = re.search(rf"^create table {table} .*?;$", SCHEMA, re.MULTILINE | re.DOTALL)
-    assert statement is not None
-    return statement[0]
+        run("begin")
+        for table in (*_SAME, *(name for name, first in _SINCE.items() if version >= first)):
+            run(f"insert into main.{table} select * from old.{table}")  # noqa: S608 - names from above
+        run(_CALLS)
+        run(_TENSORS)
+        run(_DIFFS.format(n_from_zero="-1" if version < 2 else "n_from_zero"))
+        run(_STEPS.format(source="" if version < 2 else ", source_id"))
+        run("commit")
+    finally:
+        if connection.in_transaction:
+            run("rollback")
+        run("detach database old")

@@ -1,12 +1,10 @@
 """Captured inputs: what is kept comes back as it was, and a folder that somebody else filled does no harm."""
 
 import pickle
-import sqlite3
 
 import pytest
 import torch
 
-import shadowrun
 from shadowrun import DataFileError
 from shadowrun.store import tensors
 from shadowrun.store.tensors import Captured, Unkeepable
@@ -104,20 +102,3 @@ def test_only_our_files_are_cleared(tmp_path):
     (folder / "letter.txt").unlink()
     tensors.clear(tmp_path / "run.shadowrun")
     assert not folder.exists()
-
-
-def test_a_file_of_an_older_schema_is_read_and_appended_to(tmp_path, clean_sim):
-    file = tmp_path / "run.shadowrun"
-    with shadowrun.compare("sim", file=file):
-        torch.ones(2).to("sim") + 1
-    old = sqlite3.connect(file)
-    old.execute("drop table capture")
-    old.execute("drop table region")
-    old.execute("pragma user_version = 2")
-    old.commit()
-    old.close()
-    assert shadowrun.load(file).findings() == []
-    with clean_sim.flaws("maximum-drops-nan"), shadowrun.compare("sim", file=file, append=True):
-        torch.maximum(torch.tensor([float("nan")]).to("sim"), torch.ones(1).to("sim"))
-    (finding,) = shadowrun.load(file).findings()
-    assert finding.captured >= 0
