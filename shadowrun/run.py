@@ -29,10 +29,11 @@ from shadowrun.store.choosing import choose
 from shadowrun.store.combine import combine_files
 from shadowrun.store.datafile import DataFile
 from shadowrun.store.records import REGION, first_mismatch, read_records
+from shadowrun.store.tensors import NOT_KEPT
 from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from os import PathLike
 
     from shadowrun.repro import Repro
@@ -214,11 +215,21 @@ class Run:
         """
         if finding.captured < 0:
             raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
-        from shadowrun import repro
-
+        make = self._maker(finding)
         self._sync()
         record = next(read_records(self._data, seq=finding.captured))
-        return repro.make(self._data, finding, record, Path(directory), minimise=minimise, time_limit_s=time_limit_s)
+        return make(self._data, finding, record, Path(directory), minimise=minimise, time_limit_s=time_limit_s)
+
+    @staticmethod
+    def _maker(finding: Finding) -> Callable[..., Repro]:
+        """What writes the script of a finding."""
+        if finding.op.startswith(REGION):
+            from shadowrun.compiled import region_repro  # imports Dynamo, 2 s
+
+            return region_repro.make
+        from shadowrun import repro
+
+        return repro.make
 
     def _repr_html_(self) -> str:
         """The summary table, for notebooks."""
@@ -249,22 +260,21 @@ class Run:
 
 
 def _no_inputs(finding: Finding, sources: tuple[SourceRun, ...]) -> str:
-    if finding.op.startswith(REGION):
-        return (
-            f"{finding.op} is a compiled region, whose inputs are not kept: run `shadowrun compile --repro DIR` on the "
-            "program, or call report.repro(DIR) of shadowrun.compile_check(model, *inputs): each names the operator at "
-            "fault and writes a script for it."
-        )
     text = f"No inputs of {finding.op} ({finding.kind}) were kept"
     if sources:
         files = ", ".join(repr(sources[number].file) for number in finding.runs[:3])
         return f"{text} in a combined file: give the data file of one of its runs, {files}."
     if finding.kind == "mismatch" and finding.cause is Cause.RANDOMNESS:
         return f"{text}: it is random, and one call cannot show a wrong distribution."
-    return (
-        f"{text}: the run was in memory, had capture=False, or the inputs took more than a quarter of capture=. "
-        "Record it again with more."
-    )
+    why = f"{text}: the run was in memory, had capture=False, or the inputs took more than a quarter of capture=. "
+    if finding.op.startswith(REGION):
+        said = finding.evidence.partition(NOT_KEPT)[2]
+        why = f"{text}: {said}. " if said else why
+        return why + (
+            "Record it again with more, or run `shadowrun compile --repro DIR` on the program, or call "
+            "report.repro(DIR) of shadowrun.compile_check(model, *inputs)."
+        )
+    return why + "Record it again with more."
 
 
 def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None) -> Run:

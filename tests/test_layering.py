@@ -20,8 +20,8 @@ MAY_IMPORT = {
     "analysis": {"types", "errors", "settings", "store"},
     "report": {"types", "errors", "store", "analysis", "run"},
     "repro": BASE | {"intercept", "numerics", "platforms", "store", "replay", "analysis"},
-    "compiled": BASE | {"numerics", "intercept", "replay", "repro"},
-    "run": {"types", "errors", "settings", "store", "analysis", "report", "repro"},
+    "compiled": BASE | {"numerics", "intercept", "store", "replay", "analysis", "repro"},
+    "run": {"types", "errors", "settings", "store", "analysis", "report", "repro", "compiled"},
     "slowdown": BASE | {"intercept", "platforms", "replay", "repro", "store", "sweep"},
     "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "repro", "store", "comparison", "run"},
     "comparison": BASE

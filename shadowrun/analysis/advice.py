@@ -104,4 +104,5 @@ def next_step(
 
 def how_to_show(op: str) -> str:
     """What to add where the inputs of a call were kept."""
-    return f" `shadowrun repro --finding {op}` writes a script that shows it alone."
+    name = f"'{op}'" if " " in op else op
+    return f" `shadowrun repro --finding {name}` writes a script that shows it alone."

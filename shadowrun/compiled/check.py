@@ -14,11 +14,12 @@ import torch
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import CheckedBackend, Region
 from shadowrun.compiled.failing import failing_node
+from shadowrun.compiled.how import How
 from shadowrun.compiled.ladder import OUTCOME_OF, climb, first_line
 from shadowrun.compiled.localise import localise
 from shadowrun.compiled.outcome import CompileReport, Outcome, RegionReport, Stage
 from shadowrun.compiled.program import Program
-from shadowrun.compiled.repro import How, Shown
+from shadowrun.compiled.repro import Shown
 from shadowrun.compiled.snapshot import undisturbed_draws
 from shadowrun.compiled.whole import Expected, Whole, run_whole
 from shadowrun.errors import UsageError

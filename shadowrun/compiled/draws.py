@@ -16,13 +16,14 @@ import torch
 from torch import fx
 
 from shadowrun.compiled.graph import copied
+from shadowrun.compiled.rounding import is_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["philox", "reproduced"]
+__all__ = ["is_drawn", "philox", "reproduced"]
 
 _ROUNDS: Final = 10
 _KEYS: Final = (0x9E3779B9, 0xBB67AE85)
@@ -48,6 +49,11 @@ def reproduced(module: fx.GraphModule) -> fx.GraphModule:
         node.target = make
     new.recompile()
     return new
+
+
+def is_drawn(node: fx.Node) -> bool:
+    """Whether a node draws; in a graph that `reproduced` gave, too."""
+    return node.target in _REPLACED.values() or is_random(node.target, node.args, node.kwargs)
 
 
 def philox(seed: int, n: int) -> tuple[NDArray[np.uint64], ...]:

@@ -108,6 +108,9 @@ def place(node: fx.Node) -> tuple[str, str]:
 
     A node of a backward graph is given those of its forward node.
     """
+    if "place" in node.meta:  # all that was kept
+        site, module = node.meta["place"]
+        return str(site), str(module)
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = ""
     if stack:

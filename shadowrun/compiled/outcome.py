@@ -12,9 +12,10 @@ from shadowrun.types import Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shadowrun.compiled.how import How
     from shadowrun.compiled.judging import Errors
     from shadowrun.compiled.localise import Localised
-    from shadowrun.compiled.repro import How, Shown
+    from shadowrun.compiled.repro import Shown
     from shadowrun.repro import Repro
 
 __all__ = ["CompileReport", "Outcome", "RegionReport", "Stage"]

@@ -11,15 +11,17 @@ import contextlib
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
 
 from shadowrun.compiled import before, standins, torchcompile
+from shadowrun.compiled.captured import capture
 from shadowrun.compiled.draws import reproduced
-from shadowrun.compiled.graph import Graph, copied
+from shadowrun.compiled.graph import Graph, copied, place
+from shadowrun.compiled.how import INDUCTOR, How
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.listening import Listening, unseen, watches
 from shadowrun.compiled.rounding import Draws
@@ -27,6 +29,7 @@ from shadowrun.compiled.snapshot import Snapshot, nbytes, undisturbed_draws
 from shadowrun.compiled.standins import first_line
 from shadowrun.intercept import higher_order
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.store.tensors import NOT_KEPT, Unkeepable
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -56,6 +59,8 @@ class _Region:
     held: Any
     plan: OpPlan
     graph: Graph | None
+    how: How
+    is_plain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ class Regions:
     def start(self) -> None:
         """Have what is compiled from now on wrapped, and compare what is."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torchcompile.wrapped_regions(self._unseen, self._made))
+            stack.enter_context(torchcompile.wrapped_regions(self._unseen, self._made, _keep_settings))
             stack.enter_context(standins.observed(self))
             stack.enter_context(before.watched(self))
             higher_order.observe_regions(self.observe)
@@ -140,8 +145,8 @@ class Regions:
         """Keep a graph as it is before Inductor's passes: what they get wrong would else be on both sides."""
         try:
             line, whole = first_line(module), copied(module)
-            for node in whole.graph.nodes:
-                node.meta.clear()
+            for node in whole.graph.nodes:  # what else is known of it takes memory
+                node.meta = {"place": place(node)}
         except Exception:  # not worth the user's program: torch's own copy will do
             return lambda _: None
         return lambda graph: _WHOLE.__setitem__(graph, (whole, line))
@@ -201,7 +206,32 @@ class Regions:
         is_random = graph.is_random or (made is not None and bool(draws.kept))
         if verdict.status is Status.MISMATCH and is_random:
             verdict = _OTHER_DRAWS
-        self._recorder.verdict(self._context(begun), verdict, tuple(j.diff for j in judged))
+        captured, why_not = self._captured(begun, verdict)
+        if why_not:
+            verdict = replace(verdict, evidence="; ".join(filter(None, (verdict.evidence, why_not))))
+        self._recorder.verdict(self._context(begun), verdict, tuple(j.diff for j in judged), captured=captured)
+
+    def _captured(self, begun: _Begun, verdict: Verdict) -> tuple[tuple[str, int] | None, str]:
+        """Keep what a script needs to show a call; else why not, where it is wanted."""
+        region, graph, snapshot = begun.region, begun.region.graph, begun.snapshot
+        room = self._recorder.room(region.plan, verdict)
+        if room is None or graph is None or snapshot is None:
+            return None, ""
+        needed = nbytes(snapshot.inputs, graph.written)
+        if needed > room:
+            most = "nothing" if not room else f"{room / _MIB:.3g} MiB"
+            return None, f"{NOT_KEPT}{needed / _MIB:.3g} MiB, where capture= has room for {most}"
+        given = enumerate(begun.given)
+        needs_grad = [k for k, t in given if isinstance(t, torch.Tensor) and t.requires_grad and not region.is_plain]
+        try:
+            shown = capture(graph, snapshot, region.how, needs_grad=needs_grad, is_plain=region.is_plain)
+            written = [snapshot.inputs[k] for k in graph.written]
+            kept = self._recorder.keep(region.plan, verdict, shown.arguments(), written)
+        except Unkeepable as reason:
+            return None, f"{NOT_KEPT}{reason}"
+        except Exception as error:  # the verdict stands
+            return None, f"{NOT_KEPT}shadowrun failed ({type(error).__name__})"
+        return kept, "" if kept else f"{NOT_KEPT}with the graph, capture= has no room for them, or no file was written"
 
     def _context(self, begun: _Begun) -> int:
         tensors = (t for t in begun.given if isinstance(t, torch.Tensor))
@@ -213,18 +243,26 @@ class Regions:
         if found is None:
             module = torchcompile.graph_of(code)
             whole, line = (module, "") if module is None else _WHOLE.get(module, (module, ""))
-            found = self._new(code, None if whole is None else Graph(reproduced(whole)), "inductor", line)
+            graph = None if whole is None else Graph(reproduced(whole))
+            how = How.by_inductor({} if module is None else _SETTINGS.get(module, {}))
+            found = self._new(_Region(code, self._plan(), graph, how), INDUCTOR, line)
         return found
 
     def _of_backend(self, made: Made) -> _Region:
-        return self._known.get(id(made)) or self._new(made, made.graph, made.backend, made.line)
+        found = self._known.get(id(made))
+        if found is None:
+            found = self._new(_Region(made, self._plan(), made.graph, made.how, made.plain), made.backend, made.line)
+        return found
 
-    def _new(self, held: Any, graph: Graph | None, backend: str, line: str) -> _Region:
+    def _plan(self) -> OpPlan:
         n = len(self._known)
         operator = torch.ops.aten.alias.default  # a plan needs one; it is never called
-        plan = OpPlan(operator, operator, _FIRST_INDEX + n, f"{_NAME} {n}", Action.REPLAY)
-        self._recorder.region(plan.name, backend, -1 if graph is None else graph.n_operators, line)
-        region = self._known[id(held)] = _Region(held, plan, graph)
+        return OpPlan(operator, operator, _FIRST_INDEX + n, f"{_NAME} {n}", Action.REPLAY)
+
+    def _new(self, region: _Region, backend: str, line: str) -> _Region:
+        n_operators = -1 if region.graph is None else region.graph.n_operators
+        self._recorder.region(region.plan.name, backend, n_operators, line)
+        self._known[id(region.held)] = region
         return region
 
     def _refused(self, graph: Graph | None, given: list[Any]) -> str:
@@ -237,6 +275,16 @@ class Regions:
         return f"inputs of {needed >> 20} MiB, more than max_bytes" if needed > self._max_bytes else ""
 
 
+def _keep_settings(graph: Any) -> None:
+    try:
+        _SETTINGS[graph] = torchcompile.inductor_settings()
+    except Exception:  # a script then compiles with the defaults
+        _SETTINGS.pop(graph, None)
+
+
+_MIB: Final = 1 << 20
 _EQUAL: Final = Verdict(Status.MATCH)
 _WHOLE: weakref.WeakKeyDictionary[Any, tuple[fx.GraphModule, str]] = weakref.WeakKeyDictionary()
 """Torch's copy of a graph of Inductor's to ours and its line: a later comparison may meet what was compiled in this."""
+_SETTINGS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""Torch's copy of a graph of Inductor's to the settings that it was compiled with."""

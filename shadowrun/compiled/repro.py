@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
 
-from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import compile_graph, judge_probe
-from shadowrun.compiled.graph import copied
+from shadowrun.compiled.captured import closed
 from shadowrun.compiled.judging import allowed_differences
 from shadowrun.compiled.localise import ALONE
 from shadowrun.compiled.probes import Probe, called, computed, prefix, recorded
@@ -25,48 +24,23 @@ from shadowrun.errors import UsageError
 from shadowrun.numerics.form import meta
 from shadowrun.repro import Repro
 from shadowrun.repro.minimise import Minimiser
+from shadowrun.store.tensors import Unkeepable
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from shadowrun.compiled.graph import Graph
+    from shadowrun.compiled.how import How
     from shadowrun.compiled.localise import Culprit
     from shadowrun.compiled.outcome import CompileReport, RegionReport
     from shadowrun.compiled.snapshot import Snapshot
 
-__all__ = ["How", "Shown", "write_repros"]
+__all__ = ["Maker", "Shown", "write_repros"]
 
 _SCRIPT_LIMIT_S: Final = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """How a program was compiled, to compile a part of it again.
-
-    Attributes:
-        backend: As `torch.compile` takes it: a name, or a function.
-        module: Module that has to be imported before: it registers the name, or has the function.
-        mode: Of Inductor.
-        options: The user's.
-        dynamic: Whether sizes are symbols.
-        compiler: Takes a graph and inputs, returns a callable.
-    """
-
-    backend: Any
-    module: str
-    mode: str | None
-    options: dict[str, Any]
-    dynamic: bool | None
-    compiler: Callable[..., Any] = field(repr=False)
-
-    @classmethod
-    def of(
-        cls, backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None, compiler: Any
-    ) -> How:
-        """From the arguments of `torch.compile`, and what it made of them."""
-        module = torchcompile.module_of(compiler) if isinstance(backend, str) else getattr(backend, "__module__", "")
-        return cls(backend, module, mode, dict(options or {}), dynamic, compiler)
+_MOST_LISTED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +71,16 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
     wanted = list(_wanted(report))
     if how is None or not wanted:
         return []
-    _refuse_what_cannot_be_imported(how)
+    how.refuse_what_cannot_be_imported()
     made = []
     with undisturbed_draws():
         for k, (region, culprit) in enumerate(wanted, start=1):
             what = culprit.op if culprit is not None else "graph"
             place = folder / f"{k:02}-{what}-{region.outcome.replace(' ', '-')}"
-            made.append(_Maker(report, how, region, culprit).write(place, time_limit_s))
+            assert region.shown is not None
+            seen = f"{report.name}, {region.name}"
+            maker = Maker(how, region.shown, culprit, name=region.name, seen=seen, error=region.error)
+            made.append(maker.write(place, time_limit_s))
     return made
 
 
@@ -118,70 +95,100 @@ def _wanted(report: CompileReport) -> Iterator[tuple[RegionReport, Culprit | Non
             yield region, None
 
 
-def _refuse_what_cannot_be_imported(how: How) -> None:
-    if isinstance(how.backend, str):
-        return
-    name = getattr(how.backend, "__qualname__", "")
-    if how.module == "__main__" or getattr(sys.modules.get(how.module), name, None) is not how.backend:
-        raise UsageError(
-            f"A script cannot import the backend {how.backend!r}: define it at the top of a module, by its own name.",
-            slug="no-repro",
-        )
+class Maker:
+    """Makes the script of one node, or of a graph as a whole.
 
+    Args:
+        how: How it was compiled.
+        shown: The graph, and inputs with which it deviates or fails.
+        culprit: The node at fault; None for the graph as a whole.
+        name: The graph's.
+        seen: Where it was seen, in words.
+        error: What was raised; empty where it deviates.
+        story: Further lines on where it was seen.
+        needs_grad: Positions of the inputs of the graph that required a gradient.
+    """
 
-class _Maker:
-    """Makes the script of one node."""
-
-    def __init__(self, report: CompileReport, how: How, region: RegionReport, culprit: Culprit | None) -> None:
-        assert region.shown is not None
-        self._report, self._how, self._region, self._culprit = report, how, region, culprit
-        self._graph, self._snapshot = region.shown.graph, region.shown.snapshot
-        self._fails = bool(region.error)
+    def __init__(
+        self,
+        how: How,
+        shown: Shown,
+        culprit: Culprit | None,
+        *,
+        name: str,
+        seen: str,
+        error: str = "",
+        story: Sequence[str] = (),
+        needs_grad: Sequence[int] = (),
+    ) -> None:
+        self._how, self._culprit, self._name, self._seen = how, culprit, name, seen
+        self._graph, self._snapshot = shown.graph, shown.snapshot
+        self._error, self._more, self._needs_grad = error, tuple(story), tuple(needs_grad)
         self._notes: list[str] = []
 
     def write(self, folder: Path, seconds: float) -> Repro:
-        probe = self._probe(seconds)
-        module, given = _lifted(probe)
-        script = Script(
-            title=self._title(),
-            story=self._story(),
-            module=module,
-            backend=self._how.backend,
-            imported=self._how.module,
-            mode=self._how.mode,
-            options={} if self._how.mode else self._how.options,
-            dynamic=self._how.dynamic,
-            raises=self._fails,
-        )
-        allowed: list[float | torch.Tensor] = []
-        if not self._fails:
-            draws = Draws()
-            _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
-            code = compile_graph(self._how.compiler, probe.graph.module, probe.snapshot.fresh())
-            inputs = probe.snapshot.fresh()
-            with torch.no_grad():
-                actual = probe.graph.values(code(*inputs), inputs)
-            allowed = allowed_differences(actual, expected, probe.graph.runs(probe.snapshot, draws))
+        """Write the script and try it; where a part of the graph does not show the fault there, the whole graph.
+
+        Args:
+            folder: It is made if it is not there.
+            seconds: For making inputs smaller; 0 leaves them as they are.
+
+        Raises:
+            UsageError: No script can hold the graph.
+        """
+        whole = Probe(self._graph, self._snapshot, self._graph.names())
+        probe = self._part(seconds) or whole
+        before = tuple(self._notes)
+        made = self._written(probe, folder)
+        if made.shows_fault is False and probe is not whole:
+            self._notes = [*before, "the operator by itself does not show the fault in a process of its own"]
+            made = self._written(whole, folder)
+        return made
+
+    def _written(self, probe: Probe, folder: Path) -> Repro:
+        try:
+            module, constants = closed(probe.graph.module)
+        except Unkeepable as reason:
+            raise UsageError(f"No script can hold it: {reason}.", slug="no-repro") from None
+        given = [*probe.snapshot.inputs, *constants]
+        if probe.graph is self._graph:
+            given = [v.detach().requires_grad_() if k in self._needs_grad else v for k, v in enumerate(given)]
+        raises = bool(self._error)
+        script = Script(self._title(), self._story(), module, self._how, probe.graph.written, raises)
+        allowed = [] if raises else self._allowed(probe)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "repro.py"
         torch.save({"inputs": given, "allowed": allowed}, folder / "inputs.pt")
         path.write_text(write(script), encoding="utf-8")
         (folder / "versions.json").write_text(script.versions(), encoding="utf-8")
         shows, said = self._try(path)
-        return Repro(path, ", ".join(map(_shown, given)), shows, said, tuple(self._notes))
+        return Repro(path, _listed(given), shows, said, tuple(self._notes))
 
-    def _probe(self, seconds: float) -> Probe:
-        """The smallest graph that shows it."""
+    def _allowed(self, probe: Probe) -> list[float | torch.Tensor]:
+        """By how much each result may differ."""
+        draws = Draws()
+        _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
+        actual = expected
+        if self._how.compiler is not None:
+            with contextlib.suppress(Exception):  # then one bound for each element
+                code = compile_graph(self._how.compiler, probe.graph.module, probe.snapshot.fresh())
+                inputs = probe.snapshot.fresh()
+                with torch.no_grad():
+                    actual = probe.graph.values(code(*inputs), inputs)
+        return allowed_differences(actual, expected, probe.graph.runs(probe.snapshot, draws))
+
+    def _part(self, seconds: float) -> Probe | None:
+        """The smallest part of the graph that shows it; None where only the whole does."""
         graph, snapshot = self._graph, self._snapshot
         if self._culprit is None:
-            return Probe(graph, snapshot, graph.names())
+            return None
         values = recorded(graph, snapshot)
         nodes = computed(graph.module.graph, values)
         node = next(n for n in nodes if n.name == self._culprit.node)
         first = self._minimised(node, values, seconds) if self._culprit.how == ALONE else None
         # A backend may leave a single operator to eager, and compile it only with its neighbours.
         upto = nodes[: nodes.index(node) + 1]
-        return first or self._showing(prefix(graph, snapshot, values, upto)) or Probe(graph, snapshot, graph.names())
+        return first or self._showing(prefix(graph, snapshot, values, upto))
 
     def _minimised(self, node: fx.Node, values: dict[str, Any], seconds: float) -> Probe | None:
         """The node by itself, on small inputs; None if it is right then."""
@@ -205,39 +212,32 @@ class _Maker:
     def _kind(self, probe: Probe) -> Any:
         """The same for two probes that show the same fault; None where there is none."""
         try:
-            verdict, _ = judge_probe(self._how.compiler, probe)
+            verdict, _ = judge_probe(self._how.look_for_compiler(), probe)
         except Exception as error:
-            return type(error) if self._fails else None
+            return type(error) if self._error else None
         return (verdict.cause, verdict.explanation) if verdict.status is Status.MISMATCH else None
 
     def _title(self) -> str:
-        what = self._culprit.op if self._culprit is not None else self._region.name
-        does = f"does not compile or run: {self._region.error}" if self._fails else "is wrong"
-        return f"{what}, compiled with {self._report.backend}, {does}"
+        what = self._culprit.op if self._culprit is not None else self._name
+        does = f"does not compile or run: {self._error}" if self._error else "is wrong"
+        return f"{what}, compiled with {self._how.label}, {does}"
 
     def _story(self) -> list[str]:
-        lines = [f"Seen by shadowrun in {self._report.name}, {self._region.name}."]
+        lines = [f"Seen by shadowrun in {self._seen}."]
         if self._culprit is not None:
             places = ", ".join(filter(None, (self._culprit.node, self._culprit.module, self._culprit.site)))
-            lines = [f"Seen by shadowrun in {self._report.name}, {self._region.name}: {places}."]
+            lines = [f"Seen by shadowrun in {self._seen}: {places}."]
             if self._culprit.how != ALONE:
                 lines.append(f"It is wrong {self._culprit.how}.")
-        if not isinstance(self._how.backend, str):
+        lines += self._more
+        if self._how.is_function:
             lines.append(f"The backend is in module {self._how.module}, whose folder must be on PYTHONPATH.")
         return [*lines, "", "Exit status: 1 while the fault is there, 0 when it is gone."]
 
     def _try(self, path: Path) -> tuple[bool | None, str]:
         """Run the script as its reader will."""
-        environment = dict(os.environ)
-        if not isinstance(self._how.backend, str):
-            file = sys.modules[self._how.module].__file__ or ""
-            root = Path(file).parents[self._how.module.count(".")]
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
         try:
-            done = subprocess.run(  # noqa: S603 - the script that was just written
-                [sys.executable, str(path.absolute())], capture_output=True, text=True, errors="replace",
-                timeout=_SCRIPT_LIMIT_S, check=False, env=environment,
-            )  # fmt: skip
+            done = run_script(path, self._how.folder())
         except subprocess.TimeoutExpired:
             self._notes.append(f"the script did not end within {_SCRIPT_LIMIT_S:g} s")
             return None, ""
@@ -249,6 +249,25 @@ class _Maker:
         if done.returncode == 0:
             self._notes.append("the script does not show the fault: it needs more of the program around it")
         return done.returncode == 1, said
+
+
+def run_script(path: Path, folder: Path | None) -> subprocess.CompletedProcess[str]:
+    """Run a script as its reader will.
+
+    Args:
+        path: The script.
+        folder: Of the backend's module, if it is a function.
+
+    Raises:
+        TimeoutExpired: It takes too long.
+    """
+    environment = dict(os.environ)
+    if folder is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH"))))
+    return subprocess.run(  # noqa: S603 - the script that was just written
+        [sys.executable, str(path.absolute())], capture_output=True, text=True, errors="replace",
+        timeout=_SCRIPT_LIMIT_S, check=False, env=environment,
+    )  # fmt: skip
 
 
 def _values(value: Any, values: dict[str, Any]) -> Any:
@@ -263,19 +282,8 @@ def _values(value: Any, values: dict[str, Any]) -> Any:
     return value
 
 
-def _lifted(probe: Probe) -> tuple[fx.GraphModule, list[Any]]:
-    """The graph with its constants as further inputs, and all inputs."""
-    module = copied(probe.graph.module)
-    given = list(probe.snapshot.inputs)
-    last = next((n for n in reversed(list(module.graph.nodes)) if n.op == "placeholder"), None)
-    for node in [n for n in module.graph.nodes if n.op == "get_attr"]:
-        before = last.next if last is not None else next(iter(module.graph.nodes))
-        with module.graph.inserting_before(before):
-            last = module.graph.placeholder(node.name.lstrip("_"))
-        node.replace_all_uses_with(last)
-        module.graph.erase_node(node)
-        given.append(getattr(module, str(node.target)).detach().clone())
-    return module, given
+def _listed(given: list[Any]) -> str:
+    return ", ".join(map(_shown, given[:_MOST_LISTED])) + (", …" if len(given) > _MOST_LISTED else "")
 
 
 def _shown(value: Any) -> str:

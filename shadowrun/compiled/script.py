@@ -12,8 +12,8 @@ import torch
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import CheckedBackend
 from shadowrun.compiled.check import options_for, region_reports
+from shadowrun.compiled.how import How
 from shadowrun.compiled.outcome import CompileReport, Outcome
-from shadowrun.compiled.repro import How
 from shadowrun.types import Status, Verdict
 
 if TYPE_CHECKING:

@@ -7,12 +7,14 @@ import json
 import platform
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 if TYPE_CHECKING:
     from torch import fx
+
+    from shadowrun.compiled.how import How
 
 __all__ = ["Script", "write"]
 
@@ -21,10 +23,10 @@ SAVED = torch.load(Path(__file__).with_name("inputs.pt"), weights_only=True)
 
 
 def run(function):
-    """Results on copies of the inputs, and the inputs, which the graph may write to."""
+    """Results on copies of the inputs, and the inputs that the graph may write to."""
     inputs = copy.deepcopy(SAVED["inputs"])
     with torch.no_grad():
-        return [*function(*inputs), *inputs]
+        return [*function(*inputs), *(inputs[k] for k in {written!r})]
 
 
 '''
@@ -36,7 +38,7 @@ def differs(number, actual, expected, allowed):
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         print(f"result {number}: {actual.dtype} {tuple(actual.shape)}, eager {expected.dtype} {tuple(expected.shape)}")
         return True
-    a, e = (torch.view_as_real(t) if t.is_complex() else t for t in (actual, expected))
+    a, e = (torch.view_as_real(t.cpu()) if t.is_complex() else t.cpu() for t in (actual, expected))
     a, e = a.double(), e.double()
     allowed = allowed.reshape(a.shape) if isinstance(allowed, torch.Tensor) else torch.tensor(allowed)
     same = (a == e) | (a.isnan() & e.isnan()) | ((a - e).abs() <= allowed) | (allowed == float("inf"))
@@ -49,8 +51,8 @@ def differs(number, actual, expected, allowed):
 
 expected = run(graph)
 actual = run(compiled)
-allowed = SAVED["allowed"] + [float("inf")] * (len(expected) - len(SAVED["allowed"]))
-sys.exit(1 if any([differs(k, *values) for k, values in enumerate(zip(actual, expected, allowed))]) else 0)
+checks = enumerate(zip(actual, expected, SAVED["allowed"], strict=True))
+sys.exit(1 if any([differs(k, *values) for k, values in checks]) else 0)
 '''
 _RAISES: Final = """
 run(graph)
@@ -72,28 +74,22 @@ class Script:
         title: The finding in one line.
         story: Where it was seen; lines.
         module: The graph; its constants are inputs.
-        backend: A name, or a function.
-        imported: Module to import before; empty for torch's own.
-        mode: Of Inductor.
-        options: Of the backend.
-        dynamic: Whether sizes are symbols.
+        how: How it is to be compiled.
+        written: Positions of the inputs that the graph writes to.
         raises: It fails, rather than deviates.
     """
 
     title: str
     story: list[str]
     module: fx.GraphModule
-    backend: Any
-    imported: str
-    mode: str | None
-    options: dict[str, Any]
-    dynamic: bool | None
-    raises: bool
+    how: How
+    written: tuple[int, ...] = ()
+    raises: bool = False
 
     def versions(self) -> str:
         """The file of versions, JSON."""
         found = {"python": platform.python_version(), "torch": torch.__version__}
-        for top in {self.imported.partition(".")[0]} - {"", "torch"}:
+        for top in {self.how.module.partition(".")[0]} - {"", "torch"}:
             for name in importlib.metadata.packages_distributions().get(top, ()):
                 found[name] = importlib.metadata.version(name)
         return json.dumps({"versions": found, "platform": platform.platform()}, indent=1) + "\n"
@@ -101,24 +97,29 @@ class Script:
 
 def write(script: Script) -> str:
     """The text of a script."""
-    name = script.backend if isinstance(script.backend, str) else script.backend.__qualname__
+    how = script.how
     lines = [f'"""{_quoted(script.title)}', "", *map(_quoted, script.story), '"""', ""]
     lines += ["import copy", "import sys", "from pathlib import Path", "", "import torch"]
-    imported = script.imported if script.imported.partition(".")[0] != "torch" else ""
-    if isinstance(script.backend, str):
+    imported = how.module if how.module.partition(".")[0] != "torch" else ""
+    if not how.is_function:
         lines += ["", f"import {imported}  # registers the backend"] if imported else []
     else:
-        lines += ["", f"from {script.imported} import {name} as backend"]
+        lines += ["", f"from {how.module} import {how.name} as backend"]
     code = script.module.graph.python_code("self")
-    lines += [f"from math import {n}" for n in ("inf", "nan") if n in code.globals]
-    lines += ["from torch import device"] if "device" in code.globals else []
-    lines += [f"import {n}" for n in ("math", "operator") if n in code.globals]
-    text = "\n".join(lines) + "\n" + _BODY + _function(code.src) + "\n\n"
-    backend = repr(name) if isinstance(script.backend, str) else "backend"
+    used = set(re.findall(r"\b[A-Za-z_]\w*", code.src))
+    lines += [f"from math import {n}" for n in ("inf", "nan") if n in used]
+    lines += ["from torch import device"] if "device" in used else []
+    lines += [f"import {n}" for n in ("math", "operator") if n in used]
+    body = _BODY.replace("{written!r}", repr(script.written))
+    if not script.written:
+        body = body.replace("[*function(*inputs), *(inputs[k] for k in ())]", "list(function(*inputs))")
+        body = body.replace(", and the inputs that the graph may write to.", ".")
+    text = "\n".join(lines) + "\n" + body + _function(code.src) + "\n\n"
+    backend = "backend" if how.is_function else repr(how.name)
     given = [f"backend={backend}", "fullgraph=True"]
-    given += [f"mode={script.mode!r}"] if script.mode else []
-    given += [f"options={script.options!r}"] if script.options else []
-    given += [f"dynamic={script.dynamic!r}"] if script.dynamic is not None else []
+    given += [f"mode={how.mode!r}"] if how.mode else []
+    given += [f"options={how.options!r}"] if how.options and not how.mode else []  # torch takes one of both
+    given += [f"dynamic={how.dynamic!r}"] if how.dynamic is not None else []
     return text + f"compiled = torch.compile(graph, {', '.join(given)})\n\n" + (_RAISES if script.raises else _COMPARE)
 
 

@@ -16,9 +16,12 @@ from torch import fx
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import Graph, user_line
+from shadowrun.compiled.how import How
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from shadowrun.compiled.torchcompile import Asked
 
 __all__ = ["Made", "Observer", "TracedGraph", "first_line", "observed"]
 
@@ -52,14 +55,17 @@ class Made:
 
     Attributes:
         graph: As it was before.
-        backend: Its name.
+        how: How it was compiled.
+        backend: The backend's name, as a reader knows it.
+        plain: The graph is one of plain operators, not one of Dynamo's.
         line: First line of the user's code in it.
         one_by_one: It calls the graph's operators one by one, and these are compared.
         opaque: It calls no operator from the graph's Python code.
     """
 
-    def __init__(self, graph: Graph, backend: str, line: str) -> None:
-        self.graph, self.backend, self.line = graph, backend, line
+    def __init__(self, graph: Graph, asked: Asked, line: str) -> None:
+        self.graph, self.how, self.backend, self.line = graph, How.asked(asked), asked.name, line
+        self.plain = not isinstance(graph, TracedGraph)
         self.one_by_one = self.opaque = False
 
 
@@ -80,10 +86,10 @@ def first_line(module: fx.GraphModule) -> str:
     return next(filter(None, (user_line(node, outside=_TORCH) for node in module.graph.nodes)), "")
 
 
-def _wrap(module: fx.GraphModule, backend: str, plain: bool) -> Callable[[Any], Any]:
+def _wrap(module: fx.GraphModule, asked: Asked, plain: bool) -> Callable[[Any], Any]:
     try:
         graph = Graph(module) if plain else TracedGraph(module)
-        made = Made(graph, backend, first_line(module))
+        made = Made(graph, asked, first_line(module))
     except Exception as error:  # not the user's affair
         failed = f"shadowrun failed: {type(error).__name__}"
         if _observer is not None:

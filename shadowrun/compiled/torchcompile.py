@@ -9,10 +9,11 @@ import contextlib
 import functools
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch._dynamo
+from torch._dynamo.backends import registry as _registry
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._dynamo.utils import counters as _counters
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 __all__ = [
+    "MODES_IN_GRAPHS",
+    "Asked",
     "backend_names",
     "boxed",
     "compiled_functions",
@@ -35,6 +38,7 @@ __all__ = [
     "forgotten",
     "graph_breaks",
     "graph_of",
+    "inductor_settings",
     "modes",
     "module_of",
     "no_modes",
@@ -46,7 +50,14 @@ __all__ = [
 ]
 
 Compiler = Any
+_WRAPPING = "wrap_inductor_compiled_regions"
 
+# Seen on 2.13: what Dynamo writes into its graphs for `no_grad` and `autocast`. Without it, these have no script.
+MODES_IN_GRAPHS: dict[str, Callable[..., Any]] = {
+    "torch._C._set_grad_enabled": torch._C._set_grad_enabled,
+    "torch.amp.autocast_mode._enter_autocast": torch.amp.autocast_mode._enter_autocast,
+    "torch.amp.autocast_mode._exit_autocast": torch.amp.autocast_mode._exit_autocast,
+}
 # Seen on 2.13: compiled code is first called under a mode of torch's own, under which nothing else compiles.
 no_modes = _disable_current_modes
 # Seen on 2.13: the dispatch modes of this thread, the innermost last.
@@ -119,8 +130,22 @@ def forgotten() -> Iterator[None]:
         torch._dynamo.reset()
 
 
+def inductor_settings() -> dict[str, Any]:
+    """Settings of Inductor that are not its defaults, with those of a mode or of options while it compiles.
+
+    Seen on 2.13 (`ConfigModule._config`, `_is_default`). Without it, scripts compile with the defaults.
+    """
+    from torch._inductor import config
+
+    names: Any = getattr(config, "_config", ())
+    changed = [name for name in names if name != _WRAPPING and not config._is_default(name)]  # type: ignore[attr-defined]
+    return {name: functools.reduce(getattr, name.split("."), config) for name in changed}
+
+
 @contextlib.contextmanager
-def wrapped_regions(unseen: Callable[[], None], made: Callable[[Any], Callable[[Any], None]]) -> Iterator[None]:
+def wrapped_regions(
+    unseen: Callable[[], None], made: Callable[[Any], Callable[[Any], None]], finished: Callable[[Any], None]
+) -> Iterator[None]:
     """While inside, Inductor wraps what it compiles, so that a dispatch mode sees each region as one operator.
 
     Seen on 2.13 (`torch._inductor.config.wrap_inductor_compiled_regions`). Dynamo keeps no guard on it: what was
@@ -131,12 +156,15 @@ def wrapped_regions(unseen: Callable[[], None], made: Callable[[Any], Callable[[
         made: Told of each graph before Inductor's own passes change it; returns what is told of the graph that
             `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.13; neither is
             told of what comes from Inductor's cache.)
+        finished: Told of each graph that `graph_of` will return, also of one from the cache, while the settings are
+            those that it was compiled with.
     """
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
 
     compiler: Any = importlib.import_module("torch._inductor.compile_fx")._InProcessFxCompile
     original, original_compile = CompiledFxGraph.__call__, compiler.codegen_and_compile
+    original_finish = CompiledFxGraph.post_compile
 
     def call(self: Any, inputs: Any) -> Any:
         if not self._wrap_compiled_regions:
@@ -151,22 +179,49 @@ def wrapped_regions(unseen: Callable[[], None], made: Callable[[Any], Callable[[
             finish(code._original_gm)
         return code
 
+    @functools.wraps(original_finish)
+    def finish_graph(self: Any, *args: Any, **kwargs: Any) -> None:
+        original_finish(self, *args, **kwargs)
+        if self._wrap_compiled_regions and self._original_gm is not None:
+            finished(self._original_gm)
+
     CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
+    CompiledFxGraph.post_compile = finish_graph  # type: ignore[method-assign]
     compiler.codegen_and_compile = compile_graph
     try:
-        with config.patch(wrap_inductor_compiled_regions=True):
+        with config.patch({_WRAPPING: True}):
             yield
     finally:
         if CompiledFxGraph.__call__ is call:
             CompiledFxGraph.__call__ = original  # type: ignore[method-assign]
+        if CompiledFxGraph.post_compile is finish_graph:
+            CompiledFxGraph.post_compile = original_finish  # type: ignore[method-assign]
         if compiler.codegen_and_compile is compile_graph:
             compiler.codegen_and_compile = original_compile
+
+
+class Asked(NamedTuple):
+    """What was asked of `torch.compile`.
+
+    Attributes:
+        backend: A name, if it is registered by that, or a function.
+        name: As a reader knows it.
+        mode, options, dynamic: As they were given.
+        wrapper: What Dynamo calls: it takes a graph and inputs.
+    """
+
+    backend: Any
+    name: str
+    mode: str | None
+    options: Mapping[str, Any]
+    dynamic: bool | None
+    wrapper: Compiler
 
 
 class _Compiling(threading.local):
     """The backend at work in this thread, and whether it went through AOT autograd."""
 
-    backend = ""
+    asked: Asked | None = None
     split = False
 
 
@@ -188,15 +243,15 @@ _ONE_BY_ONE = frozenset(
 
 
 @contextlib.contextmanager
-def wrapped_backends(wrap: Callable[[Any, str, bool], Callable[[Any], Any]]) -> Iterator[None]:
+def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -> Iterator[None]:
     """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
 
     Seen on 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in its second
     stage. Neither is part of a guard, so nothing is compiled anew. Without it, such regions are not compared.
 
     Args:
-        wrap: Takes a graph, before it is compiled, the backend's name, and whether the graph is one of plain operators
-            (forward or backward); returns a function from the code to what is used in its place.
+        wrap: Takes a graph, before it is compiled, what was asked of `torch.compile`, and whether the graph is one of
+            plain operators (forward or backward); returns a function from the code to what is used in its place.
     """
     aot: Any = importlib.import_module("torch._functorch.aot_autograd")
     original, original_stage = torch._TorchCompileWrapper.__call__, aot.aot_stage2_compile
@@ -205,23 +260,24 @@ def wrapped_backends(wrap: Callable[[Any, str, bool], Callable[[Any], Any]]) -> 
     def call(self: Any, module: Any, inputs: Any) -> Any:
         if _is_one_by_one(self):
             return original(self, module, inputs)  # type: ignore[no-untyped-call]
-        before = _compiling.backend, _compiling.split
-        _compiling.backend, _compiling.split = str(self.compiler_name), False
+        before = _compiling.asked, _compiling.split
+        asked = _asked(self)
+        _compiling.asked, _compiling.split = asked, False
         try:
-            finish = wrap(module, _compiling.backend, False)
+            finish = wrap(module, asked, False)
             code: Any = original(self, module, inputs)  # type: ignore[no-untyped-call]
             return code if _compiling.split else finish(code)
         finally:
-            _compiling.backend, _compiling.split = before
+            _compiling.asked, _compiling.split = before
 
     def wrapped(compiler: Any) -> Any:
-        if compiler is None or not _compiling.backend or isinstance(compiler, SerializableAOTDispatchCompiler):
+        asked = _compiling.asked
+        if compiler is None or asked is None or isinstance(compiler, SerializableAOTDispatchCompiler):
             return compiler  # Inductor's wraps its regions itself
-        backend = _compiling.backend
 
         @functools.wraps(compiler)
         def compile_graph(module: Any, inputs: Any) -> Any:
-            finish = wrap(module, backend, True)
+            finish = wrap(module, asked, True)
             code = compiler(module, inputs)
             return code if hasattr(code, "_wrap_compiled_regions") else finish(code)
 
@@ -255,8 +311,19 @@ def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _is_one_by_one(wrapper: Any) -> bool:
-    name = wrapper.compiler_name
-    return name in _ONE_BY_ONE and torch._dynamo.lookup_backend(name) is wrapper.compiler_fn
+    return wrapper.compiler_name in _ONE_BY_ONE and _is_registered(wrapper)
+
+
+def _is_registered(wrapper: Any) -> bool:
+    """Whether the backend is the one of that name. Seen on 2.13; without it, a backend is taken for a function."""
+    known: dict[str, Any] = getattr(_registry, "_COMPILER_FNS", {})
+    return known.get(wrapper.compiler_name) is wrapper.compiler_fn
+
+
+def _asked(wrapper: Any) -> Asked:
+    name, given = str(wrapper.compiler_name), wrapper.kwargs
+    backend = name if _is_registered(wrapper) else wrapper.compiler_fn
+    return Asked(backend, name, given.get("mode"), given.get("options") or {}, wrapper.dynamic, wrapper)
 
 
 def graph_of(code: Any) -> Any:

@@ -15,6 +15,8 @@ from shadowrun.store.tensors import Captured
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.store.datafile import DataFile
 
@@ -48,38 +50,46 @@ class Capturing:
         self._failures = 0
         self._lock = threading.Lock()
 
-    def keep(self, plan: OpPlan, verdict: Verdict, inputs: Any) -> tuple[str, int] | None:
+    def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
+        """Bytes that the inputs of a call may take; None where they are not wanted: `keep` would keep nothing.
+
+        Args:
+            plan: The operator.
+            verdict: What became of the call.
+        """
+        if (verdict.status not in _FAULTS and verdict is not SLOW) or verdict.cause in _NO_INPUTS_HELP:
+            return None
+        return None if _kind(plan, verdict) in self._seen else max(0, min(self._most, self._left))
+
+    def keep(
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
+    ) -> tuple[str, int] | None:
         """Keep the inputs of a call if it is the first of its kind; never raises.
 
         Args:
             plan: The operator.
             verdict: What became of the call.
             inputs: Its arguments as before the call, on any device.
+            written: Those that the call writes to, beside those of the operator's schema.
 
         Returns:
             Name and size of the file; None where nothing was kept.
         """
-        if self._left <= 0 or inputs is None:
-            return None
-        if (verdict.status not in _FAULTS and verdict is not SLOW) or verdict.cause in _NO_INPUTS_HELP:
-            return None
-        # Figures in an explanation change from call to call.
-        key = (plan.index, verdict.status, verdict.cause, _NUMBER.sub("#", verdict.explanation))
-        if key in self._seen:
+        if self._left <= 0 or inputs is None or not self.room(plan, verdict):
             return None
         try:
             with self._lock:
-                kept: tuple[str, int] | None = unheard(self._keep, (), (plan, inputs))
+                kept: tuple[str, int] | None = unheard(self._keep, (), (plan, inputs, written))
         except Exception:  # too large, of an odd kind, or the disk is full: a later call may do
             return None
         if kept is not None:
-            self._seen.add(key)
+            self._seen.add(_kind(plan, verdict))
         return kept
 
-    def _keep(self, plan: OpPlan, inputs: Any) -> tuple[str, int] | None:
+    def _keep(self, plan: OpPlan, inputs: Any, written: Sequence[torch.Tensor]) -> tuple[str, int] | None:
         args, kwargs = inputs
         most = min(self._most, self._left)
-        args, kwargs = mirror(args, kwargs, _CPU, most, written=written_to(plan, args, kwargs))
+        args, kwargs = mirror(args, kwargs, _CPU, most, written=[*written_to(plan, args, kwargs), *written])
         call = Captured(plan.name, _detached(args), {k: _detached(v) for k, v in kwargs.items()})
         folder = self._data.tensors
         if self._number < 0:
@@ -98,6 +108,11 @@ class Capturing:
         self._number += 1
         self._left -= n_bytes
         return name, n_bytes
+
+
+def _kind(plan: OpPlan, verdict: Verdict) -> tuple[Any, ...]:
+    """The same for two calls of one finding: figures in an explanation change from call to call."""
+    return plan.index, verdict.status, verdict.cause, _NUMBER.sub("#", verdict.explanation)
 
 
 def _detached(value: Any) -> Any:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.replay.recorder import Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from shadowrun.intercept.attribution import Place
@@ -88,9 +90,15 @@ class OrderedRecorder(Recorder):
         self._pipeline.submit(note)
         return _NUMBER_UNKNOWN
 
-    def keep(self, plan: OpPlan, verdict: Verdict, inputs: Any) -> tuple[str, int] | None:
+    def keep(
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
+    ) -> tuple[str, int] | None:
         """See `Recorder.keep`: the inputs are there now."""
-        return self._behind.keep(plan, verdict, inputs)
+        return self._behind.keep(plan, verdict, inputs, written)
+
+    def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
+        """See `Recorder.room`."""
+        return self._behind.room(plan, verdict)
 
     def skip(self, name: str, device: str, reason: str) -> None:
         """See `Recorder.skip`: what is only counted has no turn."""

@@ -22,6 +22,7 @@ from shadowrun.replay.target_failure import TargetFailure
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from shadowrun.replay.case import Case
@@ -93,9 +94,11 @@ class _Listener(Recorder):
         self.heard = Judged(verdict, diffs, (), missing_kernel)
         return 0
 
-    def keep(self, plan: OpPlan, verdict: Verdict, inputs: Any) -> tuple[str, int] | None:
+    def keep(
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
+    ) -> tuple[str, int] | None:
         """Nothing is kept here."""
-        del plan, verdict, inputs
+        del plan, verdict, inputs, written
         return None
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
 
-__all__ = ["Repro", "make", "try_script"]
+__all__ = ["Repro", "load_captured", "make", "try_script"]
 
 _CHECK_LIMIT_S = 120.0
 _REPLAYS = 4
@@ -81,7 +81,7 @@ def make(
         UsageError: No script can show this finding.
         DataFileError: The captured inputs cannot be read.
     """
-    maker = _Maker(data.info, finding, _load(data, record))
+    maker = _Maker(data.info, finding, load_captured(data, record))
     with as_in_handler():  # a comparison may be running: our replays are none of its calls
         return maker.write(record, directory, time_limit_s if minimise else 0.0)
 
@@ -129,7 +129,12 @@ def try_script(path: Path, notes: list[str], limit_s: float = _CHECK_LIMIT_S) ->
     return done.returncode == 1, said
 
 
-def _load(data: DataFile, record: OpRecord) -> tensors.Captured:
+def load_captured(data: DataFile, record: OpRecord) -> tensors.Captured:
+    """What was kept of a call.
+
+    Raises:
+        DataFileError: It cannot be read, or is that of another operator.
+    """
     name = tensors.captured_calls(data)[record.call.seq][2]
     call = tensors.load(data.tensors, name)
     if call.op != record.call.op:

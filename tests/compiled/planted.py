@@ -169,7 +169,7 @@ OTHER_DRAWS = fault("", "", aten.native_dropout.default, other_dropout, "")
 """No fault: a mask of another random stream."""
 
 
-def compiler(*faults):
+def compiler(*faults, **options):
     """A backend with these operators wrong."""
     wrong = {f.op: f.wrong for f in faults}
 
@@ -178,7 +178,7 @@ def compiler(*faults):
             node.target = wrong.get(node.target, node.target) if node.op == "call_function" else node.target
         return run(module)
 
-    return aot_autograd(fw_compiler=lower, bw_compiler=lower)
+    return aot_autograd(fw_compiler=lower, bw_compiler=lower, **options)
 
 
 def fusing(module, _inputs):

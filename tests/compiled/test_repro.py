@@ -93,8 +93,8 @@ def test_a_backend_without_a_name_of_its_own_is_refused(tmp_path):
 def test_the_graph_of_a_script_is_the_graph():
     """Constants become inputs, tuples keep the members that are used, infinities have their names."""
     from shadowrun.compiled.backend import CheckedBackend
-    from shadowrun.compiled.probes import Probe
-    from shadowrun.compiled.repro import _lifted
+    from shadowrun.compiled.captured import closed
+    from shadowrun.compiled.how import How
     from shadowrun.compiled.scripts import Script, write
 
     checked = CheckedBackend(planted.compiler())
@@ -106,8 +106,9 @@ def test_the_graph_of_a_script_is_the_graph():
     torch.compile(function, backend=checked)(torch.randn(3, 2))
     (region,) = checked.regions
     case = region.worst
-    module, given = _lifted(Probe(case.graph, case.snapshot, case.graph.names()))
-    text = write(Script("title", ["story"], module, "eager", "", None, {}, None, raises=False))
+    module, constants = closed(case.graph.module)
+    given = [*case.snapshot.inputs, *constants]
+    text = write(Script("title", ["story"], module, How.of("eager", None, None, None, None)))
     body = text.split("SAVED = ")[0] + text[text.index("def graph(") : text.index("compiled = ")]
     names = {"__file__": __file__}
     exec(compile(body, "script", "exec"), names)

@@ -37,12 +37,19 @@ for line in sys.stdin:
 
 
 class Scripts:
-    """The process that scripts are forked from; use it in a ``with`` block."""
+    """The process that scripts are forked from; use it in a ``with`` block.
+
+    Args:
+        also: Module to import before, beside torch.
+    """
+
+    def __init__(self, also="torch"):
+        self._also = also
 
     def __enter__(self):
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a forked child has no thread pool
         self._server = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SERVER],
+            [sys.executable, "-W", "ignore", "-c", f"import {self._also}\n{SERVER}"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         return self

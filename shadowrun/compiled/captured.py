@@ -1,0 +1,205 @@
+"""What a run keeps of a compiled region that is wrong: its graph as text, its inputs, and how it was compiled.
+
+It lies where the inputs of single operators do, as a call of ``compiled::graph 0``. What the graph draws and its
+constants are further inputs there: the graph alone, on these, does what it did in the program.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from shadowrun.compiled import graphtext
+from shadowrun.compiled.draws import is_drawn
+from shadowrun.compiled.graph import copied
+from shadowrun.compiled.how import How
+from shadowrun.errors import DataFileError, UsageError
+from shadowrun.replay.case import exact_copy
+from shadowrun.replay.mirror import move
+from shadowrun.store.tensors import Unkeepable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shadowrun.compiled.graph import Graph
+    from shadowrun.compiled.snapshot import Snapshot
+    from shadowrun.store.tensors import Captured
+
+__all__ = ["CapturedRegion", "capture", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRegion:
+    """A compiled region on the inputs of one call.
+
+    Attributes:
+        module: Its graph. It has no constants and does not draw; its results are one tuple.
+        inputs: Of the graph, as they were before the call; tensors and numbers.
+        how: How it was compiled.
+        needs_grad: Positions of the inputs that required a gradient.
+        is_plain: The graph is one of plain operators, not one of Dynamo's.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    how: How
+    needs_grad: tuple[int, ...]
+    is_plain: bool
+
+    @classmethod
+    def read(cls, call: Captured) -> CapturedRegion:
+        """From what `arguments` gave.
+
+        Raises:
+            DataFileError: It is something else.
+            UsageError: This torch or this machine lacks what it needs.
+        """
+        try:
+            return cls._read(call.args, call.kwargs)
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise DataFileError(
+                f"The captured inputs of {call.op} hold no graph of its own ({error}).", slug="captured-inputs"
+            ) from None
+
+    @classmethod
+    def _read(cls, args: tuple[Any, ...], named: dict[str, Any]) -> CapturedRegion:
+        how, module = How.from_text(named["how"]), graphtext.from_text(named["graph"])
+        needs_grad = tuple(map(int, named["needs_grad"]))
+        devices = [torch.device(d) if d else None for d in named["devices"]]
+        if not len(args) == len(devices) == sum(n.op == "placeholder" for n in module.graph.nodes):
+            raise ValueError("inputs")
+        inputs = tuple(_on(v, d) for v, d in zip(args, devices, strict=True))
+        return cls(module, inputs, how, needs_grad, bool(named["is_plain"]))
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As the arguments of a call, for `shadowrun.store.tensors`.
+
+        Raises:
+            Unkeepable: The graph cannot be told as text.
+        """
+        devices = [str(v.device) if isinstance(v, torch.Tensor) else "" for v in self.inputs]
+        how, graph = self.how.text(), graphtext.to_text(self.module)
+        named = {"devices": devices, "needs_grad": list(self.needs_grad), "is_plain": self.is_plain}
+        return self.inputs, {"graph": graph, "how": how, **named}
+
+    def fresh_inputs(self) -> list[Any]:
+        """The inputs as the program had them: some of them require a gradient."""
+        return [v.detach().requires_grad_() if k in self.needs_grad else v for k, v in enumerate(self.inputs)]
+
+
+def capture(
+    graph: Graph, snapshot: Snapshot, how: How, *, needs_grad: Sequence[int] = (), is_plain: bool = True
+) -> CapturedRegion:
+    """What shows a call of a region again.
+
+    Args:
+        graph: The region's.
+        snapshot: What the call began with.
+        how: How it was compiled.
+        needs_grad: Positions of the inputs that required a gradient.
+        is_plain: The graph is one of plain operators.
+
+    Raises:
+        Unkeepable: It has results within results, or constants that are no tensors.
+    """
+    module, drawn = _without_draws(graph, snapshot)
+    module, constants = closed(module)
+    inputs = (*snapshot.inputs, *drawn, *constants)
+    odd = next((type(v).__name__ for v in inputs if not isinstance(v, (torch.Tensor, bool, int, float))), "")
+    if odd:
+        raise Unkeepable(f"an input of type {odd}")
+    if any(type(v) is int for v in snapshot.inputs):  # sizes
+        how = replace(how, dynamic=True)
+    return CapturedRegion(module, inputs, how, tuple(needs_grad), is_plain)
+
+
+def closed(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Any]]:
+    """A graph with its constants as further inputs, and these; its results are made one tuple of what nodes return.
+
+    Raises:
+        Unkeepable: A constant is no tensor, or there are results within results.
+    """
+    module = copied(module)
+    _one_tuple(module)
+    constants = []
+    for node in [n for n in module.graph.nodes if n.op == "get_attr"]:
+        value: Any = module
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        if not isinstance(value, torch.Tensor):
+            raise Unkeepable(f"its graph has a {type(value).__name__}")
+        node.replace_all_uses_with(_new_input(module.graph, node.name.lstrip("_")))
+        module.graph.erase_node(node)
+        constants.append(exact_copy(value))
+    return module, constants
+
+
+def _new_input(graph: fx.Graph, name: str) -> fx.Node:
+    """A further input behind those that are there."""
+    last = next((n for n in reversed(list(graph.nodes)) if n.op == "placeholder"), None)
+    first = next(iter(graph.nodes)) if last is None else last.next
+    with graph.inserting_before(first):
+        return graph.placeholder(name)
+
+
+class _Drawing(fx.Interpreter):
+    """Keeps what some nodes return, and nothing else."""
+
+    def __init__(self, module: fx.GraphModule, wanted: set[fx.Node]) -> None:
+        super().__init__(module)
+        self._wanted = wanted
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n in self._wanted:
+            self.values[n] = exact_copy(value) if isinstance(value, torch.Tensor) else value
+        return value
+
+
+def _without_draws(graph: Graph, snapshot: Snapshot) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The graph with what it draws as further inputs, and these."""
+    module = copied(graph.module)
+    drawing = [n for n in module.graph.nodes if is_drawn(n)]
+    if not drawing:
+        return module, []
+    # Of a tuple, its members.
+    wanted = {*drawing, *(u for n in drawing for u in n.users if u.target is operator.getitem)}
+    run = _Drawing(module, wanted)
+    with torch.no_grad():
+        run.run(*snapshot.fresh(), enable_io_processing=False)
+    drawn = []
+    sources: set[fx.Node] = set()
+    for n in reversed(list(module.graph.nodes)):  # what a draw was made from may be needed no longer
+        if n in wanted and isinstance(run.values[n], torch.Tensor) and n.users:
+            n.replace_all_uses_with(_new_input(module.graph, f"drawn_{n.name.lstrip('_')}"))
+            drawn.append(run.values[n])
+        if (n in wanted or n in sources) and not n.users and n.op != "placeholder":
+            sources |= set(n.all_input_nodes)
+            module.graph.erase_node(n)
+    if any(is_drawn(n) for n in module.graph.nodes):
+        raise Unkeepable("its graph draws something else than tensors")
+    return module, drawn
+
+
+def _one_tuple(module: fx.GraphModule) -> None:
+    """Make the results of a graph one tuple without what is no result of a node."""
+    (output,) = [n for n in module.graph.nodes if n.op == "output"]
+    flat = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
+    if any(isinstance(v, (list, tuple, dict)) for v in flat):
+        raise Unkeepable("its graph has results within results")
+    output.args = (tuple(v for v in flat if isinstance(v, fx.Node)),)
+
+
+def _on(value: Any, device: torch.device | None) -> Any:
+    if not isinstance(value, torch.Tensor) or device is None or device == value.device:
+        return value
+    try:
+        return move(value, device)
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UsageError(f"The region ran on {device}, which is not here: {first}", slug="no-repro") from None

@@ -1,0 +1,155 @@
+"""From the finding of a compiled region in a data file to a script that shows it alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from shadowrun.compiled import torchcompile
+from shadowrun.compiled.backend import Case, Region, judge_probe
+from shadowrun.compiled.captured import CapturedRegion
+from shadowrun.compiled.graph import Graph
+from shadowrun.compiled.ladder import first_line
+from shadowrun.compiled.localise import localise
+from shadowrun.compiled.probes import Probe
+from shadowrun.compiled.repro import Maker, Shown
+from shadowrun.compiled.rounding import Draws
+from shadowrun.compiled.snapshot import Snapshot, undisturbed_draws
+from shadowrun.repro.making import load_captured
+from shadowrun.types import Status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shadowrun.analysis import Finding
+    from shadowrun.compiled.localise import Culprit
+    from shadowrun.repro import Repro
+    from shadowrun.store.datafile import DataFile
+    from shadowrun.types import OpRecord, RunInfo
+
+__all__ = ["make"]
+
+
+def make(
+    data: DataFile,
+    finding: Finding,
+    record: OpRecord,
+    directory: Path,
+    *,
+    minimise: bool = True,
+    time_limit_s: float = 30.0,
+) -> Repro:
+    """Write a script for a compiled region that is wrong.
+
+    Args:
+        data: The run's data file.
+        finding: What is to be shown.
+        record: The call whose inputs were kept.
+        directory: Where to; it is made if it is not there.
+        minimise: Look for the operator at fault and make its inputs smaller, if the backend is on this machine.
+        time_limit_s: How long that may take.
+
+    Raises:
+        UsageError: No script can show this finding.
+        DataFileError: What was kept cannot be read.
+    """
+    region = CapturedRegion.read(load_captured(data, record))
+    region.how.refuse_what_cannot_be_imported()
+    # A comparison may be running: what is done here is none of its calls.
+    with torchcompile.no_modes(), undisturbed_draws():
+        search = _Search(region, finding.op, time_limit_s if minimise else 0.0)
+        maker = Maker(
+            search.how,
+            search.shown,
+            search.culprit,
+            name=finding.op,
+            seen=_seen(finding, record),
+            story=(*_story(data.info, finding), *search.others),
+            needs_grad=() if region.is_plain else region.needs_grad,
+        )
+        made = maker.write(directory, search.seconds_left())
+    versions = directory / "versions.json"
+    versions.write_text(_versions(data.info, versions.read_text(encoding="utf-8")), encoding="utf-8")
+    return replace(made, notes=(*search.notes, *made.notes))
+
+
+class _Search:
+    """Looks for the operator at fault.
+
+    Attributes:
+        how: How the region was compiled, with what compiles so here, if it does.
+        shown: Its graph, and the inputs.
+        culprit: The first operator at fault; None where none was found.
+        others: A line on further ones.
+        notes: What a reader should know.
+    """
+
+    def __init__(self, region: CapturedRegion, name: str, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+        graph = Graph(region.module)
+        if not region.is_plain:  # functions of torch may write to any tensor
+            graph.written = tuple(k for k, v in enumerate(region.inputs) if isinstance(v, torch.Tensor))
+        self.shown = Shown(graph, Snapshot.take(region.inputs, graph.written))
+        self.how = region.how
+        self.notes: list[str] = []
+        self.others: list[str] = []
+        self.culprit: Culprit | None = None
+        if region.how.left_out:
+            self.notes.append(f"a script cannot hold these options of the backend: {', '.join(region.how.left_out)}")
+        try:
+            self.how = replace(region.how, compiler=region.how.look_for_compiler())
+        except Exception as error:  # whatever importing it raises
+            self.notes.append(f"nothing was minimised, the backend is not here: {first_line(error)}")
+            return
+        if seconds:
+            self._look(name)
+
+    def seconds_left(self) -> float:
+        """For making inputs smaller."""
+        return max(0.0, self._until - time.monotonic())
+
+    def _look(self, name: str) -> None:
+        graph, snapshot, compiler = self.shown.graph, self.shown.snapshot, self.how.look_for_compiler()
+        try:
+            verdict, judged = judge_probe(compiler, Probe(graph, snapshot, graph.names()))
+            if verdict.status is not Status.MISMATCH:
+                self.notes.append("the region compiled by itself is right here: nothing was minimised")
+                return
+            case = Case(graph, snapshot, Draws(), verdict, judged)
+            until = time.perf_counter() + self.seconds_left()
+            found = localise(Region(name, graph), case, compiler, until=until)
+        except Exception as error:  # the compiler's: the script tells whether it shows the fault
+            self.notes.append(f"nothing was minimised: {first_line(error)}")
+            return
+        if found.note:
+            self.notes.append(found.note)
+        if found.culprits:
+            self.culprit = found.culprits[0]
+        if len(found.culprits) > 1:
+            names = ", ".join(f"{c.op} ({c.node})" for c in found.culprits[1:_MOST_OTHERS])
+            more = len(found.culprits) - _MOST_OTHERS
+            self.others.append(f"Also wrong there: {names}" + (f" and {more} more." if more > 0 else "."))
+
+
+_MOST_OTHERS = 6
+
+
+def _seen(finding: Finding, record: OpRecord) -> str:
+    call = record.call
+    return ", ".join(filter(None, (finding.op, f"call {call.seq}", call.module, str(call.phase), call.site)))
+
+
+def _story(info: RunInfo, finding: Finding) -> list[str]:
+    known = ", ".join(f"{name} {version}" for name, version in info.versions.items() if version)
+    return [f"Versions: {known}."] + ([f"Evidence: {finding.evidence}."] if finding.evidence else [])
+
+
+def _versions(info: RunInfo, here: str) -> str:
+    """Versions of the run, and those of the backend here."""
+    content = json.loads(here)
+    content["versions"] |= {name: version for name, version in info.versions.items() if version}
+    return json.dumps(content, indent=1) + "\n"
