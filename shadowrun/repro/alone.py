@@ -92,8 +92,8 @@ def here():
     print("ready", flush=True)
     try:
         for value in call(TARGET_DEVICE).values():
-            if isinstance(value, torch.Tensor):
-                value.cpu()
+            for t in value if isinstance(value, (list, tuple)) else [value]:
+                torch.as_tensor(t).cpu()
     except Exception as error:
         print(f"{{OPERATOR}} on {{TARGET}} raises {{type(error).__name__}}: {{error}}", file=sys.stderr)
 

@@ -50,7 +50,8 @@ _ACCEPTS = """
         sys.exit(2)
 {device}    try:
         for value in target().values():
-            torch.as_tensor(value).cpu()
+            for t in value if isinstance(value, (list, tuple)) else [value]:
+                torch.as_tensor(t).cpu()
     except Exception as error:
         kin = isinstance(error, type(expected)) and not isinstance(error, NotImplementedError)
         alike = kin or isinstance(expected, type(error))

@@ -94,7 +94,7 @@ def expression_of(again: Again, *, whole: bool) -> Expression:
     stay = tuple(["input", *(f"arg{i}" for i in range(1, 9))][place] for place in sample.stays)
     found = Expression(call, writer.inputs, _paths(expected, "out"), preamble, modules, on_cpu=stay)
     if part is Part.BACKWARD:
-        return _with_gradients(found, again, expected)
+        return _with_gradients(found, again, writer.given, expected)
     written = {name: value for name, value in inputs.items() if inplace or "::" in again.case.operator}
     if part is Part.OUT:
         written = {"out": outs}
@@ -102,7 +102,7 @@ def expression_of(again: Again, *, whole: bool) -> Expression:
     return replace(found, results=(*found.results, *results) or (("output 0", "out"),))
 
 
-def _with_gradients(found: Expression, again: Again, expected: Any) -> Expression:
+def _with_gradients(found: Expression, again: Again, given: Mapping[str, Any], expected: Any) -> Expression:
     sample = again.sample
     if sample.process is not None and sample.process(expected) is not expected:
         raise UsageError(
@@ -114,10 +114,10 @@ def _with_gradients(found: Expression, again: Again, expected: Any) -> Expressio
     tensors = {name: t for name, t in zip(results, _values(expected), strict=True) if isinstance(t, torch.Tensor)}
     outs = {name: t for name, t in tensors.items() if t.requires_grad}
     gradients = {f"gradient of {name}": gradient(t) for name, t in outs.items()}
-    given = [f'x["{name}"]' for name in gradients]
+    named = [f'x["{name}"]' for name in gradients]
     wanted = {
         text: name
-        for key, value in found.inputs.items()
+        for key, value in given.items()
         for (name, text), t in zip(_named(key, value), leaves(value), strict=True)
         if t.requires_grad
     }
@@ -125,7 +125,7 @@ def _with_gradients(found: Expression, again: Again, expected: Any) -> Expressio
         found,
         inputs={**found.inputs, **gradients},
         before=("torch.set_grad_enabled(True)", *(f"{text}.requires_grad_()" for text in wanted)),
-        after=(f"torch.autograd.backward([{', '.join(results[name] for name in outs)}], [{', '.join(given)}])",),
+        after=(f"torch.autograd.backward([{', '.join(results[name] for name in outs)}], [{', '.join(named)}])",),
         results=tuple((f"gradient of {name}", f"{text}.grad") for text, name in wanted.items()),
     )
 
@@ -164,9 +164,15 @@ def _names() -> dict[int, str]:
 
 
 class _Writer:
-    """Writes arguments out; tensors, and lists of nothing else, become inputs with names."""
+    """Writes arguments out; tensors, and lists of nothing else, become inputs with names.
+
+    Attributes:
+        given: Those, by name.
+        inputs: The same without gradients.
+    """
 
     def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
         self.inputs: dict[str, Any] = {}
 
     def text(self, name: str, value: Any) -> str:
@@ -176,7 +182,8 @@ class _Writer:
             UsageError: It has no text.
         """
         if isinstance(value, torch.Tensor) or _is_list_of_tensors(value):
-            self.inputs[name] = list(value) if isinstance(value, (list, tuple)) else value
+            self.given[name] = value
+            self.inputs[name] = [t.detach() for t in value] if isinstance(value, (list, tuple)) else value.detach()
             return f'tuple(x["{name}"])' if isinstance(value, tuple) else f'x["{name}"]'
         if isinstance(value, (list, tuple)) and any(True for _ in leaves(value)):
             inner = ", ".join(self.text(f"{name}[{i}]", v) for i, v in enumerate(value))

@@ -126,9 +126,14 @@ _LARGE: dict[str, tuple[tuple[tuple[int, ...], ...], ...]] = {
     "nn.functional.conv1d": (((6, 8, 100), (12, 8, 3)),),
     "softmax": (((9, 301),),),
     "log_softmax": (((9, 301),),),
+    "nn.functional.layer_norm": (((5, 700),),),
+    "nn.functional.rms_norm": (((5, 700),),),
     "nn.functional.scaled_dot_product_attention": (((4, 3, 40, 16),) * 3,),
 }
-_LARGE_KWARGS: dict[str, dict[str, Any]] = {"softmax": {"dim": -1}, "log_softmax": {"dim": -1}}
+_LARGE_KWARGS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("softmax", "log_softmax"), {"dim": -1}),
+    **dict.fromkeys(("nn.functional.layer_norm", "nn.functional.rms_norm"), {"normalized_shape": (700,)}),
+}
 
 
 def _unary(values: torch.Tensor, samples: list[Sample]) -> Iterator[Sample]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import UsageError
-from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.platforms import sim
 from shadowrun.platforms.device import resolve
 from shadowrun.repro import Repro, calls, script, telling
@@ -162,8 +161,7 @@ class _Writer:
         platform = resolve(self._run.target)
         platform.start()
         try:
-            with as_in_handler():
-                plan, found = self._differing(Invariance(platform), again)
+            plan, found = self._differing(Invariance(platform), again)
         finally:
             platform.stop()
         way = found.way
