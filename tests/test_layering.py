@@ -22,8 +22,8 @@ MAY_IMPORT = {
     "repro": BASE | {"intercept", "numerics", "platforms", "store", "replay", "analysis"},
     "compiled": BASE | {"numerics", "intercept", "store", "replay", "analysis", "repro"},
     "run": {"types", "errors", "settings", "store", "analysis", "report", "repro", "compiled"},
-    "slowdown": BASE | {"intercept", "platforms", "replay", "repro", "store", "sweep"},
-    "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "repro", "store", "comparison", "run"},
+    "slowdown": BASE | {"intercept", "platforms", "replay", "report", "repro", "store", "sweep"},
+    "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "report", "repro", "store", "comparison", "run"},
     "comparison": BASE
     | {"numerics", "platforms", "store", "replay", "intercept", "analysis", "report", "run", "compiled"},
 }

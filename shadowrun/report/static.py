@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from typing import TYPE_CHECKING
+
+from shadowrun.report.grid import columns, comma_separated, pipes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,33 +48,23 @@ def _more(lacking: list[StaticOperator]) -> str:
 
 def _text(coverage: StaticCoverage, what: str) -> str:
     lines = [f"static coverage of {what}", _WARNING, "", *_verdicts(coverage), ""]
-    lines += _columns(_rows(coverage))
+    lines += columns(_rows(coverage))
     lacking = _lacking(coverage)
     if lacking:
         shown = [(f"{o.n_calls or ''}", o.op, *o.states) for o in lacking[:MAX_LISTED]]
-        lines += ["", *_columns([("calls", "operator", *coverage.devices), *shown]), *filter(None, [_more(lacking)])]
+        lines += ["", *columns([("calls", "operator", *coverage.devices), *shown]), *filter(None, [_more(lacking)])]
     return "\n".join(lines) + "\n"
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _markdown(coverage: StaticCoverage, what: str) -> str:
     lines = [f"# Static coverage of {what}", "", _WARNING, "", *(f"- {v}" for v in _verdicts(coverage)), ""]
-    lines += _pipes(_rows(coverage))
+    lines += pipes(_rows(coverage))
     lacking = _lacking(coverage)
     if lacking:
         shown = [(f"{o.n_calls or ''}", f"`{o.op}`", *o.states) for o in lacking[:MAX_LISTED]]
-        lines += ["", *_pipes([("calls", "operator", *coverage.devices), *shown])]
+        lines += ["", *pipes([("calls", "operator", *coverage.devices), *shown])]
         lines += ["", _more(lacking)] if _more(lacking) else []
     return "\n".join(lines) + "\n"
-
-
-def _pipes(rows: list[tuple[str, ...]]) -> list[str]:
-    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
-    return [head, "|" + "---|" * len(rows[0]), *rest]
 
 
 def _json(coverage: StaticCoverage, what: str) -> str:
@@ -100,11 +90,8 @@ def _json(coverage: StaticCoverage, what: str) -> str:
 
 
 def _csv(coverage: StaticCoverage, _: str) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("operator", "calls", *coverage.devices))
-    writer.writerows((o.op, o.n_calls, *o.states) for o in coverage.operators)
-    return out.getvalue()
+    head = ("operator", "calls", *coverage.devices)
+    return comma_separated(head, ((o.op, o.n_calls, *o.states) for o in coverage.operators))
 
 
 FORMATS: dict[str, Callable[[StaticCoverage, str], str]] = {

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from typing import TYPE_CHECKING
 
+from shadowrun.report.grid import clip, columns, comma_separated, pipes
 from shadowrun.slowdown.table import BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shadowrun.slowdown.table import OperatorSlowdown, Slowdown
+from shadowrun.slowdown.table import OperatorSlowdown, Slowdown
 
 __all__ = ["FORMATS"]
 
 MAX_LISTED = 20
+_MOST_SHOWN = 40
 _FORMAT = 1
 """Version of the JSON's form."""
 _HEAD = ("operator", "calls", "times slower", "spread", "a step loses", "worst with")
@@ -35,12 +35,8 @@ def _row(o: OperatorSlowdown) -> tuple[str, ...]:
         f"{o.ratio:.2f}",
         f"{o.lower:.2f} to {o.upper:.2f}",
         _us(o.lost_us),
-        _short(o.worst.call.inputs),
+        clip(o.worst.call.inputs, _MOST_SHOWN),
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _facts(found: Slowdown) -> Iterator[str]:
@@ -70,13 +66,16 @@ def _failures(found: Slowdown) -> Iterator[tuple[str, str, str]]:
 def _text(found: Slowdown, title: str) -> str:
     lines = [f"slowdown of {title}", "", *_facts(found), ""]
     rows = [_HEAD, *map(_row, found.operators[:MAX_LISTED])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += columns(rows)
     if len(found.operators) > MAX_LISTED:
         lines.append(f"… and {len(found.operators) - MAX_LISTED} more: -f csv lists all")
     failures = list(_failures(found))
     if failures:
-        lines += ["", "not timed:", *(f"  {op}({_short(inputs)})  {why}" for op, inputs, why in failures[:MAX_LISTED])]
+        lines += [
+            "",
+            "not timed:",
+            *(f"  {op}({clip(inputs, _MOST_SHOWN)})  {why}" for op, inputs, why in failures[:MAX_LISTED]),
+        ]
         if len(failures) > MAX_LISTED:
             lines.append(f"  … and {len(failures) - MAX_LISTED} more: -f csv lists all")
     return "\n".join(lines) + "\n"
@@ -84,8 +83,7 @@ def _text(found: Slowdown, title: str) -> str:
 
 def _markdown(found: Slowdown, title: str) -> str:
     lines = [f"# Slowdown of {title}", "", *(f"- {fact}" for fact in _facts(found)), ""]
-    lines += [f"| {' | '.join(_HEAD)} |", "|" + "---|" * len(_HEAD)]
-    lines += [f"| {' | '.join(cell.replace('|', ' ') for cell in _row(o))} |" for o in found.operators[:MAX_LISTED]]
+    lines += pipes([_HEAD, *map(_row, found.operators[:MAX_LISTED])])
     if len(found.operators) > MAX_LISTED:
         lines += ["", f"… and {len(found.operators) - MAX_LISTED} more"]
     failures = list(_failures(found))
@@ -112,16 +110,13 @@ def _json(found: Slowdown, title: str) -> str:
 
 
 def _csv(found: Slowdown, _: str) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("operator", "calls", "ratio", "lower", "upper", "lost_us_per_step", "worst_inputs", "failed"))
-    for o in found.operators:
-        writer.writerow(
-            (o.op, o.n_calls, *(f"{x:.4g}" for x in (o.ratio, o.lower, o.upper, o.lost_us)), o.worst.call.inputs, "")
-        )
-    for op, inputs, why in _failures(found):
-        writer.writerow((op, "", "", "", "", "", inputs, why))
-    return out.getvalue()
+    rows = [
+        (o.op, o.n_calls, *(f"{x:.4g}" for x in (o.ratio, o.lower, o.upper, o.lost_us)), o.worst.call.inputs, "")
+        for o in found.operators
+    ]
+    rows += [(op, "", "", "", "", "", inputs, why) for op, inputs, why in _failures(found)]
+    head = ("operator", "calls", "ratio", "lower", "upper", "lost_us_per_step", "worst_inputs", "failed")
+    return comma_separated(head, rows)
 
 
 FORMATS: dict[str, Callable[[Slowdown, str], str]] = {"txt": _text, "md": _markdown, "json": _json, "csv": _csv}

@@ -131,8 +131,10 @@ _LARGE: dict[str, tuple[tuple[tuple[int, ...], ...], ...]] = {
     "nn.functional.scaled_dot_product_attention": (((4, 3, 40, 16),) * 3,),
 }
 _LARGE_KWARGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("softmax", "log_softmax"), {"dim": -1}),
-    **dict.fromkeys(("nn.functional.layer_norm", "nn.functional.rms_norm"), {"normalized_shape": (700,)}),
+    "softmax": {"dim": -1},
+    "log_softmax": {"dim": -1},
+    "nn.functional.layer_norm": {"normalized_shape": (700,)},
+    "nn.functional.rms_norm": {"normalized_shape": (700,)},
 }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.report.grid import cell, comma_separated, pipes
 from shadowrun.store.codec import jsonable
 from shadowrun.sweep.outcome import FAILURES, Kind, Support
 
@@ -67,26 +67,24 @@ def as_text(table: SupportTable, info: SweepInfo, *, everything: bool = False) -
 
 def as_markdown(table: SupportTable, info: SweepInfo) -> str:
     """Both tables, and all that fails."""
-    lines = [f"# {_cell(info.target)} against {_cell(info.ref)}", "", _facts(table, info), ""]
-    lines += _markdown_table(["dtype", "part", *(name for name, _ in _COLUMNS)], _case_rows(table))
+    lines = [f"# {cell(info.target)} against {cell(info.ref)}", "", _facts(table, info), ""]
+    lines += pipes([["dtype", "part", *(name for name, _ in _COLUMNS)], *_case_rows(table)])
     lines += ["", _support_line(table), ""]
     rows = ([operator.name, operator.support, *_failing_cells(f)] for operator, f in _failing(table))
-    lines += _markdown_table(["operator", "support", "dtype", "part", "cases", "what", "where", "why"], rows)
+    lines += pipes([["operator", "support", "dtype", "part", "cases", "what", "where", "why"], *rows])
     return "\n".join(lines) + "\n"
 
 
 def as_csv(table: SupportTable) -> str:
     """One row for each operator, dtype and part, with counts by kind and the first reason for failing."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["operator", "operator_support", "dtype", "part", "support", "failing", "why"])
+    rows = []
     for operator in table.operators:
         for (dtype, part), support in operator.parts.items():
             found = [f for f in operator.failing if (f.dtype, f.part) == (dtype, part)]
             why = "; ".join(_reason(f) for f in found)
             kinds = "; ".join(dict.fromkeys(f.finding.kind for f in found))
-            writer.writerow([operator.name, operator.support, dtype, part, support, kinds, why])
-    return out.getvalue()
+            rows.append([operator.name, operator.support, dtype, part, support, kinds, why])
+    return comma_separated(["operator", "operator_support", "dtype", "part", "support", "failing", "why"], rows)
 
 
 def as_json(table: SupportTable, info: SweepInfo) -> str:
@@ -184,12 +182,3 @@ def _operator_json(operator: OperatorSupport) -> dict[str, Any]:
             for f in operator.failing
         ],
     }
-
-
-def _markdown_table(header: list[str], rows: Any) -> list[str]:
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    return lines + [f"| {' | '.join(map(_cell, row))} |" for row in rows]
-
-
-def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -196,12 +196,12 @@ class _Writer:
             last = invariance.differing(part, plan, args, kwargs)
             if last is None:
                 continue
-            cause = last.verdict.cause
+            wanted = _character(last)
 
-            def holds(args: tuple[Any, ...], kwargs: dict[str, Any], plan: OpPlan = plan, cause: Any = cause) -> bool:
+            def holds(args: tuple[Any, ...], kwargs: dict[str, Any], plan: OpPlan = plan, wanted: Any = wanted) -> bool:
                 nonlocal last
                 found = invariance.differing(part, plan, args, kwargs)
-                if found is None or found.verdict.cause is not cause:
+                if found is None or _character(found) != wanted:
                     return False
                 last = found
                 return True
@@ -295,6 +295,11 @@ class _Writer:
         (self._directory / "versions.json").write_text(telling.versions(self._run), encoding="utf-8")
         shows, said = try_script(path, self._notes, 120.0 + limit_s)
         return Repro(path, calls.shown_inputs(inputs), shows, said, tuple(self._notes))
+
+
+def _character(found: Differing) -> tuple[object, bool]:
+    """What stays of a difference while its inputs get smaller: its cause, and whether it is of classes only."""
+    return found.verdict.cause, all(wrong.has_only_classes for wrong in found.wrong)
 
 
 def _limits(explanation: str) -> Ends:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.report import grid
+from shadowrun.report.grid import clip, columns, comma_separated, pipes
 from shadowrun.store.codec import jsonable
 from shadowrun.sweep.changes import Direction
 from shadowrun.sweep.outcome import Support
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["CHANGES", "PLATFORMS"]
 
 MAX_LISTED = 60
+_MOST_SHOWN = 80
 _FORMAT = 1
 """Version of both JSON forms."""
 
@@ -55,47 +56,29 @@ def _totals(sweeps: Iterable[Sweep]) -> list[list[str]]:
     return [head, *rows]
 
 
-def _columns(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _pipes(rows: list[list[str]]) -> list[str]:
-    head, *rest = (f"| {' | '.join(map(_cell, row))} |" for row in rows)
-    return [head, "|" + "---|" * len(rows[0]), *rest]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-
-
-def _clip(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def _more(n: int) -> list[str]:
     return [f"… and {n - MAX_LISTED} more: -f csv has all"] if n > MAX_LISTED else []
 
 
 def _text(platforms: Platforms) -> str:
     lacking = _lacking(platforms)
-    lines = _columns(_totals(platforms.sweeps))
+    lines = columns(_totals(platforms.sweeps))
     lines += [f"the sweep of {s.label} is not complete" for s in platforms.sweeps if not s.info.complete]
     if len(platforms.sweeps) > 1:
         lines += ["", f"{platforms.n_differing} of {len(platforms.rows)} operators are not alike on all"]
     if lacking:
         head = ["operator", *(s.label for s in platforms.sweeps), "first reason"]
-        rows = [[*cells[:-1], _clip(cells[-1])] for cells in map(_shown, lacking[:MAX_LISTED])]
-        lines += ["", *_columns([head, *rows]), *_more(len(lacking))]
+        rows = [[*cells[:-1], clip(cells[-1], _MOST_SHOWN)] for cells in map(_shown, lacking[:MAX_LISTED])]
+        lines += ["", *columns([head, *rows]), *_more(len(lacking))]
     return "\n".join(lines) + "\n"
 
 
 def _markdown(platforms: Platforms) -> str:
-    lines = ["# Operator coverage", "", *_pipes(_totals(platforms.sweeps)), ""]
+    lines = ["# Operator coverage", "", *pipes(_totals(platforms.sweeps)), ""]
     if len(platforms.sweeps) > 1:
         lines += [f"{platforms.n_differing} of {len(platforms.rows)} operators are not alike on all.", ""]
     head = ["operator", *(s.label for s in platforms.sweeps), "first reason"]
-    lines += _pipes([head, *map(_shown, _lacking(platforms))])
+    lines += pipes([head, *map(_shown, _lacking(platforms))])
     return "\n".join(lines) + "\n"
 
 
@@ -122,7 +105,7 @@ def _json(platforms: Platforms) -> str:
 
 
 def _csv(platforms: Platforms) -> str:
-    return _written(
+    return comma_separated(
         ["operator", *(s.label for s in platforms.sweeps), "first reason"],
         ([row.name, *(s or "" for s in row.supports), _why(row)] for row in platforms.rows),
     )
@@ -163,22 +146,22 @@ def _facts(changes: Changes) -> list[str]:
     lines = [f"{changes.before} → {changes.after}", f"{counts}, of {changes.n_compared} parts that both tested"]
     for which, names in ((changes.before, changes.only_before), (changes.after, changes.only_after)):
         if names:
-            lines.append(f"only in {which}: {len(names)} operators, {_clip(', '.join(names))}")
+            lines.append(f"only in {which}: {len(names)} operators, {clip(', '.join(names), _MOST_SHOWN)}")
     return lines
 
 
 def _changes_text(changes: Changes) -> str:
     lines = _facts(changes)
     if changes.changes:
-        rows = [[*cells[:-1], _clip(cells[-1])] for cells in map(_change, changes.changes[:MAX_LISTED])]
-        lines += ["", *_columns([_CHANGE_HEAD, *rows]), *_more(len(changes.changes))]
+        rows = [[*cells[:-1], clip(cells[-1], _MOST_SHOWN)] for cells in map(_change, changes.changes[:MAX_LISTED])]
+        lines += ["", *columns([_CHANGE_HEAD, *rows]), *_more(len(changes.changes))]
     return "\n".join(lines) + "\n"
 
 
 def _changes_markdown(changes: Changes) -> str:
     title, *facts = _facts(changes)
-    lines = [f"# {_cell(title)}", "", *(f"- {_cell(fact)}" for fact in facts), ""]
-    return "\n".join([*lines, *_pipes([_CHANGE_HEAD, *map(_change, changes.changes)])]) + "\n"
+    lines = [f"# {grid.cell(title)}", "", *(f"- {grid.cell(fact)}" for fact in facts), ""]
+    return "\n".join([*lines, *pipes([_CHANGE_HEAD, *map(_change, changes.changes)])]) + "\n"
 
 
 def _changes_json(changes: Changes) -> str:
@@ -187,7 +170,7 @@ def _changes_json(changes: Changes) -> str:
 
 
 def _changes_csv(changes: Changes) -> str:
-    return _written(_CHANGE_HEAD, map(_change, changes.changes))
+    return comma_separated(_CHANGE_HEAD, map(_change, changes.changes))
 
 
 CHANGES: dict[str, Callable[[Changes], str]] = {
@@ -201,11 +184,3 @@ CHANGES: dict[str, Callable[[Changes], str]] = {
 
 def _dumped(document: dict[str, Any]) -> str:
     return json.dumps(jsonable(document), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _written(head: list[str], rows: Iterable[list[str]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
-    return out.getvalue()
