@@ -23,6 +23,7 @@ from shadowrun.errors import NestingError, ShadowrunWarning, UsageError
 from shadowrun.intercept import forks, torchapi
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.dispatch import ShadowMode, handing_over_ns
+from shadowrun.intercept.stretches import Stretches
 from shadowrun.intercept.threads import Threads
 from shadowrun.intercept.watching import Watching
 from shadowrun.platforms.device import Platform, resolve
@@ -87,6 +88,7 @@ class Comparison(Run):
         self._assemble(self._data)
         self._mode: ShadowMode | None = None
         self._watching: Watching | None = None
+        self._stretches: Stretches | None = None
         self._flushed_at = 0.0
         self._step_began = 0.0
         self._stepped = False
@@ -121,6 +123,9 @@ class Comparison(Run):
             self._target.start()
             self._ref.start()
             self._find_rank()
+            if self._budget is not None:
+                self._stretches = Stretches(self._begin_stretch)
+                self._stretches.start()
             self._attribution.start()
             self._replayer.start()
             self._threads.start()
@@ -171,6 +176,8 @@ class Comparison(Run):
         began_ns = time.perf_counter_ns()
         now = time.perf_counter()
         budget = self._budget
+        if self._stretches is not None:
+            self._end_stretches()
         if budget is not None and not budget.watched and self._replayer.lock.acquire(False):
             try:
                 self._pass_step(budget, began_ns, now)
@@ -269,6 +276,34 @@ class Comparison(Run):
         self._recorder.step += 1
         self._selection.begin_step(self._recorder.step - self._first_step)
 
+    def _begin_stretch(self) -> None:
+        """The program called its module again, and never told of a step: the time between stands for one."""
+        began_ns = time.perf_counter_ns()
+        budget, watching = self._budget, self._watching
+        if self._stepped or budget is None or watching is None:
+            return
+        if not watching.can_turn:
+            watching.kept_out = watching.kept_out or not watching.on
+            return
+        if self._replayer.lock.acquire(False):
+            try:
+                self._watch(budget, began_ns, is_stretch=True)
+            except Exception:  # noqa: S110 - what is watched is not worth the user's program
+                pass
+            finally:
+                self._replayer.lock.release()
+
+    def _end_stretches(self) -> None:
+        """The program tells of steps: what stood for them is done."""
+        stretches, self._stretches = self._stretches, None
+        if stretches is None:
+            return
+        follows = self._watching is not None and self._watching.on
+        self._attribution.stop()  # its wrapper lies around ours
+        stretches.stop()
+        if follows and self._mode is not None:
+            self._attribution.start()
+
     def _pass_step(self, budget: Budget, began_ns: int, now: float) -> None:
         """A step is over that nobody watched: for a small step, each microsecond counts."""
         try:
@@ -281,14 +316,15 @@ class Comparison(Run):
         except Exception:  # noqa: S110 - a step's row is not worth the user's program
             pass
 
-    def _watch(self, budget: Budget, began_ns: int) -> None:
+    def _watch(self, budget: Budget, began_ns: int, *, is_stretch: bool = False) -> None:
         """Have the coming step watched, or left out."""
         watching = self._watching
         if watching is None or self._mode is None:
             return
         # Calls on the target have to be answered; a mode that the user has put above ours keeps ours where it is.
         must = self._replayer.answers or (watching.on and not watching.can_leave)
-        wanted = budget.end_step(began_ns, must_watch=must, may_watch=self._selection.compares_step)
+        may = self._selection.compares_step
+        wanted = budget.end_step(began_ns, must_watch=must, may_watch=may, is_stretch=is_stretch)
         if wanted is not watching.on:
             budget.watched = watching.turn(wanted)
         budget.spend_on_step(began_ns, time.perf_counter_ns())
@@ -362,6 +398,7 @@ class Comparison(Run):
         self._threads.stop()
         self._replayer.stop()
         self._attribution.stop()
+        self._end_stretches()
         self._target.stop()
         self._ref.stop()
         with _active_lock:

@@ -299,6 +299,11 @@ def has_autograd_kernel(name: str, backend: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, f"Autograd{backend}")
 
 
+def in_transform() -> bool:
+    """Whether a functorch transform (vmap, grad) is on the way. Seen on 2.13."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def skip_compilation_of(module: str) -> None:
     """Keep Dynamo from compiling our handlers when the user's code runs eagerly under a compile callback."""
     from torch._dynamo import trace_rules

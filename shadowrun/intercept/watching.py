@@ -48,6 +48,16 @@ class Watching:
         """Whether it can be taken off now: not from another thread, and not from under a mode of the user's."""
         return self.on and torchapi.top_mode() is self._mode and self._thread == threading.get_ident()
 
+    @property
+    def can_turn(self) -> bool:
+        """Whether it can be taken off or put back now."""
+        return self.can_leave if self.on else self._can_return
+
+    @property
+    def _can_return(self) -> bool:
+        """Leaving a mode takes the top one off, whichever that is: the program's own would take ours."""
+        return self._thread == threading.get_ident() and _same(torchapi.modes(), self._below)
+
     def turn(self, wanted: bool) -> bool:
         """Have it on or off, if that can be.
 
@@ -66,11 +76,8 @@ class Watching:
         return self.on
 
     def _return(self) -> None:
-        if self._thread != threading.get_ident():
-            return
-        if not _same(torchapi.modes(), self._below):
-            # Leaving a mode takes the top one off, whichever that is: the program's own would take ours.
-            self.kept_out = True
+        if not self._can_return:
+            self.kept_out = self.kept_out or self._thread == threading.get_ident()
             return
         self._attribution.start()
         self.begin()

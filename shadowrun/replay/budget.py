@@ -69,6 +69,7 @@ class BudgetReport:
         n_replayed: Calls replayed.
         n_steps: Steps; 0 for a program that does not tell where they end.
         n_unwatched: Those of them that were left alone: not selected, not affordable, or to time a plain step.
+        n_stretches: What stood for steps where the program told of none: from one call of its module to the next.
     """
 
     ratio: float
@@ -79,6 +80,7 @@ class BudgetReport:
     n_replayed: int
     n_steps: int
     n_unwatched: int
+    n_stretches: int
 
 
 class Budget:
@@ -106,7 +108,7 @@ class Budget:
         self._chosen_in = 0
         self._chosen_ns = 0.0
         self._window = 0
-        self._n_steps = self._n_unwatched = 0
+        self._n_steps = self._n_stretches = self._n_unwatched = 0
         self._n_calls = self._n_replayed = 0
         self._n_signatures = self._n_verified = 0
         self._calls_before = 0
@@ -155,7 +157,7 @@ class Budget:
         if not self._window:
             # Of the first step nobody knows how long it is; its calls tell by and by.
             self._sparse = self._n_calls * self._handing_over_ns > self._ledger.earned_ns * _MOST_FOR_WATCHING
-        if not self._n_calls % _WINDOW_CALLS and not self._n_steps:
+        if not self._n_calls % _WINDOW_CALLS and not self._n_steps + self._n_stretches:
             self._end_window()
             self._sparse = False
         return not (self._sparse or self._discovers) and self._ledger.credit_ns <= 0
@@ -203,13 +205,14 @@ class Budget:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def end_step(self, now: int, *, must_watch: bool = False, may_watch: bool = True) -> bool:
+    def end_step(self, now: int, *, must_watch: bool = False, may_watch: bool = True, is_stretch: bool = False) -> bool:
         """A step is over.
 
         Args:
             now: Its end.
             must_watch: The next one cannot be left out.
             may_watch: There is something to watch in the next one.
+            is_stretch: It is what stands for a step.
 
         Returns:
             Whether the next one is to be watched.
@@ -218,7 +221,8 @@ class Budget:
         ledger.advance(now)
         ledger.end_step(watched=self.watched)
         self._ended_watched = self.watched
-        self._n_steps += 1
+        self._n_stretches += is_stretch
+        self._n_steps += not is_stretch
         if self.watched:
             self._end_window()
         else:
@@ -303,4 +307,5 @@ class Budget:
             n_replayed=self._n_replayed,
             n_steps=self._n_steps,
             n_unwatched=self._n_unwatched,
+            n_stretches=self._n_stretches,
         )

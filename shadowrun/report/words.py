@@ -105,16 +105,19 @@ def overhead(info: RunInfo) -> str:
 def _budget(info: RunInfo) -> str:
     """What became of the overhead budget."""
     b = info.budget
-    # Without steps, nobody sees what the clock of a comparison misses.
-    about = "" if b["n_steps"] else "at least "
+    n_stretches = b.get("n_stretches", 0)  # files of before that have none
+    # Without them or steps, nobody sees what the clock of a comparison misses.
+    about = "" if b["n_steps"] or n_stretches else "at least "
     text = (
         f"the program took {about}{b['achieved']:.3g} times as long as without shadowrun ({b['ratio']:g} allowed); "
         f"{b['n_verified']:,} of {b['n_signatures']:,} call signatures were verified at least once, "
         f"{b['n_replayed']:,} of the {b['n_calls']:,} calls seen"
     )
     if b["n_unwatched"]:
-        text += f"; {b['n_unwatched']:,} of {b['n_steps']:,} steps were left alone, their calls were not seen"
-    elif not b["n_steps"]:
+        stretches = f"{n_stretches:,} stretches from one call of the model to the next"
+        what = f"{b['n_steps']:,} steps" if b["n_steps"] else stretches
+        text += f"; {b['n_unwatched']:,} of {what} were left alone, their calls were not seen"
+    elif about:
         text += (
             "; call run.step() after each batch or sequence: without it, what torch takes to hand over each call is "
             "neither seen nor left out"

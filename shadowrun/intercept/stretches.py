@@ -1,0 +1,100 @@
+"""Where a program that tells of no steps begins anew: at the next call of the module that it called first.
+
+`nn.Module.__call__` is wrapped while a comparison has a budget and knows of no step. The wrapper lies below that of
+attribution, which goes where nobody watches. Calls inside of a module's call pass at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shadowrun.intercept import torchapi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Stretches"]
+
+_LEAST_NS = 500_000
+"""A stretch lasts so long at least: to end one takes some 10 µs."""
+_MOST_OTHERS = 64
+"""So many calls of other modules without one of ours, and it is not what the program repeats."""
+
+
+class Stretches:
+    """Tells of the calls, from outside of any module, that begin a stretch. For the thread that made it.
+
+    Args:
+        begin: Called as the first thing of such a call. It may have `Attribution` follow modules, or no more.
+    """
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
+        self._thread = threading.get_ident()
+        self._inside = False
+        self._marker = 0
+        self._n_others = 0
+        self._began_ns = 0
+        self._original: Callable[..., Any] | None = None
+
+    def start(self) -> None:
+        """Begin to look at module calls; attribution must do so afterwards."""
+        stretches, original = self, nn.Module.__call__
+        self._original = original
+        is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            # Dynamo, which leaves our wrapper out of the graph then, must find nothing before that it would guard.
+            if is_compiling() or stretches._inside or not stretches._is_outermost():
+                return original(self, *args, **kwargs)
+            stretches._inside = True
+            try:
+                call = stretches._begin_at(self)
+                return (call or original)(self, *args, **kwargs)
+            finally:
+                stretches._inside = False
+
+        torchapi.stand_for_module_call(__call__, original)
+        nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        self._patched = __call__
+
+    def stop(self) -> None:
+        """Give `nn.Module.__call__` back, unless somebody else wrapped it meanwhile (then ours passes calls on)."""
+        original, self._original = self._original, None  # an instance may be in a call: it passes those that follow
+        if original is None:
+            return
+        if nn.Module.__call__ is self._patched:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+        torchapi.stand_no_more(self._patched, original)
+
+    def _is_outermost(self) -> bool:
+        # In a backward pass or a functorch transform, torch puts the stack of modes back as it was at their beginning.
+        return (
+            self._original is not None
+            and threading.get_ident() == self._thread
+            and torchapi.autograd_node() is None
+            and not torchapi.in_transform()
+        )
+
+    def _begin_at(self, module: nn.Module) -> Callable[..., Any] | None:
+        """Begin a stretch if one is due; returns what follows this very call, if that begins only now."""
+        if id(module) != self._marker:
+            self._n_others += 1
+            if self._marker and self._n_others <= _MOST_OTHERS:
+                return None
+            self._marker, self._n_others, self._began_ns = id(module), 0, time.perf_counter_ns()
+            return None
+        self._n_others = 0
+        now = time.perf_counter_ns()
+        if now - self._began_ns < _LEAST_NS:
+            return None
+        self._began_ns = now
+        before = nn.Module.__call__
+        self._begin()
+        after = nn.Module.__call__
+        return after if before is self._patched and after is not before else None
