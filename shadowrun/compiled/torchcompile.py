@@ -137,9 +137,10 @@ def inductor_settings() -> dict[str, Any]:
     """
     from torch._inductor import config
 
-    names: Any = getattr(config, "_config", ())
-    changed = [name for name in names if name != _WRAPPING and not config._is_default(name)]  # type: ignore[attr-defined]
-    return {name: functools.reduce(getattr, name.split("."), config) for name in changed}
+    known: dict[str, Any] = getattr(config, "_config", {})
+    changed = [name for name in known if name != _WRAPPING and not config._is_default(name)]  # type: ignore[attr-defined]
+    values = {name: functools.reduce(getattr, name.split("."), config) for name in changed}
+    return {name: value for name, value in values.items() if value is not known[name].default}
 
 
 @contextlib.contextmanager
