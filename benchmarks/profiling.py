@@ -18,10 +18,13 @@ from measuring import timed
 from tools import Tool, make_tools
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shadowrun.intercept.attribution import Attribution
+from shadowrun.numerics import memory
 from shadowrun.replay import shared, short
 from shadowrun.replay.comparing import Comparing
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.recorder import Recorder
+from shadowrun.replay.spares import Spares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,17 +131,20 @@ def _instrumented(clocks: _Clocks) -> Iterator[None]:
         return {"copy_mutated": _COPIES, "conclude": _JUDGE}.get(name, _REPLAY)
 
     wanted: list[tuple[Any, str, str | Callable[..., str], bool]] = [
-        (Recorder, "place", _ATTRIBUTION, True),
-        (Recorder, "place_silently", _ATTRIBUTION, True),
+        (Attribution, "place", _ATTRIBUTION, True),
+        (Attribution, "note", _ATTRIBUTION, True),
         (Recorder, "context", _CONTEXT, False),
-        (short, "move_bytes", _COPIES, False),
+        (memory, "move", _COPIES, False),
+        (memory, "move_few", _COPIES, False),
+        (Spares, "make", _COPIES, False),
         (shared, "copy_mutated", _COPIES, False),
         (shared, "unheard", part_of_unheard, False),
         (short, "unheard", part_of_unheard, False),
         (Executor, "run", _REPLAY, False),
         (Executor, "call", _REPLAY, False),
         (short, "plainly_equal", _COMPARE, False),
-        (short, "same_memory", _COMPARE, False),
+        (memory, "differs", _COMPARE, False),
+        (memory, "few_differ", _COMPARE, False),
         (Comparing, "equal", _COMPARE, False),
         (Comparing, "all_equal", _COMPARE, False),
         (Recorder, "match", _RECORD, False),

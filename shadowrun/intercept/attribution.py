@@ -2,7 +2,7 @@
 
 * Modules: `nn.Module.__call__` is wrapped while a comparison runs, and keeps a stack of paths per thread
   (4 µs per module call; module hooks cost four times that and change the order of gradients).
-* Line: the first frame outside torch and shadowrun; frames are classified once per code object.
+* Line: the first frame outside torch and shadowrun (`sites.py`).
 * Phase: backward while autograd runs a node; optimizer if a frame of `torch.optim` is on the way.
 * Backward: a node carries the sequence number of its forward call, whose module and line it gets. Each thread counts
   for itself and a node does not say which one made it, so each has its own table; where the thread that runs the node
@@ -11,22 +11,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from shadowrun.intercept import torchapi
+from shadowrun.intercept.sites import Sites
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType
+    from types import FrameType
+
+    from shadowrun.intercept.sites import Found
 
 __all__ = ["Attribution", "Place"]
 
@@ -35,27 +36,21 @@ Place = tuple[str, Phase, str]
 
 # Reading a member of an enum takes ten times as long as a global name.
 _FORWARD, _BACKWARD, _OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
-_LIBRARY, _USER, _OPTIM = 0, 1, 2
 _autograd_node, _next_number = torchapi.autograd_node, torchapi.next_sequence_number
-_TORCH = str(Path(torch.__file__).parent) + os.sep
-_OWN = str(Path(__file__).parents[1]) + os.sep
-_OPTIM_DIR = str(Path(torch.__file__).parent / "optim") + os.sep
-_NO_GRAD = str(Path(torch.__file__).parent / "utils" / "_contextlib.py")
-_STDLIB = str(Path(threading.__file__).parent) + os.sep
-_PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
-_OWN_PARENT = str(Path(__file__).parents[2]) + os.sep
+_frame = sys._getframe
+_NOWHERE: Place = "", Phase.FORWARD, ""
 _MAX_LINKS = 100_000
 _MAX_CHAINS = 64
-_DEMO = _OWN + f"cli{os.sep}demo"
 
 
 class _ThreadState:
     """What is known of a thread."""
 
-    __slots__ = ("chain", "entered", "last_number", "links", "modules", "recomputed", "recomputing")
+    __slots__ = ("above", "chain", "entered", "last_number", "links", "modules", "recomputed", "recomputing")
 
     def __init__(self) -> None:
         self.modules: list[str] = []
+        self.above: list[Found | None] = []
         self.last_number = -1
         self.recomputing = 0
         self.recomputed: dict[int, tuple[str, str]] = {}
@@ -98,10 +93,7 @@ class Attribution:
 
     def __init__(self) -> None:
         self._threads = _Threads()
-        # By id, and kept alive: hashing a code object hashes all its constants, 0.9 µs for that of `nn.Module`'s call.
-        self._kinds: dict[int, int] = {}
-        self._codes: list[CodeType] = []
-        self._sites: dict[tuple[int, int], tuple[str, bool]] = {}
+        self._sites = Sites()
         self._links: dict[int, tuple[str, str]] = {}
         self._chains: list[_Chain] = []
         self._step_began_at = 0
@@ -123,21 +115,24 @@ class Attribution:
             if is_compiling():  # Dynamo then leaves our wrapper out of the graph
                 return original(self, *args, **kwargs)  # type: ignore[unreachable, unused-ignore]
             state = threads.state
-            modules = state.modules
+            modules, above = state.modules, state.above
             recomputing = autograd_node() is not None
             if not state.entered and not recomputing:
                 attribution.unfollowed()
             state.recomputing += recomputing
             modules.append(path_of(self, modules))
+            above.append(None)
             try:
                 return original(self, *args, **kwargs)
             finally:
+                above.pop()
                 modules.pop()
                 state.recomputing -= recomputing
 
         torchapi.stand_for_module_call(__call__, original)
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self._patched = __call__
+        self._sites.module_call = __call__.__code__
         state = threads.state
         state.last_number = torchapi.next_sequence_number()
         state.entered = True
@@ -174,25 +169,28 @@ class Attribution:
         Args:
             depth: Frames between the caller of this method and the user's code that may be skipped.
         """
-        state = self._threads.state
-        node = _autograd_node()
-        if node is not None:
-            recomputing = state.recomputing and state.modules[-1]
-            return self._recomputed_place(depth + 1) if recomputing else self._backward_place(node)
         try:
-            frame: FrameType | None = sys._getframe(depth + 1)
-        except ValueError:  # on autograd's own threads the stack may end before that
-            frame = sys._getframe(0)
-        site, optimizer = self._site(frame)
-        modules = state.modules
-        module = modules[-1] if modules else ""
-        if optimizer:
-            return module, _OPTIMIZER, site
-        number = _next_number()
-        if number != state.last_number:
-            # The node of this very call already exists: its number is the one before the next.
-            state.last_number = number
-            _keep(state.links, number - 1, (module, site))
+            state = self._threads.state
+            node = _autograd_node()
+            if node is not None:
+                recomputing = state.recomputing and state.modules[-1]
+                return self._recomputed_place(depth + 1) if recomputing else self._backward_place(node)
+            try:
+                frame = _frame(depth + 1)
+            except ValueError:  # on autograd's own threads the stack may end before that
+                frame = _frame(0)
+            modules, above = state.modules, state.above
+            site, optimizer, _ = self._sites.find(frame, above, len(above) - 1)
+            module = modules[-1] if modules else ""
+            if optimizer:
+                return module, _OPTIMIZER, site
+            number = _next_number()
+            if number != state.last_number:
+                # The node of this very call already exists: its number is the one before the next.
+                state.last_number = number
+                _keep(state.links, number - 1, (module, site))
+        except Exception:  # a place is not worth the user's program
+            return _NOWHERE
         return module, _FORWARD, site
 
     def end_step(self) -> None:
@@ -206,7 +204,7 @@ class Attribution:
         self._chains = [c for c in self._chains if c.links or not c.done]
 
     def note(self, depth: int) -> None:
-        """Remember the forward place of a call that is not recorded, if autograd made a node for it."""
+        """Remember the forward place of a call that is not recorded, if autograd made a node for it; see `place`."""
         if _next_number() != self._threads.state.last_number:
             self.place(depth + 1)
 
@@ -217,7 +215,7 @@ class Attribution:
             frame = sys._getframe(depth + 1)
         except ValueError:
             frame = sys._getframe(0)
-        module, site = state.modules[-1], self._site(frame)[0]
+        module, site = state.modules[-1], self._sites.find(frame, state.above, len(state.above) - 1)[0]
         number = torchapi.next_sequence_number()
         if number != state.last_number:
             state.last_number = number
@@ -242,7 +240,7 @@ class Attribution:
                 _keep(state.links, counter - 1, link)
         if link is None:
             # AccumulateGrad and nodes made before the comparison began have no forward call that we saw.
-            return "", _BACKWARD, self._site(sys._getframe(0))[0]
+            return "", _BACKWARD, self._sites.find(sys._getframe(0), state.above, len(state.above) - 1)[0]
         return link[0], _BACKWARD, link[1]
 
     def _link_of_another(self, number: int) -> tuple[str, str] | None:
@@ -250,35 +248,6 @@ class Attribution:
         tables = (self._links, *[c.links for c in self._chains])
         found = [link for links in tables if (link := links.get(number)) is not None]
         return found[0] if len(found) == 1 else None
-
-    def _site(self, frame: FrameType | None) -> tuple[str, bool]:
-        """The first user frame from here on, and whether an optimizer's frame came before it."""
-        if frame is None:
-            return "", False
-        kinds = self._kinds
-        optimizer = False
-        while frame is not None:
-            code = frame.f_code
-            kind = kinds.get(id(code))
-            if kind is None:
-                kind = self._classify(code)
-            if kind == _USER:
-                site = self._sites.get((id(code), frame.f_lasti))
-                if site is None:
-                    site = self._sites[id(code), frame.f_lasti] = (
-                        f"{_shown(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}",
-                        _steps_an_optimizer(frame),
-                    )
-                return site[0], optimizer or site[1]
-            if kind == _OPTIM:
-                optimizer = True
-            frame = frame.f_back
-        return "", optimizer
-
-    def _classify(self, code: CodeType) -> int:
-        kind = self._kinds[id(code)] = _kind(code)
-        self._codes.append(code)
-        return kind
 
     def _path_of(self, module: nn.Module, modules: list[str]) -> str:
         key = id(module)
@@ -300,29 +269,6 @@ class Attribution:
         return self._paths.get(key, path)
 
 
-def _shown(filename: str) -> str:
-    """A path as short as it stays clear: from the working directory, or from the folder of packages."""
-    for folder in (_PACKAGES, _OWN_PARENT):
-        if filename.startswith(folder):
-            return filename.removeprefix(folder)
-    try:
-        relative = os.path.relpath(filename)
-    except (OSError, ValueError):
-        return filename
-    return filename if relative.startswith(os.pardir) else relative
-
-
-def _steps_an_optimizer(frame: FrameType) -> bool:
-    """Whether a user's function is the `step` of his own optimizer: torch wraps that, so its caller is torch's.
-
-    A closure is called by an optimizer too, but not by that wrapper.
-    """
-    caller = frame.f_back
-    while caller is not None and caller.f_code.co_filename == _NO_GRAD:
-        caller = caller.f_back
-    return caller is not None and caller.f_code.co_filename == _OPTIM_DIR + "optimizer.py"
-
-
 def _keep(links: dict[int, tuple[str, str]], number: int, link: tuple[str, str]) -> None:
     links[number] = link
     if len(links) > _MAX_LINKS:
@@ -338,16 +284,3 @@ def _in_nested_backward() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _kind(code: CodeType) -> int:
-    filename = code.co_filename
-    if filename.startswith(_DEMO):
-        return _USER
-    if filename.startswith(_OPTIM_DIR):
-        return _OPTIM
-    if filename.startswith((_TORCH, _OWN, "<frozen", "<eval_with_key>")):
-        return _LIBRARY
-    if filename.startswith(_STDLIB) and "site-packages" not in filename:
-        return _LIBRARY
-    return _USER

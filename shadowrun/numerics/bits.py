@@ -6,12 +6,11 @@ call; at 64 MB the speed of memory (`tests/numerics/test_bits.py` prints it besi
 
 from __future__ import annotations
 
-import ctypes
 import struct
-import sys
 
 import torch
 
+from shadowrun.numerics import memory
 from shadowrun.numerics.form import Value  # noqa: TC001 (numerics is imported whole anyway)
 
 __all__ = ["Uncomparable", "bits_equal", "dense_order", "plainly_equal", "resolved", "same_memory"]
@@ -21,14 +20,10 @@ class Uncomparable(ValueError):  # noqa: N818 (it is caught and becomes a status
     """A kind of value that cannot be compared bit by bit; the message names it."""
 
 
-_libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
-_memcmp = _libc.memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memcmp.restype = ctypes.c_int
-
 _STRIDED = torch.strided
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _NOT_PLAIN = _QUANTIZED | {torch.complex32, torch.complex64, torch.complex128}
+_FEW, _differs, _few_differ = memory.FEW, memory.differs, memory.few_differ
 _PIECE = 1 << 17  # bytes
 _SAME_SIZE_INT = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
@@ -66,7 +61,7 @@ def bits_equal(actual: Value, expected: Value) -> bool:
             and actual.is_neg() is expected.is_neg()
             and actual.is_conj() is expected.is_conj()
         ):
-            return not _memcmp(left, right, actual.nbytes)
+            return same_memory(left, right, actual.nbytes)
         return _strided_equal(actual, expected)
     return _other_equal(actual, expected)
 
@@ -76,12 +71,17 @@ def plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
     For real, strided, contiguous tensors, which nearly all are: two thirds of the checks of `bits_equal`.
     """
+    try:
+        left, right = actual.data_ptr(), expected.data_ptr()
+    except RuntimeError:  # sparse or opaque: cheaper than to ask each tensor for its layout
+        return False
     dtype = actual.dtype
     if (
-        dtype is not expected.dtype
+        # A null pointer is an empty tensor or a ZeroTensor, which has no memory.
+        not left
+        or not right
+        or dtype is not expected.dtype
         or dtype in _NOT_PLAIN
-        or actual.layout is not _STRIDED
-        or expected.layout is not _STRIDED
         or actual.is_nested
         or not actual.is_contiguous()
         or not expected.is_contiguous()
@@ -89,14 +89,13 @@ def plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
         or actual.is_neg() is not expected.is_neg()
     ):
         return False
-    left, right = actual.data_ptr(), expected.data_ptr()
-    # A null pointer is an empty tensor or a ZeroTensor, which has no memory.
-    return bool(left and right) and not _memcmp(left, right, actual.nbytes)
+    n_bytes = actual.nbytes
+    return not (_few_differ if n_bytes <= _FEW else _differs)(left, right, n_bytes)
 
 
 def same_memory(left: int, right: int, n_bytes: int) -> bool:
     """Whether two places in memory hold the same bytes."""
-    return not _memcmp(left, right, n_bytes)
+    return not (_few_differ if n_bytes <= _FEW else _differs)(left, right, n_bytes)
 
 
 def resolved(t: torch.Tensor) -> torch.Tensor:
@@ -155,7 +154,7 @@ def _by_pieces(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def _copies_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     left, right = left.contiguous(), right.contiguous()
-    return not _memcmp(left.data_ptr(), right.data_ptr(), left.nbytes)
+    return same_memory(left.data_ptr(), right.data_ptr(), left.nbytes)
 
 
 def _as_ints(t: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ __all__ = ["Replayer", "why_not_behind"]
 _CPU = torch.device("cpu")
 _clock = time.perf_counter_ns
 _FRAMES = 3  # from `Recorder.place` to the mode's handler
-_FEWER = 2  # to `Recorder.place`, from where `observe` itself asks
+_FEWER = 2  # from `Attribution.place` to it, where `observe` itself asks
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _PATIENCE_S = 10.0
 _MOST_WAITING = 64
@@ -74,6 +74,7 @@ class Replayer:
         self._target = Executor(target)
         self._ref = Executor(ref)
         self._recorder = recorder
+        self._attribution = recorder.attribution
         self._selection = selection
         self._drift = drift
         self._budget = budget
@@ -207,27 +208,28 @@ class Replayer:
             self._recorder.skip(plan.name, "", _WAITED)
             return plan.run(*args, **kwargs)
         try:
-            if self._budget is not None:
-                return self._observe_within(self._budget, plan, args, kwargs)
             if args and (short := self._short) is not None:
                 first = args[0]
                 if type(first) in _PLAIN and first.is_cpu:
-                    selection = self._selection
-                    reason = plan.reason if plan.silent else "" if selection.everything else selection.unwanted(plan)
-                    if reason:
-                        entered = _clock()
-                        self._recorder.place_silently(_FEWER)  # its backward may be compared
-                        self._recorder.skip(plan.name, "cpu", reason)
-                        self.own_ns += _clock() - entered
-                        return plan.run(*args, **kwargs)
-                    if plan.short and selection.everything:
+                    everything = self._selection.everything
+                    if plan.short and everything:
                         entered = _clock()
                         way = short.in_place if plan.mutated else short.fresh
-                        done = way(plan, args, kwargs, self._cpu_role, self._recorder.place(_FEWER))
+                        done = way(plan, args, kwargs, self._cpu_role, self._attribution.place(_FEWER))
                         if done is not None:
                             out, ns = done
                             self.own_ns += _clock() - entered - ns
                             return out
+                        return self._observe(plan, args, kwargs)
+                    reason = plan.reason if plan.silent else "" if everything else self._selection.unwanted(plan)
+                    if reason:
+                        entered = _clock()
+                        self._attribution.note(_FEWER)  # its backward may be compared
+                        self._recorder.skip(plan.name, "cpu", reason)
+                        self.own_ns += _clock() - entered
+                        return plan.run(*args, **kwargs)
+            elif self._budget is not None:
+                return self._observe_within(self._budget, plan, args, kwargs)
             return self._observe(plan, args, kwargs)
         finally:
             lock.release()
@@ -256,22 +258,22 @@ class Replayer:
         """Record a call that is not to be compared; nobody else waits while it runs."""
         got = (not self._gate.locked() and self.lock.acquire(False)) or self.take_turn()
         entered = _clock()
-        reason = plan.reason if plan.silent else ""
         try:
             if not self._running:
                 return
-            if reason:
-                self._recorder.place_silently(_FRAMES)
-                self._recorder.skip(plan.name, "cpu", reason)
+            recorder = self._recorder
+            if plan.silent:
+                self._attribution.note(_FRAMES)
+                recorder.skip(plan.name, "cpu", plan.reason)
                 return
-            place = self._recorder.place(_FRAMES)
+            place = self._attribution.place(_FRAMES)
+            role = self._role(args, kwargs)
             if not self._selection.everything:
                 reason = self._selection.reason_to_skip(plan, place)
-            role = self._role(args, kwargs)
-            if reason:
-                self._recorder.skip(plan.name, str(role.device), reason)
-            else:
-                self._recorder.seen(self._recorder.context(plan, args, kwargs, place, role.device))
+                if reason:
+                    recorder.skip(plan.name, str(role.device), reason)
+                    return
+            recorder.seen(recorder.context(plan, args, kwargs, place, role.device))
         except Exception as error:
             verdict = self._stage.harness("recording", plan, error, (*args, *kwargs.values()))
             self._stage.unverified(-1, verdict, plan, None)

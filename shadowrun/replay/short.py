@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.torchapi import shares_memory, unheard
-from shadowrun.numerics.bits import plainly_equal, same_memory
+from shadowrun.numerics import memory
+from shadowrun.numerics.bits import plainly_equal
 from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
 from shadowrun.replay.execution import Ran
-from shadowrun.replay.spares import Spares, move_bytes
+from shadowrun.replay.spares import Spares
 
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Place
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ShortWay"]
 
 _clock = time.perf_counter_ns
+_FEW = memory.FEW
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -37,7 +39,7 @@ class ShortWay:
     """
 
     def __init__(self, stage: Stage, ending: Ending) -> None:
-        self._stage = stage
+        self._target, self._ref = stage.target, stage.ref
         self._recorder = stage.recorder
         self._comparing = stage.comparing
         self._suspects = stage.comparing.suspects
@@ -61,14 +63,15 @@ class ShortWay:
             context = self._recorder.context(plan, args, kwargs, place, role.device)
         except Exception:  # the long way records why
             return None
+        run = plan.run
         start = _clock()
-        out = plan.run(*args, **kwargs)
+        out = run(*args, **kwargs)
         ended = _clock()
         ns = ended - start
         on_target = role.on_target
-        other = self._stage.ref if on_target else self._stage.target
+        other = self._ref if on_target else self._target
         try:
-            theirs = unheard(plan.run, (), args, kwargs) if other.plain else other.call(plan, args, kwargs)
+            theirs = unheard(run, (), args, kwargs) if other.plain else other.call(plan, args, kwargs)
             other_ns = _clock() - ended
             if type(out) is torch.Tensor and (plainly_equal(out, theirs) or self._comparing.equal(out, theirs)):
                 if ns + other_ns < WORTH_TIMING_NS and plan.index not in self._suspects:
@@ -92,7 +95,8 @@ class ShortWay:
         """The first argument is written to, and shares its memory with no other; else as `fresh`."""
         first = args[0]
         try:
-            spare = self._forms.get((first.dtype, first.shape)) or self._spares.make(first)
+            shape = first.shape
+            spare = self._forms.get((first.dtype, shape)) or self._spares.make(first)
             at = first.data_ptr()
             if spare is None or not at or not first.is_contiguous() or first.is_neg():
                 return None
@@ -104,28 +108,34 @@ class ShortWay:
                 elif kind is list or kind is tuple:
                     return None
             context = self._recorder.context(plan, args, kwargs, place, role.device)
-            n_bytes = spare.n_bytes
-            move_bytes(spare.before_at, at, n_bytes)
+            work, work_at, n_bytes = spare.work, spare.work_at, spare.n_bytes
+            if n_bytes <= _FEW:
+                move, differs = memory.move_few, memory.few_differ
+            else:
+                move, differs = memory.move, memory.differs
+            move(spare.before_at, at, n_bytes)
         except Exception:  # the long way copies with more care, and records why it cannot
             return None
+        run = plan.run
         start = _clock()
-        out = plan.run(*args, **kwargs)
+        out = run(*args, **kwargs)
         ns = _clock() - start
         on_target = role.on_target
-        other = self._stage.ref if on_target else self._stage.target
+        other = self._ref if on_target else self._target
         try:
-            move_bytes(spare.work_at, spare.before_at, n_bytes)
-            other_args = (spare.work, *args[1:])
+            move(work_at, spare.before_at, n_bytes)
+            other_args = (work, *args[1:])
             start = _clock()
-            theirs = unheard(plan.run, (), other_args, kwargs) if other.plain else other.call(plan, other_args, kwargs)
+            theirs = unheard(run, (), other_args, kwargs) if other.plain else other.call(plan, other_args, kwargs)
             other_ns = _clock() - start
             if (
-                same_memory(at, spare.work_at, n_bytes)
+                not differs(at, work_at, n_bytes)
                 and ns + other_ns < WORTH_TIMING_NS
                 and plan.index not in self._suspects
+                # A call may have given either of them another form or other memory.
                 and first.data_ptr() == at
-                and first.shape == spare.shape
-                and spare.is_whole()
+                and work.data_ptr() == work_at
+                and first.shape == shape == work.shape
             ):
                 if on_target:
                     self._recorder.match(context, other_ns / 1000, ns / 1000)
@@ -135,7 +145,7 @@ class ShortWay:
             self._spares.drop(spare)  # it is needed longer than this call takes
             pristine = ((spare.before, *args[1:]), kwargs)
             mine, replayed = Ran(args, kwargs, out, ns), Ran(other_args, kwargs, theirs, other_ns)
-            equal = plainly_equal(first, spare.work) or self._comparing.equal(first, spare.work)
+            equal = plainly_equal(first, work) or self._comparing.equal(first, work)
             self._ending.end(plan, context, pristine, mine, replayed, role, equal=equal)
         except Exception as error:
             self._ending.fail(plan, args, kwargs, role, place, error)

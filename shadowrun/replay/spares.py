@@ -7,22 +7,15 @@ time: what torch gives out again at once is still in the caches, what was kept f
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from dataclasses import dataclass
 
 import torch
 
 from shadowrun.intercept.torchapi import unheard
 
-__all__ = ["Spare", "Spares", "move_bytes"]
+__all__ = ["Spare", "Spares"]
 
-_libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
-move_bytes = _libc.memmove
-"""``move_bytes(to, by, n)``: addresses and a number of bytes."""
-move_bytes.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-move_bytes.restype = None
-
+_CPU = torch.device("cpu")
 _MOST_EACH = 16 << 10
 _MOST = 1 << 20
 _MOST_FORMS = 1000
@@ -44,7 +37,6 @@ class Spare:
         before_at: Their address.
         work: For the replay to write to.
         work_at: Its address.
-        shape: Of both.
         n_bytes: Of each.
     """
 
@@ -52,12 +44,7 @@ class Spare:
     before_at: int
     work: torch.Tensor
     work_at: int
-    shape: torch.Size
     n_bytes: int
-
-    def is_whole(self) -> bool:
-        """Whether a call that wrote to `work` left its form as it was."""
-        return self.work.data_ptr() == self.work_at and self.work.shape == self.shape
 
 
 class Spares:
@@ -91,7 +78,7 @@ class Spares:
 
     def drop(self, spare: Spare) -> None:
         """Give a spare away: the next call of its form gets another."""
-        if self.by_form.pop((spare.before.dtype, spare.shape), None) is not None:
+        if self.by_form.pop((spare.before.dtype, spare.before.shape), None) is not None:
             self._held -= 2 * spare.n_bytes
 
     def clear(self) -> None:
@@ -101,6 +88,13 @@ class Spares:
 
 
 def _make(t: torch.Tensor) -> Spare:
-    with torch.inference_mode(False):  # such a tensor may be written to in either mode
-        before, work = (torch.empty(t.shape, dtype=t.dtype, device="cpu") for _ in range(2))
-    return Spare(before, before.data_ptr(), work, work.data_ptr(), t.shape, t.nbytes)
+    before, work = _two_like(t)
+    return Spare(before, before.data_ptr(), work, work.data_ptr(), t.nbytes)
+
+
+def _two_like(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if torch.is_inference_mode_enabled():  # a tensor made outside of it may be written to in either mode
+        with torch.inference_mode(False):
+            return _two_like(t)
+    shape, dtype = t.shape, t.dtype
+    return torch.empty(shape, dtype=dtype, device=_CPU), torch.empty(shape, dtype=dtype, device=_CPU)

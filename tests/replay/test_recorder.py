@@ -7,7 +7,7 @@ import torch
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.intercept.attribution import Attribution
+from shadowrun.intercept.sites import Sites
 from shadowrun.intercept.plan import make_plan
 from shadowrun.replay import recorder as recorders
 from shadowrun.types import Phase, Verdict
@@ -140,8 +140,7 @@ def test_a_place_is_not_worth_the_user_s_program(run, recorder, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Attribution, "place", broken)
-    monkeypatch.setattr(Attribution, "note", broken)
+    monkeypatch.setattr(Sites, "find", broken)
     with shadowrun.compare("cpu") as other:
         y = torch.ones(2, requires_grad=True).view(2).neg()
     assert y.tolist() == [-1, -1]
