@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shadowrun.repro.bench import operator
+from shadowrun.slowdown.jobs import OperatorJob
 from shadowrun.store.datafile import DataFile
 from shadowrun.store.records import REGION
+from shadowrun.sweep.recorded import Unreadable, sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +40,24 @@ class Call:
     inputs: str
     n: int
     shapes: str = ""
+
+    @property
+    def told(self) -> Call:
+        """What is kept of it: all."""
+        return self
+
+    def job(self, seed: int) -> OperatorJob:
+        """The call with values drawn anew.
+
+        Raises:
+            Unreadable: It cannot be made again.
+        """
+        try:
+            plan = operator(self.op)
+        except AttributeError:
+            raise Unreadable(f"this process has no operator {self.op}") from None
+        made = sample(self.op, self.inputs, seed, self.shapes)
+        return OperatorJob(plan, made.args, dict(made.kwargs or {}))
 
 
 @dataclass(frozen=True, slots=True)

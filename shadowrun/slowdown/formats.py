@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.report.grid import clip, columns, comma_separated, pipes
+from shadowrun.slowdown.measuring import Spread
 from shadowrun.slowdown.table import BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shadowrun.slowdown.measuring import Measured
 from shadowrun.slowdown.table import OperatorSlowdown, Slowdown
 
 __all__ = ["FORMATS"]
@@ -21,11 +23,18 @@ _MOST_SHOWN = 40
 _FORMAT = 1
 """Version of the JSON's form."""
 _HEAD = ("operator", "calls", "times slower", "spread", "a step loses", "worst with")
+_HEAD_OF_DATABASE = ("operator", "times slower", "spread", "reference", "target", "with")
 
 
 def _us(us: float) -> str:
     sign, us = ("-" if us < 0 else ""), abs(us)
     return f"{sign}{us:.3g} µs" if us < 1e3 else f"{sign}{us / 1e3:.3g} ms" if us < 1e6 else f"{sign}{us / 1e6:.3g} s"
+
+
+def _rows(found: Slowdown) -> list[tuple[str, ...]]:
+    """Head, and the first `MAX_LISTED` operators."""
+    shown = found.operators[:MAX_LISTED]
+    return [_HEAD, *map(_row, shown)] if found.of_program else [_HEAD_OF_DATABASE, *map(_row_of_database, shown)]
 
 
 def _row(o: OperatorSlowdown) -> tuple[str, ...]:
@@ -39,17 +48,27 @@ def _row(o: OperatorSlowdown) -> tuple[str, ...]:
     )
 
 
+def _row_of_database(o: OperatorSlowdown) -> tuple[str, ...]:
+    times = [_us(spread.median) if spread else "" for spread in (o.worst.ref_us, o.worst.target_us)]
+    spread = f"{o.lower:.2f} to {o.upper:.2f}"
+    return (o.op, f"{o.ratio:.2f}", spread, *times, clip(o.worst.call.inputs, _MOST_SHOWN))
+
+
 def _facts(found: Slowdown) -> Iterator[str]:
     step, n = found.step, len(found.operators)
     part = "" if step.complete else ", without the calls that could not be timed"
-    yield f"operators of a step: {_us(step.ref_us)} on the reference, {_us(step.target_us)} on the target"
-    yield f"expected step: {step.ratio:.2f} times as long on the target{part}"
+    if found.of_program:
+        yield f"operators of a step: {_us(step.ref_us)} on the reference, {_us(step.target_us)} on the target"
+        yield f"expected step: {step.ratio:.2f} times as long on the target{part}"
+    else:
+        yield f"{n} operators timed, {len(found.failing)} fail on the target, {len(found.left_out)} cannot be timed"
     if n:
         yield f"median operator: {found.median_ratio:.2f} times as long"
     for bound in BOUNDS:
         slower, surely = len(found.slower(bound)), len(found.surely_slower(bound))
         noise = f" ({slower - surely} of them within the noise)" if surely < slower else ""
-        yield f"more than {bound:g} times slower: {slower} of {n} operators{noise}"
+        share = f" ({100 * slower / n:.1f} %)" if n and not found.of_program else ""
+        yield f"more than {bound:g} times slower: {slower} of {n} operators{share}{noise}"
     intolerable = found.surely_slower(found.intolerable)
     if intolerable:
         yield f"intolerable, more than {found.intolerable:g} times: {', '.join(o.op for o in intolerable)}"
@@ -65,8 +84,7 @@ def _failures(found: Slowdown) -> Iterator[tuple[str, str, str]]:
 
 def _text(found: Slowdown, title: str) -> str:
     lines = [f"slowdown of {title}", "", *_facts(found), ""]
-    rows = [_HEAD, *map(_row, found.operators[:MAX_LISTED])]
-    lines += columns(rows)
+    lines += columns(_rows(found))
     if len(found.operators) > MAX_LISTED:
         lines.append(f"… and {len(found.operators) - MAX_LISTED} more: -f csv lists all")
     failures = list(_failures(found))
@@ -83,7 +101,7 @@ def _text(found: Slowdown, title: str) -> str:
 
 def _markdown(found: Slowdown, title: str) -> str:
     lines = [f"# Slowdown of {title}", "", *(f"- {fact}" for fact in _facts(found)), ""]
-    lines += pipes([_HEAD, *map(_row, found.operators[:MAX_LISTED])])
+    lines += pipes(_rows(found))
     if len(found.operators) > MAX_LISTED:
         lines += ["", f"… and {len(found.operators) - MAX_LISTED} more"]
     failures = list(_failures(found))
@@ -96,17 +114,28 @@ def _json(found: Slowdown, title: str) -> str:
     document = {
         "format": _FORMAT,
         "of": title,
-        "step": {**dataclasses.asdict(found.step), "ratio": found.step.ratio},
+        "step": {**dataclasses.asdict(found.step), "ratio": found.step.ratio} if found.of_program else None,
         "median_ratio": found.median_ratio,
         "n_operators": len(found.operators),
         "n_slower": {f"{bound:g}": len(found.slower(bound)) for bound in BOUNDS},
         "n_surely_slower": {f"{bound:g}": len(found.surely_slower(bound)) for bound in BOUNDS},
         "intolerable": {"bound": found.intolerable, "ops": [o.op for o in found.surely_slower(found.intolerable)]},
-        "operators": [dataclasses.asdict(o) for o in found.operators],
-        "failing": [dataclasses.asdict(m) for m in found.failing],
-        "left_out": [dataclasses.asdict(m) for m in found.left_out],
+        "operators": [_operator_json(o) for o in found.operators],
+        "failing": list(map(_measured_json, found.failing)),
+        "left_out": list(map(_measured_json, found.left_out)),
     }
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def _operator_json(o: OperatorSlowdown) -> dict[str, Any]:
+    figures = {f.name: getattr(o, f.name) for f in dataclasses.fields(o) if f.name != "worst"}
+    return {**figures, "worst": _measured_json(o.worst)}
+
+
+def _measured_json(m: Measured) -> dict[str, Any]:
+    figures = {f.name: getattr(m, f.name) for f in dataclasses.fields(m) if f.name != "call"}
+    spreads = {k: dataclasses.asdict(v) if isinstance(v, Spread) else v for k, v in figures.items()}
+    return {**spreads, "call": {k: getattr(m.call, k) for k in ("op", "inputs", "n", "shapes")}}
 
 
 def _csv(found: Slowdown, _: str) -> str:

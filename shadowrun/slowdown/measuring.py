@@ -5,18 +5,17 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shadowrun.platforms.unsupported import first_sentence
 from shadowrun.replay.mirror import OverBudget
-from shadowrun.repro.bench import operator
 from shadowrun.slowdown.timing import Timer
-from shadowrun.sweep.recorded import Unreadable, sample
+from shadowrun.sweep.recorded import Unreadable
 
 if TYPE_CHECKING:
-    from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
     from shadowrun.slowdown.calls import Call
+    from shadowrun.slowdown.database import Entry
 
 __all__ = ["Measured", "Spread", "measure"]
 
@@ -59,12 +58,12 @@ class Measured:
 
 
 def measure(
-    call: Call, target: Platform, ref: Platform, *, rounds: int, time_limit_s: float = 5.0, seed: int = 0
+    call: Call | Entry, target: Platform, ref: Platform, *, rounds: int, time_limit_s: float = 5.0, seed: int = 0
 ) -> Measured:
     """Time a call on both platforms, reference and target in turn.
 
     Args:
-        call: What; floats are drawn anew.
+        call: What; the floats of a recorded call are drawn anew.
         target: Where; started.
         ref: And where else.
         rounds: Samples on each.
@@ -72,36 +71,27 @@ def measure(
         seed: Of the values.
     """
     try:
-        plan, args, kwargs = _made(call, seed)
-        on_ref = Timer(ref, plan, args, kwargs)
+        job = call.job(seed)
+        on_ref = Timer(ref, job)
     except OverBudget:
-        return Measured(call, failed="its inputs are larger than 2 GiB")
+        return Measured(call.told, failed="its inputs are larger than 2 GiB")
     except Unreadable as reason:
-        return Measured(call, failed=str(reason))
+        return Measured(call.told, failed=str(reason))
     except Exception as error:  # values that were drawn anew need not be valid ones
-        return Measured(call, failed=f"the reference: {_words(error)}")
+        return Measured(call.told, failed=f"the reference: {_words(error)}")
     try:
-        on_target = Timer(target, plan, args, kwargs)
+        on_target = Timer(target, job)
         pairs = _pairs(on_ref, on_target, rounds, time_limit_s)
     except OverBudget:
-        return Measured(call, failed="its inputs are larger than 2 GiB")
+        return Measured(call.told, failed="its inputs are larger than 2 GiB")
     except Exception as error:
-        return Measured(call, failed=_words(error), on_target=True)
+        return Measured(call.told, failed=_words(error), on_target=True)
     return Measured(
-        call,
+        call.told,
         Spread.of([r for r, _ in pairs]),
         Spread.of([t for _, t in pairs]),
         Spread.of([t / r if r > 0 else 1.0 for r, t in pairs]),
     )
-
-
-def _made(call: Call, seed: int) -> tuple[OpPlan, tuple[Any, ...], dict[str, Any]]:
-    try:
-        plan = operator(call.op)
-    except AttributeError:
-        raise Unreadable(f"this process has no operator {call.op}") from None
-    made = sample(call.op, call.inputs, seed, call.shapes)
-    return plan, made.args, dict(made.kwargs or {})
 
 
 def _pairs(on_ref: Timer, on_target: Timer, rounds: int, time_limit_s: float) -> list[tuple[float, float]]:

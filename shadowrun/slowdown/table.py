@@ -66,11 +66,13 @@ class Slowdown:
     """All that was timed.
 
     Attributes:
-        operators: Those that cost a step most on the target first.
+        operators: Those that cost a step most on the target first; of a database, the slowest first.
         failing: Signatures that the target cannot run.
         left_out: Signatures that could not be timed for other reasons.
         step: Expected time of a step.
         intolerable: Ratio from which on an operator is called intolerable.
+        of_program: Whether the calls are those of a program; else they are one of each operator of a database, which
+            make no step, and the slowest operators come first.
     """
 
     operators: tuple[OperatorSlowdown, ...]
@@ -78,25 +80,26 @@ class Slowdown:
     left_out: tuple[Measured, ...]
     step: StepTime
     intolerable: float
+    of_program: bool = True
 
     @classmethod
-    def of(cls, measured: Sequence[Measured], n_steps: int, intolerable: float) -> Slowdown:
+    def of(cls, measured: Sequence[Measured], n_steps: int, intolerable: float, *, of_program: bool = True) -> Slowdown:
         """Put measurements together.
 
         Args:
             measured: One for each signature.
             n_steps: Steps that the run's calls are spread over.
             intolerable: Ratio.
+            of_program: Whether they are the calls of a program.
         """
         by_op: dict[str, list[Measured]] = defaultdict(list)
         for m in measured:
             if m.ratio is not None:
                 by_op[m.call.op].append(m)
         timed = [m for ms in by_op.values() for m in ms]
+        operators = [_operator(op, ms, n_steps) for op, ms in by_op.items()]
         return cls(
-            operators=tuple(
-                sorted((_operator(op, ms, n_steps) for op, ms in by_op.items()), key=lambda o: (-o.lost_us, o.op))
-            ),
+            operators=tuple(sorted(operators, key=lambda o: (-(o.lost_us if of_program else o.ratio), o.op))),
             failing=tuple(m for m in measured if m.on_target),
             left_out=tuple(m for m in measured if m.failed and not m.on_target),
             step=StepTime(
@@ -105,6 +108,7 @@ class Slowdown:
                 len(timed) == len(measured),
             ),
             intolerable=intolerable,
+            of_program=of_program,
         )
 
     @property

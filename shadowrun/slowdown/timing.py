@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from shadowrun.replay.execution import Executor
 from shadowrun.replay.mirror import tensors_in
 
 if TYPE_CHECKING:
-    from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
+    from shadowrun.slowdown.jobs import Job
 
-__all__ = ["MAX_BYTES", "Timer"]
-
-MAX_BYTES = 2 << 30
-"""Bytes that the inputs of one timed call may take on a platform."""
+__all__ = ["Timer"]
 
 _SAMPLE_NS = 300_000
 """A sample is so many calls that it takes about this long: longer than clocks and schedulers are coarse."""
@@ -33,20 +29,16 @@ class Timer:
 
     Args:
         platform: Where.
-        plan: The operator.
-        args: Inputs on the CPU; they stay as they are.
-        kwargs: Inputs by name.
+        job: What.
 
     Raises:
-        Exception: Whatever the operator raises there.
+        Exception: Whatever the call raises there.
     """
 
-    def __init__(self, platform: Platform, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, platform: Platform, job: Job) -> None:
         self._platform = platform
-        self._executor = Executor(platform)
-        self._plan = plan
-        self._inputs = (args, kwargs)
-        self._reused = self._moved() if not plan.mutated else None
+        self._job = job
+        self._reused = None if job.writes else job.moved(platform)
         quickest = min(self._sample(1) for _ in range(_WARM_UP))
         most = _MOST_CALLS if self._reused is not None else _MOST_COPIES
         self._n = int(min(most, max(1, _SAMPLE_NS // max(quickest, 1))))
@@ -56,20 +48,16 @@ class Timer:
         return self._sample(self._n) / 1000
 
     def _sample(self, n: int) -> float:
-        calls = [self._reused or self._moved() for _ in range(n)]
-        if self._platform.remote is not None:
-            return sum(self._executor.run(self._plan, *call).ns for call in calls) / n
-        platform, func = self._platform, self._plan.func
+        platform, function = self._platform, self._job.function
+        calls = [self._reused or self._job.moved(platform) for _ in range(n)]
+        if platform.remote is not None:
+            return sum(self._job.remote_ns(platform, call) for call in calls) / n
         with torch.no_grad(), platform.context():
             platform.synchronize()
             start = _clock()
             for args, kwargs in calls:
-                out = func(*args, **kwargs)
+                out = function(*args, **kwargs)
                 if platform.functionalizes:
                     platform.materialise(list(tensors_in([out])))
             platform.synchronize()
             return (_clock() - start) / n
-
-    def _moved(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = self._inputs
-        return self._executor.to_device(self._plan, args, kwargs, self._platform.device, MAX_BYTES)

@@ -13,7 +13,7 @@ import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
 from shadowrun.platforms import resolve
-from shadowrun.slowdown import timing
+from shadowrun.slowdown import jobs, timing
 from shadowrun.slowdown.calls import Call, read_mix
 from shadowrun.slowdown.measuring import Measured, Spread, measure
 from shadowrun.slowdown.table import Slowdown
@@ -58,9 +58,9 @@ def test_a_long_list_is_made_again_with_all_its_tensors(monkeypatch):
     seen = []
     real = timing.Timer.__init__
 
-    def spy(self, platform, plan, args, kwargs):
-        seen.append([t.shape for t in args[0]])
-        real(self, platform, plan, args, kwargs)
+    def spy(self, platform, job):
+        seen.append([t.shape for t in job.args[0]])
+        real(self, platform, job)
 
     monkeypatch.setattr(timing.Timer, "__init__", spy)
     text = "[f32[2], f32[3], f32[4], f32[5], … 2 more], 0.5"
@@ -107,7 +107,7 @@ def test_the_target_s_failure_is_the_target_s(clean_sim):
     ],
 )
 def test_what_cannot_be_timed_says_why(op, inputs, why, monkeypatch):
-    monkeypatch.setattr(timing, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(jobs, "MAX_BYTES", 1 << 20)
     m = measure(Call(op, inputs, 1), resolve("cpu"), resolve("cpu"), rounds=3)
     assert why in m.failed
     assert not m.on_target
