@@ -7,8 +7,8 @@ import torch
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.intercept.sites import Sites
 from shadowrun.intercept.plan import make_plan
+from shadowrun.intercept.sites import Sites
 from shadowrun.replay import recorder as recorders
 from shadowrun.types import Phase, Verdict
 
