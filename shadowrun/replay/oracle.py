@@ -47,6 +47,10 @@ _REAL: Final = {
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
+_LEAST_STEP = 2.0**-52
+"""Relative step that float64 can make: half of it, its unit roundoff, is rounded away upwards, and often downwards."""
+
+
 class NoOracle(Exception):  # noqa: N818 (a reason, not an error)
     """The oracle cannot be asked; the message says why."""
 
@@ -132,6 +136,7 @@ class Oracle:
         r = self._generator.random(flat.numel())
         # Sign times 0.5 to 1: no draw is wasted on a small step, and equal inputs part.
         r = np.where(r < 0.5, -1.0 + r, r)
+        roundoff = max(roundoff, _LEAST_STEP)
         return flat.mul_(torch.from_numpy(r).mul_(roundoff).add_(1.0))
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, perturb: bool) -> Any:

@@ -95,3 +95,16 @@ def test_refusals(make_case):
     case = make_case(aten.exp.default, torch.exp, torch.ones(1000))
     with pytest.raises(NoOracle, match="it needs"):
         Oracle(case, 1000)
+
+
+def test_float64_moves_by_steps_that_it_can_make(make_case):
+    """Half a step is rounded away, and where a sum cancels, its own rounding would count as hundreds of units."""
+    grad = torch.tensor(
+        [1.33086979389190674, -1.85032117366790771, 1.82849454879760742, 0.78400707244873047, 1.12347900867462158],
+        dtype=torch.float64,
+    )
+    out = torch.tensor([2.1, 1.3, 1.6, 5.1, 10.8], dtype=torch.float64).softmax(0)
+    backward = aten._softmax_backward_data.default
+    oracle = Oracle(make_case(backward, backward, grad, out, 0, torch.float64), 1 << 20)
+    oracle.draw(MANY_DRAWS)
+    assert oracle.truths[0].spread[-1] > 1e-16
