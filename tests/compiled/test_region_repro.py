@@ -3,6 +3,7 @@
 import ast
 import json
 import operator
+import os
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,10 @@ from shadowrun.compiled import draws, graphtext, repro
 from shadowrun.compiled.captured import CapturedRegion
 from shadowrun.compiled.how import How
 from shadowrun.store import tensors
-from tests.compiled import faulty, models, planted
-from tests.compiled.test_regions import region
+from tests.compiled import faulty, models, planted, regions
 from tests.ground_truth.scripts import Scripts
 
-ROOT = Path(__file__).parents[2]
-FEW = ("gelu by tanh", "duplicate tokens lost", "convolution's bias gradient", "a pass that swaps operands")
+FEW = ("convolution's bias gradient", "a pass that swaps operands")
 SHOWN = [n for n, f in planted.FAULTS.items() if (f.model, f.phase) != ("perceptron", "forward")]
 """Not that one: it draws, and only compile_check can tell other draws of a backend from a fault."""
 
@@ -33,29 +32,30 @@ def scripts():
 
 
 @pytest.fixture(autouse=True)
-def quick(scripts, monkeypatch):
+def quick(scripts, monkeypatch, fresh_dynamo):
     """Scripts are run in forked processes."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(repro, "run_script", lambda path, folder: again(scripts, path))
-    yield
-    torch._dynamo.reset()
+    monkeypatch.setattr(repro, "run_script", lambda path, _: again(scripts, path))
 
 
 def again(scripts, path, **environment):
     """Run a script with the faults that are there now, or with others."""
-    import os
-
     now = {name: os.environ.get(name, "") for name in ("FAULT", "MENDED")}
     return scripts.run(path, **now | environment)
 
 
-def compare(tmp_path, **options):
-    return shadowrun.compare("cpu[threads=1]", compiled=True, file=tmp_path / "run.shadowrun", **options)
+def compare(folder, **options):
+    return regions.compare(file=folder / "run.shadowrun", **options)
 
 
 def only(run):
     (finding,) = run.findings()
     return finding
+
+
+def n_elements(made):
+    """How many a script has in its inputs."""
+    saved = torch.load(made.script.with_name("inputs.pt"), weights_only=True)
+    return sum(t.numel() for t in saved["inputs"])
 
 
 def kept(run):
@@ -86,10 +86,8 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     told = ast.get_docstring(ast.parse(text))
     assert told.startswith(f"{fault.op}, compiled with planted_fault, is wrong")
     assert "models.py" in told
-    assert fault.module[0] in told
+    assert any(module in told for module in fault.module)
     assert "shadowrun import" not in text
-    saved = torch.load(made.script.with_name("inputs.pt"), weights_only=True)
-    assert sum(t.numel() for t in saved["inputs"]) <= 20  # minimised
     versions = json.loads(made.script.with_name("versions.json").read_text(encoding="utf-8"))["versions"]
     assert versions["torch"] == torch.__version__
     mended = again(scripts, made.script, FAULT="")
@@ -98,6 +96,7 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     whole = run.repro(finding, tmp_path / "whole", minimise=False)
     assert whole.shows_fault is True, whole
     assert len(whole.script.read_text(encoding="utf-8")) > len(text)
+    assert 4 * n_elements(made) < n_elements(whole)
     mended = again(scripts, whole.script, FAULT="")
     assert mended.returncode == 0, mended.stdout
 
@@ -106,7 +105,7 @@ def test_the_command_writes_it_and_the_script_runs_in_a_process_of_its_own(tmp_p
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     model, x = models.make("gated")
-    with shadowrun.compare("cpu[threads=1]", compiled=True, file=".shadowrun"):
+    with regions.compare(file=".shadowrun"):
         torch.compile(model, backend=faulty.tanh_is_wrong)(x)
     assert main(["repro"]) == 0
     out = capsys.readouterr().out
@@ -191,7 +190,7 @@ def test_what_inductor_draws_becomes_an_input(tmp_path):
         return tuple(results)
 
     x = torch.randn(40)
-    call = region(dropped, without_relu, x)
+    call = regions.region(dropped, without_relu, x)
     with compare(tmp_path) as run:
         call()
     shown = kept(run)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import shadowrun
 from shadowrun.compiled import repro
 from tests.compiled import inductor_faulty
+from tests.compiled.regions import compare
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -30,12 +31,8 @@ class Dropped(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _fresh(tmp_path, monkeypatch):
+def _own_cache(tmp_path, monkeypatch, fresh_dynamo):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def run_script(path, fault=None):
@@ -54,7 +51,7 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     monkeypatch.setattr(repro, "run_script", lambda path, _: run_script(path, fault))
     model, x, file = Dropped(), torch.randn(4, 6), tmp_path / "run.shadowrun"
     with inductor_faulty.planted(fault):
-        with shadowrun.compare("cpu[threads=1]", compiled=True, file=file):
+        with compare(file=file):
             torch.compile(model, options={"epilogue_fusion": False})(x).sum().backward()
         run = shadowrun.load(file)
         (finding,) = [f for f in run.findings() if f.phases == (phase,)]  # backward computes relu again
@@ -72,7 +69,7 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
 def test_a_fault_that_an_option_brings_in_comes_with_the_script_also_from_the_cache(tmp_path):
     for name in ("compiled", "cached"):
         torch._dynamo.reset()
-        with shadowrun.compare("cpu[threads=1]", compiled=True, file=tmp_path / name) as run:
+        with compare(file=tmp_path / name) as run:
             model = torch.compile(Dropped(), options={"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"})
             with torch.no_grad():
                 model(torch.randn(4, 6))

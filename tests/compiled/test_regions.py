@@ -4,22 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._higher_order_ops.wrap import InductorCompiledCallable, inductor_compiled_code
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import shadowrun
 from shadowrun import Cause, Status
-
-
-def compare(**options):
-    return shadowrun.compare("cpu[threads=1]", compiled=True, **options)
-
-
-def region(function, compiled, *inputs, graph=True):
-    """A region as Inductor makes it, without its compiler: the graph of one function, run by another."""
-    module = make_fx(function)(*(t.clone() for t in inputs)) if graph else None
-    code = InductorCompiledCallable(lambda args: compiled(*args), module)
-    return lambda: inductor_compiled_code(code, list(inputs))
+from tests.compiled.regions import compare, region
 
 
 def records(run):
@@ -58,7 +46,7 @@ def test_a_region_that_is_wrong_is_a_mismatch_with_its_figures():
     assert record.verdict.cause is Cause.IMPLEMENTATION
     assert [d.name for d in record.diffs] == ["relu"]
     assert record.diffs[0].n_mismatched == int((x < 0).sum())
-    assert "test_regions.py" in record.call.site
+    assert "compiled/regions.py" in record.call.site
 
 
 def test_a_buffer_is_written_once_and_compared():
@@ -145,11 +133,9 @@ class Small(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_inductor_compiles_nothing_anew_and_its_fault_is_found(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
     model, x = Small(), torch.randn(3, 4)
     compiled = torch.compile(model, fullgraph=True)
     compiled(x[:1])  # before: not seen
@@ -166,4 +152,3 @@ def test_inductor_compiles_nothing_anew_and_its_fault_is_found(monkeypatch, tmp_
     assert (before.reason, before.n) == ("compiled before the comparison began", 1)
     compiled(x)
     assert counters["stats"]["unique_graphs"] == graphs
-    torch._dynamo.reset()

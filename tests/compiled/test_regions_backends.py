@@ -8,7 +8,9 @@ from torch._dynamo.utils import counters
 import shadowrun
 from shadowrun import Status
 from tests.compiled.backends import called, called_split, opaque, split, traced, without
+from tests.compiled.regions import compare
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 RELU = (torch.relu, torch.ops.aten.relu.default)
 BACKWARD_OF_RELU = torch.ops.aten.threshold_backward.default
 
@@ -22,19 +24,6 @@ class Net(nn.Module):
     def forward(self, x):
         self.n_calls += 1
         return torch.relu(self.inner(x)) * 2
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-def compare(**options):
-    return shadowrun.compare("cpu[threads=1]", compiled=True, **options)
 
 
 def train(model, x, steps=2):

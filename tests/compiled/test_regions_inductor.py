@@ -10,13 +10,16 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch.nn import functional as F
 
-import shadowrun
 from shadowrun import Status
 from shadowrun.compiled import draws
 from tests.compiled.models import make
+from tests.compiled.regions import compare
 
 # Dynamo itself asks for it where a graph breaks on a tensor that needs a gradient.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.usefixtures("fresh_dynamo"),
+]
 MATCH, MISMATCH, UNVERIFIED = Status.MATCH, Status.MISMATCH, Status.UNVERIFIED
 
 
@@ -25,19 +28,6 @@ def _caches(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
-def compare(**options):
-    return shadowrun.compare("cpu[threads=1]", compiled=True, **options)
 
 
 def statuses(run):
