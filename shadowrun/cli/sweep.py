@@ -196,6 +196,9 @@ def _write(path: Path, outputs: dict[str, Path], *, everything: bool) -> Support
     info, table = file.info, SupportTable.of(file.results())
     file.close()
     print(report.as_text(table, info, everything=everything), end="")
+    if table.not_invariant:
+        names = ", ".join(table.not_invariant)
+        print(f"not batch-invariant, which is no failure: {len(table.not_invariant)} operators ({names})")
     texts: dict[str, Callable[[], str]] = {
         "json": lambda: report.as_json(table, info),
         "markdown": lambda: report.as_markdown(table, info),

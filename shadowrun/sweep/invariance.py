@@ -22,7 +22,7 @@ from shadowrun.sweep.calls import Calls
 from shadowrun.sweep.cases import Part
 from shadowrun.sweep.inputs import leaves, strided, transposed
 from shadowrun.sweep.judging import finding_of_error
-from shadowrun.sweep.outcome import Finding, Kind
+from shadowrun.sweep.outcome import NOT_INVARIANT, Finding, Kind
 from shadowrun.sweep.slices import batched, sliced
 from shadowrun.sweep.ways import Way, as_table, at, flattened, mapped, packed
 from shadowrun.types import Cause, Status
@@ -45,8 +45,6 @@ _WORDS = {
     Part.LAYOUT: "strided and contiguous inputs differ",
     Part.SLICE: "in a batch and alone differ",
 }
-NOT_INVARIANT = "rounded otherwise in a batch than alone"
-"""Explanation of what is told of a pass."""
 
 
 @dataclass(frozen=True, slots=True)

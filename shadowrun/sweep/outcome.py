@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["FAILURES", "NOT_COUNTED", "Finding", "Kind", "Outcome", "Support"]
+__all__ = ["FAILURES", "NOT_COUNTED", "NOT_INVARIANT", "Finding", "Kind", "Outcome", "Support"]
 
 
 class Kind(enum.StrEnum):
@@ -57,6 +57,10 @@ FAILURES = (
 
 NOT_COUNTED = (Kind.UNVERIFIED, Kind.REFERENCE, Kind.NOT_VALID, Kind.HARNESS)
 """Counted neither for the target nor against it."""
+
+
+NOT_INVARIANT = "rounded otherwise in a batch than alone"
+"""Explanation of what is told of a pass."""
 
 
 @dataclass(frozen=True, slots=True)

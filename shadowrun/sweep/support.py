@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shadowrun.sweep.outcome import FAILURES, Finding, Kind, Support
+from shadowrun.sweep.outcome import FAILURES, NOT_INVARIANT, Finding, Kind, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -65,10 +65,12 @@ class SupportTable:
     Attributes:
         operators: By name.
         counts: Cases by dtype and part, and by kind.
+        not_invariant: Operators that round an item otherwise in a batch than alone: ``aten::bmm``.
     """
 
     operators: tuple[OperatorSupport, ...]
     counts: Mapping[tuple[str, Part], Mapping[Kind, int]]
+    not_invariant: tuple[str, ...] = ()
 
     @property
     def by_support(self) -> dict[Support, int]:
@@ -88,14 +90,16 @@ class SupportTable:
     def of(cls, results: Iterable[tuple[Case, Outcome]]) -> SupportTable:
         """Read all cases of a sweep, in any order."""
         tallies: dict[str, dict[tuple[str, Part], _Tally]] = {}
+        not_invariant: set[str] = set()
         for case, outcome in results:
+            not_invariant.update(f.op for f in outcome.findings if f.explanation == NOT_INVARIANT)
             tallies.setdefault(case.operator, {}).setdefault((case.dtype, case.part), _Tally()).add(case, outcome)
         counts: dict[tuple[str, Part], Counter[Kind]] = {}
         for parts in tallies.values():
             for key, tally in parts.items():
                 counts.setdefault(key, Counter()).update(tally.counts)
         operators = tuple(_operator(name, tallies[name]) for name in sorted(tallies))
-        return cls(operators, {key: counts[key] for key in sorted(counts)})
+        return cls(operators, {key: counts[key] for key in sorted(counts)}, tuple(sorted(not_invariant)))
 
 
 @dataclass(slots=True)

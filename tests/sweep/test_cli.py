@@ -11,7 +11,7 @@ from shadowrun.cli.main import main
 from shadowrun.sweep import opinfo
 from shadowrun.sweep.cases import Case, Part
 from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
-from shadowrun.sweep.outcome import FAILURES, Finding, Kind, Outcome
+from shadowrun.sweep.outcome import FAILURES, NOT_INVARIANT, Finding, Kind, Outcome
 from shadowrun.sweep.report import as_csv, as_json, as_markdown, as_text, closing_line
 from shadowrun.sweep.support import SupportTable
 
@@ -191,3 +191,15 @@ def test_probes_and_recorded_calls_exclude_each_other(tmp_path, monkeypatch, cap
 def test_probe_runs_its_own_parts_only(capsys):
     assert main(["sweep", "--target", "sim", "--probe", "--ops", "abs", "--list"]) == 0
     assert capsys.readouterr().out.split(maxsplit=2)[2].strip() == "probe, tail, layout, slice"
+
+
+def test_operators_that_depend_on_the_batch_are_told(capsys, monkeypatch, empty_folder):
+    from shadowrun.sweep import pool
+
+    def one_case(self, tasks):
+        told = Finding(Kind.PASS, "aten::bmm", explanation=NOT_INVARIANT)
+        self._on_result(Case("bmm", "float32", Part.SLICE, 0), Outcome((told,)))
+
+    monkeypatch.setattr(pool.Pool, "run", one_case)
+    assert main(["sweep", "--target", "cpu", "--ops", "bmm", "--parts", "slice", "--jobs", "1"]) == 0
+    assert "not batch-invariant, which is no failure: 1 operators (aten::bmm)" in capsys.readouterr().out

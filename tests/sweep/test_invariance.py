@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from shadowrun.sweep import invariance
 from shadowrun.sweep.cases import Part
-from shadowrun.sweep.outcome import Kind
+from shadowrun.sweep.outcome import NOT_INVARIANT, Kind
 from shadowrun.sweep.slices import batched
 from shadowrun.types import Cause
 from tests.sweep.test_probes import failures, found
@@ -47,7 +46,7 @@ def test_other_rounding_in_a_batch_is_told_and_no_failure():
     one = torch.cat([a[k : k + 1] @ b for k in (0, 32, 63)])
     whole = (a @ b)[[0, 32, 63]]
     shown = run(Part.SLICE, lambda: a @ b)
-    told = [f for f in shown if f.explanation == invariance.NOT_INVARIANT]
+    told = [f for f in shown if f.explanation == NOT_INVARIANT]
     assert bool(told) == (not torch.equal(one, whole))
     assert {(f.kind, f.cause) for f in shown} <= {(Kind.PASS, Cause.ROUNDING)}
 
