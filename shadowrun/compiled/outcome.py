@@ -22,15 +22,15 @@ __all__ = ["CompileReport", "Outcome", "RegionReport", "Stage"]
 
 
 class Outcome(enum.StrEnum):
-    """What became of something that was compiled; the first that applies."""
+    """What became of something that was compiled; the first that applies. Not known to be right is worse than slow."""
 
     COMPILE_ERROR = "compile error"
     RUNTIME_ERROR = "runtime error"
     MISMATCH = "mismatch"
+    UNVERIFIED = "unverified"
     RECOMPILE_STORM = "recompile storm"
     GRAPH_BREAK = "graph break"
     SLOWER = "slower than eager"
-    UNVERIFIED = "unverified"
     OK = "ok"
 
 

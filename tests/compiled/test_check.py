@@ -179,12 +179,39 @@ def test_a_graph_that_fails_by_itself_only_is_unverified():
     assert "RuntimeError: only once" in report.summary()
 
 
-def test_graph_breaks_are_counted():
-    def broken_in_two(x):
-        y = x.sin()
-        torch._dynamo.graph_break()
-        return y.cos()
+def broken_in_two(x):
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.cos()
 
+
+def test_what_is_not_known_to_be_right_comes_before_what_is_slow():
+    """The worst of what was seen: a reader who stops at the outcome must not take it for right."""
+
+    def draws_otherwise(module, inputs):
+        def lower(graph, _inputs):
+            return planted.run(graph)
+
+        return aot_autograd(fw_compiler=lower, decompositions={torch.ops.aten.native_dropout.default: other})(
+            module, inputs
+        )
+
+    def other(x, p, train):
+        mask = torch.bernoulli(torch.full_like(x, 1 - p)).bool()
+        return x * mask / (1 - p), mask
+
+    def function(x):
+        return torch.nn.functional.dropout(broken_in_two(x), 0.5)
+
+    report = shadowrun.compile_check(function, torch.ones(64), backend=draws_otherwise, ladder=False)
+    assert sum(report.graph_breaks.values()) >= 1
+    assert report.ok
+    assert report.outcome is Outcome.UNVERIFIED
+    order = list(Outcome)
+    assert order.index(Outcome.UNVERIFIED) < order.index(Outcome.RECOMPILE_STORM) < order.index(Outcome.SLOWER)
+
+
+def test_graph_breaks_are_counted():
     report = shadowrun.compile_check(broken_in_two, torch.ones(3), backend="aot_eager", train=False)
     assert report.ok
     assert report.n_graphs == 2
