@@ -117,3 +117,10 @@ def benchmarks(session: nox.Session) -> None:
     """What a comparison costs, beside other tools: up to half an hour; ``-- --quick`` is shorter."""
     install(session, "bench")
     session.run("python", "benchmarks/overhead.py", *session.posargs)
+
+
+@nox.session
+def coverage_tables(session: nox.Session) -> None:
+    """What platforms have of torch's operators, docs/coverage.md: a quarter of an hour; stopped, it can go on."""
+    install(session, "test")
+    session.run("python", "benchmarks/coverage_tables.py", "--markdown", "docs/coverage.md", *session.posargs)
