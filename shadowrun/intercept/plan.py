@@ -58,7 +58,7 @@ class OpPlan:
             to compare; draws.
         reason: Why, for PASS and VIEW.
         mutated: Arguments written to, hidden ones included.
-        short: A plain call: one fresh tensor comes back and nothing is written to, or the first argument is
+        short: A plain call: one fresh tensor or number comes back and nothing is written to, or the first argument is
             written to and comes back.
         fresh: Numbers of the returns that are no alias of an argument.
         n_returns: Declared number of returns.
@@ -109,6 +109,9 @@ class OpPlan:
 _OWN_NAMESPACES = frozenset(
     {"aten", "prims", "prim", "quantized", "sparse", "mkldnn", "mkl", "torch_nn", "torchvision"}
 )
+
+_PLAIN = frozenset({"Tensor", "number", "bool"})
+"""Types of results, as a schema prints them, that need no taking apart."""
 
 _PASS_NAMESPACES = {
     "c10d": "collective: issuing it twice would deadlock or corrupt",
@@ -244,7 +247,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
         if (a.alias_info is not None and a.alias_info.is_write) or a.name in hidden
     )
     returns = schema.returns
-    fresh = len(returns) == 1 and returns[0].alias_info is None and str(returns[0].type) == "Tensor" and not mutated
+    fresh = len(returns) == 1 and returns[0].alias_info is None and str(returns[0].type) in _PLAIN and not mutated
     in_place = len(returns) == 1 and returns[0].alias_info is not None and [a.position for a in mutated] == [0]
     custom = namespace not in _OWN_NAMESPACES
     short = action is Action.REPLAY and not custom and (fresh or (in_place and not mutated[0].is_list))

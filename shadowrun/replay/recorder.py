@@ -74,7 +74,7 @@ class Recorder:
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, device: torch.device
     ) -> int:
         """Number of the call's context: operator, forms of the inputs, module, phase, line, device."""
-        key: list[Any] = [plan.index, place, device]
+        key: list[Any] = [plan.index, device, *place]
         append = key.append
         for a in args:
             kind = type(a)

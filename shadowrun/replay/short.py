@@ -1,4 +1,4 @@
-"""The short way of plain calls: one new tensor comes back, or the first argument is written to.
+"""The short way of plain calls: one new tensor or number comes back, or the first argument is written to.
 
 Nearly all calls of a training step are such. Every microsecond here is paid thousands of times a second, so this is
 written out for speed; whatever is out of the ordinary goes the long way.
@@ -27,6 +27,7 @@ __all__ = ["ShortWay"]
 
 _clock = time.perf_counter_ns
 _FEW = memory.FEW
+_FRESH = frozenset({torch.Tensor, float, int, bool, complex})
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -54,7 +55,7 @@ class ShortWay:
     def fresh(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
     ) -> tuple[Any, int] | None:
-        """One new tensor comes back, nothing is written to.
+        """One new tensor or number comes back, nothing is written to.
 
         Returns:
             What the user gets, and nanoseconds of his own call; None where nothing was done.
@@ -73,7 +74,10 @@ class ShortWay:
         try:
             theirs = unheard(run, (), args, kwargs) if other.plain else other.call(plan, args, kwargs)
             other_ns = _clock() - ended
-            if type(out) is torch.Tensor and (plainly_equal(out, theirs) or self._comparing.equal(out, theirs)):
+            kind = type(out)
+            if (kind is torch.Tensor and plainly_equal(out, theirs)) or (
+                kind in _FRESH and self._comparing.equal(out, theirs)
+            ):
                 if ns + other_ns < WORTH_TIMING_NS and plan.index not in self._suspects:
                     if on_target:
                         self._recorder.match(context, other_ns / 1000, ns / 1000)

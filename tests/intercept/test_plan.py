@@ -91,7 +91,7 @@ def test_fused_optimizers_write_to_all_their_lists():
         ("aten::native_batch_norm", False),
         ("aten::bernoulli_.float", False),
         ("aten::view", False),
-        ("aten::_local_scalar_dense", False),  # a number
+        ("aten::_local_scalar_dense", True),  # a number
         ("aten::rrelu_with_noise", False),
     ],
 )
@@ -174,12 +174,12 @@ def test_every_registered_operator_gets_a_plan():
             assert p.action is not Action.REPLAY, p.name
 
 
-def test_no_operator_that_writes_or_returns_lists_is_taken_for_one_tensor():
+def test_no_operator_that_writes_or_returns_lists_is_taken_for_one_result():
     for func in registered():
         made = make_plan(func, 0)
         returned = [str(r.type) for r in func._schema.returns]
         if made.short:
-            assert returned == ["Tensor"], made.name
+            assert returned in (["Tensor"], ["number"], ["bool"]), made.name
         listed = [a for a in made.mutated if a.is_list]
         assert all("List" in str(func._schema.arguments[a.position].type) for a in listed), made.name
 

@@ -50,3 +50,28 @@ def test_a_wrong_result_is_found(monkeypatch, name, wrong):
         program()
     found = [r.verdict.status for r in run.records() if r.call.op == op]
     assert found == [Status.MISMATCH if wrong else Status.MATCH]
+
+
+@pytest.mark.parametrize("number", [1.5, float("nan"), float("-inf"), -0.0, 3, 2**62 + 1, True, 1 - 2j])
+def test_numbers_are_compared_by_their_bits(number):
+    with shadowrun.compare("cpu[threads=1]") as run:
+        got = torch.tensor(number).item()
+    assert type(got) is type(number)
+    assert repr(got) == repr(number)
+    (found,) = [r for r in run.records() if r.call.op == "aten::_local_scalar_dense"]
+    assert found.verdict.status is Status.MATCH
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(0.0, -0.0), (1.0, 1), (1, True), (1.0, float("nan"))])
+def test_a_number_of_another_kind_or_sign_is_found(monkeypatch, right, wrong):
+    call = Executor.call
+
+    def spoiled(self, plan, args, kwargs):
+        out = call(self, plan, args, kwargs)
+        return wrong if plan.name == "aten::_local_scalar_dense" else out
+
+    monkeypatch.setattr(Executor, "call", spoiled)
+    with shadowrun.compare("cpu[threads=1]") as run:
+        assert repr(torch.tensor(right).item()) == repr(right)
+    (found,) = [r for r in run.records() if r.call.op == "aten::_local_scalar_dense"]
+    assert found.verdict.status is Status.MISMATCH
