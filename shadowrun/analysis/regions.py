@@ -6,14 +6,17 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.analysis.advice import next_step
+from shadowrun.analysis.advice import how_to_show, next_step
 from shadowrun.analysis.findings import worst_diff
 from shadowrun.analysis.summary import unique
 from shadowrun.analysis.words import plural
 from shadowrun.store.records import REGION
+from shadowrun.store.tensors import captured_calls
 from shadowrun.types import Phase, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from shadowrun.analysis.table import Row, Skipped, Table
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import TensorDiff
@@ -85,7 +88,8 @@ def summarise_regions(table: Table, data: DataFile) -> Regions:
     for row in table.rows:
         if row.context.op.startswith(REGION):
             grouped[row.context.op, row.context.phase].append(row)
-    rows = [_region(*key, rows, known.get(key[0], ("", -1, "")), data) for key, rows in grouped.items()]
+    kept = {(context, outcome) for context, outcome, _ in captured_calls(data).values()}
+    rows = [_region(*key, rows, known.get(key[0], ("", -1, "")), data, kept) for key, rows in grouped.items()]
     rows.sort(key=lambda r: (_WORST_FIRST.index(r.status), _natural(r.name), _PHASES[r.phase]))
     skipped = tuple(s for s in table.skipped if s.op.startswith(REGION))
     return Regions(tuple(rows), skipped, _line(rows, skipped))
@@ -98,7 +102,14 @@ def _known(data: DataFile) -> dict[str, tuple[str, int, str]]:
     return {name: (backend, n, site) for name, backend, n, site in data.query(sql)}
 
 
-def _region(name: str, phase: Phase, rows: list[Row], known: tuple[str, int, str], data: DataFile) -> RegionSummary:
+def _region(
+    name: str,
+    phase: Phase,
+    rows: list[Row],
+    known: tuple[str, int, str],
+    data: DataFile,
+    kept: Collection[tuple[int, int]],
+) -> RegionSummary:
     counts: Counter[Status] = Counter()
     for row in rows:
         counts[row.outcome.status] += row.group.n
@@ -111,6 +122,9 @@ def _region(name: str, phase: Phase, rows: list[Row], known: tuple[str, int, str
     seq = farthest.group.worst_seq if farthest.group.severity >= 0 else -1
     callers = unique(row.context.site for row in rows)
     backend, n_operators, line = known
+    advice = _advice(name, status, shown)
+    if status is Status.MISMATCH and any((row.group.context_id, row.group.outcome_id) in kept for row in rows):
+        advice += how_to_show(name)
     return RegionSummary(
         name=name,
         phase=phase,
@@ -128,7 +142,7 @@ def _region(name: str, phase: Phase, rows: list[Row], known: tuple[str, int, str
         explanation=shown.outcome.explanation,
         worst=worst_diff(data, seq) if seq >= 0 else None,
         worst_seq=seq,
-        next_step=_advice(name, status, shown),
+        next_step=advice,
     )
 
 

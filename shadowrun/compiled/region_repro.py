@@ -103,7 +103,8 @@ class _Search:
         try:
             self.how = replace(region.how, compiler=region.how.look_for_compiler())
         except Exception as error:  # whatever importing it raises
-            self.notes.append(f"nothing was minimised, the backend is not here: {first_line(error)}")
+            where = f"; put the folder of {region.how.module} on PYTHONPATH" if region.how.is_function else ""
+            self.notes.append(f"nothing was minimised, the backend is not here: {first_line(error)}{where}")
             return
         if seconds:
             self._look(name)

@@ -76,7 +76,11 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     run = shadowrun.load(tmp_path / "run.shadowrun")
     finding = only(run)
     assert finding.phases == (fault.phase,)
-    assert f"`shadowrun repro --finding '{finding.op}'`" in finding.next_step
+    command = f"`shadowrun repro --finding '{finding.op}'`"
+    assert command in finding.next_step
+    assert [command in row.next_step for row in run.regions().rows] == [
+        row.name == finding.op for row in run.regions().rows
+    ]
     assert len(list((tmp_path / "run.shadowrun.tensors").iterdir())) == 1  # of two calls
     stream = torch.get_rng_state()
     made = run.repro(finding, tmp_path / "repro", time_limit_s=20)
@@ -252,7 +256,7 @@ def test_a_backend_that_is_not_here(tmp_path, monkeypatch):
     monkeypatch.setattr(How, "from_text", lambda text: read(text.replace("tests.compiled.faulty", "no_such_module")))
     made = run.repro(only(run), tmp_path / "a")
     assert made.shows_fault is None
-    assert "No module named 'no_such_module'" in made.notes[0]
+    assert "No module named 'no_such_module'; put the folder of no_such_module on PYTHONPATH" in made.notes[0]
     saved = torch.load(tmp_path / "a" / "inputs.pt", weights_only=True)
     assert all(isinstance(bound, torch.Tensor) for bound in saved["allowed"])  # with nothing to compare, one for each
 
