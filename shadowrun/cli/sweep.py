@@ -196,6 +196,8 @@ def _write(path: Path, outputs: dict[str, Path], *, everything: bool) -> Support
     info, table = file.info, SupportTable.of(file.results())
     file.close()
     print(report.as_text(table, info, everything=everything), end="")
+    if any(operator.failing for operator in table.operators):
+        print(f"scripts that show this alone: shadowrun repro {path}")
     if table.not_invariant:
         names = ", ".join(table.not_invariant)
         print(f"not batch-invariant, which is no failure: {len(table.not_invariant)} operators ({names})")

@@ -71,7 +71,9 @@ def _facts(found: Slowdown) -> Iterator[str]:
         yield f"more than {bound:g} times slower: {slower} of {n} operators{share}{noise}"
     intolerable = found.surely_slower(found.intolerable)
     if intolerable:
-        yield f"intolerable, more than {found.intolerable:g} times: {', '.join(o.op for o in intolerable)}"
+        more = len(intolerable) - MAX_LISTED
+        names = ", ".join(o.op for o in intolerable[:MAX_LISTED])
+        yield f"intolerable, more than {found.intolerable:g} times: {names}{f' and {more} more' if more > 0 else ''}"
     yield f"faster than the reference: {len(found.faster)} of {n}"
 
 

@@ -272,8 +272,9 @@ class _Writer:
 
     def _content(self, *, shown: str, target: Place, **values: Any) -> script.Script:
         finding = self._finding
-        why = ", ".join(filter(None, (finding.cause, finding.explanation)))
-        what = _WHAT.get(finding.kind, f"fails ({finding.kind})")
+        why = ", ".join(filter(None, (finding.cause, finding.explanation.removeprefix(ON_REFERENCE))))
+        ends = values["kind"] == "ends"
+        what = "ends its process" if ends else _WHAT.get(finding.kind, f"fails ({finding.kind})")
         known = ", ".join(f"{name} {version}" for name, version in self._run.versions.items() if version)
         story = [f"Seen by shadowrun sweep in {self._case}, seed {self._origin.seed}.", f"Versions: {known}."]
         if finding.message:
