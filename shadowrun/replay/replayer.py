@@ -267,13 +267,16 @@ class Replayer:
                 recorder.skip(plan.name, "cpu", plan.reason)
                 return
             place = self._attribution.place(_FRAMES)
-            role = self._role(args, kwargs)
+            if self._all_cpu and args and type(first := args[0]) in _PLAIN and first.is_cpu:
+                device = _CPU
+            else:
+                device = self._role(args, kwargs).device
             if not self._selection.everything:
                 reason = self._selection.reason_to_skip(plan, place)
                 if reason:
-                    recorder.skip(plan.name, str(role.device), reason)
+                    recorder.skip(plan.name, str(device), reason)
                     return
-            recorder.seen(recorder.context(plan, args, kwargs, place, role.device))
+            recorder.seen(recorder.context(plan, args, kwargs, place, device))
         except Exception as error:
             verdict = self._stage.harness("recording", plan, error, (*args, *kwargs.values()))
             self._stage.unverified(-1, verdict, plan, None)
