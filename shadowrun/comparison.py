@@ -12,8 +12,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -27,18 +25,18 @@ from shadowrun.intercept.stretches import Stretches
 from shadowrun.intercept.threads import Threads
 from shadowrun.intercept.watching import Watching
 from shadowrun.platforms.device import Platform, resolve
-from shadowrun.platforms.fingerprint import fingerprint, versions
 from shadowrun.replay.budget import Budget
 from shadowrun.replay.capturing import Capturing
 from shadowrun.replay.drift import DriftChain
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.recorder import Recorder
 from shadowrun.replay.replayer import Replayer, why_not_behind
+from shadowrun.replay.run_info import file_of_rank, run_info
+from shadowrun.replay.run_info import rank as rank_of_process
 from shadowrun.replay.schedule import Selection
 from shadowrun.run import Run
 from shadowrun.store.claim import Claim
 from shadowrun.store.datafile import DataFile
-from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +75,7 @@ class Comparison(Run):
         target.limit(config.call_limit_s)
         ref.limit(config.call_limit_s)
         self._selection = Selection(config)
-        self._info = _run_info(config, target, ref)
+        self._info = run_info(config, target, ref)
         # Until it starts, nobody knows which rank of a distributed run this is, and with it the name of the file.
         self._has_file = config.file is None
         self._claim: Claim | None = None
@@ -253,14 +251,14 @@ class Comparison(Run):
 
     def _find_rank(self) -> None:
         """Which rank this is, and its data file: each rank writes its own."""
-        rank, world = _rank()
+        rank, world = rank_of_process()
         self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
         config = self._config
         if self._has_file or config.file is None:
             if self._claim is not None:
                 self._claim.renew()
             return
-        claim = Claim(_file_of_rank(config.file, rank, world))
+        claim = Claim(file_of_rank(config.file, rank, world))
         try:
             data = DataFile.create(claim.path, self._info, append=config.append, max_records=config.max_records)
         except BaseException:
@@ -333,10 +331,10 @@ class Comparison(Run):
         """The group may have been made after the comparison began: the file gets the name that it should have."""
         if self._claim is None or not self._claim.held or self._config.file is None:
             return
-        rank, world = _rank()
+        rank, world = rank_of_process()
         if world < 2:
             return
-        wanted = _file_of_rank(self._config.file, rank, world)
+        wanted = file_of_rank(self._config.file, rank, world)
         if wanted == self._claim.wanted or (self._config.append and wanted.exists()):
             return
         claim = Claim(wanted)
@@ -378,7 +376,7 @@ class Comparison(Run):
             complete=self._mode is None and self._wall_s > 0,
         )
         with contextlib.suppress(Exception):
-            rank, world = _rank()
+            rank, world = rank_of_process()
             if world > 1:  # else a group that is gone already would be forgotten
                 self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
                 self._take_name_of_rank()
@@ -496,44 +494,6 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
 def current() -> Comparison | None:
     """The comparison that is running, for code that has no handle on it (``current().step()``)."""
     return _active
-
-
-def _run_info(config: Config, target: Platform, ref: Platform) -> RunInfo:
-    notes = []
-    if str(target) == str(ref):
-        notes.append(f"Target and reference are the same platform ({target}): a self-check, which should find nothing.")
-    facts = {platform: fingerprint(platform) for platform in (target, ref)}
-    notes += [f"{platform}: {f['without_effect']}." for platform, f in facts.items() if f.get("without_effect")]
-    rank, world = _rank()
-    return RunInfo(
-        target=str(target),
-        ref=str(ref),
-        target_fingerprint=facts[target],
-        ref_fingerprint=facts[ref],
-        versions=versions(),
-        argv=(Path(sys.argv[0]).name, *sys.argv[1:]) if sys.argv else (),
-        config=config.printable(),
-        rank=rank,
-        world_size=world,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        notes=tuple(notes),
-    )
-
-
-def _rank() -> tuple[int, int]:
-    """Rank and size of the run; where the program has not made its group yet, those that torchrun gives it."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
-        return int(rank), int(world)
-    return 0, 1
-
-
-def _file_of_rank(path: Path, rank: int, world: int) -> Path:
-    """``run.1.shadowrun`` for ``run.shadowrun``: one file for each rank of a distributed run."""
-    return path.with_name(f"{path.stem}.{rank}{path.suffix}") if world > 1 else path
 
 
 _watching_forks = False
