@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-__all__ = ["absolute_error", "accumulates", "base_name", "is_arithmetic", "keeps_zero_sign", "not_unique", "ulp_bound"]
+__all__ = [
+    "absolute_error",
+    "accumulates",
+    "base_name",
+    "is_arithmetic",
+    "keeps_zero_sign",
+    "moves",
+    "not_unique",
+    "ulp_bound",
+]
 
 _EXACT: Final = frozenset(
     """
@@ -61,6 +70,20 @@ _ZERO_SIGN_FREE: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 """Exact operators for which IEEE 754 lets max(+0, -0) be either zero, or that order the two zeros as equal."""
+
+_MOVES: Final = frozenset(
+    """
+    alias as_strided_copy cat channel_shuffle clone constant_pad_nd copy detach diag_embed embedding expand_copy flip
+    gather im2col index index_select masked_scatter masked_select narrow_copy permute_copy pixel_shuffle
+    pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d
+    replication_pad2d replication_pad3d reshape_copy roll select_copy select_scatter slice_copy slice_scatter
+    split_copy stack t_copy take transpose_copy tril triu unfold_copy view_copy where _to_copy _unsafe_index
+    """.split()  # noqa: SIM905
+)
+"""Operators that hand elements on as they are.
+
+Not those that choose among them: of two NaNs, a maximum is either, and so is a scatter to one place.
+"""
 
 _ACCUMULATES: Final = tuple(
     """
@@ -128,6 +151,18 @@ def keeps_zero_sign(op: str) -> bool:
     """
     name = base_name(op)
     return (name in _EXACT and name not in _ZERO_SIGN_FREE) or name in _BOUNDS or name == "round"
+
+
+def moves(op: str, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether the operator copies elements, bits and all, also the payload of a NaN.
+
+    IEEE 754 leaves payloads to the implementation in arithmetic and in conversions, and has copies keep them (5.5.1).
+
+    Args:
+        op: ``aten::clone``.
+        dtypes: Of its floating tensors, inputs and results: with two of them, it converts.
+    """
+    return base_name(op) in _MOVES and len(set(dtypes)) == 1
 
 
 def accumulates(op: str) -> bool:

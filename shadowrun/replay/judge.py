@@ -18,7 +18,7 @@ from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import ulp_distance
-from shadowrun.numerics.tolerance import base_name, not_unique, ulp_bound
+from shadowrun.numerics.tolerance import base_name, moves, not_unique, ulp_bound
 from shadowrun.replay import hypotheses
 from shadowrun.replay.decompositions import any_order, by_equation, concerns, in_another_order
 from shadowrun.replay.finding import Finding, look, op_name
@@ -155,6 +155,9 @@ class _Trial:
         d = self.diffs[finding.position]
         self.tolerances = self.tolerance(self.op, d.expected.dtype)
         if finding.where.size == 0:
+            if moves(self.op, self._floats()):
+                evidence = f"{d.n_different} elements of {finding.name}"
+                return Verdict(Status.MATCH, Cause.EXCEPTIONAL_VALUES, "a copy changed the payload of NaN", evidence)
             return Verdict(Status.MATCH, Cause.ROUNDING, "", f"{d.n_different} NaN payloads or signs of zeros sums")
         open_ones = undefined(self.case, finding)
         if open_ones is not None:
@@ -184,6 +187,11 @@ class _Trial:
             if decided is not None:
                 return decided
         return self._by_oracle(finding)
+
+    def _floats(self) -> list[torch.dtype]:
+        """Dtypes of its floating tensors, inputs and results."""
+        found = tensors((*self.case.expected, *self.case.args), self.case.kwargs)
+        return [t.dtype for t in found if t.is_floating_point() or t.is_complex()]
 
     def _by_equation(self, finding: Finding) -> Verdict | None:
         """Judge what is unique only up to sign, basis or order; the tolerances of the user may only accept more."""

@@ -56,6 +56,8 @@ def finding_of_row(row: Row) -> Finding | None:
             kind = _kind_of_error(cause, explanation)
         case Status.UNVERIFIED:
             kind = _kind_of_unverified(explanation)
+        case Status.MATCH if cause == Cause.EXCEPTIONAL_VALUES:  # told of a pass
+            kind = Kind.PASS
         case _:
             kind = None
     return None if kind is None else Finding(kind, op, kernel, cause, explanation[:_MOST_TEXT], evidence[:_MOST_TEXT])
