@@ -92,7 +92,7 @@ class Executor:
             return torchapi.unheard(plan.run, (), args, kwargs)
 
     def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
-        func = plan.func
+        func = plan.run
         if self.plain:
             start = _clock()
             out = func(*args, **kwargs)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowrun.intercept.torchapi import raw_operator
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS
@@ -116,7 +117,7 @@ class Oracle:
             args, kwargs = case.fresh_inputs(convert)
             args, kwargs = self._rewrite(args, kwargs, perturb=perturb)
             with torch.no_grad():
-                results = case.func(*args, **kwargs)
+                results = raw_operator(case.func)(*args, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             reason = str(error).partition("\n")[0][:160]
             raise NoOracle(f"no float64 oracle: {reason}") from error

@@ -181,3 +181,17 @@ def test_a_mode_like_ours_may_be_entered_inside_a_call():
         Double.apply(x).sum().backward()
     assert x.grad.tolist() == [2, 2]
     assert [r.call.op for r in run.records()].count("aten::mul.Tensor") == 2
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "cpu[env:SHADOWRUN_TEST=1]"])
+def test_the_pseudo_inverse_of_a_complex_matrix(target):
+    """Its kernel multiplies conjugated views, which torch takes for what they are not under any mode."""
+    torch.manual_seed(0)
+    a = torch.randn(5, 5, dtype=torch.complex64)
+    plain = torch.linalg.pinv(a)
+    with shadowrun.compare(target) as run:
+        compared = torch.linalg.pinv(a)
+        torch.linalg.pinv(a, out=torch.empty_like(a))
+    assert torch.equal(compared, plain)
+    assert run.counts()[Status.MISMATCH] == 0
+    assert any(r.call.op.startswith("aten::linalg_pinv") for r in run.records())
