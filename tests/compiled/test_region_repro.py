@@ -296,6 +296,7 @@ def test_a_graph_that_calls_something_else_is_not_kept(target):
         ["call_method", "a", "__reduce__", {"tuple": []}, {"dict": []}, ["", ""]],
         ["get_attr", "a", "x", {"tuple": []}, {"dict": []}, ["", ""]],
         ["placeholder", "a):\n  import os\ndef b(c", "", {"tuple": []}, {"dict": []}, ["", ""]],
+        ["placeholder", "a=1/0", "", {"tuple": []}, {"dict": []}, ["", ""]],  # would run when the function is made
         ["call_function", "a", "torch.relu", {"tuple": []}, {"dict": [["x=1) or exit(", 1]]}, ["", ""]],
         ["call_function", "a", "torch.relu", {"tuple": [{"node": "b"}]}, {"dict": []}, ["", ""]],
         ["call_function", "a", "torch.relu", {"tuple": [{"torch": "load"}]}, {"dict": []}, ["", ""]],
