@@ -8,6 +8,7 @@ Examples:
   shadowrun repro                                  each finding of the last run, in ./repro
   shadowrun repro --finding 1 -o for-the-vendor   the first finding of the report
   shadowrun repro --finding 'aten::*mm*' nightly.shadowrun
+  shadowrun repro --finding 'compiled::*' --time-limit 300   graphs of torch.compile (shadowrun run --compiled)
   shadowrun repro npu.shadowcov                    the findings of a sweep, with their numbers
   shadowrun repro npu.shadowcov --finding 3        a script for one of them
 
