@@ -158,6 +158,12 @@ class _Writer:
     # -- a platform against itself -------------------------------------------------------------------
 
     def _itself(self, again: Again) -> Repro:
+        if self._finding.kind is not Kind.MISMATCH:
+            raise UsageError(
+                f"{self._finding.op} runs on {self._target.name} in one way and fails in the other: "
+                f"{self._finding.kind}, {self._finding.message}. No script shows that.",
+                slug="no-repro",
+            )
         platform = resolve(self._run.target)
         platform.start()
         try:

@@ -253,3 +253,10 @@ def test_recorded_calls_need_their_data_file(clean_sim, quick, tmp_path, monkeyp
     assert "tell where it is by --from DATA" in capsys.readouterr().err
     assert main(["repro", "x.shadowcov", "--finding", "1", "--from", "other.shadowrun", "-o", str(tmp_path / "r")]) == 0
     assert main(["repro", "other.shadowrun", "--from", "x"]) == 2
+
+
+def test_a_part_that_fails_where_the_whole_runs_has_no_script(tmp_path):
+    told = Finding(Kind.ERROR, "aten::silu", "", "", "RuntimeError", "no single elements")
+    path = swept(tmp_path / "x.shadowcov", "nn.functional.silu", Part.TAIL, told=told, sample=0)
+    with pytest.raises(UsageError, match="runs on sim in one way and fails in the other"):
+        written(path, tmp_path / "script")
