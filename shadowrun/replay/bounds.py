@@ -20,7 +20,7 @@ The reference itself reached 128 (weight gradient of a convolution, before pertu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -151,7 +151,10 @@ def floor(case: Case, finding: Finding) -> Array | float:
         return _spectral(case, finding)[finding.where]
     result = case.expected[finding.position]
     shape = tuple(result.shape) if isinstance(result, torch.Tensor) else ()
-    grad = arguments(case).get("grad_output")
+    named = arguments(case)
+    grad = named.get("grad_output")
+    if base_name(op_name(case)) == "_log_softmax_backward_data":
+        return _likelihood(named, finding)[finding.where]
     # A gradient is a factor of the whole result: errors are relative to it, whatever the size of the other inputs.
     grads = [grad] if isinstance(grad, torch.Tensor) else []
     others = [t for t in tensors(case.args, case.kwargs) if t is not grad]
@@ -161,6 +164,15 @@ def floor(case: Case, finding: Finding) -> Array | float:
         size, greatest, extent = size * factor, greatest * greatest_factor, max(extent, further)
     error = absolute_error(op_name(case), finding.fmt.roundoff, greatest, size.numpy(), extent)
     return error[finding.where] if isinstance(error, np.ndarray) else float(error)
+
+
+def _likelihood(named: dict[str, Any], finding: Finding) -> Array:
+    """Rounding of ``exp(o) * sum(g)`` in ``g - exp(o) * sum(g)``: near *o* = 0 the terms cancel, however exact *o*."""
+    assert finding.fmt is not None
+    grad, output = (named[name].detach().cpu().to(torch.float64) for name in ("grad_output", "output"))
+    term = output.exp() * grad.sum(named["dim"], keepdim=True)
+    error: Array = finding.fmt.roundoff * term.abs().nan_to_num(posinf=0.0).reshape(-1).numpy()
+    return error
 
 
 def _spectral(case: Case, finding: Finding) -> Array:

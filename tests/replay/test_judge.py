@@ -72,6 +72,23 @@ def softmax_backward(grad, y, dim, _dtype):
     return y * grad - y * in_blocks(y * grad, dim % y.dim(), 16).unsqueeze(dim)
 
 
+def log_softmax_backward(off):
+    """The gradient with the exponential off by some units in the last place, as vectorised ones are."""
+
+    def run(grad, output, dim, _dtype):
+        ulp = torch.finfo(output.dtype).eps / 2
+        return grad - output.exp() * (1 + off * ulp) * grad.sum(dim, keepdim=True)
+
+    return run
+
+
+def likelihood(dtype, n=10):
+    """Gradient of a cross-entropy, and log-probabilities of a model that is nearly sure of the right class."""
+    output = torch.log_softmax(normal(64, n, seed=5).to(dtype) + 9 * torch.eye(n, dtype=dtype).repeat(7, 1)[:64], 1)
+    grad = torch.zeros(64, n, dtype=dtype).scatter_(1, torch.arange(64)[:, None] % n, -1 / 64)
+    return grad, output, 1, dtype
+
+
 def layer_norm(x, _shape, w, b, eps):
     mean = in_blocks(x, -1, 8).unsqueeze(-1) / x.shape[-1]
     rstd = 1 / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + eps)
@@ -196,6 +213,16 @@ RIGHT = {
         SOFTMAX,
         -1,
         torch.float32,
+    ),
+    "log_softmax backward, sure": (
+        aten._log_softmax_backward_data.default,
+        log_softmax_backward(1),
+        *likelihood(torch.float32),
+    ),
+    "log_softmax backward, sure, float64": (
+        aten._log_softmax_backward_data.default,
+        log_softmax_backward(1),
+        *likelihood(torch.float64),
     ),
     "layer_norm": (aten.native_layer_norm.default, layer_norm, *LAYER_NORM),
     "layer_norm with an offset": (aten.native_layer_norm.default, layer_norm, LAYER_NORM[0] + 100, *LAYER_NORM[1:]),
@@ -323,6 +350,16 @@ def lost(self, indices, values, _accumulate):
 
 MM = (normal(64, 256), normal(256, 64))
 WRONG = {
+    "log_softmax backward, its exponential 1000 units off": (
+        aten._log_softmax_backward_data.default,
+        log_softmax_backward(1000),
+        *likelihood(torch.float32),
+    ),
+    "log_softmax backward, its exponential 100 units off in float64": (
+        aten._log_softmax_backward_data.default,
+        log_softmax_backward(100),
+        *likelihood(torch.float64),
+    ),
     "one element in a million": (
         aten.exp.default,
         poked(aten.exp.default, 123456, lambda v: v * 1.0001),
