@@ -99,8 +99,9 @@ def _wrap(module: fx.GraphModule, asked: Asked, plain: bool) -> Callable[[Any], 
 
 
 def _stand_in(made: Made, code: Any) -> Any:
-    if isinstance(getattr(code, "__self__", code), fx.GraphModule):
-        return code  # its operators are called one by one
+    module = getattr(code, "__self__", code)
+    if isinstance(module, fx.GraphModule) and module.code == made.graph.module.code:
+        return code  # the backend changed nothing: the operators are called one by one
     if getattr(code, "_boxed_call", False):
 
         @functools.wraps(code)

@@ -69,6 +69,19 @@ def test_a_fault_of_it_is_seen():
     assert "compile_check" in run.findings()[0].next_step
 
 
+def test_a_graph_that_a_backend_rewrote_and_returned_is_compared_with_what_it_was():
+    """Operators called one by one are each right; that they are others than the program's, only the region shows."""
+    spoil = without(*RELU)
+    _, run = compared(lambda m, _: spoil(m).forward)
+    assert rows(run) == [("forward", 2, Status.MISMATCH)]
+
+
+def test_a_graph_that_came_back_as_it_was_is_no_region():
+    _, run = compared(lambda m, _: m.forward)
+    assert rows(run) == []
+    assert operators(run)["aten::relu"] == 2
+
+
 @pytest.mark.parametrize(
     ("backend", "forward", "backward"),
     [
