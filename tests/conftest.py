@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from shadowrun.platforms import sim as sim_package
+from shadowrun.repro import making
+from tests.ground_truth.scripts import Scripts
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,3 +24,17 @@ def clean_sim(sim_device):
     with sim_device.flaws():
         torch.manual_seed(0)
         yield sim_device
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """Runs scripts of repros in processes that are forked from one with torch."""
+    with Scripts() as started:
+        yield started
+
+
+@pytest.fixture
+def quick(scripts, monkeypatch):
+    """Scripts are tried in forked processes."""
+    monkeypatch.setattr(making, "run_script", lambda path, _: scripts.run(path))
+    return scripts

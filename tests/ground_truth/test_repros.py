@@ -64,19 +64,6 @@ def shown(name, folder, scripts, seconds=20.0):
             yield finding.op, finding.kind, on.returncode, off.returncode, made.inputs, said
 
 
-@pytest.fixture(scope="module")
-def scripts():
-    with Scripts() as started:
-        yield started
-
-
-@pytest.fixture
-def quick(scripts, monkeypatch):
-    """Scripts are tried in forked processes."""
-    monkeypatch.setattr(making, "run_script", lambda path, _: scripts.run(path))
-    return scripts
-
-
 @pytest.mark.parametrize(
     "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in CATALOGUE if n not in NOT_SHOWN]
 )

@@ -13,18 +13,9 @@ import shadowrun
 from shadowrun import Status
 from shadowrun.intercept import stretches, torchapi
 from shadowrun.report.words import overhead
+from tests.replay.modes import Counting
 
 LITTLE, MUCH = 1.0001, 1e6
-
-
-class Counting(torchapi.DispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += 1
-        return func(*args, **(kwargs or {}))
 
 
 class Looking(nn.Module):

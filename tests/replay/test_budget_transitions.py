@@ -14,21 +14,12 @@ import shadowrun
 from shadowrun import Status
 from shadowrun.intercept import torchapi
 from shadowrun.replay import budget as budgets
+from tests.replay.modes import Counting
 
 LITTLE = 1.0001
 """After its first step, nothing is watched for long."""
 MUCH = 1e6
 """All is watched, but for the steps that time the plain program."""
-
-
-class Counting(torchapi.DispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += 1
-        return func(*args, **(kwargs or {}))
 
 
 def left_out(run):

@@ -9,7 +9,6 @@ from shadowrun import UsageError
 from shadowrun.cli.main import main
 from shadowrun.platforms import resolve
 from shadowrun.platforms.fingerprint import fingerprint, versions
-from shadowrun.repro import making
 from shadowrun.sweep import opinfo, programs
 from shadowrun.sweep.again import Origin
 from shadowrun.sweep.cases import ANY_DTYPE, Case, Part
@@ -20,23 +19,9 @@ from shadowrun.sweep.outcome import FAILURES, Finding, Kind, Outcome
 from shadowrun.sweep.sampling import Sampler
 from shadowrun.sweep.scripts import write_script
 from shadowrun.sweep.trial import Trial
-from tests.ground_truth.scripts import Scripts
 
 pytestmark = [pytest.mark.usefixtures("clean_sim"), pytest.mark.filterwarnings("ignore")]
 WHOLE = Finding(Kind.MISMATCH, "", "", "implementation", "as a whole", "result 0 differs")
-
-
-@pytest.fixture(scope="module")
-def scripts():
-    with Scripts() as started:
-        yield started
-
-
-@pytest.fixture
-def quick(scripts, monkeypatch):
-    """Scripts are tried in forked processes."""
-    monkeypatch.setattr(making, "run_script", lambda path, _: scripts.run(path))
-    return scripts
 
 
 def swept(path, operator, part, *, target="sim", dtype="float32", told=None, sample=None):
