@@ -231,7 +231,7 @@ class RunInfo:
     Attributes:
         target, ref: Platform specs as given.
         target_fingerprint, ref_fingerprint: What each platform is (`platforms.fingerprint`).
-        versions: shadowrun, torch, numpy, python.
+        versions: shadowrun, torch, numpy, python; native: whether shadowrun's compiled part was in use.
         argv: Command line of the user's program.
         config: The configuration, as printable values.
         rank, world_size: Place in a distributed run.

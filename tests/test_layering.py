@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "settings": {"errors"},
     "config": {"errors", "settings"},
     "numerics": {"types", "native"},
-    "platforms": BASE,
+    "platforms": BASE | {"native"},
     "store": {"types", "errors"},
     "intercept": BASE | {"platforms", "native"},
     "replay": BASE | {"native", "intercept", "numerics", "platforms", "store"},

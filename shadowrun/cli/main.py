@@ -40,7 +40,10 @@ class _Version(argparse.Action):
     """Reads the versions only when asked: metadata costs more than the rest of ``--help``."""
 
     def __call__(self, *_: object) -> NoReturn:
-        print(f"shadowrun {metadata.version('shadowrun')}, torch {metadata.version('torch')}")
+        from shadowrun import native
+
+        versions = (f"{name} {metadata.version(name)}" for name in ("shadowrun", "torch"))
+        print(*versions, f"native {native.state()}", sep=", ")
         sys.exit(0)
 
 

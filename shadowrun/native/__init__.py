@@ -7,28 +7,41 @@ in Python: with the same results, more slowly.
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["core", "why_not"]
+__all__ = ["core", "state", "why_not"]
 
-_VERSION = 1
+_VERSION = 2
 """To be raised here and in `core.c` with every change of what it offers: a stale build must not be used."""
 
 
+def state() -> str:
+    """``on``, or ``off`` and why: told with the versions, for whoever reports a bug."""
+    return f"off ({why_not})" if why_not else "on"
+
+
 def _load() -> tuple[ModuleType | None, str]:
-    if os.environ.get("SHADOWRUN_NATIVE", "1") == "0":
+    if os.environ.get("SHADOWRUN_NATIVE") == "0":
         return None, "SHADOWRUN_NATIVE=0"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        # Its functions count on the interpreter's lock, and Python would switch that on for the whole program.
+        return None, "this Python runs without its global lock"
     try:
-        from shadowrun.native import _core
-    except ImportError as error:
-        return None, f"not built: {error}"
-    if _core.VERSION != _VERSION:
-        return None, f"built for another version of this package ({_core.VERSION}, not {_VERSION}): install it again"
-    return _core, ""
+        built = importlib.import_module("shadowrun.native._core")
+    except ModuleNotFoundError:
+        return None, "not built"
+    except Exception as error:
+        reason = str(error).rpartition("/")[2]  # without the folder: files with this text travel
+        return None, f"does not load: {reason}"
+    if built.VERSION != _VERSION:
+        return None, f"built for another version of shadowrun ({built.VERSION}, not {_VERSION}): install it again"
+    return built, ""
 
 
 core, why_not = _load()

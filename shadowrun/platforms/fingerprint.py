@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun import native
 from shadowrun.platforms import sim, torchplatform
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ _PLUGIN_DISTRIBUTIONS = {"npu": "torch-npu", "hpu": "habana-torch-plugin", "xla"
 
 
 def versions() -> dict[str, str]:
-    """Versions of shadowrun, torch, numpy and Python."""
-    found = {"python": python_platform.python_version(), "torch": str(torch.__version__)}
+    """Versions of shadowrun, torch, numpy and Python, and whether shadowrun's compiled part is in use."""
+    found = {"python": python_platform.python_version(), "torch": str(torch.__version__), "native": native.state()}
     for name in ("shadowrun", "numpy"):
         found[name] = _distribution(name)
     return dict(sorted(found.items()))
