@@ -9,6 +9,7 @@ of modules, `step()`, caches that are colder.
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 import time
 from collections import Counter
@@ -107,7 +108,7 @@ def profile(workload: Workload, rounds: int) -> str:
 def _clocked(workload: Workload, step: Callable[[], object], tool: Tool) -> _Clocks:
     """One block of steps with a clock around each part."""
     clocks = _Clocks()
-    with _instrumented(clocks), tool.enter() as hooks:
+    with _instrumented(clocks), tool.enter() as hooks, _attribution_clocked(clocks):
         timed(hooks.step_of(step, trains=workload.trains), workload.inner, after=hooks.after)
     return clocks
 
@@ -131,8 +132,6 @@ def _instrumented(clocks: _Clocks) -> Iterator[None]:
         return {"copy_mutated": _COPIES, "conclude": _JUDGE}.get(name, _REPLAY)
 
     wanted: list[tuple[Any, str, str | Callable[..., str], bool]] = [
-        (Attribution, "place", _ATTRIBUTION, True),
-        (Attribution, "note", _ATTRIBUTION, True),
         (Recorder, "context", _CONTEXT, False),
         (memory, "move", _COPIES, False),
         (memory, "move_few", _COPIES, False),
@@ -158,6 +157,21 @@ def _instrumented(clocks: _Clocks) -> Iterator[None]:
             setattr(owner, name, clocks.on(part, original, frames=frames))
             stack.callback(*((delattr, owner, name) if inherited else (setattr, owner, name, original)))
         yield
+
+
+@contextlib.contextmanager
+def _attribution_clocked(clocks: _Clocks) -> Iterator[None]:
+    """Its functions belong to each instance, since they may be compiled: clocks on those that there are by now."""
+    instances = [i for i in gc.get_objects() if isinstance(i, Attribution)]
+    kept = [(i, i.place, i.note) for i in instances]
+    for i in instances:
+        i.place = clocks.on(_ATTRIBUTION, i.place, frames=True)
+        i.note = clocks.on(_ATTRIBUTION, i.note, frames=True)
+    try:
+        yield
+    finally:
+        for i, place, note in kept:
+            i.place, i.note = place, note
 
 
 def _own_ns() -> float:

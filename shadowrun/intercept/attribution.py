@@ -20,12 +20,13 @@ import torch
 from torch import nn
 
 from shadowrun.intercept import torchapi
-from shadowrun.intercept.sites import Sites
+from shadowrun.intercept.sites import Mark, Sites
+from shadowrun.native import core
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import FrameType, ModuleType
 
     from shadowrun.intercept.sites import Found
 
@@ -89,6 +90,10 @@ class Attribution:
 
     Attributes:
         unfollowed: Called where a thread calls a module that nobody entered.
+        place: ``place(depth)``: module, phase and site of the operator call that is being handled, where `depth` is
+            the number of frames between its caller and the user's code that may be skipped.
+        note: ``note(depth)``: remember the forward place of a call that is not recorded, if autograd made a node for
+            it.
     """
 
     def __init__(self) -> None:
@@ -101,6 +106,26 @@ class Attribution:
         self._owners: dict[int, weakref.ref[nn.Module]] = {}
         self._original_call: Callable[..., Any] | None = None
         self.unfollowed: Callable[[], None] = lambda: None
+        self.place: Callable[[int], Place] = self._place
+        self.note: Callable[[int], None] = self._note
+        self._quick = None if core is None else self._compiled(core)
+
+    def _compiled(self, core: ModuleType) -> Any:
+        """The same in C, which asks `_place` for what it does not know."""
+        quick = core.Places(
+            threads=self._threads,
+            kinds=self._sites.kinds,
+            found=self._sites.known,
+            mark=Mark,
+            phases=(_FORWARD, _BACKWARD, _OPTIMIZER),
+            node=_autograd_node,
+            number=_next_number,
+            get_frame=_frame,
+            place=self._place,
+            most_links=_MAX_LINKS,
+        )
+        self.place, self.note = quick.place, quick.note
+        return quick
 
     def start(self) -> None:
         """Begin to follow module calls."""
@@ -133,6 +158,8 @@ class Attribution:
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self._patched = __call__
         self._sites.module_call = __call__.__code__
+        if self._quick is not None:
+            self._quick.module_call = __call__.__code__
         state = threads.state
         state.last_number = torchapi.next_sequence_number()
         state.entered = True
@@ -163,12 +190,8 @@ class Attribution:
             torchapi.stand_no_more(self._patched, self._original_call)
         self._original_call = None
 
-    def place(self, depth: int) -> Place:
-        """Module, phase and site of the operator call that is being handled.
-
-        Args:
-            depth: Frames between the caller of this method and the user's code that may be skipped.
-        """
+    def _place(self, depth: int) -> Place:
+        """See `place`."""
         try:
             state = self._threads.state
             node = _autograd_node()
@@ -203,10 +226,10 @@ class Attribution:
             chain.end_step()
         self._chains = [c for c in self._chains if c.links or not c.done]
 
-    def note(self, depth: int) -> None:
-        """Remember the forward place of a call that is not recorded, if autograd made a node for it; see `place`."""
+    def _note(self, depth: int) -> None:
+        """See `note`."""
         if _next_number() != self._threads.state.last_number:
-            self.place(depth + 1)
+            self._place(depth + 1)
 
     def _recomputed_place(self, depth: int) -> Place:
         """Place of a call that a checkpoint repeats in backward, inside a module."""

@@ -22,7 +22,7 @@ import torch
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-__all__ = ["Found", "Sites"]
+__all__ = ["Found", "Mark", "Sites"]
 
 Found = tuple[str, bool, "CodeType | None"]
 """A site, empty if there is none; whether an optimizer's frame came before it; the code of that line, kept alive."""
@@ -43,7 +43,7 @@ _MOST = 100_000
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-class _Mark:
+class Mark:
     """What was found from a frame on. False and callable, as a debugger that comes later expects of what lies here."""
 
     __slots__ = ("found",)
@@ -63,14 +63,16 @@ class Sites:
 
     Attributes:
         module_call: Code of the function through which modules are called while a comparison runs.
+        kinds: What a frame is, by the file of its code.
+        known: Sites by the id of a code and the offset in it.
     """
 
     def __init__(self) -> None:
         self.module_call: CodeType | None = None
-        self._kinds: dict[str, int] = {}
+        self.kinds: dict[str, int] = {}
         # By the code's id, which is its own while the entry holds it: to hash a code object is to hash all its
         # constants, 0.9 µs for a long one.
-        self._found: dict[tuple[int, int], Found] = {}
+        self.known: dict[tuple[int, int], Found] = {}
 
     def find(self, frame: FrameType | None, above: list[Found | None], level: int) -> Found:
         """The first user frame from here on, and whether an optimizer's frame came before it.
@@ -81,7 +83,7 @@ class Sites:
                 frame, or None where nobody asked yet; filled in here.
             level: Number of the innermost of them whose frame may come from here on; -1 if there is none.
         """
-        kinds = self._kinds
+        kinds = self.kinds
         module_call = self.module_call
         while frame is not None:
             code = frame.f_code
@@ -96,10 +98,10 @@ class Sites:
                         found = above[level] = self.find(frame.f_back, above, level - 1)
                     return found
             elif kind == _USER:
-                return self._found.get((id(code), frame.f_lasti)) or self._new(code, frame)
+                return self.known.get((id(code), frame.f_lasti)) or self._new(code, frame)
             else:
                 mark = frame.f_trace
-                if type(mark) is _Mark:
+                if type(mark) is Mark:
                     return mark.found
                 return self._in_optimizer(frame, self.find(frame.f_back, above, level))
             frame = frame.f_back
@@ -110,14 +112,14 @@ class Sites:
         found = above[0], True, above[2]
         # A generator may go on below another caller.
         if frame.f_trace is None and not frame.f_code.co_flags & _GENERATORS and sys.gettrace() is None:
-            frame.f_trace = _Mark(found)
+            frame.f_trace = Mark(found)
         return found
 
     def _new(self, code: CodeType, frame: FrameType) -> Found:
-        if len(self._found) >= _MOST:  # a program that makes code as it goes
-            self._found = {}
+        if len(self.known) >= _MOST:  # a program that makes code as it goes
+            self.known.clear()
         site = f"{_shown(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}"
-        found = self._found[id(code), frame.f_lasti] = site, _steps_an_optimizer(frame), code
+        found = self.known[id(code), frame.f_lasti] = site, _steps_an_optimizer(frame), code
         return found
 
 

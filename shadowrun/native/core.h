@@ -6,4 +6,47 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdint.h>
+
+/* A tensor as DLPack describes it: https://dmlc.github.io/dlpack/latest/c_api.html, major version 1. */
+typedef struct {
+    void *data;
+    struct {
+        int32_t type, id;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape, *strides; /* of ndim elements; strides may be NULL: rows after rows */
+    uint64_t byte_offset;
+} Tensor;
+
+/* tensors.c */
+int is_tensor(PyObject *value);                 /* exactly of torch's own two types */
+int is_any_tensor(PyObject *value);             /* of a subclass, too; -1 with an exception */
+int is_exact(PyObject *value);                  /* its value says all, and few values come: a dtype, a device, a string */
+PyObject *shape_of(PyObject *tensor);
+PyObject *dtype_of(PyObject *tensor);
+int read_tensor(PyObject *value, Tensor *found); /* 1; 0 where it cannot be described so, without an exception */
+PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
+/* contexts.c */
+PyObject *context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
+/* places.c */
+extern PyType_Spec places_spec;
+
+/* Name interned once: what PyObject_GetAttr finds fastest. */
+#define NAME(variable, text)                                                                                           \
+    static PyObject *variable;                                                                                         \
+    if (variable == NULL && (variable = PyUnicode_InternFromString(text)) == NULL)
+
+static inline PyObject *wrong_count(const char *function) {
+    PyErr_Format(PyExc_TypeError, "%s: wrong number of arguments", function);
+    return NULL;
+}
+
 #endif

@@ -10,6 +10,7 @@ import struct
 
 import torch
 
+from shadowrun.native import tensors as native
 from shadowrun.numerics import memory
 from shadowrun.numerics.form import Value  # noqa: TC001 (numerics is imported whole anyway)
 
@@ -66,7 +67,7 @@ def bits_equal(actual: Value, expected: Value) -> bool:
     return _other_equal(actual, expected)
 
 
-def plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+def _plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two plain tensors have the same dtype, shape, strides and bits; False also if that takes a longer look.
 
     For real, strided, contiguous tensors, which nearly all are: two thirds of the checks of `bits_equal`.
@@ -91,6 +92,9 @@ def plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
         return False
     n_bytes = actual.nbytes
     return not (_few_differ if n_bytes <= _FEW else _differs)(left, right, n_bytes)
+
+
+plainly_equal = native.plainly_equal or _plainly_equal
 
 
 def same_memory(left: int, right: int, n_bytes: int) -> bool:

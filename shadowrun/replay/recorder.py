@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.native import tensors as native
 from shadowrun.numerics.form import dtype_name, meta
 from shadowrun.store.datafile import FLUSH_ROWS, FLUSH_S, DataFile
 from shadowrun.types import Phase, Status, TensorDiff, Verdict
@@ -74,27 +75,10 @@ class Recorder:
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, device: torch.device
     ) -> int:
         """Number of the call's context: operator, forms of the inputs, module, phase, line, device."""
-        key: list[Any] = [plan.index, device, *place]
-        append = key.append
-        for a in args:
-            kind = type(a)
-            if kind in _TENSORS:
-                append(a.shape)
-                append(a.dtype)
-            elif kind in _EXACT:
-                append(a)
-            elif kind is float:
-                append(kind)
-            else:
-                _add_to_key(append, a, kind)
-        if kwargs:
-            for name, a in kwargs.items():
-                append(name)
-                _add_to_key(append, a, type(a))
-        frozen = tuple(key)
-        number = self._contexts.get(frozen)
+        key = _key(plan.index, device, place, args, kwargs)
+        number = self._contexts.get(key)
         if number is None:
-            number = self._new_context(frozen, plan, args, kwargs, place, device)
+            number = self._new_context(key, plan, args, kwargs, place, device)
         return number
 
     def match(self, context: int, ref_us: float, target_us: float, drift: tuple[float, float] = _NO_DRIFT) -> int:
@@ -206,6 +190,30 @@ class Recorder:
         return number
 
 
+def _python_key(
+    index: int, device: torch.device, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What calls of one context have in common."""
+    key: list[Any] = [index, device, *place]
+    append = key.append
+    for a in args:
+        kind = type(a)
+        if kind in _TENSORS:
+            append(a.shape)
+            append(a.dtype)
+        elif kind in _EXACT:
+            append(a)
+        elif kind is float:
+            append(kind)
+        else:
+            _add_to_key(append, a, kind)
+    if kwargs:
+        for name, a in kwargs.items():
+            append(name)
+            _add_to_key(append, a, type(a))
+    return tuple(key)
+
+
 def _add_to_key(append: Callable[[Any], None], a: Any, kind: type) -> None:
     # By type first: to ask whether something is an instance of Tensor takes 0.5 µs where its type is another.
     if kind in _TENSORS:
@@ -225,6 +233,9 @@ def _add_to_key(append: Callable[[Any], None], a: Any, kind: type) -> None:
     else:
         # Floats and large integers change from step to step: they would make each call a context of its own.
         append(kind)
+
+
+_key = native.context_key or _python_key
 
 
 def _printed(a: Any, dtypes: dict[str, None], shapes: list[str]) -> str:

@@ -251,4 +251,4 @@ def test_what_is_remembered_of_code_is_bounded(monkeypatch):
 
     for k in range(35):
         assert in_file(f"made_{k}.py", f"def f{k}(find):\n    return find()\n")[f"f{k}"](find).endswith(f"in f{k}")
-        assert len(finder._found) <= 10
+        assert len(finder.known) <= 10

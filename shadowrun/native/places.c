@@ -1,0 +1,308 @@
+/* Where a call comes from: the quick half of intercept/attribution.py and intercept/sites.py.
+ *
+ * `Places` answers where all that it needs is known already, which is nearly always; else, and where anything fails, it
+ * asks the Python code, which finds it and remembers it for the next time. It changes nothing before it knows that it
+ * can answer.
+ */
+
+#include "core.h"
+
+#include <structmember.h>
+
+enum { LIBRARY, USER, OPTIMIZER_CODE };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *threads;     /* its attribute `state` is that of the thread */
+    PyObject *kinds;       /* dict: file name to kind of code */
+    PyObject *found;       /* dict: (id of code, offset) to (site, in optimizer, code) */
+    PyObject *mark;        /* type of what lies in the frame of an optimizer */
+    PyObject *phases;      /* tuple: forward, backward, optimizer */
+    PyObject *node;        /* callable: autograd's node that is executed */
+    PyObject *number;      /* callable: the number that the next node gets */
+    PyObject *get_frame;   /* callable: sys._getframe */
+    PyObject *place;       /* callable: the slow way */
+    PyObject *module_call; /* code that modules are called through, or None */
+    Py_ssize_t most_links;
+} Places;
+
+/* The attribute is borrowed: what it belongs to holds it, as long as the interpreter's lock is ours. */
+static PyObject *borrowed(PyObject *owner, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(owner, name);
+    Py_XDECREF(value);
+    return value;
+}
+
+/* What is found from a frame on: a new reference; NULL, perhaps with an exception, where it is not known. */
+static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above) {
+    NAME(trace, "f_trace") { return NULL; }
+    NAME(found_name, "found") { return NULL; }
+    PyObject *found = NULL;
+    Py_ssize_t level = PyList_GET_SIZE(above) - 1;
+    Py_INCREF(frame);
+    while (frame != NULL) {
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        PyObject *kind = PyDict_GetItemWithError(self->kinds, code->co_filename);
+        long k = kind == NULL ? -1 : PyLong_AsLong(kind);
+        int last = 1;
+        if (k == LIBRARY) {
+            if ((PyObject *)code == self->module_call && level >= 0) {
+                PyObject *known = PyList_GET_ITEM(above, level);
+                found = known == Py_None ? NULL : Py_NewRef(known);
+            } else {
+                last = 0;
+            }
+        } else if (k == USER) {
+            PyObject *id = PyLong_FromVoidPtr(code), *offset = PyLong_FromLong(PyFrame_GetLasti(frame));
+            PyObject *key = id == NULL || offset == NULL ? NULL : PyTuple_Pack(2, id, offset);
+            Py_XDECREF(id);
+            Py_XDECREF(offset);
+            found = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->found, key));
+            Py_XDECREF(key);
+        } else if (k == OPTIMIZER_CODE) {
+            PyObject *mark = PyObject_GetAttr((PyObject *)frame, trace);
+            if (mark != NULL && (PyObject *)Py_TYPE(mark) == self->mark) {
+                found = PyObject_GetAttr(mark, found_name);
+            }
+            Py_XDECREF(mark);
+        }
+        Py_DECREF(code);
+        PyFrameObject *back = last ? NULL : PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    if (found != NULL && !(PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 3)) {
+        Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *new_place(PyObject *module, PyObject *phase, PyObject *site) { return PyTuple_Pack(3, module, phase, site); }
+
+/* Of a call in a backward pass; NULL where the slow way must be gone. */
+static PyObject *backward(Places *self, PyObject *state, PyObject *node) {
+    NAME(recomputing, "recomputing") { return NULL; }
+    NAME(recomputed, "recomputed") { return NULL; }
+    NAME(entered, "entered") { return NULL; }
+    NAME(links_name, "links") { return NULL; }
+    NAME(last_number, "last_number") { return NULL; }
+    NAME(sequence_nr, "_sequence_nr") { return NULL; }
+    PyObject *repeating = borrowed(state, recomputing), *repeated = borrowed(state, recomputed);
+    PyObject *links = borrowed(state, links_name), *last = borrowed(state, last_number);
+    if (repeating == NULL || repeated == NULL || links == NULL || last == NULL || PyObject_IsTrue(repeating) ||
+        !PyDict_Check(links) || PyObject_IsTrue(repeated) || borrowed(state, entered) != Py_True) {
+        return NULL;
+    }
+    PyObject *place = NULL, *number = PyObject_CallMethodNoArgs(node, sequence_nr);
+    PyObject *counter = PyObject_CallNoArgs(self->number);
+    if (number != NULL && counter != NULL && PyObject_RichCompareBool(counter, last, Py_EQ) == 1) {
+        PyObject *link = PyDict_GetItemWithError(links, number);
+        if (link != NULL && PyTuple_Check(link) && PyTuple_GET_SIZE(link) == 2) {
+            place = new_place(PyTuple_GET_ITEM(link, 0), PyTuple_GET_ITEM(self->phases, 1), PyTuple_GET_ITEM(link, 1));
+        }
+    }
+    Py_XDECREF(number);
+    Py_XDECREF(counter);
+    return place;
+}
+
+/* Remember the module and line of a forward call, for its backward; -1 where the slow way must be gone. */
+static int link_forward(Places *self, PyObject *state, PyObject *module, PyObject *site) {
+    NAME(links_name, "links") { return -1; }
+    NAME(last_number, "last_number") { return -1; }
+    PyObject *last = borrowed(state, last_number), *links = borrowed(state, links_name);
+    PyObject *number = PyObject_CallNoArgs(self->number);
+    int failed = -1;
+    if (number != NULL && last != NULL && links != NULL && PyDict_Check(links)) {
+        int same = PyObject_RichCompareBool(number, last, Py_EQ);
+        if (same == 1) {
+            failed = 0;
+        } else if (same == 0 && PyDict_GET_SIZE(links) < self->most_links) {
+            /* The node of this very call already exists: its number is the one before the next. */
+            PyObject *mine = PyLong_FromLongLong(PyLong_AsLongLong(number) - 1);
+            PyObject *link = mine == NULL ? NULL : PyTuple_Pack(2, module, site);
+            if (link != NULL && PyObject_SetAttr(state, last_number, number) == 0) {
+                failed = PyDict_SetItem(links, mine, link);
+            }
+            Py_XDECREF(link);
+            Py_XDECREF(mine);
+        }
+    }
+    Py_XDECREF(number);
+    return failed;
+}
+
+/* Of a call in a forward pass or in an optimizer; NULL where the slow way must be gone. */
+static PyObject *forward(Places *self, PyObject *state, PyObject *depth) {
+    NAME(modules_name, "modules") { return NULL; }
+    NAME(above_name, "above") { return NULL; }
+    static PyObject *nothing;
+    if (nothing == NULL && (nothing = PyUnicode_InternFromString("")) == NULL) {
+        return NULL;
+    }
+    PyObject *modules = borrowed(state, modules_name), *above = borrowed(state, above_name);
+    if (modules == NULL || above == NULL || !PyList_Check(modules) || !PyList_Check(above)) {
+        return NULL;
+    }
+    PyObject *frame = PyObject_CallOneArg(self->get_frame, depth);
+    if (frame == NULL || !PyFrame_Check(frame)) {
+        Py_XDECREF(frame);
+        return NULL;
+    }
+    PyObject *found = find(self, (PyFrameObject *)frame, above), *place = NULL;
+    Py_DECREF(frame);
+    if (found == NULL) {
+        return NULL;
+    }
+    Py_ssize_t n = PyList_GET_SIZE(modules);
+    PyObject *module = Py_NewRef(n ? PyList_GET_ITEM(modules, n - 1) : nothing), *site = PyTuple_GET_ITEM(found, 0);
+    if (PyTuple_GET_ITEM(found, 1) == Py_True) {
+        place = new_place(module, PyTuple_GET_ITEM(self->phases, 2), site);
+    } else if (link_forward(self, state, module, site) == 0) {
+        place = new_place(module, PyTuple_GET_ITEM(self->phases, 0), site);
+    }
+    Py_DECREF(module);
+    Py_DECREF(found);
+    return place;
+}
+
+static PyObject *quickly(Places *self, PyObject *depth) {
+    NAME(state_name, "state") { return NULL; }
+    PyObject *state = PyObject_GetAttr(self->threads, state_name), *place = NULL;
+    PyObject *node = state == NULL ? NULL : PyObject_CallNoArgs(self->node);
+    if (node != NULL) {
+        place = node == Py_None ? forward(self, state, depth) : backward(self, state, node);
+    }
+    Py_XDECREF(node);
+    Py_XDECREF(state);
+    return place;
+}
+
+/* place(depth): see Attribution.place. */
+static PyObject *place_of(Places *self, PyObject *depth) {
+    if (self->place == NULL) { /* the garbage collector has been here */
+        PyErr_SetString(PyExc_RuntimeError, "Places: cleared");
+        return NULL;
+    }
+    PyObject *place = quickly(self, depth);
+    if (place == NULL) {
+        PyErr_Clear();
+        return PyObject_CallOneArg(self->place, depth);
+    }
+    return place;
+}
+
+/* note(depth): see Attribution.note. */
+static PyObject *note(Places *self, PyObject *depth) {
+    NAME(state_name, "state") { return NULL; }
+    NAME(last_number, "last_number") { return NULL; }
+    if (self->place == NULL) {
+        return place_of(self, depth);
+    }
+    PyObject *state = PyObject_GetAttr(self->threads, state_name), *number = PyObject_CallNoArgs(self->number);
+    PyObject *last = state == NULL ? NULL : borrowed(state, last_number);
+    int same = number == NULL || last == NULL ? -1 : PyObject_RichCompareBool(number, last, Py_EQ);
+    Py_XDECREF(state);
+    Py_XDECREF(number);
+    if (same == 1) {
+        Py_RETURN_NONE;
+    }
+    PyErr_Clear();
+    PyObject *place = place_of(self, depth);
+    if (place == NULL) {
+        return NULL;
+    }
+    Py_DECREF(place);
+    Py_RETURN_NONE;
+}
+
+static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"threads", "kinds", "found", "mark", "phases", "node",
+                            "number",  "get_frame", "place", "most_links", NULL};
+    Places *self = (Places *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->module_call = Py_NewRef(Py_None);
+    PyObject **fields[] = {&self->threads, &self->kinds,  &self->found,     &self->mark, &self->phases,
+                           &self->node,    &self->number, &self->get_frame, &self->place};
+    int parsed = PyArg_ParseTupleAndKeywords(
+        args, kwargs, "OO!O!OO!OOOOn:Places", names, &self->threads, &PyDict_Type, &self->kinds, &PyDict_Type,
+        &self->found, &self->mark, &PyTuple_Type, &self->phases, &self->node, &self->number, &self->get_frame,
+        &self->place, &self->most_links);
+    if (parsed && PyTuple_GET_SIZE(self->phases) != 3) {
+        PyErr_SetString(PyExc_ValueError, "Places: three phases");
+        parsed = 0;
+    }
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        if (parsed) {
+            Py_INCREF(*fields[i]);
+        } else {
+            *fields[i] = NULL; /* what was parsed until then is the caller's */
+        }
+    }
+    if (!parsed) {
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static int traverse(Places *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->threads);
+    Py_VISIT(self->kinds);
+    Py_VISIT(self->found);
+    Py_VISIT(self->mark);
+    Py_VISIT(self->phases);
+    Py_VISIT(self->node);
+    Py_VISIT(self->number);
+    Py_VISIT(self->get_frame);
+    Py_VISIT(self->place);
+    Py_VISIT(self->module_call);
+    return 0;
+}
+
+static int clear(Places *self) {
+    Py_CLEAR(self->threads);
+    Py_CLEAR(self->kinds);
+    Py_CLEAR(self->found);
+    Py_CLEAR(self->mark);
+    Py_CLEAR(self->phases);
+    Py_CLEAR(self->node);
+    Py_CLEAR(self->number);
+    Py_CLEAR(self->get_frame);
+    Py_CLEAR(self->place);
+    Py_CLEAR(self->module_call);
+    return 0;
+}
+
+static void dealloc(Places *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"place", (PyCFunction)place_of, METH_O, NULL},
+    {"note", (PyCFunction)note, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"module_call", T_OBJECT_EX, offsetof(Places, module_call), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, create},         {Py_tp_dealloc, dealloc}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
+    {Py_tp_methods, methods},    {Py_tp_members, members}, {0, NULL},
+};
+
+PyType_Spec places_spec = {
+    .name = "shadowrun.native._core.Places",
+    .basicsize = sizeof(Places),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = slots,
+};

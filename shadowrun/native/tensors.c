@@ -1,0 +1,161 @@
+/* Tensors without their Python attributes: one C call tells address, dtype, shape and strides of one.
+ *
+ * The call is that of DLPack's exchange API, a C structure that torch.Tensor carries since torch 2.11
+ * (`__dlpack_c_exchange_api__`), made for this. It knows strided tensors of the usual dtypes; for all others it raises
+ * a C++ exception, which takes tens of microseconds: a program that has many of them is left to Python's way.
+ */
+
+#include "core.h"
+
+#include <string.h>
+
+enum { ON_CPU = 1, COMPLEX = 5, MOST_FAILURES = 100, FEW = 64 << 10 };
+
+typedef int (*FromObject)(void *object, Tensor *out);
+
+typedef struct {
+    struct {
+        uint32_t major, minor;
+    } version;
+    void *earlier;
+    void *allocate, *managed_from_object, *managed_to_object;
+    FromObject from_object;
+    void *stream;
+} ExchangeApi;
+
+static FromObject from_object;
+static PyTypeObject *tensor_type, *parameter_type;
+static PyObject *exact_types; /* a frozenset */
+static PyObject *shape_descriptor, *dtype_descriptor;
+static int failures;
+
+/* setup(torch.Tensor, torch.nn.Parameter, exact types): whether this torch has what is needed. */
+PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 3 || !PyType_Check(args[0]) || !PyType_Check(args[1]) || !PyFrozenSet_Check(args[2])) {
+        return wrong_count("setup");
+    }
+    PyObject *capsule = PyObject_GetAttrString(args[0], "__dlpack_c_exchange_api__");
+    ExchangeApi *api = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_XDECREF(capsule); /* the structure lives as long as the process */
+    if (api == NULL) {
+        PyErr_Clear();
+        Py_RETURN_FALSE;
+    }
+    if (api->version.major != 1 || api->from_object == NULL) {
+        Py_RETURN_FALSE;
+    }
+    from_object = api->from_object;
+    Py_XSETREF(tensor_type, (PyTypeObject *)Py_NewRef(args[0]));
+    Py_XSETREF(parameter_type, (PyTypeObject *)Py_NewRef(args[1]));
+    Py_XSETREF(exact_types, Py_NewRef(args[2]));
+    Py_XSETREF(shape_descriptor, PyObject_GetAttrString(args[0], "shape"));
+    Py_XSETREF(dtype_descriptor, PyObject_GetAttrString(args[0], "dtype"));
+    PyErr_Clear();
+    failures = 0;
+    Py_RETURN_TRUE;
+}
+
+int is_tensor(PyObject *value) { return Py_IS_TYPE(value, tensor_type) || Py_IS_TYPE(value, parameter_type); }
+
+int is_any_tensor(PyObject *value) { return PyObject_IsInstance(value, (PyObject *)tensor_type); }
+
+int is_exact(PyObject *value) { return PySet_Contains(exact_types, (PyObject *)Py_TYPE(value)); }
+
+/* An attribute that torch computes: straight from its descriptor, without the search through the tensor's types. */
+static PyObject *computed(PyObject *tensor, PyObject *descriptor, PyObject *name) {
+    if (is_tensor(tensor) && descriptor != NULL && Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) {
+        PyGetSetDef *definition = ((PyGetSetDescrObject *)descriptor)->d_getset;
+        return definition->get(tensor, definition->closure);
+    }
+    return PyObject_GetAttr(tensor, name);
+}
+
+PyObject *shape_of(PyObject *tensor) {
+    NAME(shape, "shape") { return NULL; }
+    return computed(tensor, shape_descriptor, shape);
+}
+
+PyObject *dtype_of(PyObject *tensor) {
+    NAME(dtype, "dtype") { return NULL; }
+    return computed(tensor, dtype_descriptor, dtype);
+}
+
+int read_tensor(PyObject *value, Tensor *found) {
+    if (failures >= MOST_FAILURES) {
+        return 0;
+    }
+    if (from_object(value, found) != 0) {
+        failures++;
+        PyErr_Clear();
+        return 0;
+    }
+    return 1;
+}
+
+static int is_contiguous(const Tensor *t) {
+    int64_t stride = 1;
+    for (int32_t d = t->ndim - 1; d >= 0 && t->strides != NULL; d--) {
+        if (t->shape[d] != 1) {
+            if (t->strides[d] != stride) {
+                return 0;
+            }
+            stride *= t->shape[d];
+        }
+    }
+    return 1;
+}
+
+/* Whether the lazy negation bit is set, which DLPack does not tell; -1 with an exception. */
+static int is_negated(PyObject *t) {
+    NAME(is_neg, "is_neg") { return -1; }
+    PyObject *answer = PyObject_CallMethodNoArgs(t, is_neg);
+    int negated = answer == NULL ? -1 : answer == Py_True;
+    Py_XDECREF(answer);
+    return negated;
+}
+
+/* plainly_equal(actual, expected): see numerics/bits.py. False also where this cannot tell. */
+PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 2) {
+        return wrong_count("plainly_equal");
+    }
+    Tensor a, e;
+    if (!is_tensor(args[0]) || !is_tensor(args[1]) || !read_tensor(args[0], &a) || !read_tensor(args[1], &e)) {
+        Py_RETURN_FALSE;
+    }
+    /* No address: an empty tensor, or a ZeroTensor, which has no memory. */
+    if (a.device.type != ON_CPU || e.device.type != ON_CPU || a.data == NULL || e.data == NULL ||
+        a.dtype.code == COMPLEX || a.dtype.code != e.dtype.code || a.dtype.bits != e.dtype.bits || a.dtype.lanes != 1 ||
+        e.dtype.lanes != 1 || a.dtype.bits % 8 != 0 || a.ndim != e.ndim) {
+        Py_RETURN_FALSE;
+    }
+    size_t bytes = a.dtype.bits / 8;
+    for (int32_t d = 0; d < a.ndim; d++) {
+        if (a.shape[d] != e.shape[d]) {
+            Py_RETURN_FALSE;
+        }
+        bytes *= (size_t)a.shape[d];
+    }
+    if (!is_contiguous(&a) || !is_contiguous(&e)) {
+        Py_RETURN_FALSE;
+    }
+    int left = is_negated(args[0]), right = is_negated(args[1]);
+    if (left < 0 || right < 0) {
+        return NULL;
+    }
+    if (left != right) {
+        Py_RETURN_FALSE;
+    }
+    const char *mine = (char *)a.data + a.byte_offset, *theirs = (char *)e.data + e.byte_offset;
+    int differ;
+    if (bytes <= FEW) { /* to let go of the interpreter's lock and to take it back takes longer */
+        differ = memcmp(mine, theirs, bytes);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        differ = memcmp(mine, theirs, bytes);
+        Py_END_ALLOW_THREADS
+    }
+    return PyBool_FromLong(!differ);
+}
