@@ -36,6 +36,14 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def pure(session: nox.Session) -> None:
+    """The tests of what is also written in C, without the compiled part."""
+    install(session, "test")
+    folders = ("native", "numerics", "intercept", "replay", "transparency")
+    session.run("pytest", *(f"tests/{name}" for name in folders), *session.posargs, env={"SHADOWRUN_NATIVE": "0"})
+
+
+@nox.session
 def cpp_device(session: nox.Session) -> None:
     """CPU fallbacks as vendors make them, on a device in C++ that is compiled here; skipped without a compiler."""
     if shutil.which(os.environ.get("CXX", "c++")) is None:
