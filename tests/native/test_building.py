@@ -77,7 +77,7 @@ def test_the_archive_of_sources_has_all(unpacked):
     assert expected - {str(file.relative_to(unpacked).as_posix()) for file in unpacked.rglob("*")} == set()
 
 
-@pytest.mark.parametrize("compiler", [True, False])
+@pytest.mark.parametrize("compiler", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_wheel_from_the_archive_of_sources(unpacked, tmp_path, compiler):
     if compiler and not CAN_BUILD:
         pytest.skip("there is no C compiler, or no Python.h")
@@ -96,3 +96,16 @@ def test_a_wheel_from_the_archive_of_sources(unpacked, tmp_path, compiler):
     ).stdout
     assert str(tmp_path) in printed
     assert printed.endswith(" on\n" if compiler else " off (not built)\n"), told
+
+
+def test_an_editable_install_is_a_line_in_a_file_and_keeps_no_former_build(unpacked, tmp_path):
+    """A module that finds the package would cost at every start of Python; a build that failed has no successor."""
+    tree = shutil.copytree(unpacked, tmp_path / "tree")
+    former = tree / "shadowrun/native" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    former.touch()
+    wheel, _ = build("editable", tree, tmp_path / "out", CC=str(tmp_path / "no-compiler"))
+    with zipfile.ZipFile(wheel) as file:
+        (pth,) = [name for name in file.namelist() if ".dist-info/" not in name]
+        assert pth.endswith(".pth")
+        assert file.read(pth).decode().split() == [str(tree)]
+    assert not former.exists()
