@@ -170,7 +170,7 @@ class Regions:
             self.not_seen(f"shadowrun failed: {type(error).__name__}")
             return None
         finally:
-            self._replayer.own_ns += time.perf_counter_ns() - began_ns
+            self._replayer.spend(time.perf_counter_ns() - began_ns)
 
     def _end(self, begun: _Begun | None, out: Any, made: Made | None = None, heard: Listening | None = None) -> None:
         if begun is None:
@@ -183,7 +183,7 @@ class Regions:
                 text = str(error).partition("\n")[0][:200]
                 verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "its graph does not run eagerly", text)
                 self._recorder.verdict(self._context(begun), verdict)
-        self._replayer.own_ns += time.perf_counter_ns() - began_ns
+        self._replayer.spend(time.perf_counter_ns() - began_ns)
 
     def _judge(self, begun: _Begun, out: Any, made: Made | None, heard: Listening | None) -> None:
         graph, snapshot = begun.region.graph, begun.snapshot

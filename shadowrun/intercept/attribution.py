@@ -94,6 +94,7 @@ class Attribution:
             the number of frames between its caller and the user's code that may be skipped.
         note: ``note(depth)``: remember the forward place of a call that is not recorded, if autograd made a node for
             it.
+        quick: Both in C; None without the compiled part.
     """
 
     def __init__(self) -> None:
@@ -108,7 +109,7 @@ class Attribution:
         self.unfollowed: Callable[[], None] = lambda: None
         self.place: Callable[[int], Place] = self._place
         self.note: Callable[[int], None] = self._note
-        self._quick = None if core is None else self._compiled(core)
+        self.quick = None if core is None else self._compiled(core)
 
     def _compiled(self, core: ModuleType) -> Any:
         """The same in C, which asks `_place` for what it does not know."""
@@ -158,8 +159,8 @@ class Attribution:
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self._patched = __call__
         self._sites.module_call = __call__.__code__
-        if self._quick is not None:
-            self._quick.module_call = __call__.__code__
+        if self.quick is not None:
+            self.quick.module_call = __call__.__code__
         state = threads.state
         state.last_number = torchapi.next_sequence_number()
         state.entered = True

@@ -26,9 +26,11 @@ class Observer(Protocol):
     Attributes:
         plans: Plans by the id of their operator. The observer's, not the mode's: a comparison that is started again
             has a new mode, and what was noted by a plan's number must still mean the same operator.
+        quick: A compiled handler that calls go through first, if there is one.
     """
 
     plans: dict[int, OpPlan]
+    quick: Any
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call and compare it."""
@@ -45,6 +47,8 @@ class Observer(Protocol):
 
 class _Blind:
     """Runs calls and does nothing else."""
+
+    quick = None
 
     def __init__(self) -> None:
         self.plans: dict[int, OpPlan] = {}
@@ -68,6 +72,18 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer = observer
         self._plans = observer.plans
+        self.quick = observer.quick
+        if self.quick is not None:
+            self.__torch_dispatch__ = self.quick.bind(self)  # type: ignore[method-assign]
+
+    def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
+        """Take it off the stack."""
+        self._leave_quick()
+        super().__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
+
+    def _leave_quick(self) -> None:
+        """Have all calls go through Python from here on; without its own method the mode is no cycle any more."""
+        self.__dict__.pop("__torch_dispatch__", None)
 
     @property
     def sees(self) -> bool:
@@ -76,6 +92,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
 
     def go_blind(self) -> None:
         """Let calls pass from here on: nobody can take the mode off the stack of another thread."""
+        self._leave_quick()
         self._observer = _BLIND
 
     @staticmethod
@@ -88,7 +105,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     def clear_blind() -> None:
         """Leave modes of this thread that another thread has ended."""
         while isinstance(mode := torchapi.top_mode(), ShadowMode) and mode._observer is _BLIND:
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            mode.__exit__(None, None, None)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -138,7 +155,20 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             plan = self._plans.get(id(func))
             if plan is None:
                 plan = self._plans[id(func)] = make_plan(func, len(self._plans))
+                if self.quick is not None:
+                    _learn(self.quick, plan)
         return plan
+
+
+def _learn(quick: Any, plan: OpPlan) -> None:
+    """Tell the compiled handler of a plan, unless calls by it have to be looked at."""
+    if not (plan.passes or plan.composite):
+        in_place = bool(plan.mutated)
+        skipped = plan.name, "cpu", plan.reason
+        short = plan.short and not plan.silent
+        quick.learn(
+            id(plan.func), plan, plan.run, plan.index, skipped, plan.silent, short and not in_place, short and in_place
+        )
 
 
 def handing_over_ns() -> float:

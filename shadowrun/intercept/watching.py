@@ -40,7 +40,7 @@ class Watching:
         if self._thread != threading.get_ident():
             self._mode.go_blind()
         elif self.on:
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._mode.__exit__(None, None, None)
         self.on = False
 
     @property
@@ -69,7 +69,7 @@ class Watching:
         if wanted:
             self._return()
         elif self.can_leave:
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._mode.__exit__(None, None, None)
             self._attribution.stop()
             self._below = torchapi.modes()
             self.on = False

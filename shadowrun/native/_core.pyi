@@ -8,6 +8,15 @@ SOURCES: int
 
 def setup(tensor: type, parameter: type, exact: frozenset[type]) -> bool: ...
 def plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool: ...
+def statistics(
+    left: int,
+    right: int,
+    n: int,
+    n_bytes: int,
+    format: tuple[str, float, float, bool, bytes | None],
+    instructions: str | None = None,
+    /,
+) -> tuple[int, float, float, float, int, int, int, int, int, int, int, int, int, bool, float, float]: ...
 def context_key(
     index: int, device: torch.device, place: tuple[str, str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]: ...
@@ -29,3 +38,30 @@ class Places:
     ) -> None: ...
     def place(self, depth: int, /) -> Any: ...
     def note(self, depth: int, /) -> None: ...
+
+OFF: int
+COMPARING: int
+RECORDING: int
+
+class Handler:
+    way: int
+    on_target: int
+    worth_timing_ns: int
+    own_ns: int
+    lock: Any
+    gate: Any
+    def __init__(self, **parts: Any) -> None: ...
+    def bind(self, mode: object, /) -> Any: ...
+    def learn(
+        self,
+        operator_id: int,
+        plan: object,
+        run: Callable[..., Any],
+        index: int,
+        skipped: tuple[str, str, str],
+        silent: bool,
+        fresh: bool,
+        in_place: bool,
+        /,
+    ) -> None: ...
+    def clocks(self, on: bool, /) -> list[tuple[int, int]]: ...

@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-#define VERSION 2
+#define VERSION 3
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
@@ -11,14 +11,13 @@
 static PyMethodDef functions[] = {
     {"setup", (PyCFunction)(void (*)(void))setup, METH_FASTCALL, NULL},
     {"plainly_equal", (PyCFunction)(void (*)(void))plainly_equal, METH_FASTCALL, NULL},
+    {"statistics", (PyCFunction)(void (*)(void))statistics, METH_FASTCALL, NULL},
     {"context_key", (PyCFunction)(void (*)(void))context_key, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static int exec_module(PyObject *module) {
-    PyObject *places = PyType_FromSpec(&places_spec);
-    int failed = places == NULL || PyModule_AddObjectRef(module, "Places", places);
-    Py_XDECREF(places);
+    int failed = add_places(module) || add_handler(module);
     failed = failed || PyModule_AddIntConstant(module, "SOURCES", SOURCES);
     return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", VERSION);
 }

@@ -25,19 +25,33 @@ typedef struct {
 
 /* tensors.c */
 int is_tensor(PyObject *value);                 /* exactly of torch's own two types */
+int is_tensor_type(PyObject *type);
 int is_any_tensor(PyObject *value);             /* of a subclass, too; -1 with an exception */
 int is_exact(PyObject *value);                  /* its value says all, and few values come: a dtype, a device, a string */
 PyObject *shape_of(PyObject *tensor);
 PyObject *dtype_of(PyObject *tensor);
 int read_tensor(PyObject *value, Tensor *found); /* 1; 0 where it cannot be described so, without an exception */
+int is_on_cpu(const Tensor *t);
+int is_contiguous(const Tensor *t);
+int is_negated(PyObject *tensor); /* has the lazy negation bit, which DLPack does not tell; -1 with an exception */
 PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* contexts.c */
 PyObject *context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
+/* stats.c */
+PyObject *statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
 /* places.c */
-extern PyType_Spec places_spec;
+typedef struct Places Places;
+int add_places(PyObject *module);
+int is_places(PyObject *value);
+PyObject *place_of(Places *self, PyObject *depth);
+PyObject *note_place(Places *self, PyObject *depth);
+
+/* handler.c */
+int add_handler(PyObject *module);
 
 /* Name interned once: what PyObject_GetAttr finds fastest. */
 #define NAME(variable, text)                                                                                           \

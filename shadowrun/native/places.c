@@ -11,7 +11,7 @@
 
 enum { LIBRARY, USER, OPTIMIZER_CODE };
 
-typedef struct {
+struct Places {
     PyObject_HEAD
     PyObject *threads;     /* its attribute `state` is that of the thread */
     PyObject *kinds;       /* dict: file name to kind of code */
@@ -24,7 +24,9 @@ typedef struct {
     PyObject *place;       /* callable: the slow way */
     PyObject *module_call; /* code that modules are called through, or None */
     Py_ssize_t most_links;
-} Places;
+};
+
+static PyTypeObject *places_type;
 
 /* The attribute is borrowed: what it belongs to holds it, as long as the interpreter's lock is ours. */
 static PyObject *borrowed(PyObject *owner, PyObject *name) {
@@ -179,7 +181,7 @@ static PyObject *quickly(Places *self, PyObject *depth) {
 }
 
 /* place(depth): see Attribution.place. */
-static PyObject *place_of(Places *self, PyObject *depth) {
+PyObject *place_of(Places *self, PyObject *depth) {
     if (self->place == NULL) { /* the garbage collector has been here */
         PyErr_SetString(PyExc_RuntimeError, "Places: cleared");
         return NULL;
@@ -193,7 +195,7 @@ static PyObject *place_of(Places *self, PyObject *depth) {
 }
 
 /* note(depth): see Attribution.note. */
-static PyObject *note(Places *self, PyObject *depth) {
+PyObject *note_place(Places *self, PyObject *depth) {
     NAME(state_name, "state") { return NULL; }
     NAME(last_number, "last_number") { return NULL; }
     if (self->place == NULL) {
@@ -286,7 +288,7 @@ static void dealloc(Places *self) {
 
 static PyMethodDef methods[] = {
     {"place", (PyCFunction)place_of, METH_O, NULL},
-    {"note", (PyCFunction)note, METH_O, NULL},
+    {"note", (PyCFunction)note_place, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -300,9 +302,17 @@ static PyType_Slot slots[] = {
     {Py_tp_methods, methods},    {Py_tp_members, members}, {0, NULL},
 };
 
-PyType_Spec places_spec = {
+static PyType_Spec spec = {
     .name = "shadowrun.native._core.Places",
     .basicsize = sizeof(Places),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = slots,
 };
+
+int is_places(PyObject *value) { return Py_IS_TYPE(value, places_type); }
+
+int add_places(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&spec);
+    places_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
+    return type == NULL || PyModule_AddObjectRef(module, "Places", type) ? -1 : 0;
+}

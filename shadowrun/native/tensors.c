@@ -58,6 +58,8 @@ PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
 
 int is_tensor(PyObject *value) { return Py_IS_TYPE(value, tensor_type) || Py_IS_TYPE(value, parameter_type); }
 
+int is_tensor_type(PyObject *type) { return type == (PyObject *)tensor_type || type == (PyObject *)parameter_type; }
+
 int is_any_tensor(PyObject *value) { return PyObject_IsInstance(value, (PyObject *)tensor_type); }
 
 int is_exact(PyObject *value) { return PySet_Contains(exact_types, (PyObject *)Py_TYPE(value)); }
@@ -93,7 +95,7 @@ int read_tensor(PyObject *value, Tensor *found) {
     return 1;
 }
 
-static int is_contiguous(const Tensor *t) {
+int is_contiguous(const Tensor *t) {
     int64_t stride = 1;
     for (int32_t d = t->ndim - 1; d >= 0 && t->strides != NULL; d--) {
         if (t->shape[d] != 1) {
@@ -106,8 +108,9 @@ static int is_contiguous(const Tensor *t) {
     return 1;
 }
 
-/* Whether the lazy negation bit is set, which DLPack does not tell; -1 with an exception. */
-static int is_negated(PyObject *t) {
+int is_on_cpu(const Tensor *t) { return t->device.type == ON_CPU; }
+
+int is_negated(PyObject *t) {
     NAME(is_neg, "is_neg") { return -1; }
     PyObject *answer = PyObject_CallMethodNoArgs(t, is_neg);
     int negated = answer == NULL ? -1 : answer == Py_True;

@@ -58,6 +58,16 @@ class Recorder:
         self._flushed_at = time.monotonic()
         self._last_step = -1
 
+    def inner_parts(self) -> dict[str, Any]:
+        """What the compiled handler writes to, by its names; none of it is ever replaced by another object."""
+        return {
+            "recorder": self,
+            "numbers": self._numbers,
+            "contexts": self._contexts,
+            "rows": self.data.rows,
+            "matched": self._match,
+        }
+
     @property
     def recorded_in_step(self) -> bool:
         """Whether the current step has records: after the last `step()` usually nothing comes."""

@@ -19,6 +19,7 @@ from shadowrun.replay.execution import Executor
 from shadowrun.replay.on_device import OnDevicePath
 from shadowrun.replay.ordered import OrderedRecorder
 from shadowrun.replay.pipeline import Pipeline
+from shadowrun.replay.quick import Quick
 from shadowrun.replay.shared import SharedPath
 from shadowrun.replay.short import ShortWay
 from shadowrun.replay.stage import Role, Stage
@@ -57,8 +58,8 @@ class Replayer:
 
     Attributes:
         lock: Held for the length of a call.
-        own_ns: Nanoseconds spent here and not in the user's own operators.
         plans: Plans by the id of their operator.
+        quick: The compiled handler, None if there is none.
     """
 
     def __init__(
@@ -101,10 +102,23 @@ class Replayer:
         self._replays = config.replay
         self._warnings = WarningFilter(ShadowMode.__torch_dispatch__.__code__, _USER_CODES)
         self.plans: dict[int, OpPlan] = {}
-        self.own_ns = 0
+        self._own_ns = 0
         self.lock = threading.RLock()
         self._gate = threading.Lock()
         self._running = False
+        role, short = self._cpu_role, self._shortest
+        self._switch = Quick(recorder, selection, self._attribution, comparing, short, short.ending, role)
+        self._switch.guard(self.lock, self._gate)
+        self.quick = self._switch.handler
+
+    @property
+    def own_ns(self) -> int:
+        """Nanoseconds spent here and not in the user's own operators."""
+        return self._own_ns + self._switch.own_ns
+
+    def spend(self, ns: int) -> None:
+        """Add nanoseconds to `own_ns`."""
+        self._own_ns += ns
 
     def start(self) -> None:
         """Watch warnings, put the witnesses of fallback in place, and begin a new drift chain."""
@@ -117,11 +131,16 @@ class Replayer:
         simple = self._drift is None and self._budget is None
         if simple and self._all_cpu and role.shared and (role.on_target or role.on_ref):
             self._short = self._shortest
+            if (self._ref if role.on_target else self._target).plain:
+                self._switch.compare()
+        if not self._replays and self._all_cpu:
+            self._switch.record()
 
     def stop(self) -> None:
         """Take them away. Calls of threads that go on only pass from here on."""
         self._running = False
         self._short = None
+        self._switch.stop()
         self._shortest.clear()
         if self._pipeline is not None and self._behind is not None:
             self._pipeline.close()
@@ -165,6 +184,7 @@ class Replayer:
         """In a forked child: who waited here, or was in a call that took too long, is not there any more."""
         self.lock = threading.RLock()
         self._gate = threading.Lock()
+        self._switch.guard(self.lock, self._gate)
         if self._pipeline is not None:
             self._pipeline.forked()
 
@@ -218,7 +238,7 @@ class Replayer:
                         done = way(plan, args, kwargs, self._cpu_role, self._attribution.place(_FEWER))
                         if done is not None:
                             out, ns = done
-                            self.own_ns += _clock() - entered - ns
+                            self._own_ns += _clock() - entered - ns
                             return out
                         return self._observe(plan, args, kwargs)
                     reason = plan.reason if plan.silent else "" if everything else self._selection.unwanted(plan)
@@ -226,7 +246,7 @@ class Replayer:
                         entered = _clock()
                         self._attribution.note(_FEWER)  # its backward may be compared
                         self._recorder.skip(plan.name, "cpu", reason)
-                        self.own_ns += _clock() - entered
+                        self._own_ns += _clock() - entered
                         return plan.run(*args, **kwargs)
             elif self._budget is not None:
                 return self._observe_within(self._budget, plan, args, kwargs)
@@ -247,12 +267,12 @@ class Replayer:
     def _observe_within(self, budget: Budget, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As `_observe`, of what the overhead budget allows."""
         entered = _clock()
-        own_ns = self.own_ns
+        own_ns = self._own_ns
         over = budget.exhausted(entered)
         try:
             return self._observe(plan, args, kwargs, _OVER_BUDGET if over else "")
         finally:
-            budget.spend(_clock(), self.own_ns - own_ns)
+            budget.spend(_clock(), self._own_ns - own_ns)
 
     def _record(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record a call that is not to be compared; nobody else waits while it runs."""
@@ -281,7 +301,7 @@ class Replayer:
             verdict = self._stage.harness("recording", plan, error, (*args, *kwargs.values()))
             self._stage.unverified(-1, verdict, plan, None)
         finally:
-            self.own_ns += _clock() - entered
+            self._own_ns += _clock() - entered
             if got:
                 self.lock.release()
 
@@ -293,13 +313,13 @@ class Replayer:
         if unwanted and (role.shared or not role.on_target):
             self._recorder.place_silently(_FRAMES)  # its backward may be compared
             self._recorder.skip(plan.name, "", unwanted)
-            self.own_ns += _clock() - entered
+            self._own_ns += _clock() - entered
             return plan.run(*args, **kwargs)
         silent = plan.silent
         if silent and role.shared:
             self._recorder.place_silently(_FRAMES)
             self._recorder.skip(plan.name, "cpu", plan.reason)
-            self.own_ns += _clock() - entered
+            self._own_ns += _clock() - entered
             return plan.run(*args, **kwargs)
         place = self._recorder.place(_FRAMES)
         reason = plan.reason if silent else ""
@@ -312,7 +332,7 @@ class Replayer:
                 reason = _OVER_BUDGET
         if reason and (role.shared or not role.on_target):
             self._recorder.skip(plan.name, str(role.device), reason)
-            self.own_ns += _clock() - entered
+            self._own_ns += _clock() - entered
             return plan.run(*args, **kwargs)
         if role.shared:
             out, ns = self._shared.observe(plan, args, kwargs, role, place)
@@ -320,7 +340,7 @@ class Replayer:
             ran = (self._behind or self._across).observe(plan, args, kwargs, role, place, reason)
             out, ns = ran.out, ran.ns
         own_ns = _clock() - entered - ns
-        self.own_ns += own_ns
+        self._own_ns += own_ns
         if self._budget is not None and not reason:
             self._budget.verified(signature, own_ns)
         return out

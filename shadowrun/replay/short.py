@@ -16,7 +16,7 @@ from shadowrun.numerics import memory
 from shadowrun.numerics.bits import plainly_equal
 from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
 from shadowrun.replay.execution import Ran
-from shadowrun.replay.spares import Spares
+from shadowrun.replay.spares import Spare, Spares
 
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Place
@@ -37,6 +37,10 @@ class ShortWay:
     Args:
         stage: The parts of the comparison.
         ending: Records what became of a call.
+
+    Attributes:
+        ending: As given.
+        forms: Memory that is kept for copies; see `Spares.by_form`.
     """
 
     def __init__(self, stage: Stage, ending: Ending) -> None:
@@ -44,9 +48,9 @@ class ShortWay:
         self._recorder = stage.recorder
         self._comparing = stage.comparing
         self._suspects = stage.comparing.suspects
-        self._ending = ending
+        self.ending = ending
         self._spares = Spares(stage.config.max_bytes)
-        self._forms = self._spares.by_form
+        self.forms = self._spares.by_form
 
     def clear(self) -> None:
         """Let go of the memory that is kept for copies."""
@@ -74,24 +78,29 @@ class ShortWay:
         try:
             theirs = unheard(run, (), args, kwargs) if other.plain else other.call(plan, args, kwargs)
             other_ns = _clock() - ended
-            kind = type(out)
-            if (kind is torch.Tensor and plainly_equal(out, theirs)) or (
-                kind in _FRESH and self._comparing.equal(out, theirs)
-            ):
-                if ns + other_ns < WORTH_TIMING_NS and plan.index not in self._suspects:
-                    if on_target:
-                        self._recorder.match(context, other_ns / 1000, ns / 1000)
-                    else:
-                        self._recorder.match(context, ns / 1000, other_ns / 1000)
-                    return out, ns
-                equal = True
+            plainly = type(out) is torch.Tensor and plainly_equal(out, theirs)
+            if plainly and ns + other_ns < WORTH_TIMING_NS and plan.index not in self._suspects:
+                if on_target:
+                    self._recorder.match(context, other_ns / 1000, ns / 1000)
+                else:
+                    self._recorder.match(context, ns / 1000, other_ns / 1000)
             else:
-                equal = False
-            mine, replayed = Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns)
-            self._ending.end(plan, context, (args, kwargs), mine, replayed, role, equal=equal)
+                self.end_fresh(
+                    plan, context, Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role, plainly
+                )
         except Exception as error:
-            self._ending.fail(plan, args, kwargs, role, place, error)
+            self.ending.fail(plan, args, kwargs, role, place, error)
         return out, ns
+
+    def end_fresh(self, plan: OpPlan, context: int, mine: Ran, theirs: Ran, role: Role, plainly: bool) -> None:
+        """Record a call of `fresh` that took long, or whose results are not plainly equal: numbers, say."""
+        out = mine.out
+        equal = plainly or (type(out) in _FRESH and self._comparing.equal(out, theirs.out))
+        if equal and mine.ns + theirs.ns < WORTH_TIMING_NS and plan.index not in self._suspects:
+            ours, other = mine.ns / 1000, theirs.ns / 1000
+            self._recorder.match(context, *((other, ours) if role.on_target else (ours, other)))
+            return
+        self.ending.end(plan, context, (mine.args, mine.kwargs), mine, theirs, role, equal=equal)
 
     def in_place(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
@@ -100,7 +109,7 @@ class ShortWay:
         first = args[0]
         try:
             shape = first.shape
-            spare = self._forms.get((first.dtype, shape)) or self._spares.make(first)
+            spare = self.forms.get((first.dtype, shape)) or self._spares.make(first)
             at = first.data_ptr()
             if spare is None or not at or not first.is_contiguous() or first.is_neg():
                 return None
@@ -146,11 +155,16 @@ class ShortWay:
                 else:
                     self._recorder.match(context, ns / 1000, other_ns / 1000)
                 return out, ns
-            self._spares.drop(spare)  # it is needed longer than this call takes
-            pristine = ((spare.before, *args[1:]), kwargs)
             mine, replayed = Ran(args, kwargs, out, ns), Ran(other_args, kwargs, theirs, other_ns)
-            equal = plainly_equal(first, work) or self._comparing.equal(first, work)
-            self._ending.end(plan, context, pristine, mine, replayed, role, equal=equal)
+            self.end_in_place(plan, context, mine, replayed, role, spare)
         except Exception as error:
-            self._ending.fail(plan, args, kwargs, role, place, error)
+            self.ending.fail(plan, args, kwargs, role, place, error)
         return out, ns
+
+    def end_in_place(self, plan: OpPlan, context: int, mine: Ran, theirs: Ran, role: Role, spare: Spare) -> None:
+        """Record a call of `in_place` that took long, or whose results are not plainly equal."""
+        self._spares.drop(spare)  # it is needed longer than this call takes
+        first, work = mine.args[0], spare.work
+        pristine = ((spare.before, *mine.args[1:]), mine.kwargs)
+        equal = plainly_equal(first, work) or self._comparing.equal(first, work)
+        self.ending.end(plan, context, pristine, mine, theirs, role, equal=equal)

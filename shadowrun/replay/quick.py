@@ -1,0 +1,143 @@
+"""The compiled handler of plain calls on the CPU, and what it leaves to Python. See shadowrun/native/handler.c."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.dispatch import ShadowMode
+from shadowrun.native import core
+from shadowrun.native.tensors import plainly_equal
+from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
+from shadowrun.replay.execution import Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.intercept.attribution import Attribution, Place
+    from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.comparing import Comparing
+    from shadowrun.replay.recorder import Recorder
+    from shadowrun.replay.schedule import Selection
+    from shadowrun.replay.short import ShortWay
+    from shadowrun.replay.spares import Spare
+    from shadowrun.replay.stage import Role
+
+__all__ = ["Quick"]
+
+
+class Quick:
+    """Switches the compiled handler, which does nothing until then; without a compiled part there is none.
+
+    Args:
+        recorder: Whose rows it adds to.
+        selection: What is wanted.
+        attribution: Tells where calls come from.
+        comparing: Knows the suspects.
+        short: The same ways in Python.
+        ending: Records what became of a call.
+        role: What the CPU means.
+
+    Attributes:
+        handler: It, or None.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        selection: Selection,
+        attribution: Attribution,
+        comparing: Comparing,
+        short: ShortWay,
+        ending: Ending,
+        role: Role,
+    ) -> None:
+        self._short = short
+        self._ending = ending
+        self._role = role
+        self.handler: Any = None
+        if core is None or plainly_equal is None or attribution.quick is None:
+            return
+        self.handler = core.Handler(
+            slow=ShadowMode.__torch_dispatch__,
+            n_modes_below=torchapi.n_modes_below,
+            places=attribution.quick,
+            selection=selection,
+            device=role.device,
+            suspects=comparing.suspects,
+            spares=short.forms,
+            again=_again,
+            shares_memory=torchapi.shares_memory,
+            ended=self._ended,
+            ended_in_place=self._ended_in_place,
+            failed=self._failed,
+            lock=None,
+            gate=None,
+            **recorder.inner_parts(),
+        )
+        self.handler.worth_timing_ns = WORTH_TIMING_NS
+        self.handler.on_target = role.on_target
+
+    @property
+    def own_ns(self) -> int:
+        """Nanoseconds spent in it and not in the user's own operators."""
+        return 0 if self.handler is None else self.handler.own_ns
+
+    def guard(self, lock: Any, gate: Any) -> None:
+        """Have it hold a lock for the length of a call, unless the gate is closed."""
+        if self.handler is not None:
+            self.handler.lock, self.handler.gate = lock, gate
+
+    def compare(self) -> None:
+        """Have calls compared."""
+        if core is not None and self.handler is not None:
+            self.handler.way = core.COMPARING
+
+    def record(self) -> None:
+        """Have calls recorded only."""
+        if core is not None and self.handler is not None:
+            self.handler.way = core.RECORDING
+
+    def stop(self) -> None:
+        """Leave all calls to Python."""
+        if core is not None and self.handler is not None:
+            self.handler.way = core.OFF
+
+    def _ended(
+        self,
+        plan: OpPlan,
+        context: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        theirs: Any,
+        times: tuple[int, int],
+        plainly: bool,
+    ) -> None:
+        mine, replayed = Ran(args, kwargs, out, times[0]), Ran(args, kwargs, theirs, times[1])
+        self._short.end_fresh(plan, context, mine, replayed, self._role, plainly)
+
+    def _ended_in_place(
+        self,
+        plan: OpPlan,
+        context: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        theirs: Any,
+        times: tuple[int, int],
+        spare: Spare,
+        other_args: tuple[Any, ...],
+    ) -> None:
+        mine, replayed = Ran(args, kwargs, out, times[0]), Ran(other_args, kwargs, theirs, times[1])
+        self._short.end_in_place(plan, context, mine, replayed, self._role, spare)
+
+    def _failed(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, error: Exception
+    ) -> None:
+        self._ending.fail(plan, args, kwargs, self._role, place, error)
+
+
+def _again(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator once more: warnings of it come at this line."""
+    return torchapi.unheard(run, (), args, kwargs)
