@@ -187,11 +187,14 @@ class Comparison(Run):
             with contextlib.suppress(Exception):
                 self._take_name_of_rank()
         self._end_step(now)
-        with self._replayer.between_calls(), contextlib.suppress(Exception):
-            self._attribution.end_step()
-            self._begin_step(now)
-            if budget is not None:
-                self._watch(budget, began_ns)
+        with self._replayer.between_calls():
+            try:
+                self._attribution.end_step()
+                self._begin_step(now)
+                if budget is not None:
+                    self._watch(budget, began_ns)
+            except Exception:  # noqa: S110 - a step that is not counted right is not worth the user's program
+                pass
 
     def describe(self) -> str:
         """``sim against cpu``."""
@@ -304,7 +307,7 @@ class Comparison(Run):
 
     def _pass_step(self, budget: Budget, began_ns: int, now: float) -> None:
         """A step is over that nobody watched: for a small step, each microsecond counts."""
-        try:
+        try:  # noqa: SIM105 - its object costs more than the rest
             self._recorder.data.add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
             self._begin_step(now)
             if now - self._flushed_at > _FLUSH_S:  # no call does it meanwhile
@@ -386,8 +389,10 @@ class Comparison(Run):
         self._data.flush()
 
     def _end_step(self, now: float) -> None:
-        with contextlib.suppress(Exception):
+        try:  # noqa: SIM105 - its object costs more than the rest
             self._recorder.data.add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+        except Exception:  # noqa: S110 - as in `step`
+            pass
 
     def _release(self) -> None:
         global _active  # noqa: PLW0603

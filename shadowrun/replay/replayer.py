@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,11 +22,10 @@ from shadowrun.replay.quick import Quick
 from shadowrun.replay.shared import SharedPath
 from shadowrun.replay.short import ShortWay
 from shadowrun.replay.stage import Role, Stage
+from shadowrun.replay.turn import Turn
 from shadowrun.replay.warned import WarningFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shadowrun.config import Config
     from shadowrun.intercept.attribution import Place
     from shadowrun.intercept.plan import OpPlan
@@ -150,7 +148,7 @@ class Replayer:
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
-        with self._in_turn():
+        with Turn(self):
             self._recorder.skip(name, "", reason)
 
     def pass_by(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,33 +186,18 @@ class Replayer:
         if self._pipeline is not None:
             self._pipeline.forked()
 
-    @contextlib.contextmanager
-    def between_calls(self) -> Iterator[None]:
+    def between_calls(self) -> Turn:
         """Let no thread begin a call meanwhile, and have all calls compared that wait to be.
 
         Goes on all the same where a call takes too long. An interrupt while calls are compared comes at the end.
         """
-        with self._in_turn():
-            interrupt = None
-            try:
-                if self._pipeline is not None:
-                    self._pipeline.drain()
-                if self._on_device is not None:
-                    self._on_device.flush()
-            except BaseException as error:
-                interrupt = error
-            yield
-        if interrupt is not None:
-            raise interrupt
+        return Turn(self, self._settle)
 
-    @contextlib.contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        got = self.take_turn()
-        try:
-            yield
-        finally:
-            if got:
-                self.lock.release()
+    def _settle(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.drain()
+        if self._on_device is not None:
+            self._on_device.flush()
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the user, then elsewhere, and record the verdict."""
