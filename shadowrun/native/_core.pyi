@@ -13,7 +13,7 @@ def statistics(
     right: int,
     n: int,
     n_bytes: int,
-    format: tuple[str, float, float, bool, bytes | None],
+    form: tuple[str, float, float, bool, bytes | None],
     instructions: str | None = None,
     /,
 ) -> tuple[int, float, float, float, int, int, int, int, int, int, int, int, int, bool, float, float]: ...

@@ -340,7 +340,7 @@ TARGET static void FN(add_ratio)(
     }
     double greatest = (double)FN(decoded)(ratio);
     if (VALUE_WIDTH == 32 && exact && greatest * (1 + NEARLY) > t->max_rel) {
-        double least = greatest * (1 - NEARLY);
+        double least = isinf(greatest) ? 0 : greatest * (1 - NEARLY); /* where one overflows, another may be greater */
         greatest = 0;
         for (size_t k = 0; k < n_blocks; k++) {
             struct FN(block) *b = blocks + k;

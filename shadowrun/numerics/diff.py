@@ -15,6 +15,7 @@ from shadowrun.numerics.bits import dense_order, same_memory
 from shadowrun.numerics.floats import FloatChunks
 from shadowrun.numerics.form import Value, as_tensor, forms
 from shadowrun.numerics.integers import add_integers
+from shadowrun.numerics.kernel import format_of, statistics
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits
 from shadowrun.numerics.totals import Totals
@@ -57,9 +58,8 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
     if not (left.is_contiguous() and right.is_contiguous()):
         order = dense_order(right)
         left, right = left.permute(order).contiguous(), right.permute(order).contiguous()
-    left, right = left.view(-1), right.view(-1)
-    fmt = FORMATS.get(left.dtype)
-    totals = _add_up(left, right, fmt)
+    fmt, form = FORMATS.get(left.dtype), format_of(left.dtype)
+    totals, worst_actual, worst_expected = _add_up(left, right, fmt) if form is None else statistics(left, right, form)
     worst = max(totals.worst, 0)
     return TensorDiff(
         name,
@@ -77,8 +77,8 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
         n_zero_sign=totals.n_zero_sign,
         n_subnormal=totals.n_subnormal,
         worst_index=_index(worst, shape, order)[: len(form_actual.shape)] if n else (),
-        worst_actual=_value(left, worst) if n else 0.0,
-        worst_expected=_value(right, worst) if n else 0.0,
+        worst_actual=worst_actual,
+        worst_expected=worst_expected,
         detail=detail,
         n_from_zero=totals.n_from_zero,
     )
@@ -105,19 +105,26 @@ def _index(flat: int, shape: Sequence[int], order: Sequence[int] | None) -> tupl
     return tuple(index)
 
 
-def _add_up(left: torch.Tensor, right: torch.Tensor, fmt: FloatFormat | None) -> Totals:
-    totals = Totals()
+def _add_up(left: torch.Tensor, right: torch.Tensor, fmt: FloatFormat | None) -> tuple[Totals, float, float]:
+    """What `kernel.statistics` does, in Python."""
+    left, right = left.view(-1), right.view(-1)
+    totals, n = Totals(), left.numel()
     with np.errstate(all="ignore"):
         if fmt is not None:
             chunks = FloatChunks(totals, left, right)
-            for start in range(0, left.numel(), chunks.length):
+            for start in range(0, n, chunks.length):
                 chunks.add(start)
-            return totals
-        pointers, size = (left.data_ptr(), right.data_ptr()), left.itemsize
-        for start in range(0, left.numel(), CHUNK):
-            a, e = left[start : start + CHUNK], right[start : start + CHUNK]
-            if same_memory(pointers[0] + start * size, pointers[1] + start * size, a.numel() * size):
-                totals.n_finite += a.numel()
-            else:
-                add_integers(totals, a, e, start)
-    return totals
+        else:
+            _add_integers(totals, left, right)
+    worst = max(totals.worst, 0)
+    return (totals, _value(left, worst), _value(right, worst)) if n else (totals, 0.0, 0.0)
+
+
+def _add_integers(totals: Totals, left: torch.Tensor, right: torch.Tensor) -> None:
+    pointers, size = (left.data_ptr(), right.data_ptr()), left.itemsize
+    for start in range(0, left.numel(), CHUNK):
+        a, e = left[start : start + CHUNK], right[start : start + CHUNK]
+        if same_memory(pointers[0] + start * size, pointers[1] + start * size, a.numel() * size):
+            totals.n_finite += a.numel()
+        else:
+            add_integers(totals, a, e, start)

@@ -131,7 +131,8 @@ def _add_ratio(totals: Totals, chunk: Chunk, passes: Passes, fmt: FloatFormat, *
         exact = True
     if exact and relative > 0:
         size = np.abs(ratio, out=ratio)
-        near = np.flatnonzero(size >= relative * _BELOW)
+        # Where a difference or a quotient overflows, the greatest may be another.
+        near = np.flatnonzero(size > 0 if np.isinf(relative) else size >= relative * _BELOW)
         wide_a, wide_e = a[near].astype(np.float64), e[near].astype(np.float64)
         relative = float((np.abs(wide_a - wide_e) / np.abs(wide_e)).max())
     totals.max_rel = max(totals.max_rel, relative)

@@ -132,6 +132,16 @@ def test_the_worst_element_is_found_in_a_later_chunk_beside_a_class():
     check(a[: 2 * CHUNK], e[: 2 * CHUNK])
 
 
+def test_a_difference_that_overflows_hides_no_greater_quotient():
+    e = torch.tensor([2e38, 1e36, 1.0])
+    a = torch.tensor([-2e38, 3e38, 1.0])
+    check(a, e)
+    assert diff("x", a, e).max_rel == pytest.approx(299)
+    far_e, far_a = torch.ones(CHUNK), torch.ones(CHUNK)
+    far_e[[0, CHUNK - 1]], far_a[[0, CHUNK - 1]] = e[:2], a[:2]
+    check(far_a, far_e)
+
+
 def test_bools_of_other_bytes_than_0_and_1():
     bytes_a, bytes_e = (
         torch.tensor([0, 1, 2, 255, 1], dtype=torch.uint8),

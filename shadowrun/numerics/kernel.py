@@ -1,0 +1,65 @@
+"""The statistics in C (`shadowrun/native/stats.c`): what they have to be told of each dtype."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from shadowrun.native import core
+from shadowrun.numerics.precision import FORMATS
+from shadowrun.numerics.totals import Totals
+
+__all__ = ["Format", "format_of", "statistics"]
+
+_INTEGERS = frozenset(
+    getattr(torch, name) for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+)
+
+
+class Format(NamedTuple):
+    """A dtype as C knows it.
+
+    Attributes:
+        name: The dtype's, ``float8`` for all with 8 bits.
+        normal: Smallest positive normal number.
+        vanishing: Mean square below which squares may have underflowed.
+        signed: The format has a sign.
+        numbers: The 256 numbers of an 8-bit float format as float32, else None.
+    """
+
+    name: str
+    normal: float = 0.0
+    vanishing: float = 0.0
+    signed: bool = True
+    numbers: bytes | None = None
+
+
+@functools.cache
+def format_of(dtype: torch.dtype) -> Format | None:
+    """The format of a dtype; None for those that C does not know, or without the compiled part."""
+    if core is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    if dtype in _INTEGERS:
+        return Format(name)
+    fmt = FORMATS.get(dtype)
+    if fmt is None:
+        return None
+    vanishing = 1e-280 if dtype is torch.float64 else 1e-30
+    if dtype.itemsize > 1:
+        return Format(name, fmt.normal, vanishing)
+    numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy().tobytes()
+    return Format("float8", fmt.normal, vanishing, fmt.signed, numbers)
+
+
+def statistics(left: torch.Tensor, right: torch.Tensor, form: Format) -> tuple[Totals, float, float]:
+    """Add up two contiguous tensors of one dtype.
+
+    Returns:
+        Their totals, and the values of the worst element: the target's, the reference's.
+    """
+    assert core is not None
+    found = core.statistics(left.data_ptr(), right.data_ptr(), left.numel(), left.nbytes, form)
+    return Totals(*found[:-2]), found[-2], found[-1]
