@@ -307,7 +307,7 @@ class Comparison(Run):
 
     def _pass_step(self, budget: Budget, began_ns: int, now: float) -> None:
         """A step is over that nobody watched: for a small step, each microsecond counts."""
-        try:  # noqa: SIM105 - its object costs more than the rest
+        try:
             self._recorder.data.add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
             self._begin_step(now)
             if now - self._flushed_at > _FLUSH_S:  # no call does it meanwhile

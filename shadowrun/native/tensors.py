@@ -11,7 +11,7 @@ from shadowrun.native import core
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Equal = Callable[[torch.Tensor, torch.Tensor], bool]
+    Equal = Callable[[Any, Any], bool]
     Key = Callable[[int, torch.device, tuple[str, str, str], tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 
 __all__ = ["context_key", "plainly_equal"]
@@ -19,7 +19,7 @@ __all__ = ["context_key", "plainly_equal"]
 _EXACT = frozenset({str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 plainly_equal: Equal | None = None
-"""See `shadowrun.numerics.bits.plainly_equal`."""
+"""See `shadowrun.numerics.bits.plainly_equal`. What is no tensor is not equal."""
 
 context_key: Key | None = None
 """See `shadowrun.replay.recorder.Recorder.context`."""

@@ -26,6 +26,7 @@ _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2,
 _NOT_PLAIN = _QUANTIZED | {torch.complex32, torch.complex64, torch.complex128}
 _FEW, _differs, _few_differ = memory.FEW, memory.differs, memory.few_differ
 _PIECE = 1 << 17  # bytes
+_quickly_equal = native.plainly_equal  # in a third of the time; where it says no, little was read
 _SAME_SIZE_INT = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -42,6 +43,8 @@ def bits_equal(actual: Value, expected: Value) -> bool:
     Raises:
         Uncomparable: For a layout or dtype whose bits cannot be reached.
     """
+    if _quickly_equal is not None and _quickly_equal(actual, expected):
+        return True
     if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)):
         return type(actual) is type(expected) and _scalar_bits(actual) == _scalar_bits(expected)
     if (
