@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
@@ -73,13 +73,21 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         self._observer = observer
         self._plans = observer.plans
         self.quick = observer.quick
-        if self.quick is not None:
-            self.__torch_dispatch__ = self.quick.bind(self)  # type: ignore[method-assign]
+        self._enter_quick()
+
+    def __enter__(self) -> Self:
+        """Put it on the stack."""
+        self._enter_quick()  # again, where it was left for a while
+        return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
 
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         """Take it off the stack."""
         self._leave_quick()
         super().__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
+
+    def _enter_quick(self) -> None:
+        if self.quick is not None:
+            self.__torch_dispatch__ = self.quick.bind(self)  # type: ignore[method-assign]
 
     def _leave_quick(self) -> None:
         """Have all calls go through Python from here on; without its own method the mode is no cycle any more."""
@@ -93,6 +101,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     def go_blind(self) -> None:
         """Let calls pass from here on: nobody can take the mode off the stack of another thread."""
         self._leave_quick()
+        self.quick = None  # which holds all that the observer does
         self._observer = _BLIND
 
     @staticmethod
@@ -162,7 +171,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
 
 def _learn(quick: Any, plan: OpPlan) -> None:
     """Tell the compiled handler of a plan, unless calls by it have to be looked at."""
-    if not (plan.passes or plan.composite):
+    if not (plan.passes or plan.composite or plan.custom):  # custom ones may wait for another thread
         in_place = bool(plan.mutated)
         skipped = plan.name, "cpu", plan.reason
         short = plan.short and not plan.silent

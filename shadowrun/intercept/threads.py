@@ -108,6 +108,7 @@ class Threads:
             self._followed.discard(threading.get_ident())
             self._attribution.leave_thread()
             torchapi.pop_mode(mode)
+            mode.go_blind()  # nothing of ours shall wait for the garbage collector
 
     def _check(self, mode: ShadowMode) -> None:
         if not self._running:  # stopped meanwhile, by another thread

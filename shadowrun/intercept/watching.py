@@ -32,7 +32,7 @@ class Watching:
 
     def begin(self) -> None:
         """Put it on top."""
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
         self.on = True
 
     def end(self) -> None:

@@ -10,13 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST = 256, MOST_ITEMS = 4, MOST_OBJECTS = 64, LARGE = 1024 };
+enum { FIRST = 256, FIRST_OBJECTS = 16, MOST_ITEMS = 4, LARGE = 1024 };
 
 typedef struct {
     char *bytes, first[FIRST];
     size_t length, room;
-    PyObject *objects[MOST_OBJECTS]; /* owned */
-    Py_ssize_t n_objects;
+    PyObject **objects, *first_objects[FIRST_OBJECTS]; /* owned */
+    Py_ssize_t n_objects, objects_room;
 } Key;
 
 static int put(Key *key, const void *bytes, size_t n) {
@@ -46,10 +46,20 @@ static int put_object(Key *key, PyObject *object) {
     if (object == NULL) {
         return -1;
     }
-    if (key->n_objects == MOST_OBJECTS) {
-        Py_DECREF(object);
-        PyErr_SetString(PyExc_ValueError, "a call with too many arguments that are no tensors and no numbers");
-        return -1;
+    if (key->n_objects == key->objects_room) {
+        size_t held = (size_t)key->n_objects * sizeof object;
+        PyObject **more = malloc(2 * held);
+        if (more == NULL) {
+            Py_DECREF(object);
+            PyErr_NoMemory();
+            return -1;
+        }
+        memcpy(more, key->objects, held);
+        if (key->objects != key->first_objects) {
+            free(key->objects);
+        }
+        key->objects = more;
+        key->objects_room *= 2;
     }
     key->objects[key->n_objects++] = object;
     return put_tag(key, 'O');
@@ -128,7 +138,10 @@ static int put_call(Key *key, PyObject *args, PyObject *kwargs) {
     PyObject *name, *value;
     Py_ssize_t position = 0;
     while (PyDict_Next(kwargs, &position, &name, &value)) {
-        if (put_object(key, Py_NewRef(name)) || put_value(key, value, 0)) {
+        Py_INCREF(value);
+        int failed = put_object(key, Py_NewRef(name)) || put_value(key, value, 0);
+        Py_DECREF(value);
+        if (failed) {
             return -1;
         }
     }
@@ -166,13 +179,18 @@ PyObject *context_key(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     key.bytes = key.first;
     key.length = 0;
     key.room = FIRST;
+    key.objects = key.first_objects;
     key.n_objects = 0;
+    key.objects_room = FIRST_OBJECTS;
     PyObject *made = put_call(&key, args[3], args[4]) ? NULL : as_tuple(&key, args[0], args[1], args[2]);
     while (key.n_objects) {
         Py_DECREF(key.objects[--key.n_objects]);
     }
     if (key.bytes != key.first) {
         free(key.bytes);
+    }
+    if (key.objects != key.first_objects) {
+        free(key.objects);
     }
     return made;
 }

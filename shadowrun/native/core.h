@@ -40,6 +40,10 @@ PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n);
 /* contexts.c */
 PyObject *context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
+/* diff.c */
+PyObject *setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
 /* stats.c */
 PyObject *statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
@@ -57,6 +61,18 @@ int add_handler(PyObject *module);
 #define NAME(variable, text)                                                                                           \
     static PyObject *variable;                                                                                         \
     if (variable == NULL && (variable = PyUnicode_InternFromString(text)) == NULL)
+
+/* Whether what was raised must reach the program: an interrupt, say. All else is forgotten; Python code says it again. */
+static inline int interrupted(void) {
+    if (PyErr_Occurred() == NULL) {
+        return 0;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return 1;
+    }
+    PyErr_Clear();
+    return 0;
+}
 
 static inline PyObject *wrong_count(const char *function) {
     PyErr_Format(PyExc_TypeError, "%s: wrong number of arguments", function);

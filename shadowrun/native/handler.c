@@ -49,7 +49,7 @@ int find_context(Handler *self, Call *call, PyObject **context, PyObject **place
     *context = NULL;
     *place = place_of((Places *)self->places, zero);
     if (*place == NULL) {
-        return -1;
+        return interrupted() ? -1 : 0;
     }
     lap(self, PART_PLACE, start);
     start = started(self);
@@ -61,11 +61,29 @@ int find_context(Handler *self, Call *call, PyObject **context, PyObject **place
     }
     lap(self, PART_CONTEXT, start);
     if (*context == NULL) { /* new, or of a kind that Python must look at, and say why it cannot */
-        PyErr_Clear();
         Py_CLEAR(*place);
-        return 0;
+        return interrupted() ? -1 : 0;
     }
     return 1;
+}
+
+int report(PyObject *reporter, Call *call, PyObject *place) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != NULL) {
+        PyException_SetTraceback(value, trace);
+    }
+    PyObject *given[] = {call->entry->plan, call->args, call->kwargs, place, value};
+    PyObject *done = PyObject_Vectorcall(reporter, given, 5, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_ns, long long target_ns) {
@@ -154,7 +172,8 @@ static int is_true(PyObject *owner, PyObject *name) {
     return value == Py_True;
 }
 
-/* A view, or memory without values: its place is noted for the operators of its backward. 1, or 0 where that failed. */
+/* A view, or memory without values: its place is noted for the operators of its backward. 1; 0 where that failed; -1 with
+ * an interrupt. */
 static int pass_silently(Handler *self, Entry *entry, long long entered) {
     static PyObject *zero;
     if (zero == NULL && (zero = PyLong_FromLong(0)) == NULL) {
@@ -163,19 +182,17 @@ static int pass_silently(Handler *self, Entry *entry, long long entered) {
     PyObject *noted = note_place((Places *)self->places, zero);
     lap(self, PART_PLACE, entered);
     if (noted == NULL) {
-        PyErr_Clear();
-        return 0;
+        return interrupted() ? -1 : 0;
     }
     Py_DECREF(noted);
     if (count_skipped(self, entry)) {
-        PyErr_Clear();
-        return 0;
+        return interrupted() ? -1 : 0;
     }
     self->own_ns += now_ns() - entered;
     return 1;
 }
 
-/* 1 where the call was recorded; 0 where Python must. */
+/* 1 where the call was recorded, or why it could not be; 0 where Python must; -1 with an exception. */
 static int record(Handler *self, Call *call) {
     NAME(seen_name, "_seen") { return 0; }
     if (call->entry->silent) {
@@ -183,13 +200,14 @@ static int record(Handler *self, Call *call) {
     }
     PyObject *context, *place, *seen = PyObject_GetAttr(self->recorder, seen_name);
     int done = 0;
-    if (seen != NULL && PyLong_AsLong(seen) >= 0 && find_context(self, call, &context, &place) == 1) {
-        done = add_row(self, context, seen, -1, -1) == 0;
+    if (seen != NULL && PyLong_AsLong(seen) >= 0 && (done = find_context(self, call, &context, &place)) == 1) {
+        if (add_row(self, context, seen, -1, -1) && report(self->unrecorded, call, place)) {
+            done = -1;
+        }
         Py_DECREF(context);
         Py_DECREF(place);
     }
     Py_XDECREF(seen);
-    PyErr_Clear();
     self->own_ns += now_ns() - call->entered;
     return done;
 }
@@ -203,10 +221,9 @@ static int handle(Handler *self, Call *call, PyObject **out) {
     PyObject *first = PyTuple_GET_SIZE(call->args) ? PyTuple_GET_ITEM(call->args, 0) : NULL;
     if (first == NULL || !is_tensor(first) || !is_true(first, is_cpu) || !is_true(self->selection, everything) ||
         !(entry->silent || self->way == RECORDING || entry->fresh || entry->in_place)) {
-        PyErr_Clear();
         return 0;
     }
-    if (!try_lock(self)) {
+    if (try_lock(self) != 1) {
         return 0;
     }
     PyObject *lock = Py_NewRef(self->lock);
@@ -214,13 +231,13 @@ static int handle(Handler *self, Call *call, PyObject **out) {
     if (self->way == RECORDING) {
         done = record(self, call);
         unlock(lock); /* nobody else waits while it runs */
-        if (done) {
+        if (done > 0) {
             *out = run_operator(entry->run, call->args, call->kwargs);
         }
     } else {
         if (self->way == COMPARING && entry->silent) {
             done = pass_silently(self, entry, call->entered);
-            if (done) {
+            if (done > 0) {
                 *out = run_operator(entry->run, call->args, call->kwargs);
             }
         } else if (self->way == COMPARING) {
@@ -229,7 +246,7 @@ static int handle(Handler *self, Call *call, PyObject **out) {
         unlock(lock);
     }
     Py_DECREF(lock);
-    return done;
+    return done != 0;
 }
 
 static int all_plain(PyObject *types) {
@@ -242,56 +259,76 @@ static int all_plain(PyObject *types) {
     return 1;
 }
 
-static Entry *entry_of(Handler *self, PyObject *func) {
+/* A new reference, or NULL. */
+static PyObject *known(Handler *self, PyObject *func) {
     PyObject *id = PyLong_FromVoidPtr(func);
-    PyObject *capsule = id == NULL ? NULL : PyDict_GetItemWithError(self->entries, id);
+    PyObject *capsule = id == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->entries, id));
     Py_XDECREF(id);
-    return capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, "entry");
+    return capsule;
 }
 
-/* mode.__torch_dispatch__(func, types, args=(), kwargs=None) */
-static PyObject *dispatch(PyObject *mode, PyObject *const *args, Py_ssize_t n) {
-    NAME(quick, "quick") { return NULL; }
-    if (n < 2 || n > 4) {
+/* The mode's method in Python, with the arguments as they came. */
+static PyObject *in_python(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    NAME(method_name, "__torch_dispatch__") { return NULL; }
+    PyObject *given[6] = {NULL, mode};
+    Py_ssize_t n_all = n + (names == NULL ? 0 : PyTuple_GET_SIZE(names));
+    if (n_all > 4) {
         return wrong_count("__torch_dispatch__");
     }
-    Handler *self = (Handler *)PyObject_GetAttr(mode, quick);
-    if (self == NULL || !Py_IS_TYPE(self, handler_type) || self->slow == NULL) {
-        Py_XDECREF(self);
-        PyErr_SetString(PyExc_RuntimeError, "a mode without its handler");
+    for (Py_ssize_t i = 0; i < n_all; i++) {
+        given[2 + i] = args[i];
+    }
+    PyObject *method = PyObject_GetAttr((PyObject *)Py_TYPE(mode), method_name);
+    if (method == NULL) {
         return NULL;
     }
-    Call call = {NULL, n > 2 ? Py_NewRef(args[2]) : PyTuple_New(0), NULL, 0};
-    call.kwargs = n > 3 && args[3] != Py_None ? Py_NewRef(args[3]) : PyDict_New();
-    PyObject *out = NULL, *types = args[1];
-    int done = 0;
-    if (call.args != NULL && call.kwargs != NULL && self->way != OFF && PyTuple_CheckExact(call.args) &&
-        PyDict_CheckExact(call.kwargs) && (PyTuple_Check(types) || PyList_Check(types)) && all_plain(types) &&
-        (call.entry = entry_of(self, args[0])) != NULL) {
-        call.entered = now_ns();
-        PyObject *below = PyObject_CallNoArgs(self->n_modes_below);
-        if (below != NULL && PyLong_AsLong(below) == 0) {
-            done = handle(self, &call, &out);
-        }
-        Py_XDECREF(below);
-    }
-    if (!done) {
-        PyErr_Clear();
-        PyObject *given[] = {NULL, mode, args[0], types, call.args, call.kwargs};
-        if (call.args != NULL && call.kwargs != NULL) {
-            out = PyObject_Vectorcall(self->slow, given + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-        } else {
-            PyErr_NoMemory();
-        }
-    }
-    Py_XDECREF(call.args);
-    Py_XDECREF(call.kwargs);
-    Py_DECREF(self);
+    PyObject *out = PyObject_Vectorcall(method, given + 1, (size_t)(n + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
+    Py_DECREF(method);
     return out;
 }
 
-static PyMethodDef dispatch_definition = {"__torch_dispatch__", (PyCFunction)(void (*)(void))dispatch, METH_FASTCALL,
-                                          NULL};
+/* As `handle`, of a call as torch hands it over. */
+static int try_quickly(Handler *self, PyObject *const *args, Py_ssize_t n, PyObject **out) {
+    PyObject *types = args[1], *below = NULL;
+    Call call = {NULL, NULL, n > 2 ? Py_NewRef(args[2]) : PyTuple_New(0), NULL, 0};
+    call.kwargs = n > 3 && args[3] != Py_None ? Py_NewRef(args[3]) : PyDict_New();
+    int done = 0;
+    if (call.args != NULL && call.kwargs != NULL && PyTuple_CheckExact(call.args) && PyDict_CheckExact(call.kwargs) &&
+        (PyTuple_Check(types) || PyList_Check(types)) && all_plain(types) &&
+        (call.known = known(self, args[0])) != NULL) {
+        call.entered = now_ns();
+        call.entry = PyCapsule_GetPointer(call.known, "entry");
+        below = PyObject_CallNoArgs(self->n_modes_below);
+        if (call.entry != NULL && below != NULL && PyLong_AsLong(below) == 0) {
+            done = handle(self, &call, out);
+        }
+    }
+    Py_XDECREF(below);
+    Py_XDECREF(call.known);
+    Py_XDECREF(call.args);
+    Py_XDECREF(call.kwargs);
+    return done;
+}
+
+/* mode.__torch_dispatch__(func, types, args=(), kwargs=None) */
+static PyObject *dispatch(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    NAME(quick, "quick") { return NULL; }
+    PyObject *self = PyObject_GetAttr(mode, quick), *out = NULL;
+    int done = 0;
+    /* It has none where it went blind meanwhile, and an empty one where the garbage collector has been here. */
+    if (self != NULL && Py_IS_TYPE(self, handler_type) && ((Handler *)self)->way != OFF && names == NULL && n >= 2 &&
+        n <= 4) {
+        done = try_quickly((Handler *)self, args, n, &out);
+    }
+    Py_XDECREF(self);
+    if (!done && !interrupted()) {
+        out = in_python(mode, args, n, names);
+    }
+    return out;
+}
+
+static PyMethodDef dispatch_definition = {"__torch_dispatch__", (PyCFunction)(void (*)(void))dispatch,
+                                          METH_FASTCALL | METH_KEYWORDS, NULL};
 
 /* bind(mode): a method of the mode's that goes by this handler, which the mode must have as its attribute `quick`. */
 static PyObject *bind(Handler *self, PyObject *mode) {
@@ -299,14 +336,15 @@ static PyObject *bind(Handler *self, PyObject *mode) {
     return PyCFunction_NewEx(&dispatch_definition, mode, NULL);
 }
 
-static void free_entry(PyObject *capsule) {
-    Entry *entry = PyCapsule_GetPointer(capsule, "entry");
+static void drop_entry(Entry *entry) {
     Py_XDECREF(entry->plan);
     Py_XDECREF(entry->run);
     Py_XDECREF(entry->index);
     Py_XDECREF(entry->skipped);
     PyMem_Free(entry);
 }
+
+static void free_entry(PyObject *capsule) { drop_entry(PyCapsule_GetPointer(capsule, "entry")); }
 
 /* learn(id of the operator, plan, run, index, key of skipped calls, silent, fresh, in place) */
 static PyObject *learn(Handler *self, PyObject *args) {
@@ -323,6 +361,7 @@ static PyObject *learn(Handler *self, PyObject *args) {
     *entry = (Entry){Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index), Py_NewRef(skipped), silent, fresh, in_place};
     PyObject *capsule = PyCapsule_New(entry, "entry", free_entry);
     if (capsule == NULL) {
+        drop_entry(entry);
         return NULL;
     }
     int failed = PyDict_SetItem(self->entries, id, capsule);
@@ -350,9 +389,9 @@ static PyObject *clocks(Handler *self, PyObject *on) {
 }
 
 #define FIELDS(apply)                                                                                                  \
-    apply(slow) apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(numbers) apply(contexts)    \
+    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(numbers) apply(contexts)    \
         apply(rows) apply(device) apply(matched) apply(suspects) apply(spares) apply(again) apply(shares_memory)      \
-            apply(ended) apply(ended_in_place) apply(failed) apply(lock) apply(gate)
+            apply(ended) apply(ended_in_place) apply(failed) apply(unrecorded) apply(lock) apply(gate)
 
 static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (PyTuple_GET_SIZE(args)) {

@@ -18,7 +18,6 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *entries;       /* dict: id of an operator to a capsule with its Entry */
-    PyObject *slow;          /* callable(mode, func, types, args, kwargs): the handler in Python */
     PyObject *n_modes_below; /* callable */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its attribute `everything`: all calls are wanted */
@@ -32,7 +31,7 @@ typedef struct {
     PyObject *spares;        /* dict: (dtype, shape) to Spare */
     PyObject *again;         /* callable(run, args, kwargs): a replay */
     PyObject *shares_memory; /* callable(tensor, tensor) */
-    PyObject *ended, *ended_in_place, *failed; /* callables: what the short ways leave to Python */
+    PyObject *ended, *ended_in_place, *failed, *unrecorded; /* callables: what the short ways leave to Python */
     PyObject *lock, *gate;   /* replaced after a fork */
     PyObject *minus_one;     /* -1.0 */
     int way, on_target, clocked;
@@ -44,6 +43,7 @@ typedef struct {
 /* A call under way. */
 typedef struct {
     Entry *entry;
+    PyObject *known; /* capsule that holds the entry */
     PyObject *args, *kwargs;
     long long entered;
 } Call;
@@ -52,11 +52,14 @@ long long now_ns(void);
 PyObject *run_operator(PyObject *run, PyObject *args, PyObject *kwargs);
 PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs);
 
-/* 1 with the number of the call's context and its place; 0 where Python must look; -1 with an exception. */
+/* 1 with the number of the call's context and its place; 0 where Python must look; -1 with an interrupt. */
 int find_context(Handler *self, Call *call, PyObject **context, PyObject **place);
 
 /* Append a row; -1 with an exception. Negative times are unknown. */
 int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_ns, long long target_ns);
+
+/* Tell `reporter` of the exception that is on its way; -1 where it is an interrupt, or telling failed. */
+int report(PyObject *reporter, Call *call, PyObject *place);
 
 /* Each returns 1 with the result, or with an exception and no result; 0 where nothing was done. */
 int compare_fresh(Handler *self, Call *call, PyObject **out);

@@ -28,13 +28,6 @@ struct Places {
 
 static PyTypeObject *places_type;
 
-/* The attribute is borrowed: what it belongs to holds it, as long as the interpreter's lock is ours. */
-static PyObject *borrowed(PyObject *owner, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(owner, name);
-    Py_XDECREF(value);
-    return value;
-}
-
 /* What is found from a frame on: a new reference; NULL, perhaps with an exception, where it is not known. */
 static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above) {
     NAME(trace, "f_trace") { return NULL; }
@@ -81,55 +74,76 @@ static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above) {
 
 static PyObject *new_place(PyObject *module, PyObject *phase, PyObject *site) { return PyTuple_Pack(3, module, phase, site); }
 
+static int is_empty(PyObject *state, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(state, name);
+    int empty = value == NULL ? 0 : PyObject_Not(value) == 1;
+    Py_XDECREF(value);
+    return empty;
+}
+
+/* Whether autograd has made no node since `last_number` was set; -1 with an exception. Its next number in `number`. */
+static int is_latest(Places *self, PyObject *state, PyObject **number) {
+    NAME(last_number, "last_number") { return -1; }
+    PyObject *last = PyObject_GetAttr(state, last_number);
+    *number = last == NULL ? NULL : PyObject_CallNoArgs(self->number);
+    int same = *number == NULL ? -1 : PyObject_RichCompareBool(*number, last, Py_EQ);
+    Py_XDECREF(last);
+    return same;
+}
+
+/* The forward calls of a thread by the numbers of their nodes: a new reference; NULL, perhaps with an exception. */
+static PyObject *links_of(PyObject *state) {
+    NAME(links_name, "links") { return NULL; }
+    PyObject *links = PyObject_GetAttr(state, links_name);
+    if (links != NULL && !PyDict_Check(links)) {
+        Py_CLEAR(links);
+    }
+    return links;
+}
+
 /* Of a call in a backward pass; NULL where the slow way must be gone. */
 static PyObject *backward(Places *self, PyObject *state, PyObject *node) {
     NAME(recomputing, "recomputing") { return NULL; }
     NAME(recomputed, "recomputed") { return NULL; }
     NAME(entered, "entered") { return NULL; }
-    NAME(links_name, "links") { return NULL; }
-    NAME(last_number, "last_number") { return NULL; }
     NAME(sequence_nr, "_sequence_nr") { return NULL; }
-    PyObject *repeating = borrowed(state, recomputing), *repeated = borrowed(state, recomputed);
-    PyObject *links = borrowed(state, links_name), *last = borrowed(state, last_number);
-    if (repeating == NULL || repeated == NULL || links == NULL || last == NULL || PyObject_IsTrue(repeating) ||
-        !PyDict_Check(links) || PyObject_IsTrue(repeated) || borrowed(state, entered) != Py_True) {
+    PyObject *followed = PyObject_GetAttr(state, entered), *place = NULL, *counter = NULL;
+    Py_XDECREF(followed);
+    if (followed != Py_True || !is_empty(state, recomputing) || !is_empty(state, recomputed)) {
         return NULL;
     }
-    PyObject *place = NULL, *number = PyObject_CallMethodNoArgs(node, sequence_nr);
-    PyObject *counter = PyObject_CallNoArgs(self->number);
-    if (number != NULL && counter != NULL && PyObject_RichCompareBool(counter, last, Py_EQ) == 1) {
-        PyObject *link = PyDict_GetItemWithError(links, number);
+    PyObject *number = PyObject_CallMethodNoArgs(node, sequence_nr);
+    PyObject *links = number == NULL ? NULL : links_of(state);
+    if (links != NULL && is_latest(self, state, &counter) == 1) {
+        PyObject *link = Py_XNewRef(PyDict_GetItemWithError(links, number));
         if (link != NULL && PyTuple_Check(link) && PyTuple_GET_SIZE(link) == 2) {
             place = new_place(PyTuple_GET_ITEM(link, 0), PyTuple_GET_ITEM(self->phases, 1), PyTuple_GET_ITEM(link, 1));
         }
+        Py_XDECREF(link);
     }
-    Py_XDECREF(number);
     Py_XDECREF(counter);
+    Py_XDECREF(number);
+    Py_XDECREF(links);
     return place;
 }
 
 /* Remember the module and line of a forward call, for its backward; -1 where the slow way must be gone. */
 static int link_forward(Places *self, PyObject *state, PyObject *module, PyObject *site) {
-    NAME(links_name, "links") { return -1; }
     NAME(last_number, "last_number") { return -1; }
-    PyObject *last = borrowed(state, last_number), *links = borrowed(state, links_name);
-    PyObject *number = PyObject_CallNoArgs(self->number);
-    int failed = -1;
-    if (number != NULL && last != NULL && links != NULL && PyDict_Check(links)) {
-        int same = PyObject_RichCompareBool(number, last, Py_EQ);
-        if (same == 1) {
-            failed = 0;
-        } else if (same == 0 && PyDict_GET_SIZE(links) < self->most_links) {
-            /* The node of this very call already exists: its number is the one before the next. */
-            PyObject *mine = PyLong_FromLongLong(PyLong_AsLongLong(number) - 1);
-            PyObject *link = mine == NULL ? NULL : PyTuple_Pack(2, module, site);
-            if (link != NULL && PyObject_SetAttr(state, last_number, number) == 0) {
-                failed = PyDict_SetItem(links, mine, link);
-            }
-            Py_XDECREF(link);
-            Py_XDECREF(mine);
+    PyObject *number = NULL;
+    int same = is_latest(self, state, &number), failed = same == 1 ? 0 : -1;
+    PyObject *links = same == 0 ? links_of(state) : NULL;
+    if (links != NULL && PyDict_GET_SIZE(links) < self->most_links) {
+        /* The node of this very call already exists: its number is the one before the next. */
+        PyObject *mine = PyLong_FromLongLong(PyLong_AsLongLong(number) - 1);
+        PyObject *link = mine == NULL ? NULL : PyTuple_Pack(2, module, site);
+        if (link != NULL && PyObject_SetAttr(state, last_number, number) == 0) {
+            failed = PyDict_SetItem(links, mine, link);
         }
+        Py_XDECREF(link);
+        Py_XDECREF(mine);
     }
+    Py_XDECREF(links);
     Py_XDECREF(number);
     return failed;
 }
@@ -142,29 +156,27 @@ static PyObject *forward(Places *self, PyObject *state, PyObject *depth) {
     if (nothing == NULL && (nothing = PyUnicode_InternFromString("")) == NULL) {
         return NULL;
     }
-    PyObject *modules = borrowed(state, modules_name), *above = borrowed(state, above_name);
-    if (modules == NULL || above == NULL || !PyList_Check(modules) || !PyList_Check(above)) {
-        return NULL;
+    PyObject *modules = PyObject_GetAttr(state, modules_name), *found = NULL, *module = NULL, *place = NULL;
+    PyObject *above = modules == NULL ? NULL : PyObject_GetAttr(state, above_name);
+    PyObject *frame = above == NULL ? NULL : PyObject_CallOneArg(self->get_frame, depth);
+    if (frame != NULL && PyFrame_Check(frame) && PyList_Check(modules) && PyList_Check(above)) {
+        Py_ssize_t n = PyList_GET_SIZE(modules);
+        module = Py_NewRef(n ? PyList_GET_ITEM(modules, n - 1) : nothing);
+        found = find(self, (PyFrameObject *)frame, above);
     }
-    PyObject *frame = PyObject_CallOneArg(self->get_frame, depth);
-    if (frame == NULL || !PyFrame_Check(frame)) {
-        Py_XDECREF(frame);
-        return NULL;
+    if (found != NULL) {
+        PyObject *site = PyTuple_GET_ITEM(found, 0);
+        if (PyTuple_GET_ITEM(found, 1) == Py_True) {
+            place = new_place(module, PyTuple_GET_ITEM(self->phases, 2), site);
+        } else if (link_forward(self, state, module, site) == 0) {
+            place = new_place(module, PyTuple_GET_ITEM(self->phases, 0), site);
+        }
     }
-    PyObject *found = find(self, (PyFrameObject *)frame, above), *place = NULL;
-    Py_DECREF(frame);
-    if (found == NULL) {
-        return NULL;
-    }
-    Py_ssize_t n = PyList_GET_SIZE(modules);
-    PyObject *module = Py_NewRef(n ? PyList_GET_ITEM(modules, n - 1) : nothing), *site = PyTuple_GET_ITEM(found, 0);
-    if (PyTuple_GET_ITEM(found, 1) == Py_True) {
-        place = new_place(module, PyTuple_GET_ITEM(self->phases, 2), site);
-    } else if (link_forward(self, state, module, site) == 0) {
-        place = new_place(module, PyTuple_GET_ITEM(self->phases, 0), site);
-    }
-    Py_DECREF(module);
-    Py_DECREF(found);
+    Py_XDECREF(frame);
+    Py_XDECREF(module);
+    Py_XDECREF(found);
+    Py_XDECREF(modules);
+    Py_XDECREF(above);
     return place;
 }
 
@@ -187,9 +199,8 @@ PyObject *place_of(Places *self, PyObject *depth) {
         return NULL;
     }
     PyObject *place = quickly(self, depth);
-    if (place == NULL) {
-        PyErr_Clear();
-        return PyObject_CallOneArg(self->place, depth);
+    if (place == NULL && !interrupted()) {
+        place = PyObject_CallOneArg(self->place, depth);
     }
     return place;
 }
@@ -197,19 +208,19 @@ PyObject *place_of(Places *self, PyObject *depth) {
 /* note(depth): see Attribution.note. */
 PyObject *note_place(Places *self, PyObject *depth) {
     NAME(state_name, "state") { return NULL; }
-    NAME(last_number, "last_number") { return NULL; }
     if (self->place == NULL) {
         return place_of(self, depth);
     }
-    PyObject *state = PyObject_GetAttr(self->threads, state_name), *number = PyObject_CallNoArgs(self->number);
-    PyObject *last = state == NULL ? NULL : borrowed(state, last_number);
-    int same = number == NULL || last == NULL ? -1 : PyObject_RichCompareBool(number, last, Py_EQ);
+    PyObject *state = PyObject_GetAttr(self->threads, state_name), *number = NULL;
+    int same = state == NULL ? -1 : is_latest(self, state, &number);
     Py_XDECREF(state);
     Py_XDECREF(number);
     if (same == 1) {
         Py_RETURN_NONE;
     }
-    PyErr_Clear();
+    if (interrupted()) {
+        return NULL;
+    }
     PyObject *place = place_of(self, depth);
     if (place == NULL) {
         return NULL;

@@ -6,26 +6,6 @@
 
 enum { FEW = 64 << 10 };
 
-/* A replay failed: recorded, unless it is no failure but an interrupt. Returns 0, or -1 with the exception. */
-static int fail(Handler *self, Call *call, PyObject *place) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
-    }
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != NULL) {
-        PyException_SetTraceback(value, trace);
-    }
-    PyObject *given[] = {call->entry->plan, call->args, call->kwargs, place, value};
-    PyObject *done = PyObject_Vectorcall(self->failed, given, 5, NULL);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
 static int add_match(Handler *self, PyObject *context, long long ns, long long other_ns) {
     return self->on_target ? add_row(self, context, self->matched, other_ns, ns)
                            : add_row(self, context, self->matched, ns, other_ns);
@@ -38,8 +18,7 @@ int compare_fresh(Handler *self, Call *call, PyObject **out) {
     PyObject *context, *place;
     int found = find_context(self, call, &context, &place);
     if (found != 1) {
-        PyErr_Clear();
-        return 0;
+        return found != 0;
     }
     PyObject *run = call->entry->run, *theirs;
     long long start = now_ns();
@@ -72,7 +51,7 @@ int compare_fresh(Handler *self, Call *call, PyObject **out) {
         }
         Py_XDECREF(equal);
     }
-    if (failed && fail(self, call, place)) {
+    if (failed && report(self->failed, call, place)) {
         Py_CLEAR(*out);
     }
     Py_XDECREF(theirs);
@@ -241,11 +220,11 @@ int compare_in_place(Handler *self, Call *call, PyObject **out) {
     int ready = prepare(self, PyTuple_GET_ITEM(call->args, 0), &copies) && !shares(self, call->args);
     lap(self, PART_COPY, start);
     PyObject *other_args = ready ? with_first(call->args, copies.work) : NULL;
-    if (other_args == NULL || find_context(self, call, &context, &place) != 1) {
-        PyErr_Clear();
+    int found = other_args == NULL ? 0 : find_context(self, call, &context, &place);
+    if (found != 1) {
         Py_XDECREF(other_args);
         drop(&copies);
-        return 0;
+        return found != 0;
     }
     start = started(self);
     move(copies.before_at, copies.at, copies.n_bytes);
@@ -257,7 +236,7 @@ int compare_in_place(Handler *self, Call *call, PyObject **out) {
         start = started(self);
         move(copies.work_at, copies.before_at, copies.n_bytes);
         lap(self, PART_COPY, start);
-        if (judge_in_place(self, call, &copies, context, *out, other_args, ns) && fail(self, call, place)) {
+        if (judge_in_place(self, call, &copies, context, *out, other_args, ns) && report(self->failed, call, place)) {
             Py_CLEAR(*out);
         }
         self->own_ns += now_ns() - call->entered - ns;

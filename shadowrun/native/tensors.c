@@ -92,6 +92,7 @@ int read_tensor(PyObject *value, Tensor *found) {
         PyErr_Clear();
         return 0;
     }
+    failures -= failures > 0; /* a few among many are no reason */
     return 1;
 }
 

@@ -59,3 +59,8 @@ class Ending:
         except Exception:
             context = -1
         self._stage.unverified(context, verdict, plan, None)
+
+    def unrecorded(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
+        """Record that a call, which was not to be compared, could not be recorded either."""
+        verdict = self._stage.harness("recording", plan, error, (*args, *kwargs.values()))
+        self._stage.unverified(-1, verdict, plan, None)

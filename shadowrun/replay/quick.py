@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.intercept import torchapi
-from shadowrun.intercept.dispatch import ShadowMode
 from shadowrun.native import core
 from shadowrun.native.tensors import plainly_equal
 from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
@@ -59,7 +58,6 @@ class Quick:
         if core is None or plainly_equal is None or attribution.quick is None:
             return
         self.handler = core.Handler(
-            slow=ShadowMode.__torch_dispatch__,
             n_modes_below=torchapi.n_modes_below,
             places=attribution.quick,
             selection=selection,
@@ -71,6 +69,7 @@ class Quick:
             ended=self._ended,
             ended_in_place=self._ended_in_place,
             failed=self._failed,
+            unrecorded=self._unrecorded,
             lock=None,
             gate=None,
             **recorder.inner_parts(),
@@ -136,6 +135,11 @@ class Quick:
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, error: Exception
     ) -> None:
         self._ending.fail(plan, args, kwargs, self._role, place, error)
+
+    def _unrecorded(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], _place: Place, error: Exception
+    ) -> None:
+        self._ending.unrecorded(plan, args, kwargs, error)
 
 
 def _again(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

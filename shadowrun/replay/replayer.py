@@ -281,8 +281,7 @@ class Replayer:
                     return
             recorder.seen(recorder.context(plan, args, kwargs, place, device))
         except Exception as error:
-            verdict = self._stage.harness("recording", plan, error, (*args, *kwargs.values()))
-            self._stage.unverified(-1, verdict, plan, None)
+            self._shortest.ending.unrecorded(plan, args, kwargs, error)
         finally:
             self._own_ns += _clock() - entered
             if got:
