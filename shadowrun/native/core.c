@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-#define VERSION 3
+#define VERSION 5
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
@@ -12,6 +12,8 @@ static PyMethodDef functions[] = {
     {"setup", (PyCFunction)(void (*)(void))setup, METH_FASTCALL, NULL},
     {"plainly_equal", (PyCFunction)(void (*)(void))plainly_equal, METH_FASTCALL, NULL},
     {"statistics", (PyCFunction)(void (*)(void))statistics, METH_FASTCALL, NULL},
+    {"setup_diff", (PyCFunction)(void (*)(void))setup_diff, METH_FASTCALL, NULL},
+    {"diff", (PyCFunction)(void (*)(void))diff, METH_FASTCALL, NULL},
     {"context_key", (PyCFunction)(void (*)(void))context_key, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

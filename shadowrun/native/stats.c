@@ -3,8 +3,6 @@
 #include "core.h"
 #include "stats.h"
 
-typedef void (*add_function)(struct totals *, const struct input *);
-
 #define FEW_BYTES (64 << 10) /* some microseconds: the interpreter's lock is given up for more */
 
 static inline uint32_t code_of_float(float value) {
@@ -79,7 +77,7 @@ static add_function function_of(PyObject *format, PyObject *instructions) {
 
 /* What follows from the dtype: (name, smallest normal number, mean square that vanishes, signed, numbers). The last are
    the 256 numbers of an 8-bit format as float32, else None. */
-static int read_format(PyObject *tuple, PyObject *instructions, struct input *in, add_function *add) {
+int read_format(PyObject *tuple, PyObject *instructions, struct input *in, add_function *add) {
     PyObject *name, *wide;
     if (!PyArg_ParseTuple(tuple, "UddpO", &name, &in->normal, &in->vanishing, &in->is_signed, &wide)) return -1;
     *add = function_of(name, instructions);
@@ -95,6 +93,16 @@ static int read_format(PyObject *tuple, PyObject *instructions, struct input *in
     return 0;
 }
 
+void add_up(struct totals *t, const struct input *in, add_function add, size_t n_bytes) {
+    if (n_bytes <= FEW_BYTES) {
+        add(t, in);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        add(t, in);
+        Py_END_ALLOW_THREADS
+    }
+}
+
 /* statistics(left, right, n, n_bytes, format, instructions=None): addresses of two dense tensors, their elements and the
    bytes of one of them. Returns the fields of Totals in their order, and the two values of the worst element. */
 PyObject *statistics(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
@@ -108,15 +116,7 @@ PyObject *statistics(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     struct totals t = {.worst = -1};
     add_function add;
     if (PyErr_Occurred() || read_format(args[4], n_args == 6 ? args[5] : Py_None, &in, &add) < 0) return NULL;
-    if (in.n == 0 || in.left == NULL || in.right == NULL) {
-        /* nothing to look at */
-    } else if (n_bytes <= FEW_BYTES) {
-        add(&t, &in);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        add(&t, &in);
-        Py_END_ALLOW_THREADS
-    }
+    if (in.n && in.left && in.right) add_up(&t, &in, add, n_bytes);
     typedef unsigned long long count;
     return Py_BuildValue(
         "KdddKKKKKKKKLOdd", (count)t.n_different, t.max_abs, t.max_rel, t.squares, (count)t.n_finite, (count)t.max_ulp,

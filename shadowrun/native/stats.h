@@ -7,10 +7,11 @@
 #ifndef SHADOWRUN_STATS_H
 #define SHADOWRUN_STATS_H
 
+#include "core.h"
+
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #define BLOCKS 16   /* of a chunk */
@@ -51,6 +52,12 @@ static inline double sum_of_lanes(const double *lanes) {
     for (int j = 0; j < LANES; j++) sum += lanes[j];
     return sum;
 }
+
+typedef void (*add_function)(struct totals *, const struct input *);
+
+/* stats.c */
+int read_format(PyObject *tuple, PyObject *instructions, struct input *in, add_function *add);
+void add_up(struct totals *t, const struct input *in, add_function add, size_t n_bytes);
 
 #define JOIN_(a, b, c) a##_##b##_##c
 #define JOIN(a, b, c) JOIN_(a, b, c)
