@@ -122,7 +122,7 @@ int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_n
 }
 
 /* Count a call that is not compared, as Recorder.skip; -1 with an exception. */
-static int count_skipped(Handler *self, Entry *entry) {
+static int count_skipped(Handler *self, PyObject *key) {
     NAME(skipped_name, "_skipped") { return -1; }
     static PyObject *one;
     if (one == NULL && (one = PyLong_FromLong(1)) == NULL) {
@@ -133,9 +133,9 @@ static int count_skipped(Handler *self, Entry *entry) {
         Py_XDECREF(counter);
         return -1;
     }
-    PyObject *before = PyDict_GetItemWithError(counter, entry->skipped);
+    PyObject *before = PyDict_GetItemWithError(counter, key);
     PyObject *after = before != NULL ? PyNumber_Add(before, one) : PyErr_Occurred() ? NULL : Py_NewRef(one);
-    int failed = after == NULL || PyDict_SetItem(counter, entry->skipped, after);
+    int failed = after == NULL || PyDict_SetItem(counter, key, after);
     Py_XDECREF(after);
     Py_DECREF(counter);
     return failed ? -1 : 0;
@@ -172,9 +172,9 @@ static int is_true(PyObject *owner, PyObject *name) {
     return value == Py_True;
 }
 
-/* A view, or memory without values: its place is noted for the operators of its backward. 1; 0 where that failed; -1 with
- * an interrupt. */
-static int pass_silently(Handler *self, Entry *entry, long long entered) {
+/* A call that is not compared (a view, memory without values, a step that is left out): its place is noted for the
+ * operators of its backward. 1; 0 where that failed; -1 with an interrupt. */
+static int pass_silently(Handler *self, Entry *entry, PyObject *reason, long long entered) {
     static PyObject *zero;
     if (zero == NULL && (zero = PyLong_FromLong(0)) == NULL) {
         return 0;
@@ -185,7 +185,12 @@ static int pass_silently(Handler *self, Entry *entry, long long entered) {
         return interrupted() ? -1 : 0;
     }
     Py_DECREF(noted);
-    if (count_skipped(self, entry)) {
+    PyObject *key = entry->skipped;
+    key = reason == NULL ? Py_NewRef(key)
+                         : PyTuple_Pack(3, PyTuple_GET_ITEM(key, 0), PyTuple_GET_ITEM(key, 1), reason);
+    int failed = key == NULL || count_skipped(self, key);
+    Py_XDECREF(key);
+    if (failed) {
         return interrupted() ? -1 : 0;
     }
     self->own_ns += now_ns() - entered;
@@ -195,9 +200,6 @@ static int pass_silently(Handler *self, Entry *entry, long long entered) {
 /* 1 where the call was recorded, or why it could not be; 0 where Python must; -1 with an exception. */
 static int record(Handler *self, Call *call) {
     NAME(seen_name, "_seen") { return 0; }
-    if (call->entry->silent) {
-        return pass_silently(self, call->entry, call->entered);
-    }
     PyObject *context, *place, *seen = PyObject_GetAttr(self->recorder, seen_name);
     int done = 0;
     if (seen != NULL && PyLong_AsLong(seen) >= 0 && (done = find_context(self, call, &context, &place)) == 1) {
@@ -212,39 +214,65 @@ static int record(Handler *self, Call *call) {
     return done;
 }
 
+/* Why no call of this operator is wanted in this step: 1 with a new reference, 1 with NULL if all are; 0 where Python
+ * must look; -1 with an exception. */
+static int unwanted(Handler *self, Entry *entry, PyObject **reason) {
+    NAME(everything, "everything") { return 0; }
+    NAME(asked, "unwanted") { return 0; }
+    *reason = NULL;
+    if (entry->silent || is_true(self->selection, everything)) {
+        return 1;
+    }
+    *reason = PyObject_CallMethodOneArg(self->selection, asked, entry->plan);
+    if (*reason == NULL) {
+        return interrupted() ? -1 : 0;
+    }
+    if (!PyUnicode_CheckExact(*reason) || PyUnicode_GET_LENGTH(*reason) == 0) { /* it depends on the module */
+        Py_CLEAR(*reason);
+        return 0;
+    }
+    return 1;
+}
+
 /* 1 with the result or an exception; 0 where nothing was done. */
 static int handle(Handler *self, Call *call, PyObject **out) {
-    NAME(everything, "everything") { return 0; }
     NAME(is_cpu, "is_cpu") { return 0; }
     Entry *entry = call->entry;
     *out = NULL;
-    PyObject *first = PyTuple_GET_SIZE(call->args) ? PyTuple_GET_ITEM(call->args, 0) : NULL;
-    if (first == NULL || !is_tensor(first) || !is_true(first, is_cpu) || !is_true(self->selection, everything) ||
-        !(entry->silent || self->way == RECORDING || entry->fresh || entry->in_place)) {
+    PyObject *first = PyTuple_GET_SIZE(call->args) ? PyTuple_GET_ITEM(call->args, 0) : NULL, *reason;
+    if (first == NULL || !is_tensor(first) || !is_true(first, is_cpu)) {
         return 0;
     }
+    int done = unwanted(self, entry, &reason);
+    if (done != 1) {
+        return done != 0;
+    }
+    int passes = entry->silent || reason != NULL;
     if (try_lock(self) != 1) {
+        Py_XDECREF(reason);
         return 0;
     }
     PyObject *lock = Py_NewRef(self->lock);
-    int done = 0;
-    if (self->way == RECORDING) {
+    int way = self->way, recording = way == RECORDING; /* it may have been stopped until now */
+    if (way == OFF || (!passes && !recording && !entry->fresh && !entry->in_place)) {
+        done = 0;
+    } else if (passes) {
+        done = pass_silently(self, entry, reason, call->entered);
+    } else if (recording) {
         done = record(self, call);
-        unlock(lock); /* nobody else waits while it runs */
-        if (done > 0) {
-            *out = run_operator(entry->run, call->args, call->kwargs);
-        }
     } else {
-        if (self->way == COMPARING && entry->silent) {
-            done = pass_silently(self, entry, call->entered);
-            if (done > 0) {
-                *out = run_operator(entry->run, call->args, call->kwargs);
-            }
-        } else if (self->way == COMPARING) {
-            done = entry->fresh ? compare_fresh(self, call, out) : compare_in_place(self, call, out);
-        }
+        done = entry->fresh ? compare_fresh(self, call, out) : compare_in_place(self, call, out);
+    }
+    if (recording) {
+        unlock(lock); /* nobody else waits while it runs */
+    }
+    if (done > 0 && (passes || recording)) {
+        *out = run_operator(entry->run, call->args, call->kwargs);
+    }
+    if (!recording) {
         unlock(lock);
     }
+    Py_XDECREF(reason);
     Py_DECREF(lock);
     return done != 0;
 }
