@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-#define VERSION 5
+#define VERSION 6
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
@@ -14,6 +14,7 @@ static PyMethodDef functions[] = {
     {"statistics", (PyCFunction)(void (*)(void))statistics, METH_FASTCALL, NULL},
     {"setup_diff", (PyCFunction)(void (*)(void))setup_diff, METH_FASTCALL, NULL},
     {"diff", (PyCFunction)(void (*)(void))diff, METH_FASTCALL, NULL},
+    {"differing", (PyCFunction)(void (*)(void))differing, METH_FASTCALL, NULL},
     {"context_key", (PyCFunction)(void (*)(void))context_key, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

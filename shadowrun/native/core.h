@@ -44,6 +44,9 @@ PyObject *context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
+/* differing.c */
+PyObject *differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
 /* stats.c */
 PyObject *statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 

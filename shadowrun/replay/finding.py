@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowrun.numerics.differing import differing
 from shadowrun.numerics.excess import Array, Truth, excess
 from shadowrun.numerics.form import as_tensor
 from shadowrun.numerics.plain import plain
@@ -123,8 +124,8 @@ def flat_values(value: Value) -> torch.Tensor:
     return plain(as_tensor(value)).reshape(-1)
 
 
-def look(case: Case, position: int) -> Finding:
-    """Collect the elements of one result that differ; the forms must be the same.
+def look(case: Case, position: int, n_different: int) -> Finding:
+    """Collect the elements of one result that differ, as many as `diff` counted; the forms must be the same.
 
     Raises:
         Uncomparable: If torch cannot give the values.
@@ -137,15 +138,12 @@ def look(case: Case, position: int) -> Finding:
         where = np.flatnonzero(actual.numpy() != expected.numpy())
         nothing = np.zeros(where.size, bool)
         return Finding(position, case.names[position], actual, expected, None, where, nothing, nothing)
-    where = np.flatnonzero(actual.view(fmt.view).numpy() != expected.view(fmt.view).numpy())
-    index = torch.from_numpy(where)
-    a, e = _wide(actual[index]), _wide(expected[index])
-    zero_signs = (a == 0) & (e == 0)
-    keep = ~(np.isnan(a) & np.isnan(e))
-    if not keeps_zero_sign(op_name(case)):
-        keep &= ~zero_signs
-    classes = (np.isnan(a) != np.isnan(e)) | ((np.isinf(a) | np.isinf(e)) & (a != e))
-    return Finding(position, case.names[position], actual, expected, fmt, where[keep], zero_signs[keep], classes[keep])
+    where, zeros, classes, nans = differing(actual, expected, fmt, n_different)
+    leave_out = nans if keeps_zero_sign(op_name(case)) else nans | zeros
+    if leave_out.any():
+        keep = ~leave_out
+        where, zeros, classes = where[keep], zeros[keep], classes[keep]
+    return Finding(position, case.names[position], actual, expected, fmt, where, zeros, classes)
 
 
 def _wide(values: torch.Tensor) -> npt.NDArray[Any]:
