@@ -142,22 +142,29 @@ TARGET static double FN(sum_of_squares)(const struct FN(view) *v, size_t n) {
     return sum_of_lanes(lanes);
 }
 
-/* Zeros against subnormal and other numbers, and the greatest ratio without those to zeros. */
-TARGET static void FN(look_at_zeros)(const struct FN(view) *v, size_t n, VALUE normal, struct totals *t, ORDER *ratio) {
+/* Zeros against subnormal and other numbers. */
+TARGET static void FN(count_zeros)(const struct FN(view) *v, size_t n, VALUE normal, struct totals *t) {
     CODE from_zero = 0, subnormal = 0;
-    ORDER ratios = 0;
     for (size_t i = 0; i < n; i++) {
         VALUE a = FN(value)(v->left, i), e = FN(value)(v->right, i);
         CODE no_a = a == 0, no_e = e == 0;
         from_zero += no_e & (no_a ^ 1);
         subnormal += (no_a ^ no_e) & (CODE)(FN(size)(a) < FN(size)(normal)) & (CODE)(FN(size)(e) < FN(size)(normal));
-        ORDER size = FN(size)((a - e) / e);
-        size &= -(ORDER)(e != 0);
-        ratios = size > ratios ? size : ratios;
     }
     t->n_from_zero += from_zero;
     t->n_subnormal += subnormal;
-    *ratio = ratios;
+}
+
+/* The greatest ratio without those to zeros. */
+TARGET static ORDER FN(proper_ratio)(const struct FN(view) *v, size_t n) {
+    ORDER ratios = 0;
+    for (size_t i = 0; i < n; i++) {
+        VALUE a = FN(value)(v->left, i), e = FN(value)(v->right, i);
+        ORDER ratio = FN(size)((a - e) / e);
+        ratio &= -(ORDER)(e != 0);
+        ratios = ratio > ratios ? ratio : ratios;
+    }
+    return ratios;
 }
 
 TARGET static uint64_t FN(zero_signs)(const struct FN(view) *v, size_t n) {
@@ -332,9 +339,9 @@ TARGET static void FN(add_ratio)(
         struct FN(block) *b = blocks + k;
         if (!b->differs) continue;
         if (b->ratio >= ONE) { /* a zero on the target gives 1, one on the reference an infinity */
-            exact |= b->ratio == INFINITE;
             struct FN(view) v = FN(again)(in, b, room);
-            FN(look_at_zeros)(&v, b->n, (VALUE)in->normal, t, &b->ratio);
+            FN(count_zeros)(&v, b->n, (VALUE)in->normal, t);
+            if (b->ratio == INFINITE) exact = 1, b->ratio = FN(proper_ratio)(&v, b->n);
         }
         ratio = b->ratio > ratio ? b->ratio : ratio;
     }

@@ -272,7 +272,7 @@ def test_wrong_arguments_are_named():
 
 def test_it_leaks_no_reference():
     e = numbers(torch.float32, 100, np.random.default_rng(7))
-    a, name = -e, "".join(["float", "32"])  # a string that nobody else holds
+    a, name = -e, b"float32".decode()  # a string that nobody else holds
     form = format_of(torch.float32)._replace(name=name)
     watched = form, name, a, True
     before = [sys.getrefcount(x) for x in watched]
