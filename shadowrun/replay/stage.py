@@ -93,7 +93,7 @@ class Stage:
                     f"shadowrun failed while {text}. Your program goes on unchanged; the call is recorded as "
                     "ERROR (harness), and later failures only so. Please report it.",
                     ShadowrunWarning,
-                    stacklevel=4,
+                    stacklevel=2,  # a line of ours, whichever way led here
                 )
         return Verdict(Status.ERROR, Cause.HARNESS, type(error).__name__, text)
 

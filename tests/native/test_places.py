@@ -1,0 +1,264 @@
+"""The compiled half of attribution: the same place as Python's for every call, whoever asks first."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shadowrun import native
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.attribution import Attribution
+from tests.models import digits, tokens
+
+pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")
+
+
+class Asking(torchapi.DispatchMode):
+    """Asks both for the place of each call; who asks first remembers it for the other."""
+
+    def __init__(self, attribution, first):
+        super().__init__()
+        self.attribution, self.first = attribution, first
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        attribution = self.attribution
+        if self.first == "python":
+            python, compiled = attribution._place(1), attribution.quick.place(1)
+        else:
+            compiled, python = attribution.quick.place(1), attribution._place(1)
+        self.found.append((str(func), compiled, python))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def attribution():
+    made = Attribution()
+    made.start()
+    yield made
+    made.stop()
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.reentrant = False
+        self.inner = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def forward(self, x):
+        y = checkpoint(self.inner, x, use_reentrant=False) + self.inner(x)
+        return y.view(-1).exp() * checkpoint(torch.sin, y.reshape(-1), use_reentrant=self.reentrant)
+
+
+class Own(torch.optim.Optimizer):
+    """An optimizer of the program's own."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(p.grad, alpha=0.1)
+
+
+def nested(_):
+    model = Outer()
+    optimizer = Own(model.parameters())
+    for _ in range(3):
+        loss = model(torch.ones(2, 3, requires_grad=True)).sum()
+        (g,) = torch.autograd.grad(loss, model.inner[0].weight, create_graph=True)
+        (loss + g.square().sum()).backward()
+        model.reentrant = True
+        model(torch.ones(2, 3, requires_grad=True)).sum().backward()
+        model.reentrant = False
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def closure(attribution):
+    _, optimizer, loss = digits()
+
+    def again():
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    for _ in range(3):
+        optimizer.step(again)
+        attribution.end_step()
+
+
+def transformer(attribution):
+    _, optimizer, loss = tokens()
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        attribution.end_step()
+
+
+def generators(_):
+    def each():
+        for i in range(3):
+            yield torch.ones(2, requires_grad=True) * i
+
+    for _ in range(2):
+        sum(each()).sum().backward()
+
+
+@pytest.mark.parametrize("first", ["compiled", "python"])
+@pytest.mark.parametrize("program", [nested, closure, transformer, generators], ids=lambda p: p.__name__)
+def test_the_same_place_for_every_call(attribution, program, first):
+    torch.manual_seed(0)
+    mode = Asking(attribution, first)
+    with mode:
+        program(attribution)
+    assert len(mode.found) > 10
+    assert [f for f in mode.found if f[1] != f[2]] == []
+    phases = {place[1].value for _, place, _ in mode.found}
+    assert phases >= {"forward", "backward"}
+    assert all(type(place) is tuple and len(place) == 3 for _, place, _ in mode.found)
+    own = (__file__.rpartition("/")[2], "models.py", "")
+    # Without a forward call, the search begins at the innermost frame: the mode's own, in this file.
+    assert not any("__torch_dispatch__" in site for _, (_, phase, site), _ in mode.found if phase.value != "backward")
+    assert all(any(name in place[2] for name in own) for _, place, _ in mode.found)
+
+
+def test_python_is_asked_only_where_nothing_is_known(monkeypatch, attribution):
+    """Else this would be a test of Python against itself."""
+    asked = []
+    original = Attribution._place
+    monkeypatch.setattr(Attribution, "_place", lambda self, depth: asked.append(depth) or original(self, depth + 1))
+    counted = Attribution()
+    counted.start()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    found = []
+
+    class Placing(torchapi.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found.append(counted.place(1))
+            return func(*args, **(kwargs or {}))
+
+    try:
+        with Placing():
+            for n in range(4):
+                model(torch.ones(2, 3)).sum().backward()
+                if n == 1:
+                    asked.clear()
+    finally:
+        counted.stop()
+    assert len(found) > 40
+    # Gradients of leaves have no forward call, and are searched for each time.
+    assert len(asked) < len(found) / 2 * 0.5
+    half = len(found) // 2
+    assert [p for p in found[half : half * 2] if p[1].value == "forward"] == [
+        p for p in found[:half] if p[1].value == "forward"
+    ]
+
+
+def raising(error):
+    def function(*_):
+        raise error
+
+    return function
+
+
+class Interrupt(BaseException):
+    """What is no error, and must reach the program."""
+
+
+def places(**changed):
+    made = Attribution()
+    parts = {
+        "threads": made._threads,
+        "kinds": made._sites.kinds,
+        "found": made._sites.known,
+        "mark": int,
+        "phases": ("forward", "backward", "optimizer"),
+        "node": lambda: None,
+        "number": lambda: 7,
+        "get_frame": sys._getframe,
+        "place": lambda _: ("slow", "", ""),
+        "most_links": 10,
+    }
+    return native.core.Places(**parts | changed)
+
+
+@pytest.mark.parametrize("part", ["node", "number", "get_frame"])
+def test_errors_are_left_to_python_and_interrupts_are_not(part):
+    assert places(**{part: raising(ValueError())}).place(0) == ("slow", "", "")
+    with pytest.raises(Interrupt):
+        known = {__file__: 1}
+        asked = places(**{part: raising(Interrupt()), "kinds": known})
+        asked.place(0)
+        # The number is asked for where the line is known.
+        code = sys._getframe().f_code
+        asked = places(
+            **{part: raising(Interrupt()), "kinds": known},
+            found=Everywhere(("here", False, code)),
+        )
+        asked.place(0)
+
+
+class Everywhere(dict):
+    """Knows every line as one."""
+
+    def __init__(self, found):
+        super().__init__()
+        code = sys._getframe(1).f_code
+        self.update({(id(code), offset): found for offset in range(0, 4096, 2)})
+
+
+def test_what_the_slow_way_raises_comes_out():
+    for error in (Interrupt(), ValueError("as it is")):
+        with pytest.raises(type(error)):
+            places(place=raising(error)).place(0)
+        with pytest.raises(type(error)):
+            places(place=raising(error)).note(0)
+
+
+def test_wrong_parts():
+    for changed in ({"kinds": []}, {"phases": ("forward",)}, {"phases": []}, {"most_links": "many"}):
+        with pytest.raises((TypeError, ValueError)):
+            places(**changed)
+
+
+def test_no_place_is_too_deep():
+    assert places().place(10**6) == ("slow", "", "")
+
+
+def test_nothing_is_left_behind(attribution):
+    model, found = nn.Linear(2, 2), []
+
+    class Placing(torchapi.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            attribution.note(1)
+            found[:] = [attribution.place(1)]
+            return func(*args, **(kwargs or {}))
+
+    fixed = [attribution, attribution._threads.state, "forward", None, True]
+
+    def counts():
+        gc.collect()
+        return [sys.getrefcount(v) for v in fixed], len(gc.get_objects())
+
+    def work(n):
+        for _ in range(n):
+            with Placing():
+                model(torch.ones(1, 2)).sum().backward()
+            attribution.end_step()
+
+    work(20)
+    refs, n = counts()
+    work(400)
+    later_refs, later = counts()
+    assert all(abs(a - b) < 20 for a, b in zip(refs, later_refs, strict=True)), (refs, later_refs)
+    assert later - n < 100
