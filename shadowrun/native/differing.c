@@ -2,7 +2,9 @@
 
 #include "stats.h"
 
-enum { ZEROS = 1, CLASSES = 2, NANS = 4, PART = 2048 };
+enum { ZEROS = 1, CLASSES = 2, NANS = 4, PART = 2048, FEW = 64 << 10 };
+
+typedef size_t (*finder)(memory, memory, size_t, int, int64_t *, unsigned char *, size_t, unsigned *);
 
 /* Indices and kinds of the elements that differ; room for `most` of them. Returns how many there are, and all kinds. */
 #define FIND(width)                                                                                                    \
@@ -56,10 +58,13 @@ PyObject *differing(PyObject *module, PyObject *const *args, Py_ssize_t n_args) 
     if ((width != 16 && width != 32 && width != 64) || mantissa < 1 || mantissa > width - 2) {
         return PyErr_Format(PyExc_ValueError, "no floats of %ld bits with %ld of mantissa", width, mantissa);
     }
-    Py_BEGIN_ALLOW_THREADS
-    found = width == 16   ? find_16(left, right, n, (int)mantissa, where, kinds, most, &all)
-            : width == 32 ? find_32(left, right, n, (int)mantissa, where, kinds, most, &all)
-                          : find_64(left, right, n, (int)mantissa, where, kinds, most, &all);
-    Py_END_ALLOW_THREADS
+    finder find = width == 16 ? find_16 : width == 32 ? find_32 : find_64;
+    if (n <= FEW * 8 / (size_t)width) { /* to let go of the interpreter's lock and to take it back takes longer */
+        found = find(left, right, n, (int)mantissa, where, kinds, most, &all);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        found = find(left, right, n, (int)mantissa, where, kinds, most, &all);
+        Py_END_ALLOW_THREADS
+    }
     return Py_BuildValue("nI", (Py_ssize_t)found, all);
 }

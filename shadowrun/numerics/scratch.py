@@ -11,7 +11,8 @@ import torch
 __all__ = ["BYTES", "scratch"]
 
 BYTES: Final = 1 << 17
-"""Of a chunk as float32 or float64. Both sides, their difference and one more such array fill half of 1 MB."""
+"""Of a chunk as float32 or float64. Both sides, their difference and one more such array fill half of 1 MB.
+`native/stats_float.h` has chunks of the same length: a few figures are rounded as suits the chunk."""
 
 
 class _Scratch(threading.local):
