@@ -1,4 +1,4 @@
-/* Statistics of two tensors: what the files stats*.h and stats.c share.
+/* Statistics of two tensors: what the files stats*, diff.c and differing.c share.
 
    shadowrun/numerics/floats.py, unusual.py and integers.py do the same in Python, and say what each figure means. Both
    look at chunks of the same length, since a few figures are rounded as suits the chunk; here, a chunk is looked at by

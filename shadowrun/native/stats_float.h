@@ -2,8 +2,8 @@
 
    Set by who includes it: FORMAT (its name), WIDTH (of its bits: 8, 16, 32, 64), VALUE (float or double, in which the
    arithmetic is done), VALUE_WIDTH, BLOCK (elements), and if VALUE is another format WIDEN(bits, wide); WIDEN_MANY(from, to)
-   may be set too, for 16 numbers at a time. The loops
-   are in stats_loops.h; here is what becomes of them, block by block and chunk by chunk. */
+   may be set too, for 16 numbers at a time. The loops are in stats_loops.h; here is what becomes of what they find,
+   block by block and chunk by chunk. */
 
 #define FN(x) JOIN(x, FORMAT, INSTRUCTIONS)
 #define UINT_(w) uint##w##_t

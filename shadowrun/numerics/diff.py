@@ -1,8 +1,8 @@
 """All statistics on how far one tensor is from another, in one pass over memory by cache-sized chunks.
 
-In C where there is the compiled part (`kernel`). In Python, chunks stay in the L2 cache while about ten numpy passes look
-at them (measured faster than torch for comparisons and reductions; torch widens 16-bit floats faster). Chunks that are
-equal are only looked through for NaN and infinities.
+In C where there is the compiled part (`kernel`). In Python, chunks stay in the L2 cache while about ten numpy passes
+look at them (measured faster than torch for comparisons and reductions; torch widens 16-bit floats faster). Chunks that
+are equal are only looked through for NaN and infinities.
 """
 
 from __future__ import annotations
