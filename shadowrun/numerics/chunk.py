@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shadowrun.numerics.classes import Floats  # noqa: TC001
+from shadowrun.numerics.arrays import Floats  # noqa: TC001
 
 __all__ = ["UNSIGNED", "Chunk", "extremes", "greatest_steps"]
 

@@ -11,7 +11,7 @@ import torch
 from shadowrun.native import core
 
 if TYPE_CHECKING:
-    from shadowrun.numerics.classes import Bools
+    from shadowrun.numerics.arrays import Bools
     from shadowrun.numerics.precision import FloatFormat
 
 __all__ = ["Differing", "differing"]

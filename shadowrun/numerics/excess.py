@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shadowrun.numerics.classes import Bools  # noqa: TC001
+from shadowrun.numerics.arrays import Bools  # noqa: TC001
 
 if TYPE_CHECKING:
     from shadowrun.numerics.precision import FloatFormat

@@ -6,25 +6,62 @@ Each chunk takes all passes, in float64 where anything is unusual; nothing is le
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowrun.numerics.arrays import Bools, Floats
 from shadowrun.numerics.bits import dense_order
-from shadowrun.numerics.classes import Floats, class_difference
 from shadowrun.numerics.form import Value, as_tensor, form_difference, meta
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits, ulp_distance
 from shadowrun.types import TensorDiff
 
-__all__ = ["former_diff"]
+__all__ = ["class_difference", "former_diff"]
 
 CHUNK: Final = 32768
 """Elements looked at together: 128 KB of float32 on each side."""
 
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class ClassDifference(NamedTuple):
+    """Where two arrays differ in class, one mask for each kind.
+
+    Attributes:
+        nan: NaN on one side only.
+        inf: Infinite on one side only, or on both with other signs (and NaN on neither).
+        zero_sign: +0 against -0.
+        subnormal: A subnormal number against zero.
+    """
+
+    nan: Bools
+    inf: Bools
+    zero_sign: Bools
+    subnormal: Bools
+
+
+def class_difference(actual: Floats, expected: Floats, normal: float) -> ClassDifference:
+    """Compare the classes of each pair of elements.
+
+    Args:
+        actual: float32 or float64 array; 16- and 8-bit floats are widened first.
+        expected: Another of the same shape.
+        normal: Smallest positive normal number of the dtype that the values came from.
+    """
+    nan_a, nan_e = np.isnan(actual), np.isnan(expected)
+    infinite = np.isinf(actual) | np.isinf(expected)
+    zero_a, zero_e = actual == 0, expected == 0
+    tiny_a = (np.abs(actual) < normal) & ~zero_a
+    tiny_e = (np.abs(expected) < normal) & ~zero_e
+    return ClassDifference(
+        nan=nan_a != nan_e,
+        inf=infinite & ~nan_a & ~nan_e & (actual != expected),
+        zero_sign=zero_a & zero_e & (np.signbit(actual) != np.signbit(expected)),
+        subnormal=(tiny_a & zero_e) | (zero_a & tiny_e),
+    )
 
 
 @dataclass(slots=True)

@@ -13,13 +13,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shadowrun.numerics.bits import bits_equal, dense_order, plainly_equal, resolved
-from shadowrun.numerics.classes import class_difference
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.excess import EDGE, Truth, excess
 from shadowrun.numerics.form import dtype_name, form_difference, meta
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS, monotone, remaining_bits, ulp_distance
 from shadowrun.numerics.tolerance import absolute_error, base_name, ulp_bound
+from tests.numerics.former import class_difference
 
 SIGNED = [d for d, f in FORMATS.items() if f.signed]
 EVERY = list(FORMATS)
