@@ -158,7 +158,9 @@ _PASS = {
 }
 
 _VIEW = {
-    # They alias their input without saying so in the schema (the only two in the operator database).
+    # It shares its input's memory until one of them is written to; to look at its values would end that.
+    "aten::_lazy_clone",
+    # They alias their input without saying so in the schema (the only ones in the operator database).
     "aten::_unsafe_view",
     "aten::unsafe_split.Tensor",
     "aten::unsafe_split_with_sizes",

@@ -7,14 +7,11 @@
 
 #include "handler.h"
 
-#include <structmember.h>
 #ifdef _WIN32
 #include <windows.h>
 #else
 #include <time.h>
 #endif
-
-static PyTypeObject *handler_type;
 
 /* The clock of time.perf_counter_ns. */
 long long now_ns(void) {
@@ -38,107 +35,6 @@ PyObject *run_operator(PyObject *run, PyObject *args, PyObject *kwargs) {
 PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs) {
     PyObject *given[] = {NULL, run, args, kwargs};
     return PyObject_Vectorcall(self->again, given + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-}
-
-int find_context(Handler *self, Call *call, PyObject **context, PyObject **place) {
-    static PyObject *zero;
-    if (zero == NULL && (zero = PyLong_FromLong(0)) == NULL) {
-        return -1;
-    }
-    long long start = started(self);
-    *context = NULL;
-    *place = place_of((Places *)self->places, zero);
-    if (*place == NULL) {
-        return interrupted() ? -1 : 0;
-    }
-    lap(self, PART_PLACE, start);
-    start = started(self);
-    PyObject *given[] = {call->entry->index, self->device, *place, call->args, call->kwargs};
-    PyObject *key = context_key(NULL, given, 5);
-    if (key != NULL) {
-        *context = Py_XNewRef(PyDict_GetItemWithError(self->contexts, key));
-        Py_DECREF(key);
-    }
-    lap(self, PART_CONTEXT, start);
-    if (*context == NULL) { /* new, or of a kind that Python must look at, and say why it cannot */
-        Py_CLEAR(*place);
-        return interrupted() ? -1 : 0;
-    }
-    return 1;
-}
-
-int report(PyObject *reporter, Call *call, PyObject *place) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
-    }
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != NULL) {
-        PyException_SetTraceback(value, trace);
-    }
-    PyObject *given[] = {call->entry->plan, call->args, call->kwargs, place, value};
-    PyObject *done = PyObject_Vectorcall(reporter, given, 5, NULL);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
-int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_ns, long long target_ns) {
-    NAME(step_name, "step") { return -1; }
-    NAME(last_step, "_last_step") { return -1; }
-    NAME(flush, "_flush_at_times") { return -1; }
-    long long start = started(self);
-    PyObject *seq = PyIter_Next(self->numbers), *step = PyObject_GetAttr(self->recorder, step_name);
-    PyObject *row = seq == NULL || step == NULL ? NULL : PyTuple_New(8);
-    if (row == NULL) {
-        Py_XDECREF(seq);
-        Py_XDECREF(step);
-        return -1;
-    }
-    unsigned long long number = PyLong_AsUnsignedLongLongMask(seq);
-    PyObject *ref = ref_ns < 0 ? Py_NewRef(self->minus_one) : PyFloat_FromDouble((double)ref_ns / 1000);
-    PyObject *target = target_ns < 0 ? Py_NewRef(self->minus_one) : PyFloat_FromDouble((double)target_ns / 1000);
-    PyTuple_SET_ITEM(row, 0, seq);
-    PyTuple_SET_ITEM(row, 1, step);
-    PyTuple_SET_ITEM(row, 2, Py_NewRef(context));
-    PyTuple_SET_ITEM(row, 3, Py_NewRef(verdict));
-    PyTuple_SET_ITEM(row, 4, ref);
-    PyTuple_SET_ITEM(row, 5, target);
-    PyTuple_SET_ITEM(row, 6, Py_NewRef(self->minus_one));
-    PyTuple_SET_ITEM(row, 7, Py_NewRef(self->minus_one));
-    int failed = ref == NULL || target == NULL || PyObject_SetAttr(self->recorder, last_step, step) ||
-                 PyList_Append(self->rows, row);
-    Py_DECREF(row);
-    if (!failed && !(number & 63)) {
-        PyObject *done = PyObject_CallMethodNoArgs(self->recorder, flush);
-        failed = done == NULL;
-        Py_XDECREF(done);
-    }
-    lap(self, PART_RECORD, start);
-    return failed ? -1 : 0;
-}
-
-/* Count a call that is not compared, as Recorder.skip; -1 with an exception. */
-static int count_skipped(Handler *self, PyObject *key) {
-    NAME(skipped_name, "_skipped") { return -1; }
-    static PyObject *one;
-    if (one == NULL && (one = PyLong_FromLong(1)) == NULL) {
-        return -1;
-    }
-    PyObject *counter = PyObject_GetAttr(self->recorder, skipped_name);
-    if (counter == NULL || !PyDict_Check(counter)) {
-        Py_XDECREF(counter);
-        return -1;
-    }
-    PyObject *before = PyDict_GetItemWithError(counter, key);
-    PyObject *after = before != NULL ? PyNumber_Add(before, one) : PyErr_Occurred() ? NULL : Py_NewRef(one);
-    int failed = after == NULL || PyDict_SetItem(counter, key, after);
-    Py_XDECREF(after);
-    Py_DECREF(counter);
-    return failed ? -1 : 0;
 }
 
 /* 1: the lock is held; 0: somebody else has it, or waits for it. */
@@ -339,7 +235,7 @@ static int try_quickly(Handler *self, PyObject *const *args, Py_ssize_t n, PyObj
 }
 
 /* mode.__torch_dispatch__(func, types, args=(), kwargs=None) */
-static PyObject *dispatch(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+PyObject *dispatch_call(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names) {
     NAME(quick, "quick") { return NULL; }
     PyObject *self = PyObject_GetAttr(mode, quick), *out = NULL;
     int done = 0;
@@ -353,161 +249,4 @@ static PyObject *dispatch(PyObject *mode, PyObject *const *args, Py_ssize_t n, P
         out = in_python(mode, args, n, names);
     }
     return out;
-}
-
-static PyMethodDef dispatch_definition = {"__torch_dispatch__", (PyCFunction)(void (*)(void))dispatch,
-                                          METH_FASTCALL | METH_KEYWORDS, NULL};
-
-/* bind(mode): a method of the mode's that goes by this handler, which the mode must have as its attribute `quick`. */
-static PyObject *bind(Handler *self, PyObject *mode) {
-    (void)self;
-    return PyCFunction_NewEx(&dispatch_definition, mode, NULL);
-}
-
-static void drop_entry(Entry *entry) {
-    Py_XDECREF(entry->plan);
-    Py_XDECREF(entry->run);
-    Py_XDECREF(entry->index);
-    Py_XDECREF(entry->skipped);
-    PyMem_Free(entry);
-}
-
-static void free_entry(PyObject *capsule) { drop_entry(PyCapsule_GetPointer(capsule, "entry")); }
-
-/* learn(id of the operator, plan, run, index, key of skipped calls, silent, fresh, in place) */
-static PyObject *learn(Handler *self, PyObject *args) {
-    PyObject *id, *plan, *run, *index, *skipped;
-    int silent, fresh, in_place;
-    if (!PyArg_ParseTuple(args, "O!OOO!O!ppp:learn", &PyLong_Type, &id, &plan, &run, &PyLong_Type, &index,
-                          &PyTuple_Type, &skipped, &silent, &fresh, &in_place)) {
-        return NULL;
-    }
-    Entry *entry = PyMem_Malloc(sizeof *entry);
-    if (entry == NULL) {
-        return PyErr_NoMemory();
-    }
-    *entry = (Entry){Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index), Py_NewRef(skipped), silent, fresh, in_place};
-    PyObject *capsule = PyCapsule_New(entry, "entry", free_entry);
-    if (capsule == NULL) {
-        drop_entry(entry);
-        return NULL;
-    }
-    int failed = PyDict_SetItem(self->entries, id, capsule);
-    Py_DECREF(capsule);
-    if (failed) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-/* clocks(on): nanoseconds and numbers of each part since they were switched on; switches them. */
-static PyObject *clocks(Handler *self, PyObject *on) {
-    PyObject *found = PyList_New(0);
-    for (int part = 0; part < N_PARTS && found != NULL; part++) {
-        PyObject *pair = Py_BuildValue("(Ln)", self->parts_ns[part], self->parts_n[part]);
-        if (pair == NULL || PyList_Append(found, pair)) {
-            Py_CLEAR(found);
-        }
-        Py_XDECREF(pair);
-        self->parts_ns[part] = 0;
-        self->parts_n[part] = 0;
-    }
-    self->clocked = PyObject_IsTrue(on) == 1;
-    return found;
-}
-
-#define FIELDS(apply)                                                                                                  \
-    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(numbers) apply(contexts)    \
-        apply(rows) apply(device) apply(matched) apply(suspects) apply(spares) apply(again) apply(shares_memory)      \
-            apply(ended) apply(ended_in_place) apply(failed) apply(unrecorded) apply(lock) apply(gate)
-
-static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    if (PyTuple_GET_SIZE(args)) {
-        PyErr_SetString(PyExc_TypeError, "Handler: arguments by name only");
-        return NULL;
-    }
-    Handler *self = (Handler *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        return NULL;
-    }
-    self->entries = PyDict_New();
-    self->minus_one = PyFloat_FromDouble(-1.0);
-#define TAKE(name)                                                                                                     \
-    if ((self->name = Py_XNewRef(kwargs == NULL ? NULL : PyDict_GetItemString(kwargs, #name))) == NULL) {              \
-        PyErr_SetString(PyExc_TypeError, "Handler: " #name " is missing");                                            \
-        Py_DECREF(self);                                                                                               \
-        return NULL;                                                                                                   \
-    }
-    FIELDS(TAKE)
-    if (self->entries == NULL || self->minus_one == NULL || !is_places(self->places) || !PyDict_Check(self->contexts) ||
-        !PyList_Check(self->rows) || !PyAnySet_Check(self->suspects) || !PyDict_Check(self->spares) ||
-        !PyIter_Check(self->numbers)) {
-        PyErr_SetString(PyExc_TypeError, "Handler: an argument is of the wrong type");
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject *)self;
-}
-
-static int traverse(Handler *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->entries);
-#define VISIT(name) Py_VISIT(self->name);
-    FIELDS(VISIT)
-    return 0;
-}
-
-static int clear(Handler *self) {
-    self->way = OFF;
-    Py_CLEAR(self->entries);
-    Py_CLEAR(self->minus_one);
-#define CLEAR(name) Py_CLEAR(self->name);
-    FIELDS(CLEAR)
-    return 0;
-}
-
-static void dealloc(Handler *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyMethodDef methods[] = {
-    {"bind", (PyCFunction)bind, METH_O, NULL},
-    {"learn", (PyCFunction)learn, METH_VARARGS, NULL},
-    {"clocks", (PyCFunction)clocks, METH_O, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef members[] = {
-    {"way", T_INT, offsetof(Handler, way), 0, NULL},
-    {"on_target", T_INT, offsetof(Handler, on_target), 0, NULL},
-    {"worth_timing_ns", T_LONGLONG, offsetof(Handler, worth_timing_ns), 0, NULL},
-    {"own_ns", T_LONGLONG, offsetof(Handler, own_ns), 0, NULL},
-    {"lock", T_OBJECT_EX, offsetof(Handler, lock), 0, NULL},
-    {"gate", T_OBJECT_EX, offsetof(Handler, gate), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot slots[] = {
-    {Py_tp_new, create},      {Py_tp_dealloc, dealloc}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
-    {Py_tp_methods, methods}, {Py_tp_members, members}, {0, NULL},
-};
-
-static PyType_Spec spec = {
-    .name = "shadowrun.native._core.Handler",
-    .basicsize = sizeof(Handler),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = slots,
-};
-
-int add_handler(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&spec);
-    handler_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
-    int failed = type == NULL || PyModule_AddObjectRef(module, "Handler", type) ||
-                 PyModule_AddIntConstant(module, "OFF", OFF) || PyModule_AddIntConstant(module, "COMPARING", COMPARING) ||
-                 PyModule_AddIntConstant(module, "RECORDING", RECORDING);
-    return failed ? -1 : 0;
 }

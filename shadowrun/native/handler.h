@@ -1,4 +1,4 @@
-/* What handler.c and its two ways share. */
+/* What the handler, its type, its rows and the short ways share. */
 
 #ifndef SHADOWRUN_HANDLER_H
 #define SHADOWRUN_HANDLER_H
@@ -48,20 +48,28 @@ typedef struct {
     long long entered;
 } Call;
 
+/* handler_type.c */
+extern PyTypeObject *handler_type;
+
+/* handler.c: mode.__torch_dispatch__(func, types, args=(), kwargs=None), and what others need of it. */
+PyObject *dispatch_call(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names);
 long long now_ns(void);
 PyObject *run_operator(PyObject *run, PyObject *args, PyObject *kwargs);
 PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs);
 
-/* 1 with the number of the call's context and its place; 0 where Python must look; -1 with an interrupt. */
+/* rows.c: 1 with the number of the call's context and its place; 0 where Python must look; -1 with an interrupt. */
 int find_context(Handler *self, Call *call, PyObject **context, PyObject **place);
 
 /* Append a row; -1 with an exception. Negative times are unknown. */
 int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_ns, long long target_ns);
 
+/* Count a call that is not compared, by (operator, device, reason), as Recorder.skip; -1 with an exception. */
+int count_skipped(Handler *self, PyObject *key);
+
 /* Tell `reporter` of the exception that is on its way; -1 where it is an interrupt, or telling failed. */
 int report(PyObject *reporter, Call *call, PyObject *place);
 
-/* Each returns 1 with the result, or with an exception and no result; 0 where nothing was done. */
+/* short.c: each returns 1 with the result, or with an exception and no result; 0 where nothing was done. */
 int compare_fresh(Handler *self, Call *call, PyObject **out);
 int compare_in_place(Handler *self, Call *call, PyObject **out);
 

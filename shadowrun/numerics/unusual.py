@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shadowrun.numerics.chunk import UNSIGNED, Chunk, greatest_steps
 from shadowrun.numerics.arrays import Floats  # noqa: TC001
+from shadowrun.numerics.chunk import UNSIGNED, Chunk, greatest_steps
 from shadowrun.numerics.scratch import scratch
 from shadowrun.numerics.sums import sum_of_squares
 

@@ -60,7 +60,9 @@ def test_examples_of_the_help_can_be_parsed(capsys):
 
 def test_version(capsys):
     assert usage("--version") == 0
-    assert re.fullmatch(r"shadowrun \d+\.\d+\.\d+, torch \d+\.\d+\.\S+, native (on|off \(.+\))\n", capsys.readouterr().out)
+    assert re.fullmatch(
+        r"shadowrun \d+\.\d+\.\d+, torch \d+\.\d+\.\S+, native (on|off \(.+\))\n", capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("argv", [[], ["nonsense"], ["run", "--targett", "sim"], ["export", "-f", "pdf"]])

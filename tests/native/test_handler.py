@@ -106,7 +106,7 @@ def test_training(make, way):
         {"steps": [0, 2], "replay": False},
         {"schedule": lambda step: step == 2},
     ],
-    ids=str,
+    ids=",".join,
 )
 def test_selections(options):
     run = both_ways(lambda run: train_steps(run, torch.optim.SGD, lr=0.1), **options)
@@ -612,6 +612,8 @@ def test_a_tensor_that_shares_its_memory_until_it_is_written_to(either):
             y.sum(), y.view(5).neg()
         assert torch._C._is_cow_tensor(y)
     with shadowrun.compare("cpu"):
+        z = torch._lazy_clone(x)
+        assert torch._C._is_cow_tensor(z)
         y.add_(1)
     assert torch.equal(x, torch.ones(5))
 

@@ -6,18 +6,20 @@ Each chunk takes all passes, in float64 where anything is unusual; nothing is le
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowrun.numerics.arrays import Bools, Floats
 from shadowrun.numerics.bits import dense_order
 from shadowrun.numerics.form import Value, as_tensor, form_difference, meta
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits, ulp_distance
 from shadowrun.types import TensorDiff
+
+if TYPE_CHECKING:
+    from shadowrun.numerics.arrays import Bools, Floats
 
 __all__ = ["class_difference", "former_diff"]
 
