@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Hooks", "Tool", "make_tools"]
 
+_LOOKED_AT, _LEAST_SHARE = 2000, 0.2
+"""Calls of the first steps: new ones take another way than those that came before."""
 _FINE = (shadowrun.Status.MATCH, shadowrun.Status.SKIPPED)
 
 
@@ -157,7 +160,7 @@ class _Rounded(_Ours):
     def __call__(self) -> Iterator[Hooks]:
         from shadowrun.intercept import dispatch
         from shadowrun.numerics.tolerance import ulp_bound
-        from shadowrun.replay import judge, shared, short
+        from shadowrun.replay import judge, quick, shared, short
 
         unheard, make_plan = shared.unheard, dispatch.make_plan
 
@@ -172,7 +175,7 @@ class _Rounded(_Ours):
                 _add_one_ulp(args[0] if out is None and args else out)
             return out
 
-        shared.unheard = short.unheard = rounded
+        quick.unheard = shared.unheard = short.unheard = rounded
         dispatch.make_plan = noted
         if self._oracle:
             judge.ulp_bound = lambda *_: None
@@ -180,13 +183,15 @@ class _Rounded(_Ours):
             with super().__call__() as hooks:
                 yield hooks
         finally:
-            shared.unheard = short.unheard = unheard
+            quick.unheard = shared.unheard = short.unheard = unheard
             dispatch.make_plan, judge.ulp_bound = make_plan, ulp_bound
 
-    def none_differed(self) -> str:
+    def few_differed(self) -> str:
         """That the differences did not get into the comparison."""
         assert self._run is not None
-        return "" if any(record.diffs for record in self._run.records()) else "no result differed"
+        differed = [bool(record.diffs) for record in itertools.islice(self._run.records(), _LOOKED_AT)]
+        share = sum(differed) / len(differed) if differed else 0.0
+        return f"only {share:.0%} of the calls differed" if share < _LEAST_SHARE else ""
 
 
 def _add_one_ulp(values: Any) -> None:
@@ -209,8 +214,8 @@ def make_tools() -> tuple[Tool, ...]:
         Tool("budget 1.2", limited, ours=True, warm_up=0, longer=4, by_mean=True),
         Tool("isolated", isolated, ours=True, problems=isolated.not_equal),
         Tool("drift", drift, ours=True, problems=drift.not_equal),
-        Tool("every result 1 ULP off", rounded, ours=True, problems=rounded.none_differed),
-        Tool("oracle for every result", oracle, ours=True, problems=oracle.none_differed),
+        Tool("every result 1 ULP off", rounded, ours=True, problems=rounded.few_differed),
+        Tool("oracle for every result", oracle, ours=True, problems=oracle.few_differed),
         Tool("flop_counter", _flops),
         Tool("DebugMode + hashes", _debug_mode),
         Tool("naive: clone, rerun, assert_close", lambda: _mode(Naive)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.intercept import torchapi
+from shadowrun.intercept.torchapi import unheard
 from shadowrun.native import core
 from shadowrun.native.tensors import plainly_equal
 from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
@@ -144,4 +145,4 @@ class Quick:
 
 def _again(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator once more: warnings of it come at this line."""
-    return torchapi.unheard(run, (), args, kwargs)
+    return unheard(run, (), args, kwargs)
