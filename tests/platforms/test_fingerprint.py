@@ -58,5 +58,5 @@ def test_user_name_is_no_value():
 def test_versions():
     found = versions()
     assert found["torch"] == torch.__version__
-    assert set(found) == {"numpy", "python", "shadowrun", "torch"}
+    assert set(found) == {"native", "numpy", "python", "shadowrun", "torch"}
     assert all(found.values())
