@@ -8,6 +8,9 @@
 
 #include <stdint.h>
 
+/* Bytes that take some microseconds: to let go of the interpreter's lock for fewer and to take it back takes longer. */
+enum { FEW_BYTES = 64 << 10 };
+
 /* A tensor as DLPack describes it: https://dmlc.github.io/dlpack/latest/c_api.html, major version 1. */
 typedef struct {
     void *data;
@@ -34,6 +37,7 @@ int read_tensor(PyObject *value, Tensor *found); /* 1; 0 where it cannot be desc
 int is_on_cpu(const Tensor *t);
 int is_contiguous(const Tensor *t);
 int is_negated(PyObject *tensor); /* has the lazy negation bit, which DLPack does not tell; -1 with an exception */
+int bytes_differ(const void *left, const void *right, size_t n);
 PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n);
 

@@ -2,7 +2,7 @@
 
 #include "stats.h"
 
-enum { ZEROS = 1, CLASSES = 2, NANS = 4, PART = 2048, FEW = 64 << 10 };
+enum { ZEROS = 1, CLASSES = 2, NANS = 4, PART = 2048 };
 
 typedef size_t (*finder)(memory, memory, size_t, int, int64_t *, unsigned char *, size_t, unsigned *);
 
@@ -59,7 +59,7 @@ PyObject *differing(PyObject *module, PyObject *const *args, Py_ssize_t n_args) 
         return PyErr_Format(PyExc_ValueError, "no floats of %ld bits with %ld of mantissa", width, mantissa);
     }
     finder find = width == 16 ? find_16 : width == 32 ? find_32 : find_64;
-    if (n <= FEW * 8 / (size_t)width) { /* to let go of the interpreter's lock and to take it back takes longer */
+    if (n <= FEW_BYTES * 8 / (size_t)width) {
         found = find(left, right, n, (int)mantissa, where, kinds, most, &all);
     } else {
         Py_BEGIN_ALLOW_THREADS

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-enum { FEW = 64 << 10 };
-
 static int add_match(Handler *self, PyObject *context, long long ns, long long other_ns) {
     return self->on_target ? add_row(self, context, self->matched, other_ns, ns)
                            : add_row(self, context, self->matched, ns, other_ns);
@@ -63,24 +61,13 @@ int compare_fresh(Handler *self, Call *call, PyObject **out) {
 
 /* Bytes at `from` to `to`; the interpreter's lock is given up for many. */
 static void move(void *to, const void *from, size_t n) {
-    if (n <= FEW) {
+    if (n <= FEW_BYTES) {
         memcpy(to, from, n);
         return;
     }
     Py_BEGIN_ALLOW_THREADS
     memcpy(to, from, n);
     Py_END_ALLOW_THREADS
-}
-
-static int differ(const void *left, const void *right, size_t n) {
-    int found;
-    if (n <= FEW) {
-        return memcmp(left, right, n) != 0;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    found = memcmp(left, right, n) != 0;
-    Py_END_ALLOW_THREADS
-    return found;
 }
 
 /* What is needed of a Spare (replay/spares.py), and of the tensor that is written to. */
@@ -193,7 +180,7 @@ static int judge_in_place(Handler *self, Call *call, Copies *copies, PyObject *c
     start = started(self);
     PyObject *first = PyTuple_GET_ITEM(call->args, 0);
     int equal = is_still(first, copies->at, copies->shape) && is_still(copies->work, copies->work_at, copies->shape) &&
-                !differ(copies->at, copies->work_at, copies->n_bytes);
+                !bytes_differ(copies->at, copies->work_at, copies->n_bytes);
     PyErr_Clear();
     lap(self, PART_COMPARE, start);
     int failed;

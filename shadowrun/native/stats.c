@@ -3,8 +3,6 @@
 #include "core.h"
 #include "stats.h"
 
-#define FEW_BYTES (64 << 10) /* some microseconds: the interpreter's lock is given up for more */
-
 static inline uint32_t code_of_float(float value) {
     uint32_t code;
     memcpy(&code, &value, sizeof code);

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { ON_CPU = 1, COMPLEX = 5, MOST_FAILURES = 100, FEW = 64 << 10 };
+enum { ON_CPU = 1, COMPLEX = 5, MOST_FAILURES = 100 };
 
 typedef int (*FromObject)(void *object, Tensor *out);
 
@@ -119,6 +119,17 @@ int is_negated(PyObject *t) {
     return negated;
 }
 
+int bytes_differ(const void *left, const void *right, size_t n) {
+    int found;
+    if (n <= FEW_BYTES) {
+        return memcmp(left, right, n) != 0;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    found = memcmp(left, right, n) != 0;
+    Py_END_ALLOW_THREADS
+    return found;
+}
+
 /* plainly_equal(actual, expected): see numerics/bits.py. False also where this cannot tell. */
 PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
@@ -153,13 +164,5 @@ PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n) {
         Py_RETURN_FALSE;
     }
     const char *mine = (char *)a.data + a.byte_offset, *theirs = (char *)e.data + e.byte_offset;
-    int differ;
-    if (bytes <= FEW) { /* to let go of the interpreter's lock and to take it back takes longer */
-        differ = memcmp(mine, theirs, bytes);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        differ = memcmp(mine, theirs, bytes);
-        Py_END_ALLOW_THREADS
-    }
-    return PyBool_FromLong(!differ);
+    return PyBool_FromLong(!bytes_differ(mine, theirs, bytes));
 }
