@@ -1,25 +1,18 @@
 /* The key of a call's context: what calls have in common that get one row in the data file.
  *
- * Forms, small numbers and the like become bytes; what has no bytes of its own (a string, a dtype, a type) lies behind
+ * Forms, small numbers, strings and the like become bytes; what has no bytes of its own (a dtype, a type) lies behind
  * them. Two calls have equal keys where the keys that replay/recorder.py makes in Python are equal, but that True and 1
  * are two values here.
  */
 
-#include "core.h"
+#include "contexts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST = 256, FIRST_OBJECTS = 16, MOST_ITEMS = 4, LARGE = 1024 };
+enum { MOST_ITEMS = 4, LARGE = 1024 };
 
-typedef struct {
-    char *bytes, first[FIRST];
-    size_t length, room;
-    PyObject **objects, *first_objects[FIRST_OBJECTS]; /* owned */
-    Py_ssize_t n_objects, objects_room;
-} Key;
-
-static int put(Key *key, const void *bytes, size_t n) {
+int put(Key *key, const void *bytes, size_t n) {
     if (key->length + n > key->room) {
         size_t room = 2 * (key->length + n);
         char *more = malloc(room);
@@ -84,6 +77,16 @@ static int put_tensor(Key *key, PyObject *value) {
     return failed ? -1 : 0;
 }
 
+static int put_string(Key *key, PyObject *value) {
+    Py_ssize_t n;
+    const char *text = PyUnicode_AsUTF8AndSize(value, &n);
+    if (text == NULL) { /* half of a pair of surrogates, say */
+        PyErr_Clear();
+        return put_object(key, Py_NewRef(value));
+    }
+    return put_tag(key, 's') || put(key, &n, sizeof n) || put(key, text, (size_t)n) ? -1 : 0;
+}
+
 static int put_value(Key *key, PyObject *value, int depth) {
     if (is_tensor(value)) {
         return put_tensor(key, value);
@@ -122,6 +125,9 @@ static int put_value(Key *key, PyObject *value, int depth) {
         }
         return 0;
     }
+    if (PyUnicode_CheckExact(value)) {
+        return put_string(key, value);
+    }
     int answer = is_exact(value);
     if (answer == 0 && (answer = is_any_tensor(value)) == 1) {
         return put_tensor(key, value);
@@ -129,7 +135,7 @@ static int put_value(Key *key, PyObject *value, int depth) {
     return answer < 0 ? -1 : put_object(key, Py_NewRef(answer ? value : (PyObject *)Py_TYPE(value)));
 }
 
-static int put_call(Key *key, PyObject *args, PyObject *kwargs) {
+int put_call(Key *key, PyObject *args, PyObject *kwargs) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
         if (put_value(key, PyTuple_GET_ITEM(args, i), 0)) {
             return -1;
@@ -139,7 +145,7 @@ static int put_call(Key *key, PyObject *args, PyObject *kwargs) {
     Py_ssize_t position = 0;
     while (PyDict_Next(kwargs, &position, &name, &value)) {
         Py_INCREF(value);
-        int failed = put_object(key, Py_NewRef(name)) || put_value(key, value, 0);
+        int failed = put_string(key, name) || put_value(key, value, 0);
         Py_DECREF(value);
         if (failed) {
             return -1;
@@ -148,7 +154,7 @@ static int put_call(Key *key, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-static PyObject *as_tuple(Key *key, PyObject *index, PyObject *device, PyObject *place) {
+PyObject *as_tuple(Key *key, PyObject *index, PyObject *device, const Place *place) {
     PyObject *bytes = PyBytes_FromStringAndSize(key->bytes, (Py_ssize_t)key->length);
     PyObject *made = bytes == NULL ? NULL : PyTuple_New(6 + key->n_objects);
     if (made == NULL) {
@@ -158,14 +164,34 @@ static PyObject *as_tuple(Key *key, PyObject *index, PyObject *device, PyObject 
     PyTuple_SET_ITEM(made, 0, Py_NewRef(index));
     PyTuple_SET_ITEM(made, 1, bytes);
     PyTuple_SET_ITEM(made, 2, Py_NewRef(device));
-    for (Py_ssize_t i = 0; i < 3; i++) {
-        PyTuple_SET_ITEM(made, 3 + i, Py_NewRef(PyTuple_GET_ITEM(place, i)));
-    }
+    PyTuple_SET_ITEM(made, 3, Py_NewRef(place->module));
+    PyTuple_SET_ITEM(made, 4, Py_NewRef(place->phase));
+    PyTuple_SET_ITEM(made, 5, Py_NewRef(place->site));
     for (Py_ssize_t i = 0; i < key->n_objects; i++) {
-        PyTuple_SET_ITEM(made, 6 + i, key->objects[i]);
+        PyTuple_SET_ITEM(made, 6 + i, Py_NewRef(key->objects[i]));
     }
-    key->n_objects = 0;
     return made;
+}
+
+void begin_key(Key *key) {
+    key->bytes = key->first;
+    key->length = 0;
+    key->room = sizeof key->first;
+    key->objects = key->first_objects;
+    key->n_objects = 0;
+    key->objects_room = sizeof key->first_objects / sizeof *key->first_objects;
+}
+
+void drop_key(Key *key) {
+    while (key->n_objects) {
+        Py_DECREF(key->objects[--key->n_objects]);
+    }
+    if (key->bytes != key->first) {
+        free(key->bytes);
+    }
+    if (key->objects != key->first_objects) {
+        free(key->objects);
+    }
 }
 
 /* context_key(index, device, place, args, kwargs) */
@@ -175,22 +201,10 @@ PyObject *context_key(PyObject *module, PyObject *const *args, Py_ssize_t n) {
         !PyDict_Check(args[4])) {
         return wrong_count("context_key");
     }
+    Place place = {PyTuple_GET_ITEM(args[2], 0), PyTuple_GET_ITEM(args[2], 1), PyTuple_GET_ITEM(args[2], 2)};
     Key key;
-    key.bytes = key.first;
-    key.length = 0;
-    key.room = FIRST;
-    key.objects = key.first_objects;
-    key.n_objects = 0;
-    key.objects_room = FIRST_OBJECTS;
-    PyObject *made = put_call(&key, args[3], args[4]) ? NULL : as_tuple(&key, args[0], args[1], args[2]);
-    while (key.n_objects) {
-        Py_DECREF(key.objects[--key.n_objects]);
-    }
-    if (key.bytes != key.first) {
-        free(key.bytes);
-    }
-    if (key.objects != key.first_objects) {
-        free(key.objects);
-    }
+    begin_key(&key);
+    PyObject *made = put_call(&key, args[3], args[4]) ? NULL : as_tuple(&key, args[0], args[1], &place);
+    drop_key(&key);
     return made;
 }

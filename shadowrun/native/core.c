@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-#define VERSION 6
+#define VERSION 7
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */

@@ -36,6 +36,7 @@ PyObject *dtype_of(PyObject *tensor);
 int read_tensor(PyObject *value, Tensor *found); /* 1; 0 where it cannot be described so, without an exception */
 int is_on_cpu(const Tensor *t);
 int is_contiguous(const Tensor *t);
+int has_cpu(PyObject *tensor); /* of one of torch's own two types */
 int is_negated(PyObject *tensor); /* has the lazy negation bit, which DLPack does not tell; -1 with an exception */
 int bytes_differ(const void *left, const void *right, size_t n);
 PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n);
@@ -54,12 +55,18 @@ PyObject *differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
 /* stats.c */
 PyObject *statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
-/* places.c */
+/* places.c: where a call comes from. `depth` frames above the one that is executed are left out. */
 typedef struct Places Places;
+typedef struct {
+    PyObject *module, *phase, *site; /* owned */
+} Place;
+int find_place(Places *self, int depth, Place *place); /* 1; -1 with an exception */
+void drop_place(Place *place);
+int note_place(Places *self, int depth); /* for its backward; 1; -1 with an exception */
+
+/* places_type.c */
 int add_places(PyObject *module);
 int is_places(PyObject *value);
-PyObject *place_of(Places *self, PyObject *depth);
-PyObject *note_place(Places *self, PyObject *depth);
 
 /* handler.c */
 int add_handler(PyObject *module);

@@ -39,11 +39,9 @@ PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwarg
 
 /* 1: the lock is held; 0: somebody else has it, or waits for it. */
 static int try_lock(Handler *self) {
-    NAME(acquire, "acquire") { return -1; }
-    NAME(locked, "locked") { return -1; }
-    PyObject *waiting = PyObject_CallMethodNoArgs(self->gate, locked), *got = NULL;
+    PyObject *waiting = PyObject_CallNoArgs(self->waited_for), *got = NULL;
     if (waiting == Py_False) {
-        got = PyObject_CallMethodOneArg(self->lock, acquire, Py_False);
+        got = PyObject_CallOneArg(self->acquire, Py_False);
     }
     int held = got == Py_True;
     Py_XDECREF(waiting);
@@ -53,11 +51,10 @@ static int try_lock(Handler *self) {
 }
 
 /* Keeps an exception that is on its way. */
-static void unlock(PyObject *lock) {
-    NAME(release, "release") { return; }
+static void unlock(PyObject *release) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    Py_XDECREF(PyObject_CallMethodNoArgs(lock, release));
+    Py_XDECREF(PyObject_CallNoArgs(release));
     PyErr_Clear();
     PyErr_Restore(type, value, trace);
 }
@@ -71,16 +68,11 @@ static int is_true(PyObject *owner, PyObject *name) {
 /* A call that is not compared (a view, memory without values, a step that is left out): its place is noted for the
  * operators of its backward. 1; 0 where that failed; -1 with an interrupt. */
 static int pass_silently(Handler *self, Entry *entry, PyObject *reason, long long entered) {
-    static PyObject *zero;
-    if (zero == NULL && (zero = PyLong_FromLong(0)) == NULL) {
-        return 0;
-    }
-    PyObject *noted = note_place((Places *)self->places, zero);
+    int noted = note_place((Places *)self->places, 0);
     lap(self, PART_PLACE, entered);
-    if (noted == NULL) {
+    if (noted != 1) {
         return interrupted() ? -1 : 0;
     }
-    Py_DECREF(noted);
     PyObject *key = entry->skipped;
     key = reason == NULL ? Py_NewRef(key)
                          : PyTuple_Pack(3, PyTuple_GET_ITEM(key, 0), PyTuple_GET_ITEM(key, 1), reason);
@@ -95,17 +87,13 @@ static int pass_silently(Handler *self, Entry *entry, PyObject *reason, long lon
 
 /* 1 where the call was recorded, or why it could not be; 0 where Python must; -1 with an exception. */
 static int record(Handler *self, Call *call) {
-    NAME(seen_name, "_seen") { return 0; }
-    PyObject *context, *place, *seen = PyObject_GetAttr(self->recorder, seen_name);
-    int done = 0;
-    if (seen != NULL && PyLong_AsLong(seen) >= 0 && (done = find_context(self, call, &context, &place)) == 1) {
-        if (add_row(self, context, seen, -1, -1) && report(self->unrecorded, call, place)) {
+    int done = find_context(self, call);
+    if (done == 1) {
+        if (add_row(self, call->context, self->seen_verdict, -1, -1) && report(self->unrecorded, call)) {
             done = -1;
         }
-        Py_DECREF(context);
-        Py_DECREF(place);
+        drop_place(&call->place);
     }
-    Py_XDECREF(seen);
     self->own_ns += now_ns() - call->entered;
     return done;
 }
@@ -116,7 +104,7 @@ static int unwanted(Handler *self, Entry *entry, PyObject **reason) {
     NAME(everything, "everything") { return 0; }
     NAME(asked, "unwanted") { return 0; }
     *reason = NULL;
-    if (entry->silent || is_true(self->selection, everything)) {
+    if (entry->way == SILENT || entry->way == PASSING || is_true(self->selection, everything)) {
         return 1;
     }
     *reason = PyObject_CallMethodOneArg(self->selection, asked, entry->plan);
@@ -130,47 +118,99 @@ static int unwanted(Handler *self, Entry *entry, PyObject **reason) {
     return 1;
 }
 
-/* 1 with the result or an exception; 0 where nothing was done. */
-static int handle(Handler *self, Call *call, PyObject **out) {
-    NAME(is_cpu, "is_cpu") { return 0; }
+/* Whether a value is no tensor, or one on the CPU, or a list that begins with such a one; `n` counts tensors. */
+static int lies_on_cpu(PyObject *value, int *n) {
+    if ((PyList_CheckExact(value) || PyTuple_CheckExact(value)) && PySequence_Fast_GET_SIZE(value)) {
+        value = PySequence_Fast_GET_ITEM(value, 0);
+    }
+    if (is_tensor(value)) {
+        ++*n;
+        return has_cpu(value);
+    }
+    return value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) ||
+           is_exact(value) == 1;
+}
+
+/* Whether the call is one of the CPU: as Replayer._role, where that is clear. */
+static int is_of_cpu(Handler *self, Call *call) {
+    NAME(device_name, "device") { return 0; }
+    Py_ssize_t size = PyTuple_GET_SIZE(call->args), position = 0;
+    if (size && is_tensor(PyTuple_GET_ITEM(call->args, 0))) {
+        return has_cpu(PyTuple_GET_ITEM(call->args, 0));
+    }
+    int n = 0;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (!lies_on_cpu(PyTuple_GET_ITEM(call->args, i), &n)) {
+            return 0;
+        }
+    }
+    PyObject *name, *value;
+    while (PyDict_Next(call->kwargs, &position, &name, &value)) {
+        if (!lies_on_cpu(value, &n)) {
+            return 0;
+        }
+    }
+    PyObject *device = PyDict_GetItemWithError(call->kwargs, device_name);
+    return device == NULL || device == Py_None || PyObject_RichCompareBool(device, self->device, Py_EQ) == 1;
+}
+
+/* Under the lock. 1 with the result or an exception; 0 where nothing was done, or where the call may yet run; -1 with an
+ * interrupt. */
+static int go(Handler *self, Call *call, PyObject *reason, PyObject **out) {
     Entry *entry = call->entry;
-    *out = NULL;
-    PyObject *first = PyTuple_GET_SIZE(call->args) ? PyTuple_GET_ITEM(call->args, 0) : NULL, *reason;
-    if (first == NULL || !is_tensor(first) || !is_true(first, is_cpu)) {
+    int way = self->way; /* it may have been stopped until now */
+    if (way == OFF) {
         return 0;
     }
+    if (entry->way == PASSING) {
+        return count_skipped(self, entry->skipped) == 0 ? 1 : interrupted() ? -1 : 0;
+    }
+    if (entry->way == SILENT || reason != NULL) {
+        return pass_silently(self, entry, reason, call->entered);
+    }
+    if (way == RECORDING) {
+        return record(self, call);
+    }
+    return entry->way == LONG ? 0 : compare_call(self, call, out);
+}
+
+/* 1 with the result or an exception; 0 where nothing was done. */
+static int handle(Handler *self, Call *call, PyObject **out) {
+    Entry *entry = call->entry;
+    PyObject *reason;
+    *out = NULL;
     int done = unwanted(self, entry, &reason);
     if (done != 1) {
         return done != 0;
     }
-    int passes = entry->silent || reason != NULL;
-    if (try_lock(self) != 1) {
+    if ((entry->way != PASSING && !is_of_cpu(self, call)) || try_lock(self) != 1) {
         Py_XDECREF(reason);
-        return 0;
+        return interrupted();
     }
-    PyObject *lock = Py_NewRef(self->lock);
-    int way = self->way, recording = way == RECORDING; /* it may have been stopped until now */
-    if (way == OFF || (!passes && !recording && !entry->fresh && !entry->in_place)) {
-        done = 0;
-    } else if (passes) {
-        done = pass_silently(self, entry, reason, call->entered);
-    } else if (recording) {
-        done = record(self, call);
-    } else {
-        done = entry->fresh ? compare_fresh(self, call, out) : compare_in_place(self, call, out);
+    PyObject *release = Py_NewRef(self->release);
+    int held = self->way == RECORDING || entry->way == PASSING; /* nobody else waits while such a call runs */
+    int runs = held || entry->way == SILENT || reason != NULL;
+    done = go(self, call, reason, out);
+    if (held) {
+        unlock(release);
     }
-    if (recording) {
-        unlock(lock); /* nobody else waits while it runs */
-    }
-    if (done > 0 && (passes || recording)) {
+    if (done > 0 && runs) {
         *out = run_operator(entry->run, call->args, call->kwargs);
     }
-    if (!recording) {
-        unlock(lock);
+    if (!held) {
+        unlock(release);
     }
     Py_XDECREF(reason);
-    Py_DECREF(lock);
+    Py_DECREF(release);
     return done != 0;
+}
+
+/* Whether other modes lie below. */
+static int is_above_others(Handler *self) {
+    PyObject *below = PyObject_CallNoArgs(self->n_modes_below);
+    int none = below != NULL && PyLong_AsLong(below) == 0;
+    Py_XDECREF(below);
+    return !none;
 }
 
 static int all_plain(PyObject *types) {
@@ -181,14 +221,6 @@ static int all_plain(PyObject *types) {
         }
     }
     return 1;
-}
-
-/* A new reference, or NULL. */
-static PyObject *known(Handler *self, PyObject *func) {
-    PyObject *id = PyLong_FromVoidPtr(func);
-    PyObject *capsule = id == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->entries, id));
-    Py_XDECREF(id);
-    return capsule;
 }
 
 /* The mode's method in Python, with the arguments as they came. */
@@ -213,22 +245,19 @@ static PyObject *in_python(PyObject *mode, PyObject *const *args, Py_ssize_t n, 
 
 /* As `handle`, of a call as torch hands it over. */
 static int try_quickly(Handler *self, PyObject *const *args, Py_ssize_t n, PyObject **out) {
-    PyObject *types = args[1], *below = NULL;
-    Call call = {NULL, NULL, n > 2 ? Py_NewRef(args[2]) : PyTuple_New(0), NULL, 0};
+    Entry *entry = find_entry(self, args[0]);
+    PyObject *types = args[1];
+    if (entry == NULL || !(PyTuple_Check(types) || PyList_Check(types)) || !all_plain(types)) {
+        return 0;
+    }
+    Call call = {.entry = entry, .entered = now_ns()};
+    call.args = n > 2 ? Py_NewRef(args[2]) : PyTuple_New(0);
     call.kwargs = n > 3 && args[3] != Py_None ? Py_NewRef(args[3]) : PyDict_New();
     int done = 0;
     if (call.args != NULL && call.kwargs != NULL && PyTuple_CheckExact(call.args) && PyDict_CheckExact(call.kwargs) &&
-        (PyTuple_Check(types) || PyList_Check(types)) && all_plain(types) &&
-        (call.known = known(self, args[0])) != NULL) {
-        call.entered = now_ns();
-        call.entry = PyCapsule_GetPointer(call.known, "entry");
-        below = PyObject_CallNoArgs(self->n_modes_below);
-        if (call.entry != NULL && below != NULL && PyLong_AsLong(below) == 0) {
-            done = handle(self, &call, out);
-        }
+        (entry->way == PASSING || !is_above_others(self))) {
+        done = handle(self, &call, out);
     }
-    Py_XDECREF(below);
-    Py_XDECREF(call.known);
     Py_XDECREF(call.args);
     Py_XDECREF(call.kwargs);
     return done;
@@ -239,9 +268,8 @@ PyObject *dispatch_call(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyO
     NAME(quick, "quick") { return NULL; }
     PyObject *self = PyObject_GetAttr(mode, quick), *out = NULL;
     int done = 0;
-    /* It has none where it went blind meanwhile, and an empty one where the garbage collector has been here. */
-    if (self != NULL && Py_IS_TYPE(self, handler_type) && ((Handler *)self)->way != OFF && names == NULL && n >= 2 &&
-        n <= 4) {
+    /* It has none where it went blind meanwhile, and one that is off where the garbage collector has been here. */
+    if (self != NULL && is_handler(self) && ((Handler *)self)->way != OFF && names == NULL && n >= 2 && n <= 4) {
         done = try_quickly((Handler *)self, args, n, &out);
     }
     Py_XDECREF(self);

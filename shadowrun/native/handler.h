@@ -3,21 +3,29 @@
 #ifndef SHADOWRUN_HANDLER_H
 #define SHADOWRUN_HANDLER_H
 
-#include "core.h"
+#include "contexts.h"
 
 enum { OFF, COMPARING, RECORDING }; /* what a Handler does with calls */
 enum { PART_PLACE, PART_CONTEXT, PART_COPY, PART_REPLAY, PART_COMPARE, PART_RECORD, N_PARTS };
 
+/* How calls of an operator go: see `Quick` in replay/quick.py. */
+enum { FRESH, IN_PLACE, SEVERAL, SILENT, PASSING, LONG, N_WAYS };
+
+enum { MOST_WRITTEN = 4 };
+
 /* An operator, of whose plan this is what the short ways need. */
 typedef struct {
-    PyObject *plan, *run, *index;
+    PyObject *func, *plan, *run, *index;
     PyObject *skipped; /* tuple: the key under which calls without values are counted */
-    int silent, fresh, in_place;
+    int way, n_written;
+    int written[MOST_WRITTEN]; /* positions of the arguments that it writes to, of those that take several */
 } Entry;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *entries;       /* dict: id of an operator to a capsule with its Entry */
+    Entry **entries;         /* table by the operator's address; they stay as long as this */
+    size_t entries_room, n_entries;
+    Seen *seen;
     PyObject *n_modes_below; /* callable */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its attribute `everything`: all calls are wanted */
@@ -26,16 +34,18 @@ typedef struct {
     PyObject *contexts;      /* dict: key to number */
     PyObject *rows;          /* list: what waits to be written */
     PyObject *device;        /* torch.device("cpu") */
-    PyObject *matched;       /* number of the verdict */
+    PyObject *matched, *seen_verdict; /* numbers of verdicts */
     PyObject *suspects;      /* set: numbers of plans that were wrong before */
-    PyObject *spares;        /* dict: (dtype, shape) to Spare */
+    PyObject *spares;        /* dict: (dtype, shape) to Spare; (dtype, shape, k) to the k-th more */
+    PyObject *make_spare;    /* callable(tensor, k): one more of them, or None */
     PyObject *again;         /* callable(run, args, kwargs): a replay */
     PyObject *shares_memory; /* callable(tensor, tensor) */
-    PyObject *ended, *ended_in_place, *failed, *unrecorded; /* callables: what the short ways leave to Python */
-    PyObject *lock, *gate;   /* replaced after a fork */
+    PyObject *ended, *failed, *unrecorded; /* callables: what is left to Python */
+    PyObject *acquire, *release, *waited_for; /* bound methods of a lock and its gate; others after a fork */
     PyObject *minus_one;     /* -1.0 */
     int way, on_target, clocked;
-    long long worth_timing_ns, own_ns;
+    double slow_ratio;
+    long long own_ns;
     long long parts_ns[N_PARTS];
     Py_ssize_t parts_n[N_PARTS];
 } Handler;
@@ -43,13 +53,15 @@ typedef struct {
 /* A call under way. */
 typedef struct {
     Entry *entry;
-    PyObject *known; /* capsule that holds the entry */
     PyObject *args, *kwargs;
     long long entered;
+    Place place;       /* from `find_context` on, until `drop_place` */
+    long long context; /* number */
 } Call;
 
-/* handler_type.c */
-extern PyTypeObject *handler_type;
+/* handler_type.c: an operator that was learnt, or NULL. */
+Entry *find_entry(const Handler *self, PyObject *func);
+int is_handler(PyObject *value);
 
 /* handler.c: mode.__torch_dispatch__(func, types, args=(), kwargs=None), and what others need of it. */
 PyObject *dispatch_call(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names);
@@ -57,21 +69,44 @@ long long now_ns(void);
 PyObject *run_operator(PyObject *run, PyObject *args, PyObject *kwargs);
 PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs);
 
-/* rows.c: 1 with the number of the call's context and its place; 0 where Python must look; -1 with an interrupt. */
-int find_context(Handler *self, Call *call, PyObject **context, PyObject **place);
+/* rows.c: 1 with the call's place and the number of its context; 0 where Python must look; -1 with an interrupt. */
+int find_context(Handler *self, Call *call);
 
 /* Append a row; -1 with an exception. Negative times are unknown. */
-int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_ns, long long target_ns);
+int add_row(Handler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns);
+
+/* Append the row of a call whose results are equal: 1; 0 where Python must look, since it was slow or its operator was
+ * wrong before; `failed` is -1 with an exception. */
+int add_match(Handler *self, Call *call, long long ns, long long other_ns, int *failed);
 
 /* Count a call that is not compared, by (operator, device, reason), as Recorder.skip; -1 with an exception. */
 int count_skipped(Handler *self, PyObject *key);
 
 /* Tell `reporter` of the exception that is on its way; -1 where it is an interrupt, or telling failed. */
-int report(PyObject *reporter, Call *call, PyObject *place);
+int report(PyObject *reporter, Call *call);
 
-/* short.c: each returns 1 with the result, or with an exception and no result; 0 where nothing was done. */
-int compare_fresh(Handler *self, Call *call, PyObject **out);
-int compare_in_place(Handler *self, Call *call, PyObject **out);
+/* short.c: 1 with the result, or with an exception and no result; 0 where nothing was done. */
+int compare_call(Handler *self, Call *call, PyObject **out);
+
+/* copies.c: memory for the values of a tensor that a call writes to. */
+typedef struct {
+    PyObject *spare, *work, *shape; /* owned */
+    void *at, *before_at, *work_at;
+    size_t n_bytes;
+} Copies;
+
+/* 1 where the tensor can be copied to a spare, the k-th of its form; 0 where not; -1 with an interrupt. */
+int prepare_copies(Handler *self, PyObject *tensor, int k, Copies *copies);
+void drop_copies(Copies *copies);
+void keep_values(Handler *self, const Copies *copies); /* of the tensor, as they are now */
+void give_values(Handler *self, const Copies *copies); /* those kept, to the replay's tensor */
+int same_values(PyObject *tensor, const Copies *copies); /* the tensor and the replay's, where neither was moved */
+
+/* Whether an argument may share its memory with the one at `position`. */
+int shares_memory(Handler *self, PyObject *args, Py_ssize_t position);
+
+/* The same call with the replay's tensors in the places of those that are written to. */
+PyObject *with_copies(PyObject *args, const int *positions, const Copies *copies, int n);
 
 /* Time since `start`, if somebody wants to know; see benchmarks/profiling.py. */
 static inline void lap(Handler *self, int part, long long start) {

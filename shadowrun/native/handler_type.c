@@ -4,10 +4,12 @@
 
 #include <structmember.h>
 
-PyTypeObject *handler_type;
+static PyTypeObject *handler_type;
 
 static PyMethodDef dispatch_definition = {"__torch_dispatch__", (PyCFunction)(void (*)(void))dispatch_call,
                                           METH_FASTCALL | METH_KEYWORDS, NULL};
+
+int is_handler(PyObject *value) { return Py_IS_TYPE(value, handler_type); }
 
 /* bind(mode): a method of the mode's that goes by this handler, which the mode must have as its attribute `quick`. */
 static PyObject *bind(Handler *self, PyObject *mode) {
@@ -16,6 +18,7 @@ static PyObject *bind(Handler *self, PyObject *mode) {
 }
 
 static void drop_entry(Entry *entry) {
+    Py_XDECREF(entry->func);
     Py_XDECREF(entry->plan);
     Py_XDECREF(entry->run);
     Py_XDECREF(entry->index);
@@ -23,31 +26,95 @@ static void drop_entry(Entry *entry) {
     PyMem_Free(entry);
 }
 
-static void free_entry(PyObject *capsule) { drop_entry(PyCapsule_GetPointer(capsule, "entry")); }
+/* Where the entry of an operator is, or would be. */
+static Entry **slot_of(Entry **entries, size_t room, const PyObject *func) {
+    size_t i = ((uintptr_t)func >> 4) & (room - 1);
+    while (entries[i] != NULL && entries[i]->func != func) {
+        i = (i + 1) & (room - 1);
+    }
+    return &entries[i];
+}
 
-/* learn(id of the operator, plan, run, index, key of skipped calls, silent, fresh, in place) */
+Entry *find_entry(const Handler *self, PyObject *func) {
+    return self->entries_room ? *slot_of(self->entries, self->entries_room, func) : NULL;
+}
+
+/* Room for one more; -1 with an exception. */
+static int make_room(Handler *self) {
+    if (2 * (self->n_entries + 1) <= self->entries_room) {
+        return 0;
+    }
+    size_t room = self->entries_room ? 2 * self->entries_room : 256;
+    Entry **entries = PyMem_Calloc(room, sizeof *entries);
+    if (entries == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < self->entries_room; i++) {
+        if (self->entries[i] != NULL) {
+            *slot_of(entries, room, self->entries[i]->func) = self->entries[i];
+        }
+    }
+    PyMem_Free(self->entries);
+    self->entries = entries;
+    self->entries_room = room;
+    return 0;
+}
+
+/* learn(operator, plan, run, index, key of skipped calls, way, positions of what it writes to) */
 static PyObject *learn(Handler *self, PyObject *args) {
-    PyObject *id, *plan, *run, *index, *skipped;
-    int silent, fresh, in_place;
-    if (!PyArg_ParseTuple(args, "O!OOO!O!ppp:learn", &PyLong_Type, &id, &plan, &run, &PyLong_Type, &index,
-                          &PyTuple_Type, &skipped, &silent, &fresh, &in_place)) {
+    PyObject *func, *plan, *run, *index, *skipped, *written;
+    int way;
+    if (!PyArg_ParseTuple(args, "OOOO!O!iO!:learn", &func, &plan, &run, &PyLong_Type, &index, &PyTuple_Type, &skipped,
+                          &way, &PyTuple_Type, &written)) {
         return NULL;
     }
-    Entry *entry = PyMem_Malloc(sizeof *entry);
+    if (way < 0 || way >= N_WAYS || PyTuple_GET_SIZE(written) > MOST_WRITTEN || PyTuple_GET_SIZE(skipped) != 3) {
+        PyErr_SetString(PyExc_ValueError, "learn: no such way");
+        return NULL;
+    }
+    if (make_room(self)) {
+        return NULL;
+    }
+    Entry **slot = slot_of(self->entries, self->entries_room, func);
+    if (*slot != NULL) { /* it may be in use; an operator has one plan */
+        Py_RETURN_NONE;
+    }
+    Entry *entry = PyMem_Calloc(1, sizeof *entry);
     if (entry == NULL) {
         return PyErr_NoMemory();
     }
-    *entry = (Entry){Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index), Py_NewRef(skipped), silent, fresh, in_place};
-    PyObject *capsule = PyCapsule_New(entry, "entry", free_entry);
-    if (capsule == NULL) {
-        drop_entry(entry);
+    entry->way = way;
+    entry->n_written = (int)PyTuple_GET_SIZE(written);
+    for (int k = 0; k < entry->n_written; k++) {
+        entry->written[k] = (int)PyLong_AsLong(PyTuple_GET_ITEM(written, k));
+        if (PyErr_Occurred() || entry->written[k] < 0) {
+            PyMem_Free(entry);
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_ValueError, "learn: no such position");
+            }
+            return NULL;
+        }
+    }
+    entry->func = Py_NewRef(func);
+    entry->plan = Py_NewRef(plan);
+    entry->run = Py_NewRef(run);
+    entry->index = Py_NewRef(index);
+    entry->skipped = Py_NewRef(skipped);
+    *slot = entry;
+    self->n_entries++;
+    Py_RETURN_NONE;
+}
+
+/* guard(acquire, release, locked): hold a lock for the length of a call, unless somebody waits for it. */
+static PyObject *guard(Handler *self, PyObject *args) {
+    PyObject *acquire, *release, *waited_for;
+    if (!PyArg_ParseTuple(args, "OOO:guard", &acquire, &release, &waited_for)) {
         return NULL;
     }
-    int failed = PyDict_SetItem(self->entries, id, capsule);
-    Py_DECREF(capsule);
-    if (failed) {
-        return NULL;
-    }
+    Py_XSETREF(self->acquire, Py_NewRef(acquire));
+    Py_XSETREF(self->release, Py_NewRef(release));
+    Py_XSETREF(self->waited_for, Py_NewRef(waited_for));
     Py_RETURN_NONE;
 }
 
@@ -68,9 +135,10 @@ static PyObject *clocks(Handler *self, PyObject *on) {
 }
 
 #define FIELDS(apply)                                                                                                  \
-    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(numbers) apply(contexts)    \
-        apply(rows) apply(device) apply(matched) apply(suspects) apply(spares) apply(again) apply(shares_memory)      \
-            apply(ended) apply(ended_in_place) apply(failed) apply(unrecorded) apply(lock) apply(gate)
+    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(numbers) apply(contexts) apply(rows)     \
+        apply(device) apply(matched) apply(seen_verdict) apply(suspects) apply(spares) apply(make_spare) apply(again)  \
+            apply(shares_memory) apply(ended) apply(failed) apply(unrecorded) apply(acquire) apply(release)            \
+                apply(waited_for)
 
 static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (PyTuple_GET_SIZE(args)) {
@@ -81,7 +149,7 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (self == NULL) {
         return NULL;
     }
-    self->entries = PyDict_New();
+    self->seen = new_seen();
     self->minus_one = PyFloat_FromDouble(-1.0);
 #define TAKE(name)                                                                                                     \
     if ((self->name = Py_XNewRef(kwargs == NULL ? NULL : PyDict_GetItemString(kwargs, #name))) == NULL) {              \
@@ -90,7 +158,11 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;                                                                                                   \
     }
     FIELDS(TAKE)
-    if (self->entries == NULL || self->minus_one == NULL || !is_places(self->places) || !PyDict_Check(self->contexts) ||
+    if (self->seen == NULL || self->minus_one == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    if (!is_places(self->places) || !PyDict_Check(self->contexts) ||
         !PyList_Check(self->rows) || !PyAnySet_Check(self->suspects) || !PyDict_Check(self->spares) ||
         !PyIter_Check(self->numbers)) {
         PyErr_SetString(PyExc_TypeError, "Handler: an argument is of the wrong type");
@@ -102,18 +174,36 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 
 static int traverse(Handler *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->entries);
 #define VISIT(name) Py_VISIT(self->name);
     FIELDS(VISIT)
-    return 0;
+    for (size_t i = 0; i < self->entries_room; i++) {
+        if (self->entries[i] != NULL) {
+            Py_VISIT(self->entries[i]->plan);
+            Py_VISIT(self->entries[i]->run);
+            Py_VISIT(self->entries[i]->func);
+        }
+    }
+    return visit_seen(self->seen, visit, arg);
 }
 
 static int clear(Handler *self) {
     self->way = OFF;
-    Py_CLEAR(self->entries);
     Py_CLEAR(self->minus_one);
 #define CLEAR(name) Py_CLEAR(self->name);
     FIELDS(CLEAR)
+    Entry **entries = self->entries;
+    size_t room = self->entries_room;
+    self->entries = NULL;
+    self->entries_room = self->n_entries = 0;
+    for (size_t i = 0; i < room; i++) {
+        if (entries[i] != NULL) {
+            drop_entry(entries[i]);
+        }
+    }
+    PyMem_Free(entries);
+    Seen *seen = self->seen;
+    self->seen = NULL;
+    drop_seen(seen);
     return 0;
 }
 
@@ -128,6 +218,7 @@ static void dealloc(Handler *self) {
 static PyMethodDef methods[] = {
     {"bind", (PyCFunction)bind, METH_O, NULL},
     {"learn", (PyCFunction)learn, METH_VARARGS, NULL},
+    {"guard", (PyCFunction)guard, METH_VARARGS, NULL},
     {"clocks", (PyCFunction)clocks, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -135,10 +226,8 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"way", T_INT, offsetof(Handler, way), 0, NULL},
     {"on_target", T_INT, offsetof(Handler, on_target), 0, NULL},
-    {"worth_timing_ns", T_LONGLONG, offsetof(Handler, worth_timing_ns), 0, NULL},
+    {"slow_ratio", T_DOUBLE, offsetof(Handler, slow_ratio), 0, NULL},
     {"own_ns", T_LONGLONG, offsetof(Handler, own_ns), 0, NULL},
-    {"lock", T_OBJECT_EX, offsetof(Handler, lock), 0, NULL},
-    {"gate", T_OBJECT_EX, offsetof(Handler, gate), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -157,8 +246,9 @@ static PyType_Spec spec = {
 int add_handler(PyObject *module) {
     PyObject *type = PyType_FromSpec(&spec);
     handler_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
-    int failed = type == NULL || PyModule_AddObjectRef(module, "Handler", type) ||
-                 PyModule_AddIntConstant(module, "OFF", OFF) || PyModule_AddIntConstant(module, "COMPARING", COMPARING) ||
-                 PyModule_AddIntConstant(module, "RECORDING", RECORDING);
+    int failed = type == NULL || PyModule_AddObjectRef(module, "Handler", type);
+#define ADD(name) failed = failed || PyModule_AddIntConstant(module, #name, name);
+    ADD(OFF) ADD(COMPARING) ADD(RECORDING) ADD(FRESH) ADD(IN_PLACE) ADD(SEVERAL) ADD(SILENT) ADD(PASSING) ADD(LONG)
+    ADD(MOST_WRITTEN)
     return failed ? -1 : 0;
 }

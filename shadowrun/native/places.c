@@ -5,28 +5,32 @@
  * can answer.
  */
 
-#include "core.h"
-
-#include <structmember.h>
+#include "places.h"
 
 enum { LIBRARY, USER, OPTIMIZER_CODE };
 
-struct Places {
-    PyObject_HEAD
-    PyObject *threads;     /* its attribute `state` is that of the thread */
-    PyObject *kinds;       /* dict: file name to kind of code */
-    PyObject *found;       /* dict: (id of code, offset) to (site, in optimizer, code) */
-    PyObject *mark;        /* type of what lies in the frame of an optimizer */
-    PyObject *phases;      /* tuple: forward, backward, optimizer */
-    PyObject *node;        /* callable: autograd's node that is executed */
-    PyObject *number;      /* callable: the number that the next node gets */
-    PyObject *get_frame;   /* callable: sys._getframe */
-    PyObject *place;       /* callable: the slow way */
-    PyObject *module_call; /* code that modules are called through, or None */
-    Py_ssize_t most_links;
-};
-
-static PyTypeObject *places_type;
+/* The site of a line: a borrowed reference; NULL, perhaps with an exception, where it is not known. */
+static PyObject *site_of(Places *self, PyCodeObject *code, int offset) {
+    uintptr_t spread = ((uintptr_t)code >> 4) ^ ((uintptr_t)offset * 37);
+    KnownSite *kept = &self->sites[spread & (SITES_KEPT - 1)];
+    if (kept->code == (PyObject *)code && kept->offset == offset) {
+        return kept->found;
+    }
+    PyObject *id = PyLong_FromVoidPtr(code), *number = PyLong_FromLong(offset);
+    PyObject *key = id == NULL || number == NULL ? NULL : PyTuple_Pack(2, id, number);
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(self->found, key);
+    Py_XDECREF(id);
+    Py_XDECREF(number);
+    Py_XDECREF(key);
+    if (found == NULL || !PyTuple_CheckExact(found) || PyTuple_GET_SIZE(found) != 3 ||
+        PyTuple_GET_ITEM(found, 2) != (PyObject *)code) { /* it has to keep the code alive */
+        return NULL;
+    }
+    kept->code = (PyObject *)code;
+    kept->offset = offset;
+    Py_XSETREF(kept->found, Py_NewRef(found));
+    return found;
+}
 
 /* What is found from a frame on: a new reference; NULL, perhaps with an exception, where it is not known. */
 static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above) {
@@ -48,12 +52,7 @@ static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above) {
                 last = 0;
             }
         } else if (k == USER) {
-            PyObject *id = PyLong_FromVoidPtr(code), *offset = PyLong_FromLong(PyFrame_GetLasti(frame));
-            PyObject *key = id == NULL || offset == NULL ? NULL : PyTuple_Pack(2, id, offset);
-            Py_XDECREF(id);
-            Py_XDECREF(offset);
-            found = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->found, key));
-            Py_XDECREF(key);
+            found = Py_XNewRef(site_of(self, code, PyFrame_GetLasti(frame)));
         } else if (k == OPTIMIZER_CODE) {
             PyObject *mark = PyObject_GetAttr((PyObject *)frame, trace);
             if (mark != NULL && (PyObject *)Py_TYPE(mark) == self->mark) {
@@ -72,258 +71,202 @@ static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above) {
     return found;
 }
 
-static PyObject *new_place(PyObject *module, PyObject *phase, PyObject *site) { return PyTuple_Pack(3, module, phase, site); }
-
-static int is_empty(PyObject *state, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(state, name);
-    int empty = value == NULL ? 0 : PyObject_Not(value) == 1;
-    Py_XDECREF(value);
-    return empty;
+static int put_place(Place *place, PyObject *module, PyObject *phase, PyObject *site) {
+    *place = (Place){Py_NewRef(module), Py_NewRef(phase), Py_NewRef(site)};
+    return 1;
 }
 
-/* Whether autograd has made no node since `last_number` was set; -1 with an exception. Its next number in `number`. */
-static int is_latest(Places *self, PyObject *state, PyObject **number) {
-    NAME(last_number, "last_number") { return -1; }
-    PyObject *last = PyObject_GetAttr(state, last_number);
-    *number = last == NULL ? NULL : PyObject_CallNoArgs(self->number);
-    int same = *number == NULL ? -1 : PyObject_RichCompareBool(*number, last, Py_EQ);
-    Py_XDECREF(last);
-    return same;
+void drop_place(Place *place) {
+    Py_CLEAR(place->module);
+    Py_CLEAR(place->phase);
+    Py_CLEAR(place->site);
 }
 
-/* The forward calls of a thread by the numbers of their nodes: a new reference; NULL, perhaps with an exception. */
-static PyObject *links_of(PyObject *state) {
-    NAME(links_name, "links") { return NULL; }
-    PyObject *links = PyObject_GetAttr(state, links_name);
-    if (links != NULL && !PyDict_Check(links)) {
-        Py_CLEAR(links);
-    }
-    return links;
+/* What a thread's state has: borrowed; NULL where it was taken away. */
+static PyObject *slot(const Places *self, PyObject *state, int which) {
+    return *(PyObject **)((char *)state + self->slots[which]);
 }
 
-/* Of a call in a backward pass; NULL where the slow way must be gone. */
-static PyObject *backward(Places *self, PyObject *state, PyObject *node) {
-    NAME(recomputing, "recomputing") { return NULL; }
-    NAME(recomputed, "recomputed") { return NULL; }
-    NAME(entered, "entered") { return NULL; }
-    NAME(sequence_nr, "_sequence_nr") { return NULL; }
-    PyObject *followed = PyObject_GetAttr(state, entered), *place = NULL, *counter = NULL;
-    Py_XDECREF(followed);
-    if (followed != Py_True || !is_empty(state, recomputing) || !is_empty(state, recomputed)) {
-        return NULL;
+/* The state of this thread: a new reference, or NULL. */
+static PyObject *state_of_thread(Places *self) {
+    NAME(state_name, "state") { return NULL; }
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
+    if (self->state != NULL && self->state_of == thread) {
+        return Py_NewRef(self->state);
     }
-    PyObject *number = PyObject_CallMethodNoArgs(node, sequence_nr);
-    PyObject *links = number == NULL ? NULL : links_of(state);
-    if (links != NULL && is_latest(self, state, &counter) == 1) {
-        PyObject *link = Py_XNewRef(PyDict_GetItemWithError(links, number));
-        if (link != NULL && PyTuple_Check(link) && PyTuple_GET_SIZE(link) == 2) {
-            place = new_place(PyTuple_GET_ITEM(link, 0), PyTuple_GET_ITEM(self->phases, 1), PyTuple_GET_ITEM(link, 1));
-        }
-        Py_XDECREF(link);
+    PyObject *state = PyObject_GetAttr(self->threads, state_name);
+    if (state != NULL && Py_TYPE(state) != self->state_type) {
+        Py_CLEAR(state);
     }
-    Py_XDECREF(counter);
+    if (state != NULL) {
+        Py_XSETREF(self->state, Py_NewRef(state));
+        self->state_of = thread;
+    }
+    return state;
+}
+
+/* The number that autograd's next node gets; -1, perhaps with an exception, if nobody knows. */
+static long long next_number(Places *self) {
+    if (self->peek != NULL) {
+        return (long long)self->peek();
+    }
+    PyObject *number = PyObject_CallNoArgs(self->number);
+    long long found = number == NULL ? -1 : PyLong_AsLongLong(number);
     Py_XDECREF(number);
-    Py_XDECREF(links);
-    return place;
+    return found;
+}
+
+/* Whether autograd has made no node since `last_number` was set; -1 where that is not known. Its next in `number`. */
+static int is_latest(Places *self, PyObject *state, long long *number) {
+    *number = next_number(self);
+    PyObject *last = slot(self, state, LAST_NUMBER);
+    if (*number < 0 || last == NULL || !PyLong_CheckExact(last)) {
+        return -1;
+    }
+    return PyLong_AsLongLong(last) == *number;
+}
+
+static int is_nothing(PyObject *value) { return value != NULL && PyObject_Not(value) == 1; }
+
+/* Of a call in a backward pass: 1; 0, perhaps with an exception, where the slow way must be gone. */
+static int backward(Places *self, PyObject *state, PyObject *node, Place *place) {
+    NAME(sequence_nr, "_sequence_nr") { return 0; }
+    if (slot(self, state, ENTERED) != Py_True || !is_nothing(slot(self, state, RECOMPUTING)) ||
+        !is_nothing(slot(self, state, RECOMPUTED))) {
+        return 0;
+    }
+    long long counter;
+    PyObject *number = PyObject_CallMethodNoArgs(node, sequence_nr);
+    PyObject *links = slot(self, state, LINKS);
+    int done = 0;
+    if (number != NULL && links != NULL && PyDict_Check(links) && is_latest(self, state, &counter) == 1) {
+        PyObject *link = PyDict_GetItemWithError(links, number);
+        if (link != NULL && PyTuple_Check(link) && PyTuple_GET_SIZE(link) == 2) {
+            done = put_place(place, PyTuple_GET_ITEM(link, 0), PyTuple_GET_ITEM(self->phases, 1),
+                             PyTuple_GET_ITEM(link, 1));
+        }
+    }
+    Py_XDECREF(number);
+    return done;
 }
 
 /* Remember the module and line of a forward call, for its backward; -1 where the slow way must be gone. */
 static int link_forward(Places *self, PyObject *state, PyObject *module, PyObject *site) {
-    NAME(last_number, "last_number") { return -1; }
-    PyObject *number = NULL;
+    long long number;
     int same = is_latest(self, state, &number), failed = same == 1 ? 0 : -1;
-    PyObject *links = same == 0 ? links_of(state) : NULL;
-    if (links != NULL && PyDict_GET_SIZE(links) < self->most_links) {
+    PyObject *links = same == 0 ? slot(self, state, LINKS) : NULL;
+    if (links != NULL && PyDict_Check(links) && PyDict_GET_SIZE(links) < self->most_links) {
         /* The node of this very call already exists: its number is the one before the next. */
-        PyObject *mine = PyLong_FromLongLong(PyLong_AsLongLong(number) - 1);
-        PyObject *link = mine == NULL ? NULL : PyTuple_Pack(2, module, site);
-        if (link != NULL && PyObject_SetAttr(state, last_number, number) == 0) {
+        PyObject *mine = PyLong_FromLongLong(number - 1), *last = PyLong_FromLongLong(number);
+        PyObject *link = mine == NULL || last == NULL ? NULL : PyTuple_Pack(2, module, site);
+        if (link != NULL) {
+            PyObject **kept = (PyObject **)((char *)state + self->slots[LAST_NUMBER]);
+            Py_XSETREF(*kept, Py_NewRef(last));
             failed = PyDict_SetItem(links, mine, link);
         }
         Py_XDECREF(link);
+        Py_XDECREF(last);
         Py_XDECREF(mine);
     }
-    Py_XDECREF(links);
-    Py_XDECREF(number);
     return failed;
 }
 
-/* Of a call in a forward pass or in an optimizer; NULL where the slow way must be gone. */
-static PyObject *forward(Places *self, PyObject *state, PyObject *depth) {
-    NAME(modules_name, "modules") { return NULL; }
-    NAME(above_name, "above") { return NULL; }
+/* So many frames above the one that is executed: a new reference, or NULL. */
+static PyFrameObject *frame_at(int depth) {
+    PyFrameObject *frame = (PyFrameObject *)Py_XNewRef(PyEval_GetFrame());
+    while (frame != NULL && depth-- > 0) {
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    return frame;
+}
+
+/* Of a call in a forward pass or in an optimizer: 1; 0, perhaps with an exception, where the slow way must be gone. */
+static int forward(Places *self, PyObject *state, int depth, Place *place) {
     static PyObject *nothing;
     if (nothing == NULL && (nothing = PyUnicode_InternFromString("")) == NULL) {
-        return NULL;
+        return 0;
     }
-    PyObject *modules = PyObject_GetAttr(state, modules_name), *found = NULL, *module = NULL, *place = NULL;
-    PyObject *above = modules == NULL ? NULL : PyObject_GetAttr(state, above_name);
-    PyObject *frame = above == NULL ? NULL : PyObject_CallOneArg(self->get_frame, depth);
-    if (frame != NULL && PyFrame_Check(frame) && PyList_Check(modules) && PyList_Check(above)) {
-        Py_ssize_t n = PyList_GET_SIZE(modules);
-        module = Py_NewRef(n ? PyList_GET_ITEM(modules, n - 1) : nothing);
-        found = find(self, (PyFrameObject *)frame, above);
+    PyObject *modules = slot(self, state, MODULES), *above = slot(self, state, ABOVE);
+    PyFrameObject *frame = modules == NULL || above == NULL ? NULL : frame_at(depth);
+    if (frame == NULL || !PyList_Check(modules) || !PyList_Check(above)) {
+        Py_XDECREF(frame);
+        return 0;
     }
+    Py_ssize_t n = PyList_GET_SIZE(modules);
+    PyObject *module = Py_NewRef(n ? PyList_GET_ITEM(modules, n - 1) : nothing);
+    PyObject *found = find(self, frame, above);
+    int done = 0;
     if (found != NULL) {
         PyObject *site = PyTuple_GET_ITEM(found, 0);
         if (PyTuple_GET_ITEM(found, 1) == Py_True) {
-            place = new_place(module, PyTuple_GET_ITEM(self->phases, 2), site);
+            done = put_place(place, module, PyTuple_GET_ITEM(self->phases, 2), site);
         } else if (link_forward(self, state, module, site) == 0) {
-            place = new_place(module, PyTuple_GET_ITEM(self->phases, 0), site);
+            done = put_place(place, module, PyTuple_GET_ITEM(self->phases, 0), site);
         }
     }
-    Py_XDECREF(frame);
-    Py_XDECREF(module);
+    Py_DECREF(frame);
+    Py_DECREF(module);
     Py_XDECREF(found);
-    Py_XDECREF(modules);
-    Py_XDECREF(above);
-    return place;
+    return done;
 }
 
-static PyObject *quickly(Places *self, PyObject *depth) {
-    NAME(state_name, "state") { return NULL; }
-    PyObject *state = PyObject_GetAttr(self->threads, state_name), *place = NULL;
+static int quickly(Places *self, int depth, Place *place) {
+    PyObject *state = state_of_thread(self);
     PyObject *node = state == NULL ? NULL : PyObject_CallNoArgs(self->node);
+    int done = 0;
     if (node != NULL) {
-        place = node == Py_None ? forward(self, state, depth) : backward(self, state, node);
+        done = node == Py_None ? forward(self, state, depth, place) : backward(self, state, node, place);
     }
     Py_XDECREF(node);
     Py_XDECREF(state);
-    return place;
+    return done;
 }
 
-/* place(depth): see Attribution.place. */
-PyObject *place_of(Places *self, PyObject *depth) {
+static int slowly(Places *self, int depth, Place *place) {
+    PyObject *number = PyLong_FromLong(depth);
+    PyObject *found = number == NULL ? NULL : PyObject_CallOneArg(self->place, number);
+    int done = -1;
+    if (found != NULL && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 3) {
+        done = put_place(place, PyTuple_GET_ITEM(found, 0), PyTuple_GET_ITEM(found, 1), PyTuple_GET_ITEM(found, 2));
+    } else if (found != NULL) {
+        PyErr_SetString(PyExc_TypeError, "Places: a place is a tuple of three");
+    }
+    Py_XDECREF(number);
+    Py_XDECREF(found);
+    return done;
+}
+
+int find_place(Places *self, int depth, Place *place) {
+    *place = (Place){NULL, NULL, NULL};
     if (self->place == NULL) { /* the garbage collector has been here */
         PyErr_SetString(PyExc_RuntimeError, "Places: cleared");
-        return NULL;
+        return -1;
     }
-    PyObject *place = quickly(self, depth);
-    if (place == NULL && !interrupted()) {
-        place = PyObject_CallOneArg(self->place, depth);
+    if (quickly(self, depth, place)) {
+        return 1;
     }
-    return place;
+    return interrupted() ? -1 : slowly(self, depth, place);
 }
 
-/* note(depth): see Attribution.note. */
-PyObject *note_place(Places *self, PyObject *depth) {
-    NAME(state_name, "state") { return NULL; }
-    if (self->place == NULL) {
-        return place_of(self, depth);
-    }
-    PyObject *state = PyObject_GetAttr(self->threads, state_name), *number = NULL;
-    int same = state == NULL ? -1 : is_latest(self, state, &number);
-    Py_XDECREF(state);
-    Py_XDECREF(number);
-    if (same == 1) {
-        Py_RETURN_NONE;
-    }
-    if (interrupted()) {
-        return NULL;
-    }
-    PyObject *place = place_of(self, depth);
-    if (place == NULL) {
-        return NULL;
-    }
-    Py_DECREF(place);
-    Py_RETURN_NONE;
-}
-
-static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"threads", "kinds", "found", "mark", "phases", "node",
-                            "number",  "get_frame", "place", "most_links", NULL};
-    Places *self = (Places *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        return NULL;
-    }
-    self->module_call = Py_NewRef(Py_None);
-    PyObject **fields[] = {&self->threads, &self->kinds,  &self->found,     &self->mark, &self->phases,
-                           &self->node,    &self->number, &self->get_frame, &self->place};
-    int parsed = PyArg_ParseTupleAndKeywords(
-        args, kwargs, "OO!O!OO!OOOOn:Places", names, &self->threads, &PyDict_Type, &self->kinds, &PyDict_Type,
-        &self->found, &self->mark, &PyTuple_Type, &self->phases, &self->node, &self->number, &self->get_frame,
-        &self->place, &self->most_links);
-    if (parsed && PyTuple_GET_SIZE(self->phases) != 3) {
-        PyErr_SetString(PyExc_ValueError, "Places: three phases");
-        parsed = 0;
-    }
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        if (parsed) {
-            Py_INCREF(*fields[i]);
-        } else {
-            *fields[i] = NULL; /* what was parsed until then is the caller's */
+int note_place(Places *self, int depth) {
+    Place place;
+    if (self->place != NULL) {
+        long long number;
+        PyObject *state = state_of_thread(self);
+        int same = state == NULL ? -1 : is_latest(self, state, &number);
+        Py_XDECREF(state);
+        if (same == 1) {
+            return 1;
+        }
+        if (interrupted()) {
+            return -1;
         }
     }
-    if (!parsed) {
-        Py_CLEAR(self);
+    int done = find_place(self, depth, &place);
+    if (done == 1) {
+        drop_place(&place);
     }
-    return (PyObject *)self;
-}
-
-static int traverse(Places *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->threads);
-    Py_VISIT(self->kinds);
-    Py_VISIT(self->found);
-    Py_VISIT(self->mark);
-    Py_VISIT(self->phases);
-    Py_VISIT(self->node);
-    Py_VISIT(self->number);
-    Py_VISIT(self->get_frame);
-    Py_VISIT(self->place);
-    Py_VISIT(self->module_call);
-    return 0;
-}
-
-static int clear(Places *self) {
-    Py_CLEAR(self->threads);
-    Py_CLEAR(self->kinds);
-    Py_CLEAR(self->found);
-    Py_CLEAR(self->mark);
-    Py_CLEAR(self->phases);
-    Py_CLEAR(self->node);
-    Py_CLEAR(self->number);
-    Py_CLEAR(self->get_frame);
-    Py_CLEAR(self->place);
-    Py_CLEAR(self->module_call);
-    return 0;
-}
-
-static void dealloc(Places *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyMethodDef methods[] = {
-    {"place", (PyCFunction)place_of, METH_O, NULL},
-    {"note", (PyCFunction)note_place, METH_O, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef members[] = {
-    {"module_call", T_OBJECT_EX, offsetof(Places, module_call), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot slots[] = {
-    {Py_tp_new, create},         {Py_tp_dealloc, dealloc}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
-    {Py_tp_methods, methods},    {Py_tp_members, members}, {0, NULL},
-};
-
-static PyType_Spec spec = {
-    .name = "shadowrun.native._core.Places",
-    .basicsize = sizeof(Places),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = slots,
-};
-
-int is_places(PyObject *value) { return Py_IS_TYPE(value, places_type); }
-
-int add_places(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&spec);
-    places_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
-    return type == NULL || PyModule_AddObjectRef(module, "Places", type) ? -1 : 0;
+    return done;
 }

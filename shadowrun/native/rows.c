@@ -2,34 +2,27 @@
 
 #include "handler.h"
 
-int find_context(Handler *self, Call *call, PyObject **context, PyObject **place) {
-    static PyObject *zero;
-    if (zero == NULL && (zero = PyLong_FromLong(0)) == NULL) {
-        return -1;
-    }
+enum { SLOW_NS = 1000000 };
+
+int find_context(Handler *self, Call *call) {
     long long start = started(self);
-    *context = NULL;
-    *place = place_of((Places *)self->places, zero);
-    if (*place == NULL) {
+    int found = find_place((Places *)self->places, 0, &call->place);
+    if (found != 1) {
         return interrupted() ? -1 : 0;
     }
     lap(self, PART_PLACE, start);
     start = started(self);
-    PyObject *given[] = {call->entry->index, self->device, *place, call->args, call->kwargs};
-    PyObject *key = context_key(NULL, given, 5);
-    if (key != NULL) {
-        *context = Py_XNewRef(PyDict_GetItemWithError(self->contexts, key));
-        Py_DECREF(key);
-    }
+    found = number_of_context(self->seen, self->contexts, call->entry->index, self->device, &call->place, call->args,
+                              call->kwargs, &call->context);
     lap(self, PART_CONTEXT, start);
-    if (*context == NULL) { /* new, or of a kind that Python must look at, and say why it cannot */
-        Py_CLEAR(*place);
+    if (!found) { /* new, or of a kind that Python must look at, and say why it cannot */
+        drop_place(&call->place);
         return interrupted() ? -1 : 0;
     }
     return 1;
 }
 
-int report(PyObject *reporter, Call *call, PyObject *place) {
+int report(PyObject *reporter, Call *call) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
         return -1;
     }
@@ -39,8 +32,10 @@ int report(PyObject *reporter, Call *call, PyObject *place) {
     if (trace != NULL) {
         PyException_SetTraceback(value, trace);
     }
+    PyObject *place = PyTuple_Pack(3, call->place.module, call->place.phase, call->place.site);
     PyObject *given[] = {call->entry->plan, call->args, call->kwargs, place, value};
-    PyObject *done = PyObject_Vectorcall(reporter, given, 5, NULL);
+    PyObject *done = place == NULL ? NULL : PyObject_Vectorcall(reporter, given, 5, NULL);
+    Py_XDECREF(place);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);
@@ -48,7 +43,7 @@ int report(PyObject *reporter, Call *call, PyObject *place) {
     return done == NULL ? -1 : 0;
 }
 
-int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_ns, long long target_ns) {
+int add_row(Handler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns) {
     NAME(step_name, "step") { return -1; }
     NAME(last_step, "_last_step") { return -1; }
     NAME(flush, "_flush_at_times") { return -1; }
@@ -65,7 +60,7 @@ int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_n
     PyObject *target = target_ns < 0 ? Py_NewRef(self->minus_one) : PyFloat_FromDouble((double)target_ns / 1000);
     PyTuple_SET_ITEM(row, 0, seq);
     PyTuple_SET_ITEM(row, 1, step);
-    PyTuple_SET_ITEM(row, 2, Py_NewRef(context));
+    PyTuple_SET_ITEM(row, 2, PyLong_FromLongLong(context));
     PyTuple_SET_ITEM(row, 3, Py_NewRef(verdict));
     PyTuple_SET_ITEM(row, 4, ref);
     PyTuple_SET_ITEM(row, 5, target);
@@ -81,6 +76,21 @@ int add_row(Handler *self, PyObject *context, PyObject *verdict, long long ref_n
     }
     lap(self, PART_RECORD, start);
     return failed ? -1 : 0;
+}
+
+/* As Comparing.is_slow. */
+static int is_slow(Handler *self, long long actual_ns, long long expected_ns) {
+    double expected = (double)expected_ns, actual = (double)actual_ns;
+    return actual >= self->slow_ratio * expected && actual >= expected + SLOW_NS;
+}
+
+int add_match(Handler *self, Call *call, long long ns, long long other_ns, int *failed) {
+    long long actual = self->on_target ? ns : other_ns, expected = self->on_target ? other_ns : ns;
+    if (is_slow(self, actual, expected) || PySet_Contains(self->suspects, call->entry->index) != 0) {
+        return 0;
+    }
+    *failed = add_row(self, call->context, self->matched, expected, actual);
+    return 1;
 }
 
 int count_skipped(Handler *self, PyObject *key) {

@@ -1,175 +1,78 @@
-/* The short ways of a call that is compared: those of replay/short.py, as far as nothing is out of the ordinary. */
+/* The short way of a call that is compared: replay/short.py and, for several results, replay/shared.py, as far as nothing
+ * is out of the ordinary. */
 
 #include "handler.h"
 
-#include <string.h>
-
-static int add_match(Handler *self, PyObject *context, long long ns, long long other_ns) {
-    return self->on_target ? add_row(self, context, self->matched, other_ns, ns)
-                           : add_row(self, context, self->matched, ns, other_ns);
-}
-
-static int is_suspect(Handler *self, Call *call) { return PySet_Contains(self->suspects, call->entry->index) != 0; }
-
-/* One new tensor or number comes back, nothing is written to. */
-int compare_fresh(Handler *self, Call *call, PyObject **out) {
-    PyObject *context, *place;
-    int found = find_context(self, call, &context, &place);
-    if (found != 1) {
-        return found != 0;
-    }
-    PyObject *run = call->entry->run, *theirs;
-    long long start = now_ns();
-    *out = run_operator(run, call->args, call->kwargs);
-    long long ended = now_ns(), ns = ended - start;
-    if (*out == NULL) {
-        Py_DECREF(context);
-        Py_DECREF(place);
-        return 1;
-    }
-    theirs = replayed(self, run, call->args, call->kwargs);
-    long long other_ns = now_ns() - ended;
-    lap(self, PART_REPLAY, ended);
-    int failed = theirs == NULL ? -1 : 0;
-    if (!failed) {
-        long long comparing = started(self);
-        PyObject *pair[] = {*out, theirs};
-        PyObject *equal = plainly_equal(NULL, pair, 2);
-        lap(self, PART_COMPARE, comparing);
-        failed = equal == NULL ? -1 : 0;
-        if (equal == Py_True && ns + other_ns < self->worth_timing_ns && !is_suspect(self, call)) {
-            failed = add_match(self, context, ns, other_ns);
-        } else if (!failed) {
-            PyObject *times = Py_BuildValue("(LL)", ns, other_ns);
-            PyObject *given[] = {call->entry->plan, context, call->args, call->kwargs, *out, theirs, times, equal};
-            PyObject *done = times == NULL ? NULL : PyObject_Vectorcall(self->ended, given, 8, NULL);
-            failed = done == NULL ? -1 : 0;
-            Py_XDECREF(times);
-            Py_XDECREF(done);
+/* Copies of what the call writes to: 1; 0 where Python must look; -1 with an interrupt. */
+static int prepare(Handler *self, Call *call, Copies *copies) {
+    Entry *entry = call->entry;
+    for (int k = 0; k < entry->n_written; k++) {
+        int position = entry->written[k];
+        if (position >= PyTuple_GET_SIZE(call->args)) {
+            if (PyDict_GET_SIZE(call->kwargs)) { /* it may be there */
+                return 0;
+            }
+            continue;
         }
-        Py_XDECREF(equal);
+        PyObject *written = PyTuple_GET_ITEM(call->args, position);
+        if (written == Py_None) {
+            continue;
+        }
+        int done = is_tensor(written) ? prepare_copies(self, written, k, &copies[k]) : 0;
+        if (done != 1) {
+            return done;
+        }
+        if (shares_memory(self, call->args, position)) {
+            return interrupted() ? -1 : 0;
+        }
     }
-    if (failed && report(self->failed, call, place)) {
-        Py_CLEAR(*out);
-    }
-    Py_XDECREF(theirs);
-    Py_DECREF(context);
-    Py_DECREF(place);
-    self->own_ns += now_ns() - call->entered - ns;
     return 1;
 }
 
-/* Bytes at `from` to `to`; the interpreter's lock is given up for many. */
-static void move(void *to, const void *from, size_t n) {
-    if (n <= FEW_BYTES) {
-        memcpy(to, from, n);
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    memcpy(to, from, n);
-    Py_END_ALLOW_THREADS
+/* 1, or 0 where that cannot be told so: a number, say; -1 with an exception. */
+static int plainly(PyObject *actual, PyObject *expected) {
+    PyObject *pair[] = {actual, expected};
+    PyObject *equal = plainly_equal(NULL, pair, 2);
+    int answer = equal == NULL ? -1 : equal == Py_True;
+    Py_XDECREF(equal);
+    return answer;
 }
 
-/* What is needed of a Spare (replay/spares.py), and of the tensor that is written to. */
-typedef struct {
-    PyObject *spare, *work, *shape; /* owned */
-    void *at, *before_at, *work_at;
-    size_t n_bytes;
-} Copies;
-
-static void drop(Copies *copies) {
-    Py_XDECREF(copies->spare);
-    Py_XDECREF(copies->work);
-    Py_XDECREF(copies->shape);
-}
-
-/* A number of a Spare's; 0 where there is none. */
-static size_t number_of(PyObject *spare, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(spare, name);
-    size_t number = value == NULL ? 0 : PyLong_AsSize_t(value);
-    Py_XDECREF(value);
-    if (PyErr_Occurred()) {
-        PyErr_Clear();
+static int each_plainly(PyObject *actual, PyObject *expected) {
+    if (Py_TYPE(actual) != Py_TYPE(expected) || !(PyTuple_CheckExact(actual) || PyList_CheckExact(actual)) ||
+        PySequence_Fast_GET_SIZE(actual) != PySequence_Fast_GET_SIZE(expected)) {
         return 0;
     }
-    return number;
+    int equal = 1;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(actual) && equal == 1; i++) {
+        PyObject *mine = PySequence_Fast_GET_ITEM(actual, i), *theirs = PySequence_Fast_GET_ITEM(expected, i);
+        equal = mine == Py_None && theirs == Py_None ? 1 : plainly(mine, theirs);
+    }
+    return equal;
 }
 
-/* 1 where the tensor can be copied to a spare that there is; else 0. */
-static int prepare(Handler *self, PyObject *first, Copies *copies) {
-    NAME(before_at, "before_at") { return 0; }
-    NAME(work_at, "work_at") { return 0; }
-    NAME(work, "work") { return 0; }
-    NAME(n_bytes, "n_bytes") { return 0; }
-    Tensor t;
-    if (!read_tensor(first, &t) || !is_on_cpu(&t) || t.data == NULL || !is_contiguous(&t) || is_negated(first) != 0) {
-        return 0;
+/* Whether all that the call gave and wrote to has the bits of the replay: 1, 0, or -1 with an exception. */
+static int all_equal(Handler *self, Call *call, const Copies *copies, PyObject *out, PyObject *theirs) {
+    long long start = started(self);
+    Entry *entry = call->entry;
+    int equal = entry->way == FRESH ? plainly(out, theirs) : entry->way == SEVERAL ? each_plainly(out, theirs) : 1;
+    for (int k = 0; k < entry->n_written && equal == 1; k++) {
+        equal = copies[k].work == NULL || same_values(PyTuple_GET_ITEM(call->args, entry->written[k]), &copies[k]);
     }
-    size_t bytes = t.dtype.bits / 8;
-    for (int32_t d = 0; d < t.ndim; d++) {
-        bytes *= (size_t)t.shape[d];
-    }
-    copies->at = (char *)t.data + t.byte_offset;
-    copies->shape = shape_of(first);
-    PyObject *dtype = dtype_of(first);
-    PyObject *form = dtype == NULL || copies->shape == NULL ? NULL : PyTuple_Pack(2, dtype, copies->shape);
-    Py_XDECREF(dtype);
-    copies->spare = form == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->spares, form));
-    Py_XDECREF(form);
-    if (copies->spare == NULL) {
-        return 0;
-    }
-    copies->work = PyObject_GetAttr(copies->spare, work);
-    copies->before_at = (void *)number_of(copies->spare, before_at);
-    copies->work_at = (void *)number_of(copies->spare, work_at);
-    copies->n_bytes = number_of(copies->spare, n_bytes);
-    return copies->work != NULL && copies->before_at && copies->work_at && bytes && copies->n_bytes == bytes;
+    lap(self, PART_COMPARE, start);
+    return equal;
 }
 
-/* Whether an argument may share its memory with the first one. */
-static int shares(Handler *self, PyObject *args) {
-    PyObject *first = PyTuple_GET_ITEM(args, 0);
-    for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(args); i++) {
-        PyObject *a = PyTuple_GET_ITEM(args, i);
-        if (PyList_CheckExact(a) || PyTuple_CheckExact(a)) {
-            return 1;
-        }
-        if (is_tensor(a)) {
-            PyObject *given[] = {first, a};
-            PyObject *answer = PyObject_Vectorcall(self->shares_memory, given, 2, NULL);
-            Py_XDECREF(answer);
-            if (answer != Py_False) {
-                return 1;
-            }
-        }
-    }
-    return 0;
-}
-
-/* The same call with `work` in place of the first argument. */
-static PyObject *with_first(PyObject *args, PyObject *work) {
-    Py_ssize_t n = PyTuple_GET_SIZE(args);
+static PyObject *spares_of(const Copies *copies, int n) {
     PyObject *made = PyTuple_New(n);
-    for (Py_ssize_t i = 0; i < n && made != NULL; i++) {
-        PyTuple_SET_ITEM(made, i, Py_NewRef(i ? PyTuple_GET_ITEM(args, i) : work));
+    for (int k = 0; k < n && made != NULL; k++) {
+        PyTuple_SET_ITEM(made, k, Py_NewRef(copies[k].spare == NULL ? Py_None : copies[k].spare));
     }
     return made;
 }
 
-/* A call may have given a tensor another form or other memory. */
-static int is_still(PyObject *tensor, void *at, PyObject *shape) {
-    Tensor t;
-    if (!read_tensor(tensor, &t) || (char *)t.data + t.byte_offset != (char *)at) {
-        return 0;
-    }
-    PyObject *now = shape_of(tensor);
-    int same = now == NULL ? 0 : PyObject_RichCompareBool(now, shape, Py_EQ) == 1;
-    Py_XDECREF(now);
-    return same;
-}
-
-static int judge_in_place(Handler *self, Call *call, Copies *copies, PyObject *context, PyObject *out,
-                          PyObject *other_args, long long ns) {
+/* Run the operator once more, compare, and record; -1 with an exception. */
+static int judge(Handler *self, Call *call, const Copies *copies, PyObject *out, PyObject *other_args, long long ns) {
     long long start = now_ns();
     PyObject *theirs = replayed(self, call->entry->run, other_args, call->kwargs);
     long long other_ns = now_ns() - start;
@@ -177,60 +80,74 @@ static int judge_in_place(Handler *self, Call *call, Copies *copies, PyObject *c
     if (theirs == NULL) {
         return -1;
     }
-    start = started(self);
-    PyObject *first = PyTuple_GET_ITEM(call->args, 0);
-    int equal = is_still(first, copies->at, copies->shape) && is_still(copies->work, copies->work_at, copies->shape) &&
-                !bytes_differ(copies->at, copies->work_at, copies->n_bytes);
-    PyErr_Clear();
-    lap(self, PART_COMPARE, start);
-    int failed;
-    if (equal && ns + other_ns < self->worth_timing_ns && !is_suspect(self, call)) {
-        failed = add_match(self, context, ns, other_ns);
-    } else {
-        PyObject *times = Py_BuildValue("(LL)", ns, other_ns);
-        PyObject *given[] = {call->entry->plan, context, call->args,    call->kwargs, out,
-                             theirs,            times,   copies->spare, other_args};
-        PyObject *done = times == NULL ? NULL : PyObject_Vectorcall(self->ended_in_place, given, 9, NULL);
+    int equal = all_equal(self, call, copies, out, theirs), failed = equal < 0 ? -1 : 0;
+    if (!failed) {
+        PyErr_Clear(); /* of what could not be told */
+    }
+    if (!failed && !(equal && add_match(self, call, ns, other_ns, &failed))) {
+        PyObject *times = Py_BuildValue("(LL)", ns, other_ns), *context = PyLong_FromLongLong(call->context);
+        PyObject *spares = spares_of(copies, call->entry->n_written), *done = NULL;
+        PyObject *given[] = {call->entry->plan, context, call->args, call->kwargs, out, theirs, times, spares, other_args};
+        if (times != NULL && context != NULL && spares != NULL) {
+            done = PyObject_Vectorcall(self->ended, given, sizeof given / sizeof *given, NULL);
+        }
         failed = done == NULL ? -1 : 0;
-        Py_XDECREF(times);
         Py_XDECREF(done);
+        Py_XDECREF(spares);
+        Py_XDECREF(context);
+        Py_XDECREF(times);
     }
     Py_DECREF(theirs);
     return failed;
 }
 
-/* The first argument is written to and comes back, and shares its memory with no other. */
-int compare_in_place(Handler *self, Call *call, PyObject **out) {
-    PyObject *context = NULL, *place = NULL;
-    Copies copies = {0};
-    long long start = started(self);
-    int ready = prepare(self, PyTuple_GET_ITEM(call->args, 0), &copies) && !shares(self, call->args);
-    lap(self, PART_COPY, start);
-    PyObject *other_args = ready ? with_first(call->args, copies.work) : NULL;
-    int found = other_args == NULL ? 0 : find_context(self, call, &context, &place);
-    if (found != 1) {
-        Py_XDECREF(other_args);
-        drop(&copies);
-        return found != 0;
-    }
-    start = started(self);
-    move(copies.before_at, copies.at, copies.n_bytes);
-    lap(self, PART_COPY, start);
-    start = now_ns();
-    *out = run_operator(call->entry->run, call->args, call->kwargs);
-    long long ns = now_ns() - start;
-    if (*out != NULL) {
-        start = started(self);
-        move(copies.work_at, copies.before_at, copies.n_bytes);
-        lap(self, PART_COPY, start);
-        if (judge_in_place(self, call, &copies, context, *out, other_args, ns) && report(self->failed, call, place)) {
-            Py_CLEAR(*out);
+/* The user's call, and what comes of it: the result, or NULL with an exception. */
+static PyObject *run_and_judge(Handler *self, Call *call, const Copies *copies, PyObject *other_args) {
+    int n = call->entry->n_written;
+    for (int k = 0; k < n; k++) {
+        if (copies[k].work != NULL) {
+            keep_values(self, &copies[k]);
         }
-        self->own_ns += now_ns() - call->entered - ns;
     }
-    Py_DECREF(other_args);
-    Py_DECREF(context);
-    Py_DECREF(place);
-    drop(&copies);
-    return 1;
+    long long start = now_ns();
+    PyObject *out = run_operator(call->entry->run, call->args, call->kwargs);
+    long long ns = now_ns() - start;
+    if (out == NULL) {
+        return NULL;
+    }
+    for (int k = 0; k < n; k++) {
+        if (copies[k].work != NULL) {
+            give_values(self, &copies[k]);
+        }
+    }
+    if (judge(self, call, copies, out, other_args, ns) && report(self->failed, call)) {
+        Py_CLEAR(out);
+    }
+    self->own_ns += now_ns() - call->entered - ns;
+    return out;
+}
+
+int compare_call(Handler *self, Call *call, PyObject **out) {
+    Entry *entry = call->entry;
+    Copies copies[MOST_WRITTEN] = {{0}};
+    PyObject *other_args = NULL;
+    long long start = started(self);
+    int ready = prepare(self, call, copies);
+    if (ready == 1) {
+        other_args = entry->n_written ? with_copies(call->args, entry->written, copies, entry->n_written)
+                                      : Py_NewRef(call->args);
+        if (entry->n_written) {
+            lap(self, PART_COPY, start);
+        }
+        ready = other_args != NULL ? find_context(self, call) : interrupted() ? -1 : 0;
+    }
+    if (ready == 1) {
+        *out = run_and_judge(self, call, copies, other_args);
+        drop_place(&call->place);
+    }
+    Py_XDECREF(other_args);
+    for (int k = 0; k < entry->n_written; k++) {
+        drop_copies(&copies[k]);
+    }
+    return ready != 0;
 }

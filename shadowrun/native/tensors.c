@@ -26,7 +26,7 @@ typedef struct {
 static FromObject from_object;
 static PyTypeObject *tensor_type, *parameter_type;
 static PyObject *exact_types; /* a frozenset */
-static PyObject *shape_descriptor, *dtype_descriptor;
+static PyObject *shape_descriptor, *dtype_descriptor, *cpu_descriptor, *neg_descriptor;
 static int failures;
 
 /* setup(torch.Tensor, torch.nn.Parameter, exact types): whether this torch has what is needed. */
@@ -51,6 +51,8 @@ PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     Py_XSETREF(exact_types, Py_NewRef(args[2]));
     Py_XSETREF(shape_descriptor, PyObject_GetAttrString(args[0], "shape"));
     Py_XSETREF(dtype_descriptor, PyObject_GetAttrString(args[0], "dtype"));
+    Py_XSETREF(cpu_descriptor, PyObject_GetAttrString(args[0], "is_cpu"));
+    Py_XSETREF(neg_descriptor, PyObject_GetAttrString(args[0], "is_neg"));
     PyErr_Clear();
     failures = 0;
     Py_RETURN_TRUE;
@@ -111,9 +113,23 @@ int is_contiguous(const Tensor *t) {
 
 int is_on_cpu(const Tensor *t) { return t->device.type == ON_CPU; }
 
+int has_cpu(PyObject *tensor) {
+    NAME(is_cpu, "is_cpu") { return 0; }
+    PyObject *answer = computed(tensor, cpu_descriptor, is_cpu);
+    int is_there = answer == Py_True;
+    Py_XDECREF(answer);
+    return is_there;
+}
+
 int is_negated(PyObject *t) {
     NAME(is_neg, "is_neg") { return -1; }
-    PyObject *answer = PyObject_CallMethodNoArgs(t, is_neg);
+    PyObject *answer;
+    if (is_tensor(t) && neg_descriptor != NULL && Py_IS_TYPE(neg_descriptor, &PyMethodDescr_Type) &&
+        ((PyMethodDescrObject *)neg_descriptor)->d_method->ml_flags == METH_NOARGS) {
+        answer = ((PyMethodDescrObject *)neg_descriptor)->d_method->ml_meth(t, NULL);
+    } else {
+        answer = PyObject_CallMethodNoArgs(t, is_neg);
+    }
     int negated = answer == NULL ? -1 : answer == Py_True;
     Py_XDECREF(answer);
     return negated;
