@@ -121,7 +121,7 @@ class Attribution:
             phases=(_FORWARD, _BACKWARD, _OPTIMIZER),
             node=_autograd_node,
             number=_next_number,
-            get_frame=_frame,
+            peek=torchapi.next_sequence_number_address(),
             place=self._place,
             most_links=_MAX_LINKS,
         )

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from shadowrun import native
 from shadowrun.intercept import higher_order, torchapi
 from shadowrun.intercept.plan import OpPlan, make_plan
 
@@ -165,19 +166,26 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             if plan is None:
                 plan = self._plans[id(func)] = make_plan(func, len(self._plans))
                 if self.quick is not None:
-                    _learn(self.quick, plan)
+                    _learn(self.quick, native.core, plan)
         return plan
 
 
-def _learn(quick: Any, plan: OpPlan) -> None:
+def _learn(quick: Any, core: Any, plan: OpPlan) -> None:
     """Tell the compiled handler of a plan, unless calls by it have to be looked at."""
-    if not (plan.passes or plan.composite or plan.custom):  # custom ones may wait for another thread
-        in_place = bool(plan.mutated)
-        skipped = plan.name, "cpu", plan.reason
-        short = plan.short and not plan.silent
-        quick.learn(
-            id(plan.func), plan, plan.run, plan.index, skipped, plan.silent, short and not in_place, short and in_place
-        )
+    if plan.composite or plan.custom:  # custom ones may wait for another thread
+        return
+    way, written = core.LONG, tuple(a.position for a in plan.mutated if not (a.is_list or a.kwarg_only))
+    if plan.passes:
+        way = core.PASSING
+    elif plan.silent:
+        way = core.SILENT
+    elif plan.short:
+        way = core.IN_PLACE if plan.mutated else core.FRESH
+    elif not (plan.random or plan.uninitialised) and len(written) == len(plan.mutated) <= core.MOST_WRITTEN:
+        way = core.SEVERAL
+    skipped = plan.name, "" if plan.passes else "cpu", plan.reason
+    looks = way in (core.IN_PLACE, core.SEVERAL)
+    quick.learn(plan.func, plan, plan.run, plan.index, skipped, way, written if looks else ())
 
 
 def handing_over_ns() -> float:

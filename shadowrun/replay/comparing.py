@@ -44,6 +44,7 @@ class Comparing:
 
     Attributes:
         suspects: Numbers of the plans whose operators were wrong before.
+        slow_ratio: From which on an operator may be called slow.
     """
 
     def __init__(self, config: Config, target: Executor, ref: Executor, recorder: Recorder) -> None:
@@ -57,7 +58,7 @@ class Comparing:
         # The last right results of operators that were wrong before: a stale buffer repeats them.
         self.suspects: set[int] = set()
         self._previous: dict[int, tuple[Value, ...]] = {}
-        self._slow_ratio = config.slow_ratio
+        self.slow_ratio = config.slow_ratio
         self._slow: Counter[int] = Counter()
 
     def judge_with(self, judge: Judge) -> None:
@@ -91,7 +92,7 @@ class Comparing:
 
     def is_slow(self, actual_ns: int, expected_ns: int) -> bool:
         """Whether a call takes the target so long that its operator may be called slow."""
-        return actual_ns >= max(self._slow_ratio * expected_ns, expected_ns + _SLOW_NS)
+        return actual_ns >= max(self.slow_ratio * expected_ns, expected_ns + _SLOW_NS)
 
     def conclude(
         self,

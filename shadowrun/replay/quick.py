@@ -8,7 +8,6 @@ from shadowrun.intercept import torchapi
 from shadowrun.intercept.torchapi import unheard
 from shadowrun.native import core
 from shadowrun.native.tensors import plainly_equal
-from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
 from shadowrun.replay.execution import Ran
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.comparing import Comparing
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.schedule import Selection
-    from shadowrun.replay.short import ShortWay
+    from shadowrun.replay.shared import SharedPath
     from shadowrun.replay.spares import Spare
     from shadowrun.replay.stage import Role
 
@@ -34,8 +33,7 @@ class Quick:
         selection: What is wanted.
         attribution: Tells where calls come from.
         comparing: Knows the suspects.
-        short: The same ways in Python.
-        ending: Records what became of a call.
+        shared: The same ways in Python.
         role: What the CPU means.
 
     Attributes:
@@ -48,13 +46,12 @@ class Quick:
         selection: Selection,
         attribution: Attribution,
         comparing: Comparing,
-        short: ShortWay,
-        ending: Ending,
+        shared: SharedPath,
         role: Role,
     ) -> None:
-        self._short = short
-        self._ending = ending
+        self._shared = shared
         self._role = role
+        self._recorder = recorder
         self.handler: Any = None
         if core is None or plainly_equal is None or attribution.quick is None:
             return
@@ -64,18 +61,19 @@ class Quick:
             selection=selection,
             device=role.device,
             suspects=comparing.suspects,
-            spares=short.forms,
+            spares=shared.short.spares.by_form,
+            make_spare=shared.short.spares.make,
             again=_again,
             shares_memory=torchapi.shares_memory,
             ended=self._ended,
-            ended_in_place=self._ended_in_place,
             failed=self._failed,
             unrecorded=self._unrecorded,
-            lock=None,
-            gate=None,
+            acquire=None,
+            release=None,
+            waited_for=None,
             **recorder.inner_parts(),
         )
-        self.handler.worth_timing_ns = WORTH_TIMING_NS
+        self.handler.slow_ratio = comparing.slow_ratio
         self.handler.on_target = role.on_target
 
     @property
@@ -86,7 +84,7 @@ class Quick:
     def guard(self, lock: Any, gate: Any) -> None:
         """Have it hold a lock for the length of a call, unless the gate is closed."""
         if self.handler is not None:
-            self.handler.lock, self.handler.gate = lock, gate
+            self.handler.guard(lock.acquire, lock.release, gate.locked)
 
     def compare(self) -> None:
         """Have calls compared."""
@@ -112,35 +110,33 @@ class Quick:
         out: Any,
         theirs: Any,
         times: tuple[int, int],
-        plainly: bool,
-    ) -> None:
-        mine, replayed = Ran(args, kwargs, out, times[0]), Ran(args, kwargs, theirs, times[1])
-        self._short.end_fresh(plan, context, mine, replayed, self._role, plainly)
-
-    def _ended_in_place(
-        self,
-        plan: OpPlan,
-        context: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        theirs: Any,
-        times: tuple[int, int],
-        spare: Spare,
+        spares: tuple[Spare | None, ...],
         other_args: tuple[Any, ...],
     ) -> None:
+        """A call that was slow, or whose results are not plainly equal."""
         mine, replayed = Ran(args, kwargs, out, times[0]), Ran(other_args, kwargs, theirs, times[1])
-        self._short.end_in_place(plan, context, mine, replayed, self._role, spare)
+        short, role = self._shared.short, self._role
+        if not plan.short:
+            before = list(args)
+            for argument, spare in zip(plan.mutated, spares, strict=True):
+                if spare is not None:
+                    before[argument.position] = spare.before
+                    short.spares.drop(spare)  # it is needed longer than this call takes
+            self._shared.end_several(plan, context, (tuple(before), kwargs), mine, replayed, role)
+        elif spares and spares[0] is not None:
+            short.end_in_place(plan, context, mine, replayed, role, spares[0])
+        else:
+            short.end_fresh(plan, context, mine, replayed, role, plainly=False)
 
     def _failed(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, error: Exception
     ) -> None:
-        self._ending.fail(plan, args, kwargs, self._role, place, error)
+        self._shared.ending.fail(plan, args, kwargs, self._role, place, error)
 
     def _unrecorded(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], _place: Place, error: Exception
     ) -> None:
-        self._ending.unrecorded(plan, args, kwargs, error)
+        self._shared.ending.unrecorded(plan, args, kwargs, error)
 
 
 def _again(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -52,7 +52,7 @@ class Recorder:
         self._numbers = itertools.count(data.next_seq)
         self._contexts: dict[tuple[Any, ...], int] = {}
         self._match = data.verdict_id(_MATCH)
-        self._seen = -1
+        self._seen = data.verdict_id(_SEEN)
         self._skipped: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
@@ -66,6 +66,7 @@ class Recorder:
             "contexts": self._contexts,
             "rows": self.data.rows,
             "matched": self._match,
+            "seen_verdict": self._seen,
         }
 
     @property
@@ -102,8 +103,6 @@ class Recorder:
 
     def seen(self, context: int) -> None:
         """Record a call that is only recorded."""
-        if self._seen < 0:
-            self._seen = self.data.verdict_id(_SEEN)
         seq = next(self._numbers)
         self._last_step = step = self.step
         self.data.rows.append((seq, step, context, self._seen, _UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN))

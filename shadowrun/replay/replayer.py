@@ -104,8 +104,7 @@ class Replayer:
         self.lock = threading.RLock()
         self._gate = threading.Lock()
         self._running = False
-        role, short = self._cpu_role, self._shortest
-        self._switch = Quick(recorder, selection, self._attribution, comparing, short, short.ending, role)
+        self._switch = Quick(recorder, selection, self._attribution, comparing, shared, self._cpu_role)
         self._switch.guard(self.lock, self._gate)
         self.quick = self._switch.handler
 

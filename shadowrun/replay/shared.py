@@ -37,6 +37,7 @@ class SharedPath:
 
     Attributes:
         short: The way of plain calls.
+        ending: Records what became of a call.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -45,8 +46,8 @@ class SharedPath:
         self._max_bytes = stage.config.max_bytes
         self._no_drift = stage.drift is None
         self._comparing = stage.comparing
-        self._ending = Ending(stage)
-        self.short = ShortWay(stage, self._ending)
+        self.ending = Ending(stage)
+        self.short = ShortWay(stage, self.ending)
 
     def observe(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
@@ -97,12 +98,19 @@ class SharedPath:
             start = _clock()
             theirs = unheard(plan.run, (), *again) if other.plain else other.call(plan, *again)
             other_ns = _clock() - start
-            equal = self._equal(results.values(plan, args, kwargs, out), results.values(plan, *again, theirs))
             mine, replayed = Ran(args, kwargs, out, ns), Ran(*again, theirs, other_ns)
-            self._ending.end(plan, context, pristine, mine, replayed, role, equal=equal)
+            self.end_several(plan, context, pristine, mine, replayed, role)
         except Exception as error:
-            self._ending.fail(plan, args, kwargs, role, place, error)
+            self.ending.fail(plan, args, kwargs, role, place, error)
         return out, ns
+
+    def end_several(
+        self, plan: OpPlan, context: int, pristine: Arguments, mine: Ran, theirs: Ran, role: Role
+    ) -> None:
+        """Compare and record a call whose two runs are over."""
+        actual = results.values(plan, mine.args, mine.kwargs, mine.out)
+        equal = self._equal(actual, results.values(plan, theirs.args, theirs.kwargs, theirs.out))
+        self.ending.end(plan, context, pristine, mine, theirs, role, equal=equal)
 
     def _equal(self, actual: list[Value], expected: list[Value]) -> bool:
         """Whether all results have the same bits and strides; False also where a kind cannot be compared."""

@@ -40,7 +40,7 @@ class ShortWay:
 
     Attributes:
         ending: As given.
-        forms: Memory that is kept for copies; see `Spares.by_form`.
+        spares: Memory that is kept for copies.
     """
 
     def __init__(self, stage: Stage, ending: Ending) -> None:
@@ -49,12 +49,12 @@ class ShortWay:
         self._comparing = stage.comparing
         self._suspects = stage.comparing.suspects
         self.ending = ending
-        self._spares = Spares(stage.config.max_bytes)
-        self.forms = self._spares.by_form
+        self.spares = Spares(stage.config.max_bytes)
+        self._forms = self.spares.by_form
 
     def clear(self) -> None:
         """Let go of the memory that is kept for copies."""
-        self._spares.clear()
+        self.spares.clear()
 
     def fresh(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
@@ -86,13 +86,13 @@ class ShortWay:
                     self._recorder.match(context, ns / 1000, other_ns / 1000)
             else:
                 self.end_fresh(
-                    plan, context, Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role, plainly
+                    plan, context, Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role, plainly=plainly
                 )
         except Exception as error:
             self.ending.fail(plan, args, kwargs, role, place, error)
         return out, ns
 
-    def end_fresh(self, plan: OpPlan, context: int, mine: Ran, theirs: Ran, role: Role, plainly: bool) -> None:
+    def end_fresh(self, plan: OpPlan, context: int, mine: Ran, theirs: Ran, role: Role, *, plainly: bool) -> None:
         """Record a call of `fresh` that took long, or whose results are not plainly equal: numbers, say."""
         out = mine.out
         equal = plainly or (type(out) in _FRESH and self._comparing.equal(out, theirs.out))
@@ -109,7 +109,7 @@ class ShortWay:
         first = args[0]
         try:
             shape = first.shape
-            spare = self.forms.get((first.dtype, shape)) or self._spares.make(first)
+            spare = self._forms.get((first.dtype, shape)) or self.spares.make(first)
             at = first.data_ptr()
             if spare is None or not at or not first.is_contiguous() or first.is_neg():
                 return None
@@ -163,7 +163,7 @@ class ShortWay:
 
     def end_in_place(self, plan: OpPlan, context: int, mine: Ran, theirs: Ran, role: Role, spare: Spare) -> None:
         """Record a call of `in_place` that took long, or whose results are not plainly equal."""
-        self._spares.drop(spare)  # it is needed longer than this call takes
+        self.spares.drop(spare)  # it is needed longer than this call takes
         first, work = mine.args[0], spare.work
         pristine = ((spare.before, *mine.args[1:]), mine.kwargs)
         equal = plainly_equal(first, work) or self._comparing.equal(first, work)

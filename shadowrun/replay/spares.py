@@ -15,6 +15,8 @@ from shadowrun.intercept.torchapi import unheard
 
 __all__ = ["Spare", "Spares"]
 
+Form = tuple[torch.dtype, torch.Size] | tuple[torch.dtype, torch.Size, int]
+
 _CPU = torch.device("cpu")
 _MOST_EACH = 256 << 10
 _MOST = 4 << 20
@@ -38,6 +40,7 @@ class Spare:
         work: For the replay to write to.
         work_at: Its address.
         n_bytes: Of each.
+        form: What it is kept by.
     """
 
     before: torch.Tensor
@@ -45,10 +48,11 @@ class Spare:
     work: torch.Tensor
     work_at: int
     n_bytes: int
+    form: Form
 
 
 class Spares:
-    """Spares by dtype and shape.
+    """Spares by dtype and shape; a call that writes to several tensors has numbers for those after the first.
 
     Args:
         max_bytes: Bound of the copies of one call.
@@ -58,27 +62,29 @@ class Spares:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.by_form: dict[tuple[torch.dtype, torch.Size], Spare] = {}
+        self.by_form: dict[Form, Spare] = {}
         self._max_bytes = max_bytes
         self._held = 0
 
-    def make(self, t: torch.Tensor) -> Spare | None:
+    def make(self, t: torch.Tensor, number: int = 0) -> Spare | None:
         """A spare for a tensor on the CPU, a small one kept for the next; None where it is too large or not plain."""
+        form: Form = (t.dtype, t.shape, number) if number else (t.dtype, t.shape)
         n_bytes = t.nbytes
         if not 0 < n_bytes <= self._max_bytes or t.dtype in _NOT_PLAIN:
             return None
         if n_bytes > _MOST_EACH:
-            return unheard(_make, (), (t,))  # type: ignore[no-any-return]
+            return unheard(_make, (), (t, form))  # type: ignore[no-any-return]
         if self._held + 2 * n_bytes > _MOST or len(self.by_form) >= _MOST_FORMS:
             self.clear()
-        spare: Spare = unheard(_make, (), (t,))
-        self.by_form[t.dtype, t.shape] = spare
+        spare: Spare = unheard(_make, (), (t, form))
+        self.by_form[form] = spare
         self._held += 2 * n_bytes
         return spare
 
     def drop(self, spare: Spare) -> None:
         """Give a spare away: the next call of its form gets another."""
-        if self.by_form.pop((spare.before.dtype, spare.before.shape), None) is not None:
+        if self.by_form.get(spare.form) is spare:
+            del self.by_form[spare.form]
             self._held -= 2 * spare.n_bytes
 
     def clear(self) -> None:
@@ -87,9 +93,9 @@ class Spares:
         self._held = 0
 
 
-def _make(t: torch.Tensor) -> Spare:
+def _make(t: torch.Tensor, form: Form) -> Spare:
     before, work = _two_like(t)
-    return Spare(before, before.data_ptr(), work, work.data_ptr(), t.nbytes)
+    return Spare(before, before.data_ptr(), work, work.data_ptr(), t.nbytes, form)
 
 
 def _two_like(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

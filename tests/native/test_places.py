@@ -185,14 +185,13 @@ def places(**changed):
         "phases": ("forward", "backward", "optimizer"),
         "node": lambda: None,
         "number": lambda: 7,
-        "get_frame": sys._getframe,
         "place": lambda _: ("slow", "", ""),
         "most_links": 10,
     }
     return native.core.Places(**parts | changed)
 
 
-@pytest.mark.parametrize("part", ["node", "number", "get_frame"])
+@pytest.mark.parametrize("part", ["node", "number"])
 def test_errors_are_left_to_python_and_interrupts_are_not(part):
     assert places(**{part: raising(ValueError())}).place(0) == ("slow", "", "")
     with pytest.raises(Interrupt):
