@@ -79,9 +79,8 @@ class _Chain:
 
     def end_step(self) -> None:
         numbers = list(self.links)
-        for number in numbers:
-            if number < self.oldest:
-                self.links.pop(number, None)
+        for number in [number for number in numbers if number < self.oldest]:
+            self.links.pop(number, None)
         self.oldest, self.mark = self.mark, numbers[-1] + 1 if numbers else self.mark
 
 
@@ -220,9 +219,8 @@ class Attribution:
     def end_step(self) -> None:
         """Forget the forward calls of all steps but the last: their graphs have been used."""
         oldest, self._step_began_at = self._step_began_at, torchapi.next_sequence_number()
-        for number in list(self._links):
-            if number < oldest:
-                self._links.pop(number, None)
+        for number in [number for number in list(self._links) if number < oldest]:
+            self._links.pop(number, None)
         for chain in self._chains:
             chain.end_step()
         self._chains = [c for c in self._chains if c.links or not c.done]

@@ -15,16 +15,21 @@ enum { MOST_WRITTEN = 4 };
 
 /* An operator, of whose plan this is what the short ways need. */
 typedef struct {
-    PyObject *func, *plan, *run, *index;
+    PyObject *plan, *run, *index;
     PyObject *skipped; /* tuple: the key under which calls without values are counted */
     int way, n_written;
     int written[MOST_WRITTEN]; /* positions of the arguments that it writes to, of those that take several */
 } Entry;
 
 typedef struct {
+    PyObject *func; /* the operator, owned; NULL: free */
+    Entry *entry;
+} Learnt;
+
+typedef struct {
     PyObject_HEAD
-    Entry **entries;         /* table by the operator's address; they stay as long as this */
-    size_t entries_room, n_entries;
+    Learnt *learnt;          /* table by the operator's address; what is in it stays as long as this */
+    size_t learnt_room, n_learnt;
     Seen *seen;
     PyObject *n_modes_below; /* callable */
     PyObject *places;        /* Places */

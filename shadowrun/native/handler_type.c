@@ -17,47 +17,38 @@ static PyObject *bind(Handler *self, PyObject *mode) {
     return PyCFunction_NewEx(&dispatch_definition, mode, NULL);
 }
 
-static void drop_entry(Entry *entry) {
-    Py_XDECREF(entry->func);
-    Py_XDECREF(entry->plan);
-    Py_XDECREF(entry->run);
-    Py_XDECREF(entry->index);
-    Py_XDECREF(entry->skipped);
-    PyMem_Free(entry);
-}
-
-/* Where the entry of an operator is, or would be. */
-static Entry **slot_of(Entry **entries, size_t room, const PyObject *func) {
+/* Where an operator is, or would be. */
+static Learnt *slot_of(Learnt *learnt, size_t room, const PyObject *func) {
     size_t i = ((uintptr_t)func >> 4) & (room - 1);
-    while (entries[i] != NULL && entries[i]->func != func) {
+    while (learnt[i].func != NULL && learnt[i].func != func) {
         i = (i + 1) & (room - 1);
     }
-    return &entries[i];
+    return &learnt[i];
 }
 
 Entry *find_entry(const Handler *self, PyObject *func) {
-    return self->entries_room ? *slot_of(self->entries, self->entries_room, func) : NULL;
+    return self->learnt_room ? slot_of(self->learnt, self->learnt_room, func)->entry : NULL;
 }
 
 /* Room for one more; -1 with an exception. */
 static int make_room(Handler *self) {
-    if (2 * (self->n_entries + 1) <= self->entries_room) {
+    if (2 * (self->n_learnt + 1) <= self->learnt_room) {
         return 0;
     }
-    size_t room = self->entries_room ? 2 * self->entries_room : 256;
-    Entry **entries = PyMem_Calloc(room, sizeof *entries);
-    if (entries == NULL) {
+    size_t room = self->learnt_room ? 2 * self->learnt_room : 256;
+    Learnt *learnt = PyMem_Calloc(room, sizeof *learnt);
+    if (learnt == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (size_t i = 0; i < self->entries_room; i++) {
-        if (self->entries[i] != NULL) {
-            *slot_of(entries, room, self->entries[i]->func) = self->entries[i];
+    for (size_t i = 0; i < self->learnt_room; i++) {
+        if (self->learnt[i].func != NULL) {
+            *slot_of(learnt, room, self->learnt[i].func) = self->learnt[i];
         }
     }
-    PyMem_Free(self->entries);
-    self->entries = entries;
-    self->entries_room = room;
+    PyMem_Free(self->learnt);
+    self->learnt = learnt;
+    self->learnt_room = room;
     return 0;
 }
 
@@ -76,8 +67,8 @@ static PyObject *learn(Handler *self, PyObject *args) {
     if (make_room(self)) {
         return NULL;
     }
-    Entry **slot = slot_of(self->entries, self->entries_room, func);
-    if (*slot != NULL) { /* it may be in use; an operator has one plan */
+    Learnt *slot = slot_of(self->learnt, self->learnt_room, func);
+    if (slot->func != NULL) { /* it may be in use; an operator has one plan */
         Py_RETURN_NONE;
     }
     Entry *entry = PyMem_Calloc(1, sizeof *entry);
@@ -96,13 +87,12 @@ static PyObject *learn(Handler *self, PyObject *args) {
             return NULL;
         }
     }
-    entry->func = Py_NewRef(func);
     entry->plan = Py_NewRef(plan);
     entry->run = Py_NewRef(run);
     entry->index = Py_NewRef(index);
     entry->skipped = Py_NewRef(skipped);
-    *slot = entry;
-    self->n_entries++;
+    *slot = (Learnt){Py_NewRef(func), entry};
+    self->n_learnt++;
     Py_RETURN_NONE;
 }
 
@@ -176,11 +166,11 @@ static int traverse(Handler *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
 #define VISIT(name) Py_VISIT(self->name);
     FIELDS(VISIT)
-    for (size_t i = 0; i < self->entries_room; i++) {
-        if (self->entries[i] != NULL) {
-            Py_VISIT(self->entries[i]->plan);
-            Py_VISIT(self->entries[i]->run);
-            Py_VISIT(self->entries[i]->func);
+    for (size_t i = 0; i < self->learnt_room; i++) {
+        if (self->learnt[i].func != NULL) {
+            Py_VISIT(self->learnt[i].func);
+            Py_VISIT(self->learnt[i].entry->plan);
+            Py_VISIT(self->learnt[i].entry->run);
         }
     }
     return visit_seen(self->seen, visit, arg);
@@ -191,16 +181,21 @@ static int clear(Handler *self) {
     Py_CLEAR(self->minus_one);
 #define CLEAR(name) Py_CLEAR(self->name);
     FIELDS(CLEAR)
-    Entry **entries = self->entries;
-    size_t room = self->entries_room;
-    self->entries = NULL;
-    self->entries_room = self->n_entries = 0;
+    Learnt *learnt = self->learnt;
+    size_t room = self->learnt_room;
+    self->learnt = NULL;
+    self->learnt_room = self->n_learnt = 0;
     for (size_t i = 0; i < room; i++) {
-        if (entries[i] != NULL) {
-            drop_entry(entries[i]);
+        if (learnt[i].func != NULL) {
+            Py_DECREF(learnt[i].func);
+            Py_DECREF(learnt[i].entry->plan);
+            Py_DECREF(learnt[i].entry->run);
+            Py_DECREF(learnt[i].entry->index);
+            Py_DECREF(learnt[i].entry->skipped);
+            PyMem_Free(learnt[i].entry);
         }
     }
-    PyMem_Free(entries);
+    PyMem_Free(learnt);
     Seen *seen = self->seen;
     self->seen = NULL;
     drop_seen(seen);
