@@ -32,36 +32,57 @@ static PyObject *site_of(Places *self, PyCodeObject *code, int offset) {
     return found;
 }
 
-/* What is found from a frame on: a new reference; NULL, perhaps with an exception, where it is not known. */
-static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above) {
+/* The mark in an optimizer's frame: what was found from it on; a new reference, or NULL, perhaps with an exception. */
+static PyObject *marked(Places *self, PyFrameObject *frame) {
     NAME(trace, "f_trace") { return NULL; }
     NAME(found_name, "found") { return NULL; }
+    PyObject *mark = PyObject_GetAttr((PyObject *)frame, trace);
+    PyObject *found = mark != NULL && (PyObject *)Py_TYPE(mark) == self->mark ? PyObject_GetAttr(mark, found_name) : NULL;
+    Py_XDECREF(mark);
+    return found;
+}
+
+static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above, Py_ssize_t level);
+
+/* What is found above the frame of the module call of that level, which is remembered for the others of the call. */
+static PyObject *find_above(Places *self, PyFrameObject *frame, PyObject *above, Py_ssize_t level) {
+    PyObject *found = Py_NewRef(PyList_GET_ITEM(above, level));
+    if (found == Py_None) {
+        Py_DECREF(found);
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        found = back == NULL ? NULL : find(self, back, above, level - 1);
+        Py_XDECREF(back);
+        if (found != NULL && level < PyList_GET_SIZE(above)) {
+            PyList_SetItem(above, level, Py_NewRef(found));
+        }
+    }
+    return found;
+}
+
+/* What is found from a frame on: a new reference; NULL, perhaps with an exception, where it is not known. */
+static PyObject *find(Places *self, PyFrameObject *frame, PyObject *above, Py_ssize_t level) {
     PyObject *found = NULL;
-    Py_ssize_t level = PyList_GET_SIZE(above) - 1;
+    int in_optimizer = 0;
     Py_INCREF(frame);
     while (frame != NULL) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         PyObject *kind = PyDict_GetItemWithError(self->kinds, code->co_filename);
         long k = kind == NULL ? -1 : PyLong_AsLong(kind);
         int last = 1;
-        if (k == LIBRARY) {
-            if ((PyObject *)code == self->module_call && level >= 0) {
-                PyObject *known = PyList_GET_ITEM(above, level);
-                found = known == Py_None ? NULL : Py_NewRef(known);
-            } else {
-                last = 0;
-            }
+        if (k == LIBRARY && !((PyObject *)code == self->module_call && level >= 0)) {
+            last = 0;
+        } else if (k == LIBRARY) {
+            found = in_optimizer ? NULL : find_above(self, frame, above, level);
         } else if (k == USER) {
-            found = Py_XNewRef(site_of(self, code, PyFrame_GetLasti(frame)));
+            found = in_optimizer ? NULL : Py_XNewRef(site_of(self, code, PyFrame_GetLasti(frame)));
         } else if (k == OPTIMIZER_CODE) {
-            PyObject *mark = PyObject_GetAttr((PyObject *)frame, trace);
-            if (mark != NULL && (PyObject *)Py_TYPE(mark) == self->mark) {
-                found = PyObject_GetAttr(mark, found_name);
-            }
-            Py_XDECREF(mark);
+            found = marked(self, frame);
+            /* A helper of it that was just called has no mark yet, and is not worth one. The loop over parameters is: who
+             * finds none in the next either leaves it to Python, which puts one there. */
+            last = found != NULL || in_optimizer++;
         }
         Py_DECREF(code);
-        PyFrameObject *back = last ? NULL : PyFrame_GetBack(frame);
+        PyFrameObject *back = last || PyErr_Occurred() ? NULL : PyFrame_GetBack(frame);
         Py_DECREF(frame);
         frame = back;
     }
@@ -196,7 +217,7 @@ static int forward(Places *self, PyObject *state, int depth, Place *place) {
     }
     Py_ssize_t n = PyList_GET_SIZE(modules);
     PyObject *module = Py_NewRef(n ? PyList_GET_ITEM(modules, n - 1) : nothing);
-    PyObject *found = find(self, frame, above);
+    PyObject *found = find(self, frame, above, PyList_GET_SIZE(above) - 1);
     int done = 0;
     if (found != NULL) {
         PyObject *site = PyTuple_GET_ITEM(found, 0);
