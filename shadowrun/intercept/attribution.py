@@ -102,8 +102,7 @@ class Attribution:
         self._links: dict[int, tuple[str, str]] = {}
         self._chains: list[_Chain] = []
         self._step_began_at = 0
-        self._paths: dict[int, str] = {}
-        self._owners: dict[int, weakref.ref[nn.Module]] = {}
+        self._paths: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._original_call: Callable[..., Any] | None = None
         self.unfollowed: Callable[[], None] = lambda: None
         self.place: Callable[[int], Place] = self._place
@@ -132,7 +131,7 @@ class Attribution:
         attribution = self
         self._original_call = original = nn.Module.__call__
         threads = self._threads
-        path_of = self._path_of
+        paths, path_of = self._paths, self._path_of
         autograd_node = torchapi.autograd_node
         is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
@@ -142,17 +141,20 @@ class Attribution:
             state = threads.state
             modules, above = state.modules, state.above
             recomputing = autograd_node() is not None
-            if not state.entered and not recomputing:
+            if recomputing:
+                state.recomputing += 1
+            elif not state.entered:
                 attribution.unfollowed()
-            state.recomputing += recomputing
-            modules.append(path_of(self, modules))
+            known = paths.get(id(self))
+            modules.append(known[1] if known is not None and known[0]() is self else path_of(self, modules))
             above.append(None)
             try:
                 return original(self, *args, **kwargs)
             finally:
                 above.pop()
                 modules.pop()
-                state.recomputing -= recomputing
+                if recomputing:
+                    state.recomputing -= 1
 
         torchapi.stand_for_module_call(__call__, original)
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
@@ -272,23 +274,22 @@ class Attribution:
         return found[0] if len(found) == 1 else None
 
     def _path_of(self, module: nn.Module, modules: list[str]) -> str:
-        key = id(module)
-        owner = self._owners.get(key)
-        if owner is not None and owner() is module:
-            return self._paths[key]
+        """Path of a module that is not known yet; all that are in it get theirs with it."""
         if isinstance(module, torch.fx.GraphModule) and (modules or torchapi.autograd_node() is not None):
             # Made by torch from a function that a higher-order operator was given: it has no place of its own.
             return modules[-1] if modules else ""
         name = type(module).__name__
         path = f"{modules[-1]}.{name}" if modules else name
+        paths = self._paths
         try:
             for sub_name, sub in module.named_modules():
-                if id(sub) not in self._owners or self._owners[id(sub)]() is not sub:
-                    self._owners[id(sub)] = weakref.ref(sub)
-                    self._paths[id(sub)] = f"{path}.{sub_name}" if sub_name else path
+                known = paths.get(id(sub))
+                if known is None or known[0]() is not sub:
+                    paths[id(sub)] = weakref.ref(sub), f"{path}.{sub_name}" if sub_name else path
         except Exception:  # a module whose containers are changing under us: a name is not worth a failure
             return path
-        return self._paths.get(key, path)
+        known = paths.get(id(module))
+        return path if known is None else known[1]
 
 
 def _keep(links: dict[int, tuple[str, str]], number: int, link: tuple[str, str]) -> None:

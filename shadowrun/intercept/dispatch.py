@@ -172,7 +172,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
 
 def _learn(quick: Any, core: Any, plan: OpPlan) -> None:
     """Tell the compiled handler of a plan, unless calls by it have to be looked at."""
-    if plan.composite or plan.custom:  # custom ones may wait for another thread
+    if plan.composite or (plan.custom and not plan.passes):  # custom ones may wait for another thread
         return
     way, written = core.LONG, tuple(a.position for a in plan.mutated if not (a.is_list or a.kwarg_only))
     if plan.passes:

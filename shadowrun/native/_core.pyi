@@ -39,9 +39,9 @@ class Places:
         phases: tuple[str, str, str],
         node: Callable[[], Any],
         number: Callable[[], int],
-        get_frame: Callable[[int], Any],
         place: Callable[[int], Any],
         most_links: int,
+        peek: int = 0,
     ) -> None: ...
     def place(self, depth: int, /) -> Any: ...
     def note(self, depth: int, /) -> None: ...
@@ -50,25 +50,33 @@ OFF: int
 COMPARING: int
 RECORDING: int
 
+FRESH: int
+IN_PLACE: int
+SEVERAL: int
+SILENT: int
+PASSING: int
+LONG: int
+MOST_WRITTEN: int
+
 class Handler:
     way: int
     on_target: int
-    worth_timing_ns: int
+    slow_ratio: float
     own_ns: int
-    lock: Any
-    gate: Any
     def __init__(self, **parts: Any) -> None: ...
     def bind(self, mode: object, /) -> Any: ...
     def learn(
         self,
-        operator_id: int,
+        operator: object,
         plan: object,
         run: Callable[..., Any],
         index: int,
         skipped: tuple[str, str, str],
-        silent: bool,
-        fresh: bool,
-        in_place: bool,
+        way: int,
+        written: tuple[int, ...],
         /,
+    ) -> None: ...
+    def guard(
+        self, acquire: Callable[..., bool], release: Callable[[], None], locked: Callable[[], bool], /
     ) -> None: ...
     def clocks(self, on: bool, /) -> list[tuple[int, int]]: ...

@@ -85,9 +85,8 @@ class ShortWay:
                 else:
                     self._recorder.match(context, ns / 1000, other_ns / 1000)
             else:
-                self.end_fresh(
-                    plan, context, Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns), role, plainly=plainly
-                )
+                mine, replayed = Ran(args, kwargs, out, ns), Ran(args, kwargs, theirs, other_ns)
+                self.end_fresh(plan, context, mine, replayed, role, plainly=plainly)
         except Exception as error:
             self.ending.fail(plan, args, kwargs, role, place, error)
         return out, ns

@@ -80,3 +80,8 @@ def skipped(run: Comparison) -> list[tuple[Any, ...]]:
     sql = "select op.name, device, reason, n from skipped join op on op.id = op_id order by 1, 2, 3"
     run.counts()  # writes what waits
     return list(run._data.query(sql))
+
+
+def handled(run):
+    """Whether calls went by the compiled handler: it counts its own time."""
+    return run._replayer.quick is not None and run._replayer.quick.own_ns > 0

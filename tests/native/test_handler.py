@@ -23,10 +23,9 @@ from shadowrun import Status, native
 from shadowrun.errors import ShadowrunWarning
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import ShadowMode
-from shadowrun.replay import quick, short
 from shadowrun.replay.recorder import Recorder
 from tests.models import digits, tokens, train
-from tests.native.both_ways import WAYS, both_ways, in_python, once, skipped
+from tests.native.both_ways import WAYS, both_ways, handled, once, skipped
 from tests.transparency import feature_programs, kernel_programs, tensor_programs
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")
@@ -40,18 +39,6 @@ LONG = {
 }
 ways = pytest.mark.parametrize("way", WAYS)
 aten = torch.ops.aten
-
-
-@pytest.fixture(params=["compiled", "python"])
-def either(request):
-    """Each test that takes this runs by the compiled handler and by Python."""
-    with contextlib.nullcontext() if request.param == "compiled" else in_python():
-        yield request.param
-
-
-def handled(run):
-    """Whether calls went by the compiled handler: it counts its own time."""
-    return run._replayer.quick is not None and run._replayer.quick.own_ns > 0
 
 
 # -- programs --------------------------------------------------------------------------------------------
@@ -278,26 +265,6 @@ def test_threads(either):
 # -- faults ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def replays(monkeypatch):
-    """Have replays of an operator do something else: ``replays(operator, function of run, args and kwargs)``."""
-
-    def plant(func, answer):
-        def instead(original):
-            def call(run, *rest):
-                plan = shadowrun.current()._replayer.plans.get(id(func))
-                if plan is None or run is not plan.run:
-                    return original(run, *rest)
-                return answer(run, *rest[-2:])
-
-            return call
-
-        monkeypatch.setattr(quick, "_again", instead(quick._again))
-        monkeypatch.setattr(short, "unheard", instead(short.unheard))
-
-    return plant
-
-
 def off_by_one(run, args, kwargs):
     out = run(*args, **kwargs)
     return out.add_(1) if isinstance(out, torch.Tensor) else out + 1
@@ -323,6 +290,33 @@ FAULTY = {
     "another number of bits": (aten.eq.Scalar, lambda x: x.eq(1), lambda run, args, _: run(*args).int()),
     "resized": (aten.mul_.Tensor, lambda x: x.mul_(2), resizes),
     "other memory": (aten.mul_.Tensor, lambda x: x.mul_(2), moves),
+}
+
+
+def batch_norm(x):
+    mean, var = torch.zeros(3), torch.ones(3)
+    return F.batch_norm(x, mean, var, training=True), mean, var
+
+
+def second_off_by_one(run, args, kwargs):
+    first, second = run(*args, **kwargs)
+    return first, second + 1
+
+
+def other_statistics(run, args, kwargs):
+    out = run(*args, **kwargs)
+    args[4].add_(1)
+    return out
+
+
+FAULTY |= {
+    "second of two": (aten.var_mean.correction, lambda x: torch.var_mean(x, 0), second_off_by_one),
+    "one of a list": (
+        aten._foreach_neg.default,
+        lambda x: torch._foreach_neg([x, x + 1]),
+        lambda run, args, _: [run(*args)[0], args[0][0]],
+    ),
+    "statistics that the schema does not name": (aten.native_batch_norm.default, batch_norm, other_statistics),
 }
 
 # New memory with the same values is what a right operator may have.
