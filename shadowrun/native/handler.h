@@ -21,10 +21,9 @@ typedef struct {
     PyObject *n_modes_below; /* callable */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its attribute `everything`: all calls are wanted */
-    PyObject *recorder;      /* whose attributes step, _last_step, _seen, _skipped change */
-    PyObject *numbers;       /* iterator: numbers of calls */
+    PyObject *recorder;      /* whose attributes _seen, _skipped change */
     PyObject *contexts;      /* dict: key to number */
-    PyObject *rows;          /* list: what waits to be written */
+    PyObject *rows;          /* Rows: what waits to be written */
     PyObject *device;        /* torch.device("cpu") */
     PyObject *matched;       /* number of the verdict */
     PyObject *suspects;      /* set: numbers of plans that were wrong before */
@@ -33,7 +32,6 @@ typedef struct {
     PyObject *shares_memory; /* callable(tensor, tensor) */
     PyObject *ended, *ended_in_place, *failed, *unrecorded; /* callables: what the short ways leave to Python */
     PyObject *lock, *gate;   /* replaced after a fork */
-    PyObject *minus_one;     /* -1.0 */
     int way, on_target, clocked;
     long long worth_timing_ns, own_ns;
     long long parts_ns[N_PARTS];

@@ -68,7 +68,7 @@ static PyObject *clocks(Handler *self, PyObject *on) {
 }
 
 #define FIELDS(apply)                                                                                                  \
-    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(numbers) apply(contexts)    \
+    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(contexts)                   \
         apply(rows) apply(device) apply(matched) apply(suspects) apply(spares) apply(again) apply(shares_memory)      \
             apply(ended) apply(ended_in_place) apply(failed) apply(unrecorded) apply(lock) apply(gate)
 
@@ -82,7 +82,6 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;
     }
     self->entries = PyDict_New();
-    self->minus_one = PyFloat_FromDouble(-1.0);
 #define TAKE(name)                                                                                                     \
     if ((self->name = Py_XNewRef(kwargs == NULL ? NULL : PyDict_GetItemString(kwargs, #name))) == NULL) {              \
         PyErr_SetString(PyExc_TypeError, "Handler: " #name " is missing");                                            \
@@ -90,9 +89,8 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;                                                                                                   \
     }
     FIELDS(TAKE)
-    if (self->entries == NULL || self->minus_one == NULL || !is_places(self->places) || !PyDict_Check(self->contexts) ||
-        !PyList_Check(self->rows) || !PyAnySet_Check(self->suspects) || !PyDict_Check(self->spares) ||
-        !PyIter_Check(self->numbers)) {
+    if (self->entries == NULL || !is_places(self->places) || !PyDict_Check(self->contexts) ||
+        !is_rows(self->rows) || !PyAnySet_Check(self->suspects) || !PyDict_Check(self->spares)) {
         PyErr_SetString(PyExc_TypeError, "Handler: an argument is of the wrong type");
         Py_DECREF(self);
         return NULL;
@@ -111,7 +109,6 @@ static int traverse(Handler *self, visitproc visit, void *arg) {
 static int clear(Handler *self) {
     self->way = OFF;
     Py_CLEAR(self->entries);
-    Py_CLEAR(self->minus_one);
 #define CLEAR(name) Py_CLEAR(self->name);
     FIELDS(CLEAR)
     return 0;
