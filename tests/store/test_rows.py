@@ -247,7 +247,7 @@ def data():
     return DataFile.create(None, INFO)
 
 
-def filled(kind, connection, monkeypatch):
+def filled(kind, connection, monkeypatch, drift=(-1.0, 0.5)):
     """A `Pending` of three calls, of whose tables nothing waits."""
     monkeypatch.setattr("shadowrun.store.pending.Rows", kind)
     pending = Pending()
@@ -255,19 +255,31 @@ def filled(kind, connection, monkeypatch):
     pending.verdict(Verdict(S.MATCH), "")
     pending.write(connection)
     for seq in range(3):
-        pending.rows.append((seq, 2, 1, 1, -1.0, 1.25, math.nan if seq == 1 else -1.0, 0.5))
+        pending.rows.append((seq, 2, 1, 1, -1.0, 1.25, *(drift if seq == 1 else (-1.0, 0.5))))
     return pending
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_the_database_gets_whole_numbers(data, kind, monkeypatch):
+@pytest.mark.parametrize(
+    ("drift", "stored"),
+    [
+        ((-1.0, -1.0), (None, None)),
+        ((0.25, 0.0), (0.25, 0.0)),
+        ((math.nan, 0.5), ("nan", 0.5)),
+        ((0.5, math.nan), (0.5, "nan")),
+        ((math.inf, math.nan), (math.inf, "nan")),
+        ((math.inf, -math.inf), (math.inf, -math.inf)),
+    ],
+    ids=str,
+)
+def test_the_database_gets_whole_numbers_and_all_floats(data, kind, monkeypatch, drift, stored):
     connection = data.connection
-    assert filled(kind, connection, monkeypatch).write(connection) == 3
+    assert filled(kind, connection, monkeypatch, drift).write(connection) == 3
     types = "select typeof(seq), typeof(step), typeof(context_id), typeof(verdict_id), typeof(target_ns) from call"
     assert set(connection.execute(types)) == {("integer",) * 5}
     assert connection.execute("select * from call").fetchall() == [
         (0, 2, 1, 1, None, 1250, None, 0.5),
-        (1, 2, 1, 1, None, 1250, "nan", 0.5),
+        (1, 2, 1, 1, None, 1250, *stored),
         (2, 2, 1, 1, None, 1250, None, 0.5),
     ]
 
