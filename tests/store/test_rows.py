@@ -6,6 +6,7 @@ import math
 import random
 import sqlite3
 import threading
+import tracemalloc
 
 import pytest
 
@@ -167,6 +168,25 @@ def test_many(rows):
             assert len(rows) == last - first
 
 
+@pytest.mark.parametrize("how", ["drop", "clear", "end"])
+def test_memory_is_given_back(rows, how):
+    mib, kind = 1 << 20, type(rows)
+    tracemalloc.start()
+    try:
+        many = kind()
+        for _ in range(100_000):
+            many.add(1, 2, 3, 4.0, 5.0)
+        assert tracemalloc.get_traced_memory()[0] > 6 * mib, "this sees what they take"
+        if how == "end":
+            del many
+        else:
+            many.drop(99_990) if how == "drop" else many.clear()
+            many.append(row_of(1))
+        assert tracemalloc.get_traced_memory()[0] < mib
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("n", [0, -1, -(10**30)])
 def test_none_are_taken(rows, n):
     rows.append(row_of(1))
@@ -228,9 +248,12 @@ class Watched:
     def __init__(self, connection):
         self._connection = connection
         self.said = []
+        self.meanwhile = None
 
     def execute(self, sql, *values):
         self.said.append(sql)
+        if sql == "commit" and self.meanwhile is not None:
+            self.meanwhile = self.meanwhile()
         return self._connection.execute(sql, *values)
 
     def executemany(self, sql, rows):
@@ -296,6 +319,19 @@ def test_calls_alone_need_no_transaction_in_memory(data, kind, monkeypatch):
     pending.region("region", "", 1, "")
     pending.write(connection, packed)
     assert connection.said == ["begin immediate", "commit"]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("packed", [None, Packed()], ids=["file", "memory"])
+def test_a_call_that_comes_during_a_write_waits_for_the_next(data, kind, packed, monkeypatch):
+    connection = Watched(data.connection)
+    pending = filled(kind, connection, monkeypatch)
+    pending.region("region", "", 1, "")
+    connection.meanwhile = lambda: pending.rows.append((9, 2, 1, 1, -1.0, -1.0, -1.0, -1.0))
+    assert pending.write(connection, packed) == 3
+    assert [row[0] for row in unpacked(pending.rows.head(9))] == [9]
+    assert pending.write(connection, packed) == 1
+    assert len(pending.rows) == 0
 
 
 @pytest.mark.parametrize("kind", CLASSES)
