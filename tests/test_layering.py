@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "config": {"errors", "settings"},
     "numerics": {"types", "native"},
     "platforms": BASE | {"native"},
-    "store": {"types", "errors"},
+    "store": {"types", "errors", "native"},
     "intercept": BASE | {"platforms", "native"},
     "replay": BASE | {"native", "intercept", "numerics", "platforms", "store"},
     "analysis": {"types", "errors", "settings", "store"},

@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-#define VERSION 7
+#define VERSION 8
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
@@ -20,7 +20,7 @@ static PyMethodDef functions[] = {
 };
 
 static int exec_module(PyObject *module) {
-    int failed = add_places(module) || add_handler(module);
+    int failed = add_places(module) || add_rows(module) || add_handler(module);
     failed = failed || PyModule_AddIntConstant(module, "SOURCES", SOURCES);
     return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", VERSION);
 }

@@ -68,6 +68,13 @@ int note_place(Places *self, int depth); /* for its backward; 1; -1 with an exce
 int add_places(PyObject *module);
 int is_places(PyObject *value);
 
+/* waiting.c */
+typedef struct Rows Rows;
+int add_rows(PyObject *module);
+int is_rows(PyObject *value);
+/* Add a row with the next number, which comes back, and the current step; -1 with an exception. */
+long long write_row(Rows *self, long long context, long long verdict, double ref_us, double target_us);
+
 /* handler.c */
 int add_handler(PyObject *module);
 

@@ -34,10 +34,9 @@ typedef struct {
     PyObject *n_modes_below; /* callable */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its attribute `everything`: all calls are wanted */
-    PyObject *recorder;      /* whose attributes step, _last_step, _seen, _skipped change */
-    PyObject *numbers;       /* iterator: numbers of calls */
+    PyObject *recorder;      /* whose attributes _seen, _skipped change */
     PyObject *contexts;      /* dict: key to number */
-    PyObject *rows;          /* list: what waits to be written */
+    PyObject *rows;          /* Rows: what waits to be written */
     PyObject *device;        /* torch.device("cpu") */
     PyObject *matched, *seen_verdict; /* numbers of verdicts */
     PyObject *suspects;      /* set: numbers of plans that were wrong before */
@@ -47,7 +46,6 @@ typedef struct {
     PyObject *shares_memory; /* callable(tensor, tensor) */
     PyObject *ended, *failed, *unrecorded; /* callables: what is left to Python */
     PyObject *acquire, *release, *waited_for; /* bound methods of a lock and its gate; others after a fork */
-    PyObject *minus_one;     /* -1.0 */
     int way, on_target, clocked;
     double slow_ratio;
     long long own_ns;

@@ -125,8 +125,8 @@ static PyObject *clocks(Handler *self, PyObject *on) {
 }
 
 #define FIELDS(apply)                                                                                                  \
-    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(numbers) apply(contexts) apply(rows)     \
-        apply(device) apply(matched) apply(seen_verdict) apply(suspects) apply(spares) apply(make_spare) apply(again)  \
+    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
+        apply(matched) apply(seen_verdict) apply(suspects) apply(spares) apply(make_spare) apply(again)                \
             apply(shares_memory) apply(ended) apply(failed) apply(unrecorded) apply(acquire) apply(release)            \
                 apply(waited_for)
 
@@ -140,7 +140,6 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;
     }
     self->seen = new_seen();
-    self->minus_one = PyFloat_FromDouble(-1.0);
 #define TAKE(name)                                                                                                     \
     if ((self->name = Py_XNewRef(kwargs == NULL ? NULL : PyDict_GetItemString(kwargs, #name))) == NULL) {              \
         PyErr_SetString(PyExc_TypeError, "Handler: " #name " is missing");                                            \
@@ -148,13 +147,12 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;                                                                                                   \
     }
     FIELDS(TAKE)
-    if (self->seen == NULL || self->minus_one == NULL) {
+    if (self->seen == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    if (!is_places(self->places) || !PyDict_Check(self->contexts) ||
-        !PyList_Check(self->rows) || !PyAnySet_Check(self->suspects) || !PyDict_Check(self->spares) ||
-        !PyIter_Check(self->numbers)) {
+    if (!is_places(self->places) || !PyDict_Check(self->contexts) || !is_rows(self->rows) ||
+        !PyAnySet_Check(self->suspects) || !PyDict_Check(self->spares)) {
         PyErr_SetString(PyExc_TypeError, "Handler: an argument is of the wrong type");
         Py_DECREF(self);
         return NULL;
@@ -178,7 +176,6 @@ static int traverse(Handler *self, visitproc visit, void *arg) {
 
 static int clear(Handler *self) {
     self->way = OFF;
-    Py_CLEAR(self->minus_one);
 #define CLEAR(name) Py_CLEAR(self->name);
     FIELDS(CLEAR)
     Learnt *learnt = self->learnt;

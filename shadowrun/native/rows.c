@@ -43,33 +43,18 @@ int report(PyObject *reporter, Call *call) {
     return done == NULL ? -1 : 0;
 }
 
+static double microseconds(long long ns) { return ns < 0 ? -1.0 : (double)ns / 1000; }
+
 int add_row(Handler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns) {
-    NAME(step_name, "step") { return -1; }
-    NAME(last_step, "_last_step") { return -1; }
     NAME(flush, "_flush_at_times") { return -1; }
     long long start = started(self);
-    PyObject *seq = PyIter_Next(self->numbers), *step = PyObject_GetAttr(self->recorder, step_name);
-    PyObject *row = seq == NULL || step == NULL ? NULL : PyTuple_New(8);
-    if (row == NULL) {
-        Py_XDECREF(seq);
-        Py_XDECREF(step);
+    long long verdict_number = PyLong_AsLongLong(verdict);
+    if (verdict_number == -1 && PyErr_Occurred()) {
         return -1;
     }
-    unsigned long long number = PyLong_AsUnsignedLongLongMask(seq);
-    PyObject *ref = ref_ns < 0 ? Py_NewRef(self->minus_one) : PyFloat_FromDouble((double)ref_ns / 1000);
-    PyObject *target = target_ns < 0 ? Py_NewRef(self->minus_one) : PyFloat_FromDouble((double)target_ns / 1000);
-    PyTuple_SET_ITEM(row, 0, seq);
-    PyTuple_SET_ITEM(row, 1, step);
-    PyTuple_SET_ITEM(row, 2, PyLong_FromLongLong(context));
-    PyTuple_SET_ITEM(row, 3, Py_NewRef(verdict));
-    PyTuple_SET_ITEM(row, 4, ref);
-    PyTuple_SET_ITEM(row, 5, target);
-    PyTuple_SET_ITEM(row, 6, Py_NewRef(self->minus_one));
-    PyTuple_SET_ITEM(row, 7, Py_NewRef(self->minus_one));
-    int failed = ref == NULL || target == NULL || PyObject_SetAttr(self->recorder, last_step, step) ||
-                 PyList_Append(self->rows, row);
-    Py_DECREF(row);
-    if (!failed && !(number & 63)) {
+    long long seq = write_row((Rows *)self->rows, context, verdict_number, microseconds(ref_ns), microseconds(target_ns));
+    int failed = seq < 0;
+    if (!failed && !(seq & 63)) {
         PyObject *done = PyObject_CallMethodNoArgs(self->recorder, flush);
         failed = done == NULL;
         Py_XDECREF(done);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import Counter
@@ -40,39 +39,45 @@ class Recorder:
     """Writes records. Safe to use from several threads: numbers come from one counter, rows are appended.
 
     Attributes:
-        step: The current training step.
         attribution: Tells where a call comes from.
     """
 
     def __init__(self, data: DataFile, attribution: Attribution, capturing: Capturing | None = None) -> None:
         self.data = data
         self._capturing = capturing
-        self.step = data.next_step
+        self._rows = data.rows
+        self._rows.start(data.next_seq, data.next_step)
         self.attribution = attribution
-        self._numbers = itertools.count(data.next_seq)
         self._contexts: dict[tuple[Any, ...], int] = {}
         self._match = data.verdict_id(_MATCH)
         self._seen = data.verdict_id(_SEEN)
         self._skipped: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
-        self._last_step = -1
 
     def inner_parts(self) -> dict[str, Any]:
         """What the compiled handler writes to, by its names; none of it is ever replaced by another object."""
         return {
             "recorder": self,
-            "numbers": self._numbers,
             "contexts": self._contexts,
-            "rows": self.data.rows,
+            "rows": self._rows,
             "matched": self._match,
             "seen_verdict": self._seen,
         }
 
     @property
+    def step(self) -> int:
+        """The current training step."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
+
+    @property
     def recorded_in_step(self) -> bool:
         """Whether the current step has records: after the last `step()` usually nothing comes."""
-        return self._last_step == self.step
+        return self._rows.last_step == self._rows.step
 
     def place(self, depth: int) -> Place:
         """Module, phase and site of the call in hand; see `Attribution.place`."""
@@ -94,23 +99,24 @@ class Recorder:
 
     def match(self, context: int, ref_us: float, target_us: float, drift: tuple[float, float] = _NO_DRIFT) -> int:
         """Record a bit-identical call."""
-        seq = next(self._numbers)
-        self._last_step = step = self.step
-        self.data.rows.append((seq, step, context, self._match, ref_us, target_us, *drift))
+        rows = self._rows
+        seq = rows.next_seq()
+        drift_abs, drift_rel = drift
+        rows.add(seq, context, self._match, ref_us, target_us, drift_abs, drift_rel)
         if not seq & _LOOK_AT_CLOCK:
             self._flush_at_times()
         return seq
 
     def seen(self, context: int) -> None:
         """Record a call that is only recorded."""
-        seq = next(self._numbers)
-        self._last_step = step = self.step
-        self.data.rows.append((seq, step, context, self._seen, _UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN))
+        rows = self._rows
+        seq = rows.next_seq()
+        rows.add(seq, context, self._seen, _UNKNOWN, _UNKNOWN)
         if not seq & _LOOK_AT_CLOCK:
             self._flush_at_times()
 
     def _flush_at_times(self) -> None:
-        if len(self.data.rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S:
+        if len(self._rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S:
             self.flush()
 
     def verdict(
@@ -136,13 +142,13 @@ class Recorder:
         """
         data = self.data
         with self._lock:
-            seq = next(self._numbers)
-            self._last_step = self.step
+            seq = self._rows.next_seq()
             number = data.verdict_id(verdict, missing_kernel)
             data.add_diffs(seq, diffs)
             if captured is not None:
                 data.add_capture(seq, *captured)
-            data.add((seq, self.step, context, number, *times, *drift))
+            self._rows.add(seq, context, number, *times, *drift)
+            data.flush_at_times()
         return seq
 
     def keep(

@@ -104,9 +104,7 @@ class SharedPath:
             self.ending.fail(plan, args, kwargs, role, place, error)
         return out, ns
 
-    def end_several(
-        self, plan: OpPlan, context: int, pristine: Arguments, mine: Ran, theirs: Ran, role: Role
-    ) -> None:
+    def end_several(self, plan: OpPlan, context: int, pristine: Arguments, mine: Ran, theirs: Ran, role: Role) -> None:
         """Compare and record a call whose two runs are over."""
         actual = results.values(plan, mine.args, mine.kwargs, mine.out)
         equal = self._equal(actual, results.values(plan, theirs.args, theirs.kwargs, theirs.out))

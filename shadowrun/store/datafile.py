@@ -16,6 +16,7 @@ from shadowrun.store import opening
 from shadowrun.store.codec import decode_info, encode_info
 from shadowrun.store.folding import Bound
 from shadowrun.store.pending import INTERNED, Pending
+from shadowrun.store.rows import MOST
 from shadowrun.store.sources import SourceRun, block_of, read_sources
 from shadowrun.store.tensors import clear, folder_of, temporary_folder
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowrun.store.packed import Packed
+    from shadowrun.store.rows import Row, Rows
     from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
 
 __all__ = ["FLUSH_ROWS", "DataFile"]
@@ -34,7 +36,6 @@ MAX_WAITING_ROWS = 200 * FLUSH_ROWS
 """Rows kept while another process locks the file; past them, recording is given up."""
 CLOSE_TIMEOUT_S = 5.0
 LOCKED_RETRY_S = 0.5
-Row = tuple[int, int, int, int, float, float, float, float]
 
 
 class DataFile:
@@ -45,8 +46,7 @@ class DataFile:
 
     Attributes:
         path: None for a run in memory.
-        rows: Call rows that wait: (seq, step, context_id, verdict_id, ref_us, target_us, drift_abs,
-            drift_rel). The hot path may append to it and call `flush` once it holds `FLUSH_ROWS`.
+        rows: Calls that wait. The hot path may add to it and call `flush` once it holds `FLUSH_ROWS`.
         failure: Why recording ended early; empty while all is well.
         n_records: Calls recorded in this process, those lost after a failure included.
         next_seq: First free call number (not 0 in a file that is appended to).
@@ -57,7 +57,7 @@ class DataFile:
         self.path = path
         self._connection = connection
         self._pending = Pending()
-        self.rows: list[Row] = self._pending.rows
+        self.rows: Rows = self._pending.rows
         self.failure = ""
         self.n_records = 0
         self.next_seq = 0
@@ -176,6 +176,10 @@ class DataFile:
     def add(self, row: Row) -> None:
         """Record a call; `rows` says what the row holds."""
         self.rows.append(row)
+        self.flush_at_times()
+
+    def flush_at_times(self) -> None:
+        """Flush where many calls wait, or some for long."""
         if len(self.rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at >= FLUSH_S:
             self.flush()
 
@@ -375,4 +379,6 @@ class DataFile:
 
     def _greatest(self, column: str, table: str) -> int:
         row = next(self.query(f"select coalesce(max({column}), -1) from {table}"))  # noqa: S608 - names from above
+        if row[0] > MOST:
+            raise opening.corrupt(self.path, ValueError(f"the greatest {column} of {table} is {row[0]}"))
         return int(row[0])

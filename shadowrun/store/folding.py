@@ -109,7 +109,6 @@ class Bound:
     def _put(self, connection: sqlite3.Connection, calls: Calls) -> None:
         if len(calls):
             self._in_database = True
-            # SQLite makes whole numbers of those of its columns of whole numbers.
             connection.executemany(INSERT_CALLS, map(encode_row, map(tuple, calls.tolist())))
 
 

@@ -6,7 +6,6 @@ Nothing reads them there: who asks has them put into the database first. Most ar
 from __future__ import annotations
 
 from array import array
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,12 +13,11 @@ import numpy as np
 from shadowrun.store.groups import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     import numpy.typing as npt
 
     Calls = npt.NDArray[np.float64]
-    Row = tuple[int, int, int, int, float, float, float, float]
 
 __all__ = ["Packed", "plain_among", "sums_of"]
 
@@ -36,9 +34,9 @@ class Packed:
     def __len__(self) -> int:
         return len(self._numbers) // _WIDTH
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Add rows."""
-        self._numbers.extend(chain.from_iterable(rows))
+    def add(self, rows: bytes) -> None:
+        """Add rows, as `Rows.head` gives them."""
+        self._numbers.frombytes(rows)
 
     def take(self, n: int) -> Calls:
         """Take the oldest out: (n, 8), the columns those of a row."""

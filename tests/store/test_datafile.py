@@ -104,10 +104,10 @@ def test_rows_are_flushed_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch)
         data.add((seq, 0, number, verdict, 1.0, 1.0, -1.0, -1.0))
     assert len(data.rows) == 999
     data.add((999, 0, number, verdict, 1.0, 1.0, -1.0, -1.0))
-    assert data.rows == []
+    assert len(data.rows) == 0
     now += 0.6
     data.add((1000, 0, number, verdict, 1.0, 1.0, -1.0, -1.0))
-    assert data.rows == []
+    assert len(data.rows) == 0
     assert data.n_records == 1001
 
 
@@ -198,7 +198,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path: Path) -> N
     data.close()
     assert "full" in data.failure
     assert data.n_records == 5001
-    assert (data.rows, data._waiting["context"]) == ([], [])
+    assert (len(data.rows), data._waiting["context"]) == (0, [])
     assert "recording ended early" in Run(data).info.notes[-1]
     assert load(path).counts()[Status.MATCH] >= 1
 
