@@ -35,7 +35,8 @@ class Workload:
     Attributes:
         name: In tables.
         make: Builds it.
-        inner: Runs of it for one timing, so that one is long enough for the clock.
+        inner: Runs of it for one timing, so that one is long enough for the clock, and has some thousand calls: what
+            a tool puts off for that long is paid for as often as in a long run.
         trains: It is a step with an optimizer, which `step()` of a tool ends.
     """
 
@@ -154,9 +155,9 @@ def generation() -> Program:
 WORKLOADS = (
     Workload("micro MLP 16-32-32-4, AdamW", micro_mlp, 20),
     Workload("tiny MLP 64-128-128-10, AdamW", tiny_mlp, 10),
-    Workload("transformer, 2 blocks, d 128, AdamW", transformer, 1),
-    Workload("CNN with batch norm, SGD", cnn, 1),
-    Workload("Llama, 4 layers, d 256, AdamW", llama, 1),
+    Workload("transformer, 2 blocks, d 128, AdamW", transformer, 3),
+    Workload("CNN with batch norm, SGD", cnn, 8),
+    Workload("Llama, 4 layers, d 256, AdamW", llama, 2),
     Workload("Llama, 16 tokens with KV cache", generation, 1, trains=False),
 )
 

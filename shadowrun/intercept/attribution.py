@@ -100,8 +100,9 @@ class Attribution:
         self._threads = _Threads()
         self._sites = Sites()
         self._links: dict[int, tuple[str, str]] = {}
+        self._earlier_links: dict[int, tuple[str, str]] = {}
+        self._state: _ThreadState | None = None
         self._chains: list[_Chain] = []
-        self._step_began_at = 0
         self._paths: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._original_call: Callable[..., Any] | None = None
         self.unfollowed: Callable[[], None] = lambda: None
@@ -166,6 +167,7 @@ class Attribution:
         state.last_number = torchapi.next_sequence_number()
         state.entered = True
         state.links = self._links
+        self._state = state
 
     def enter_thread(self) -> None:
         """This thread, which the program has just started, is followed too."""
@@ -220,9 +222,9 @@ class Attribution:
 
     def end_step(self) -> None:
         """Forget the forward calls of all steps but the last: their graphs have been used."""
-        oldest, self._step_began_at = self._step_began_at, torchapi.next_sequence_number()
-        for number in [number for number in list(self._links) if number < oldest]:
-            self._links.pop(number, None)
+        self._earlier_links, self._links = self._links, {}
+        if self._state is not None:
+            self._state.links = self._links
         for chain in self._chains:
             chain.end_step()
         self._chains = [c for c in self._chains if c.links or not c.done]
@@ -249,7 +251,10 @@ class Attribution:
     def _backward_place(self, node: Any) -> Place:
         state = self._threads.state
         number = torchapi.autograd_node_number(node)
-        link = state.links.get(number) if state.entered else self._links.get(number)
+        links = state.links if state.entered else self._links
+        link = links.get(number)
+        if link is None and links is self._links:
+            link = self._earlier_links.get(number)
         if self._chains and (link is None or not state.entered):
             link = self._link_of_another(number)
         # Each thread counts its nodes for itself: on autograd's own threads, those that a checkpoint made there
@@ -269,7 +274,7 @@ class Attribution:
 
     def _link_of_another(self, number: int) -> tuple[str, str] | None:
         """Forward call of that number, if only one thread made one."""
-        tables = (self._links, *[c.links for c in self._chains])
+        tables = (self._links, self._earlier_links, *[c.links for c in self._chains])
         found = [link for links in tables if (link := links.get(number)) is not None]
         return found[0] if len(found) == 1 else None
 

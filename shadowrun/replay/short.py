@@ -141,13 +141,13 @@ class ShortWay:
             theirs = unheard(run, (), other_args, kwargs) if other.plain else other.call(plan, other_args, kwargs)
             other_ns = _clock() - start
             if (
-                not differs(at, work_at, n_bytes)
-                and ns + other_ns < WORTH_TIMING_NS
-                and plan.index not in self._suspects
-                # A call may have given either of them another form or other memory.
-                and first.data_ptr() == at
+                # A call may have given either of them another form or other memory: what they had may be gone.
+                first.data_ptr() == at
                 and work.data_ptr() == work_at
                 and first.shape == shape == work.shape
+                and not differs(at, work_at, n_bytes)
+                and ns + other_ns < WORTH_TIMING_NS
+                and plan.index not in self._suspects
             ):
                 if on_target:
                     self._recorder.match(context, other_ns / 1000, ns / 1000)
