@@ -34,6 +34,15 @@ def scripts():
 
 
 @pytest.fixture
+def one_thread():
+    """Torch with one thread: on a busy machine, two that wait for each other take several times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def quick(scripts, monkeypatch):
     """Scripts are tried in forked processes."""
     monkeypatch.setattr(making, "run_script", lambda path, _: scripts.run(path))

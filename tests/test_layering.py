@@ -164,7 +164,7 @@ def test_private_torch_apis_stay_in_their_places():
         (private_torch, "replay/x.py", "import torch\ntorch._C._set_mkldnn_enabled(True)"),
         (private_torch, "report/x.py", "from torch._subclasses import FakeTensor"),
         (private_torch, "report/x.py", "from torch.utils import _pytree"),
-        (private_torch, "comparison.py", "import torch.utils._python_dispatch"),
+        (private_torch, "comparison/x.py", "import torch.utils._python_dispatch"),
     ],
 )
 def test_the_rules_see_a_violation(rule, path, code):

@@ -19,7 +19,8 @@ from torch import fx
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import place
 from shadowrun.errors import UsageError
-from shadowrun.store.tensors import Unkeepable
+from shadowrun.store import values
+from shadowrun.store.values import Unkeepable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,6 @@ _FACTORIES: Final = (
 )  # fmt: skip
 """Functions of torch that take no tensor, so that no list of those on tensors has them."""
 _NOT_ON_VALUES: Final = ("attrgetter", "call", "itemgetter", "methodcaller")
-_KINDS: Final = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def to_text(module: fx.GraphModule) -> str:
@@ -146,8 +146,6 @@ def _names() -> dict[Any, str]:
 
 def _encode(value: Any) -> Any:
     """A value as JSON; what JSON lacks, as an object with one key that tells its kind."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
     if isinstance(value, fx.Node):
         return {"node": value.name}
     if isinstance(value, tuple):  # sizes too
@@ -158,15 +156,12 @@ def _encode(value: Any) -> Any:
         return {"dict": [[_encode(k), _encode(v)] for k, v in value.items()]}
     if isinstance(value, slice):
         return {"slice": [_encode(v) for v in (value.start, value.stop, value.step)]}
-    if type(value) is complex:
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    if isinstance(value, _KINDS):
-        return {"torch": str(value).removeprefix("torch.")}
     if value is Ellipsis:
         return {"ellipsis": None}
-    raise Unkeepable(f"a {type(value).__name__} in its graph")
+    try:
+        return values.encode(value)
+    except Unkeepable as kind:
+        raise Unkeepable(f"a {kind} in its graph") from None
 
 
 def _decode(value: Any, known: dict[str, fx.Node]) -> Any:
@@ -179,13 +174,10 @@ def _decode(value: Any, known: dict[str, fx.Node]) -> Any:
         return known[content]
     if kind == "dict":
         return {_decode(k, known): _decode(v, known) for k, v in content}
-    if kind in ("tuple", "slice", "complex"):
-        make: Any = {"tuple": lambda *v: v, "slice": slice, "complex": complex}[kind]
-        return make(*(_decode(v, known) for v in content))
-    if kind == "device":
-        return torch.device(content)
-    if kind == "torch" and isinstance(found := getattr(torch, content), _KINDS):
-        return found
+    if kind == "tuple":
+        return tuple(_decode(v, known) for v in content)
+    if kind == "slice":
+        return slice(*(_decode(v, known) for v in content))
     if kind == "ellipsis":
         return ...
-    raise ValueError(kind)
+    return values.decode(kind, content)

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
+from shadowrun.store import values
+from shadowrun.store.values import Unkeepable
 
 if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
@@ -41,18 +43,11 @@ NOT_KEPT = "inputs not kept: "
 
 _FORMAT = 1
 _NAME = re.compile(r"\d{1,9}\.pt")
-_WORDS = ("float", "int", "bool", "complex", "bfloat", "uint", "quint", "qint", "strided", "sparse", "bits")
-_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-
 
 _CAPTURED = """
 select seq, context_id, outcome_id, file
 from capture join call using (seq) join verdict on verdict.id = verdict_id order by seq
 """
-
-
-class Unkeepable(Exception):  # noqa: N818 - a reason, caught inside
-    """An argument that no file of this kind can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +184,7 @@ def captured_calls(data: DataFile) -> dict[int, tuple[int, int, str]]:
 
 
 def _encode(value: Any, tensors: list[Any]) -> Any:
-    """A value of tensors, lists, numbers and texts; anything else as a dictionary with one key that tells its kind."""
+    """An argument of tensors, lists and plain values; a tensor as its place among them."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -198,33 +193,15 @@ def _encode(value: Any, tensors: list[Any]) -> Any:
             known = len(tensors)
             tensors.append(value)
         return {"tensor": known}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
     if isinstance(value, (list, tuple)):
         return [_encode(v, tensors) for v in value]
-    if type(value) is complex:
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        return {"torch": str(value).removeprefix("torch.")}
-    raise Unkeepable(type(value).__name__)
+    return values.encode(value)
 
 
 def _decode(value: Any, tensors: list[Any]) -> Any:
-    import torch
-
     if isinstance(value, list):
         return [_decode(v, tensors) for v in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "complex":
-        return complex(*content)
-    if kind == "device":
-        return torch.device(content)
-    if kind == "torch" and (content in _FORMATS or content.startswith(_WORDS)):
-        return getattr(torch, content)
-    raise ValueError(kind)
+    return tensors[content] if kind == "tensor" else values.decode(kind, content)

@@ -23,16 +23,17 @@ from tests.ground_truth.scripts import Scripts
 FEW = ("convolution's bias gradient", "a pass that swaps operands")
 SHOWN = [n for n, f in planted.FAULTS.items() if (f.model, f.phase) != ("perceptron", "forward")]
 """Not that one: it draws, and only compile_check can tell other draws of a backend from a fault."""
+USED_BY_SCRIPTS = "torch._dynamo.backends.debugging, torch._inductor.scheduler, torch.distributed.tensor.experimental"
 
 
 @pytest.fixture(scope="module")
 def scripts():
-    with Scripts(also="torch._dynamo.backends.common") as started:
+    with Scripts(also=USED_BY_SCRIPTS) as started:
         yield started
 
 
 @pytest.fixture(autouse=True)
-def quick(scripts, monkeypatch, fresh_dynamo):
+def quick(scripts, monkeypatch, fresh_dynamo, one_thread):
     """Scripts are run in forked processes."""
     monkeypatch.setattr(repro, "run_script", lambda path, _: again(scripts, path))
 
@@ -62,6 +63,20 @@ def kept(run):
     """What is kept of the one finding of a run."""
     name = tensors.captured_calls(run._data)[only(run).captured][2]
     return CapturedRegion.read(tensors.load(run._data.tensors, name))
+
+
+def test_the_command_writes_it_and_the_script_runs_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.undo()  # before the others: the process that their scripts are forked from starts meanwhile
+    monkeypatch.chdir(tmp_path)
+    model, x = models.make("gated")
+    with regions.compare(file=".shadowrun"):
+        torch.compile(model, backend=faulty.tanh_is_wrong)(x)
+    assert main(["repro"]) == 0
+    out = capsys.readouterr().out
+    script = Path("repro") / "01-compiled-graph-0-mismatch" / "repro.py"
+    assert f"1. mismatch compiled::graph 0: {script} (f32[1, 1]), exits 1 here" in out
+    assert "elements differ by more than rounding explains" in out
+    assert "aten.tanh.default" in script.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in SHOWN])
@@ -103,20 +118,6 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     assert 4 * n_elements(made) < n_elements(whole)
     mended = again(scripts, whole.script, FAULT="")
     assert mended.returncode == 0, mended.stdout
-
-
-def test_the_command_writes_it_and_the_script_runs_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    model, x = models.make("gated")
-    with regions.compare(file=".shadowrun"):
-        torch.compile(model, backend=faulty.tanh_is_wrong)(x)
-    assert main(["repro"]) == 0
-    out = capsys.readouterr().out
-    script = Path("repro") / "01-compiled-graph-0-mismatch" / "repro.py"
-    assert f"1. mismatch compiled::graph 0: {script} (f32[1, 1]), exits 1 here" in out
-    assert "elements differ by more than rounding explains" in out
-    assert "aten.tanh.default" in script.read_text(encoding="utf-8")
 
 
 def test_an_input_that_is_written_to_is_kept_as_it_was_before(tmp_path, monkeypatch, scripts):

@@ -33,6 +33,7 @@ for line in sys.stdin:
             sys.stderr.flush()
             os._exit(status)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)  # to take torch down takes a second
 """
 
 
@@ -40,7 +41,7 @@ class Scripts:
     """The process that scripts are forked from; use it in a ``with`` block.
 
     Args:
-        also: Module to import before, beside torch.
+        also: Modules to import before, beside torch: ``"a, b"``.
     """
 
     def __init__(self, also="torch"):

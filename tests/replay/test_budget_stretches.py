@@ -186,7 +186,7 @@ def test_a_mode_of_the_program_stays_alone(alone):
             model(torch.ones(2, 4))
         assert torchapi.modes() == [counting]
     assert counting.n > 20
-    assert any("mode of its own" in note for note in run.info.notes) or run._watching.kept_out
+    assert any("mode of its own" in note for note in run.info.notes) or run._steps.watching.kept_out
 
 
 def test_ours_is_not_taken_from_under_a_mode_of_the_program(clean_sim):
@@ -205,7 +205,7 @@ def test_the_first_step_ends_them(watched, clean_sim):
     original = nn.Module.__call__
     model = Looking()
     with shadowrun.compare("sim", budget=MUCH if watched else LITTLE) as run:
-        while n_stretches(run) < 9 or run._watching.on is not watched:
+        while n_stretches(run) < 9 or run._steps.watching.on is not watched:
             model(torch.ones(2, 4))
         before = n_stretches(run)
         run.step()

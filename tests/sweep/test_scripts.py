@@ -20,7 +20,7 @@ from shadowrun.sweep.sampling import Sampler
 from shadowrun.sweep.scripts import write_script
 from shadowrun.sweep.trial import Trial
 
-pytestmark = [pytest.mark.usefixtures("clean_sim"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.usefixtures("clean_sim", "one_thread"), pytest.mark.filterwarnings("ignore")]
 WHOLE = Finding(Kind.MISMATCH, "", "", "implementation", "as a whole", "result 0 differs")
 
 

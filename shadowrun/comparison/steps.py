@@ -1,0 +1,203 @@
+"""The steps of a training: how long each took, and whether the coming one is watched."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from shadowrun.intercept.stretches import Stretches
+from shadowrun.intercept.watching import Watching
+
+if TYPE_CHECKING:
+    from shadowrun.intercept.dispatch import ShadowMode
+    from shadowrun.replay.budget import Budget
+    from shadowrun.replay.recorder import Recorder
+    from shadowrun.replay.replayer import Replayer
+    from shadowrun.replay.schedule import Selection
+
+__all__ = ["Steps"]
+
+_FLUSH_S = 0.5
+_KEPT_OUT = (
+    "The program entered a dispatch mode of its own in a step that the overhead budget left out, and kept it: "
+    "the steps in which it was there were not watched."
+)
+
+
+class Steps:
+    """The steps of a comparison, and our mode, which the budget takes off for those that it leaves out.
+
+    The methods go in this order: `listen`, `begin`, those that end a step, `leave`, `release`, `finish`.
+
+    Attributes:
+        told: Whether the program told of a step since the beginning.
+        watching: Our mode on the program's stack; None before the beginning.
+    """
+
+    def __init__(self, recorder: Recorder, replayer: Replayer, selection: Selection, budget: Budget | None) -> None:
+        self._recorder = recorder
+        self._add_step = recorder.data.add_step
+        self._attribution = recorder.attribution
+        self._replayer = replayer
+        self._selection = selection
+        self._budget = budget
+        self._first_step = recorder.step
+        self._stretches: Stretches | None = None
+        self._running = False
+        self._began = 0.0
+        self._step_began = 0.0
+        self._flushed_at = 0.0
+        self._wall_s = 0.0
+        self.told = False
+        self.watching: Watching | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from beginnings to ends, and until now."""
+        return self._wall_s + (time.perf_counter() - self._began if self._running else 0.0)
+
+    def listen(self) -> None:
+        """With a budget, look for what stands for steps. Attribution starts later: its wrapper lies around ours."""
+        if self._budget is not None:
+            self._stretches = Stretches(self._begin_stretch)
+            self._stretches.start()
+
+    def begin(self, mode: ShadowMode, began_ns: int) -> None:
+        """The first step begins.
+
+        Args:
+            mode: Ours, to be put on the stack.
+            began_ns: When the comparison began to start, by `time.perf_counter_ns`.
+        """
+        self.told = False
+        self._running = True
+        self._began = self._step_began = time.perf_counter()
+        self.watching = Watching(mode, self._attribution)
+        self.watching.begin()
+        if self._budget is not None:
+            self._budget.start(began_ns)
+            self._budget.watched = self.watching.turn(self._budget.watched)
+            self._budget.spend_on_step(began_ns, time.perf_counter_ns())
+
+    def end_unwatched(self, began_ns: int) -> bool:
+        """End the step if the budget left it out: for a small step, each microsecond counts.
+
+        Args:
+            began_ns: When the program told of its end, by `time.perf_counter_ns`.
+
+        Returns:
+            Whether it was such a step; else it is left to `end`.
+        """
+        if self._stretches is not None:
+            self._end_stretches()
+        budget, lock = self._budget, self._replayer.lock
+        if budget is None or budget.watched or not lock.acquire(False):
+            return False
+        now = began_ns / 1e9
+        try:
+            self._begin_step(now)
+            if now - self._flushed_at > _FLUSH_S:  # no call does it meanwhile
+                self._flushed_at = now
+                self._recorder.flush()
+            self._watch(budget, began_ns)
+        except Exception:  # noqa: S110 - a step's row is not worth the user's program
+            pass
+        finally:
+            lock.release()
+        return True
+
+    def end(self, began_ns: int) -> None:
+        """End the step; arguments as for `end_unwatched`."""
+        with self._replayer.between_calls():
+            try:
+                self._begin_step(began_ns / 1e9)
+                self._attribution.end_step()
+                if self._budget is not None:
+                    self._watch(self._budget, began_ns)
+            except Exception:  # noqa: S110 - a step that is not counted right is not worth the user's program
+                pass
+
+    def leave(self) -> None:
+        """The last step is over: take our mode off."""
+        self._running = False
+        if self.watching is not None:
+            self.watching.end()
+
+    def abandon(self, mode: ShadowMode) -> None:
+        """In a forked child: its operators pass."""
+        self._running = False
+        if self.watching is None:
+            return
+        if self.watching.can_leave:
+            self.watching.end()
+        else:
+            mode.go_blind()
+
+    def release(self) -> None:
+        """Give back what was wrapped."""
+        self._running = False
+        self._end_stretches()
+
+    def finish(self) -> None:
+        """Record the last step, if anything was in it."""
+        now = time.perf_counter()
+        self._wall_s += now - self._began
+        if self._recorder.recorded_in_step:
+            with contextlib.suppress(Exception):
+                self._add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of them."""
+        return (_KEPT_OUT,) if self.watching is not None and self.watching.kept_out else ()
+
+    def _begin_step(self, now: float) -> None:
+        """Record the step that is over, and begin another."""
+        recorder, step_began = self._recorder, self._step_began
+        step = recorder.step
+        self._add_step(step, step_began - self._began, now - step_began)
+        self.told = True
+        self._step_began = now
+        recorder.step = step = step + 1
+        self._selection.begin_step(step - self._first_step)
+
+    def _begin_stretch(self) -> None:
+        """The program called its module again, and never told of a step: the time between stands for one."""
+        began_ns = time.perf_counter_ns()
+        budget, watching = self._budget, self.watching
+        if self.told or budget is None or watching is None:
+            return
+        if not watching.can_turn:
+            watching.kept_out = watching.kept_out or not watching.on
+            return
+        if self._replayer.lock.acquire(False):
+            try:
+                self._watch(budget, began_ns, is_stretch=True)
+            except Exception:  # noqa: S110 - what is watched is not worth the user's program
+                pass
+            finally:
+                self._replayer.lock.release()
+
+    def _end_stretches(self) -> None:
+        """The program tells of steps: what stood for them is done."""
+        stretches, self._stretches = self._stretches, None
+        if stretches is None:
+            return
+        follows = self.watching is not None and self.watching.on
+        self._attribution.stop()  # its wrapper lies around ours
+        stretches.stop()
+        if follows and self._running:
+            self._attribution.start()
+
+    def _watch(self, budget: Budget, began_ns: int, *, is_stretch: bool = False) -> None:
+        """Have the coming step watched, or left out."""
+        watching = self.watching
+        if watching is None or not self._running:
+            return
+        # Calls on the target have to be answered; a mode that the user has put above ours keeps ours where it is.
+        must = self._replayer.answers or (watching.on and not watching.can_leave)
+        may = self._selection.compares_step
+        wanted = budget.end_step(began_ns, must_watch=must, may_watch=may, is_stretch=is_stretch)
+        if wanted is not watching.on:
+            budget.watched = watching.turn(wanted)
+        budget.spend_on_step(began_ns, time.perf_counter_ns())
