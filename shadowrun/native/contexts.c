@@ -58,19 +58,28 @@ static int put_object(Key *key, PyObject *object) {
     return put_tag(key, 'O');
 }
 
-/* By attributes, not by DLPack: that asks for the address, and then a tensor that shares its memory until it is written
- * to (`torch._lazy_clone`) gets memory of its own. The program would notice. */
+/* Not by DLPack: that asks for the address, and then a tensor that shares its memory until it is written to
+ * (`torch._lazy_clone`) gets memory of its own. The program would notice. */
 static int put_tensor(Key *key, PyObject *value) {
-    PyObject *shape = shape_of(value), *dtype = shape == NULL ? NULL : dtype_of(value);
+    const int64_t *sizes;
+    int64_t n;
+    PyObject *dtype;
+    if (shape_and_dtype(value, &n, &sizes, &dtype)) {
+        int failed = put_tag(key, 'T') || put(key, &dtype, sizeof dtype) || put(key, &n, sizeof n) ||
+                     put(key, sizes, (size_t)n * sizeof *sizes);
+        return failed ? -1 : 0;
+    }
+    PyObject *shape = shape_of(value);
+    dtype = shape == NULL ? NULL : dtype_of(value);
     if (dtype == NULL) {
         Py_XDECREF(shape);
         return -1;
     }
-    Py_ssize_t n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
+    n = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
     Py_DECREF(dtype); /* there is one for the process, which is never gone */
     int failed = put_tag(key, 'T') || put(key, &dtype, sizeof dtype) || put(key, &n, sizeof n);
-    for (Py_ssize_t d = 0; d < n && !failed; d++) {
-        long long size = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d));
+    for (int64_t d = 0; d < n && !failed; d++) {
+        int64_t size = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d));
         failed = (size == -1 && PyErr_Occurred()) || put(key, &size, sizeof size);
     }
     Py_DECREF(shape);

@@ -33,6 +33,7 @@ int is_any_tensor(PyObject *value);             /* of a subclass, too; -1 with a
 int is_exact(PyObject *value);                  /* its value says all, and few values come: a dtype, a device, a string */
 PyObject *shape_of(PyObject *tensor);
 PyObject *dtype_of(PyObject *tensor);
+int shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype); /* borrowed; or 0 */
 int read_tensor(PyObject *value, Tensor *found); /* 1; 0 where it cannot be described so, without an exception */
 int is_on_cpu(const Tensor *t);
 int is_contiguous(const Tensor *t);
@@ -40,6 +41,7 @@ int has_cpu(PyObject *tensor); /* of one of torch's own two types */
 int is_negated(PyObject *tensor); /* has the lazy negation bit, which DLPack does not tell; -1 with an exception */
 int bytes_differ(const void *left, const void *right, size_t n);
 PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* contexts.c */

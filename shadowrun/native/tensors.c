@@ -29,6 +29,76 @@ static PyObject *exact_types; /* a frozenset */
 static PyObject *shape_descriptor, *dtype_descriptor, *cpu_descriptor, *neg_descriptor;
 static int failures;
 
+/* What torch's C shim of its stable ABI tells of a tensor, given the address of the at::Tensor: 0, or an error. */
+typedef int32_t (*Ask)(void *tensor, void *answer);
+
+enum { MOST_CODES = 128, CPU_TYPE = 0 };
+
+static struct {
+    Py_ssize_t offset; /* of the at::Tensor in its Python object; 0: not known */
+    const void *kind;  /* what all plain tensors begin with: the table of their class */
+    Ask n_dims, sizes, dtype, device;
+    PyObject *dtypes[MOST_CODES]; /* by torch's number; there is one each for the process */
+} shim;
+
+/* The at::Tensor of an ordinary dense tensor; NULL for others: some of those have no sizes, and the shim would say so on
+ * stderr. */
+static void *shim_tensor(PyObject *tensor) {
+    char *at = (char *)tensor + shim.offset;
+    if (shim.offset == 0 || !is_tensor(tensor)) {
+        return NULL;
+    }
+    const void *const *impl = *(const void *const **)at;
+    return impl != NULL && *impl == shim.kind ? at : NULL;
+}
+
+/* setup_shim(tensor, its _cdata, addresses of n_dims, sizes, dtype, device): whether tensors can be asked so. */
+PyObject *setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 6 || !is_tensor(args[0])) {
+        return wrong_count("setup_shim");
+    }
+    void *addresses[5];
+    shim.offset = 0;
+    for (int i = 0; i < 5; i++) {
+        addresses[i] = PyLong_AsVoidPtr(args[1 + i]);
+        if (addresses[i] == NULL) {
+            PyErr_Clear();
+            Py_RETURN_FALSE;
+        }
+    }
+    Py_ssize_t size = Py_TYPE(args[0])->tp_basicsize, offset = sizeof(PyObject);
+    while (offset + (Py_ssize_t)sizeof(void *) <= size && *(void **)((char *)args[0] + offset) != addresses[0]) {
+        offset += sizeof(void *);
+    }
+    if (offset + (Py_ssize_t)sizeof(void *) > size) {
+        Py_RETURN_FALSE;
+    }
+    Ask *asks[] = {&shim.n_dims, &shim.sizes, &shim.dtype, &shim.device};
+    for (int i = 0; i < 4; i++) {
+        memcpy(asks[i], &addresses[1 + i], sizeof(void *));
+    }
+    shim.kind = *(void **)addresses[0];
+    shim.offset = offset;
+    Py_RETURN_TRUE;
+}
+
+/* The shape and dtype of a tensor without an object for them: 1; 0 where it must be asked in Python. */
+int shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype) {
+    void *asked = shim_tensor(tensor);
+    int32_t code;
+    if (asked == NULL || shim.n_dims(asked, n_dims) || shim.sizes(asked, (void *)sizes) || shim.dtype(asked, &code) ||
+        code < 0 || code >= MOST_CODES) {
+        return 0;
+    }
+    if (shim.dtypes[code] == NULL) {
+        shim.dtypes[code] = dtype_of(tensor); /* kept for the process */
+        PyErr_Clear();
+    }
+    *dtype = shim.dtypes[code];
+    return *dtype != NULL;
+}
+
 /* setup(torch.Tensor, torch.nn.Parameter, exact types): whether this torch has what is needed. */
 PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
@@ -115,6 +185,11 @@ int is_on_cpu(const Tensor *t) { return t->device.type == ON_CPU; }
 
 int has_cpu(PyObject *tensor) {
     NAME(is_cpu, "is_cpu") { return 0; }
+    void *asked = shim_tensor(tensor);
+    int32_t type;
+    if (asked != NULL && shim.device(asked, &type) == 0) {
+        return type == CPU_TYPE;
+    }
     PyObject *answer = computed(tensor, cpu_descriptor, is_cpu);
     int is_there = answer == Py_True;
     Py_XDECREF(answer);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +13,7 @@ from shadowrun.native import core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     Equal = Callable[[Any, Any], bool]
     Key = Callable[[int, torch.device, tuple[str, str, str], tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
@@ -24,5 +28,42 @@ plainly_equal: Equal | None = None
 context_key: Key | None = None
 """See `shadowrun.replay.recorder.Recorder.context`."""
 
+_SHIM = ("aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_dtype", "aoti_torch_get_device_type")
+_LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
+
+
+def _ask_without_python(core: ModuleType) -> bool:
+    """Have tensors asked for their form by torch's C shim; where that does not answer as Python does, they are not.
+
+    The shim is part of torch's stable ABI (torch/csrc/inductor/aoti_torch/c/shim.h), seen on 2.11 and 2.13. It wants
+    the C++ object that lies in each tensor's Python object: `_cdata` says where.
+    """
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # the program's modes see nothing of it
+        empty = torch._C._VariableFunctions.empty
+        samples = [empty((2, 3), dtype=torch.float16), empty((), dtype=torch.int64), empty((0, 4), dtype=torch.bool)]
+        samples += [samples[0].t(), torch.nn.Parameter(samples[0])]
+        addresses = _addresses()
+        by_python = [_key(core, sample) for sample in samples]
+        if not core.setup_shim(samples[0], getattr(samples[0], "_cdata", 0), *addresses):
+            return False
+        if [_key(core, sample) for sample in samples] == by_python:
+            return True
+        return bool(core.setup_shim(samples[0], 0, *addresses))
+
+
+def _addresses() -> list[int]:
+    for name in _LIBRARIES:
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+            return [ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0 for function in _SHIM]
+    return [0] * len(_SHIM)
+
+
+def _key(core: ModuleType, sample: torch.Tensor) -> object:
+    return core.context_key(0, None, ("", "", ""), (sample,), {})
+
+
 if core is not None and core.setup(torch.Tensor, torch.nn.Parameter, _EXACT):
     plainly_equal, context_key = core.plainly_equal, core.context_key
+    with contextlib.suppress(Exception):  # a torch that lacks a part of it
+        _ask_without_python(core)
