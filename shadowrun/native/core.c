@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-#define VERSION 9
+#define VERSION 10
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */

@@ -73,13 +73,15 @@ static int pass_silently(Handler *self, Entry *entry, PyObject *reason, long lon
     if (noted != 1) {
         return interrupted() ? -1 : 0;
     }
-    PyObject *key = entry->skipped;
-    key = reason == NULL ? Py_NewRef(key)
-                         : PyTuple_Pack(3, PyTuple_GET_ITEM(key, 0), PyTuple_GET_ITEM(key, 1), reason);
-    int failed = key == NULL || count_skipped(self, key);
-    Py_XDECREF(key);
-    if (failed) {
-        return interrupted() ? -1 : 0;
+    if (reason == NULL) {
+        entry->n_skipped++;
+    } else {
+        PyObject *key = PyTuple_Pack(3, PyTuple_GET_ITEM(entry->skipped, 0), PyTuple_GET_ITEM(entry->skipped, 1), reason);
+        int failed = key == NULL || count_skipped(self, key);
+        Py_XDECREF(key);
+        if (failed) {
+            return interrupted() ? -1 : 0;
+        }
     }
     self->own_ns += now_ns() - entered;
     return 1;
@@ -154,7 +156,7 @@ static int is_of_cpu(Handler *self, Call *call) {
     return device == NULL || device == Py_None || PyObject_RichCompareBool(device, self->device, Py_EQ) == 1;
 }
 
-/* Under the lock. 1 with the result or an exception; 0 where nothing was done, or where the call may yet run; -1 with an
+/* 1 with the result or an exception; 0 where nothing was done, or where the call may yet run; -1 with an
  * interrupt. */
 static int go(Handler *self, Call *call, PyObject *reason, PyObject **out) {
     Entry *entry = call->entry;
@@ -163,7 +165,8 @@ static int go(Handler *self, Call *call, PyObject *reason, PyObject **out) {
         return 0;
     }
     if (entry->way == PASSING) {
-        return count_skipped(self, entry->skipped) == 0 ? 1 : interrupted() ? -1 : 0;
+        entry->n_skipped++;
+        return 1;
     }
     if (entry->way == SILENT || reason != NULL) {
         return pass_silently(self, entry, reason, call->entered);
@@ -183,21 +186,22 @@ static int handle(Handler *self, Call *call, PyObject **out) {
     if (done != 1) {
         return done != 0;
     }
-    if ((entry->way != PASSING && !is_of_cpu(self, call)) || try_lock(self) != 1) {
+    if (entry->way != PASSING && !is_of_cpu(self, call)) {
         Py_XDECREF(reason);
         return interrupted();
     }
-    PyObject *release = Py_NewRef(self->release);
-    int held = self->way == RECORDING || entry->way == PASSING; /* nobody else waits while such a call runs */
-    int runs = held || entry->way == SILENT || reason != NULL;
-    done = go(self, call, reason, out);
-    if (held) {
-        unlock(release);
+    /* What is only counted or recorded is done before another thread can run, or by Python, which takes the lock. */
+    int runs = self->way == RECORDING || entry->way == PASSING, locks = !runs;
+    if (locks && try_lock(self) != 1) {
+        Py_XDECREF(reason);
+        return 0;
     }
-    if (done > 0 && runs) {
+    PyObject *release = Py_NewRef(self->release);
+    done = go(self, call, reason, out);
+    if (done > 0 && (runs || entry->way == SILENT || reason != NULL)) {
         *out = run_operator(entry->run, call->args, call->kwargs);
     }
-    if (!held) {
+    if (locks) {
         unlock(release);
     }
     Py_XDECREF(reason);

@@ -18,6 +18,7 @@ typedef struct {
     PyObject *plan, *run, *index;
     PyObject *skipped; /* tuple: the key under which calls without values are counted */
     int way, n_written;
+    Py_ssize_t n_skipped; /* not yet told to Python; see `collect` */
     int written[MOST_WRITTEN]; /* positions of the arguments that it writes to, of those that take several */
 } Entry;
 

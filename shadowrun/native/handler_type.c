@@ -108,6 +108,33 @@ static PyObject *guard(Handler *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* collect(counter): add the numbers of calls that were not compared to a dict, and begin anew. */
+static PyObject *collect(Handler *self, PyObject *counter) {
+    if (!PyDict_Check(counter)) {
+        PyErr_SetString(PyExc_TypeError, "collect: into a dict");
+        return NULL;
+    }
+    for (size_t i = 0; i < self->learnt_room; i++) {
+        Entry *entry = self->learnt[i].func == NULL ? NULL : self->learnt[i].entry;
+        if (entry == NULL || entry->n_skipped == 0) {
+            continue;
+        }
+        Py_ssize_t n = entry->n_skipped;
+        PyObject *before = PyDict_GetItemWithError(counter, entry->skipped);
+        if (before != NULL) {
+            n += PyLong_AsSsize_t(before);
+        }
+        PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(n);
+        int failed = after == NULL || PyDict_SetItem(counter, entry->skipped, after);
+        Py_XDECREF(after);
+        if (failed) {
+            return NULL;
+        }
+        entry->n_skipped = 0;
+    }
+    Py_RETURN_NONE;
+}
+
 /* clocks(on): nanoseconds and numbers of each part since they were switched on; switches them. */
 static PyObject *clocks(Handler *self, PyObject *on) {
     PyObject *found = PyList_New(0);
@@ -211,6 +238,7 @@ static PyMethodDef methods[] = {
     {"bind", (PyCFunction)bind, METH_O, NULL},
     {"learn", (PyCFunction)learn, METH_VARARGS, NULL},
     {"guard", (PyCFunction)guard, METH_VARARGS, NULL},
+    {"collect", (PyCFunction)collect, METH_O, NULL},
     {"clocks", (PyCFunction)clocks, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

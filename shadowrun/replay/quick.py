@@ -51,7 +51,6 @@ class Quick:
     ) -> None:
         self._shared = shared
         self._role = role
-        self._recorder = recorder
         self.handler: Any = None
         if core is None or plainly_equal is None or attribution.quick is None:
             return
@@ -73,6 +72,7 @@ class Quick:
             waited_for=None,
             **recorder.inner_parts(),
         )
+        recorder.collect_from(self.handler.collect)
         self.handler.slow_ratio = comparing.slow_ratio
         self.handler.on_target = role.on_target
 

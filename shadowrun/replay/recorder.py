@@ -52,6 +52,7 @@ class Recorder:
         self._match = data.verdict_id(_MATCH)
         self._seen = data.verdict_id(_SEEN)
         self._skipped: Counter[tuple[str, str, str]] = Counter()
+        self._collect: Callable[[Counter[tuple[str, str, str]]], None] | None = None
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
 
@@ -172,10 +173,16 @@ class Recorder:
         """Count a call that is not compared."""
         self._skipped[name, device, reason] += 1
 
+    def collect_from(self, collect: Callable[[Counter[tuple[str, str, str]]], None]) -> None:
+        """Before writing, have somebody else add calls that he counted by operator, device, reason."""
+        self._collect = collect
+
     def flush(self) -> None:
         """Write everything that waits."""
         with self._lock:
             self._flushed_at = time.monotonic()
+            if self._collect is not None:
+                self._collect(self._skipped)
             if self._skipped:
                 skipped, self._skipped = self._skipped, Counter()
                 self.data.add_skipped(skipped)
