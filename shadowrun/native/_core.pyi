@@ -28,6 +28,7 @@ def differing(
 def context_key(
     index: int, device: torch.device, place: tuple[str, str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]: ...
+def steady_heap() -> None: ...
 
 class Places:
     module_call: object

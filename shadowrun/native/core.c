@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-#define VERSION 10
+#define VERSION 11
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
@@ -17,6 +17,7 @@ static PyMethodDef functions[] = {
     {"diff", (PyCFunction)(void (*)(void))diff, METH_FASTCALL, NULL},
     {"differing", (PyCFunction)(void (*)(void))differing, METH_FASTCALL, NULL},
     {"context_key", (PyCFunction)(void (*)(void))context_key, METH_FASTCALL, NULL},
+    {"steady_heap", (PyCFunction)steady_heap, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -77,6 +77,9 @@ int is_rows(PyObject *value);
 /* Add a row with the next number, which comes back, and the current step; -1 with an exception. */
 long long write_row(Rows *self, long long context, long long verdict, double ref_us, double target_us);
 
+/* heap.c */
+PyObject *steady_heap(PyObject *module, PyObject *none);
+
 /* handler.c */
 int add_handler(PyObject *module);
 

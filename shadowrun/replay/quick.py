@@ -90,6 +90,7 @@ class Quick:
         """Have calls compared."""
         if core is not None and self.handler is not None:
             self.handler.way = core.COMPARING
+            core.steady_heap()
 
     def record(self) -> None:
         """Have calls recorded only."""
