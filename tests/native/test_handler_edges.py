@@ -7,9 +7,11 @@ import warnings
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import shadowrun
 from shadowrun import Status, native
+from tests.native.both_ways import WAYS, both_ways, handled, skipped
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")
 
@@ -18,6 +20,62 @@ aten = torch.ops.aten
 
 class Named(torch.Tensor):
     """Has no handler of its own: calls with it come to ours."""
+
+
+def bits(_):
+    x = torch.arange(6.0).reshape(2, 3) + 1
+    negative, complex_ = torch._neg_view(x.clone()), torch.complex(x, x)
+    x.add_(negative.add_(1)).copy_(negative.mul(2))
+    complex_.conj().mul_(2)
+    complex_.imag.neg_()
+    running = torch._neg_view(torch.zeros(3)), torch.ones(3)
+    return x, negative.neg_(), complex_, complex_.conj() * 2, F.batch_norm(x, *running, training=True), running[1]
+
+
+def without_values(_):
+    x, meta = torch.ones(3), torch.empty(3, device="meta")
+    meta.add_(1)
+    made = [torch.zeros_like(x, device="meta"), x.to("meta"), meta + meta, torch.cat([meta, meta]), meta.max(0)[0]]
+    return [v.shape for v in made]
+
+
+def statistics(training):
+    def program(_):
+        x, found = torch.randn(3, 3), []
+        for make in (lambda v: v, lambda v: v.repeat_interleave(2)[::2], lambda v: v.as_subclass(Named)):
+            mean, var = make(torch.zeros(3)), make(torch.ones(3))
+            found += [F.batch_norm(x, mean, var, training=training), mean, var]
+        both = torch.ones(6)
+        found += [F.batch_norm(x, both[:3], both[3:], training=training), both]
+        return [*found, F.batch_norm(x, x[0], x[1].abs_(), training=training), x]
+
+    return program
+
+
+def on_one_memory(_):
+    x, s = torch.randn(3, 4), torch.tensor(3.0)
+    x.index_put_((torch.tensor([0, 2]),), torch.zeros(4))
+    x[0].add_(x[1])
+    x.add_(x.sum()).add_(torch.tensor(2.0)).sub_(x.as_subclass(Named))
+    s.add_(s).mul_(1.5)
+    return x.t().add_(1), s, x.masked_fill_(x > 0, 0), torch._foreach_add([x, s], 1)
+
+
+PROGRAMS = {
+    "bits": bits,
+    "without values": without_values,
+    "statistics": statistics(True),
+    "statistics, not written to": statistics(False),
+    "on one memory": on_one_memory,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_on_the_edge(name, way):
+    run = both_ways(PROGRAMS[name], **WAYS[way])
+    assert handled(run)
+    assert not list(run.records(status=["mismatch", "error"]))
 
 
 class Weight(torch.nn.Parameter):
@@ -67,3 +125,33 @@ def test_a_device_is_remembered_once():
             torch.zeros(3)
         held = gc.get_referents(run._replayer.quick)
     assert sum(type(v) is torch.device for v in held) <= 3
+
+
+@pytest.mark.parametrize(
+    ("namespace", "options"),
+    [("aten_test", {}), ("aten_test", {"replay": False}), ("quantized", {"replay": False})],
+    ids=["passed by", "passed by, recorded", "recorded"],
+)
+def test_a_call_that_is_not_compared_holds_nobody_up(either, namespace, options):
+    """It may wait for another thread, or take long."""
+    with torch.library._scoped_library(namespace, "FRAGMENT") as library:
+        held = []
+
+        def kernel(x):
+            held.append(run._replayer.lock._is_owned())
+            return x.clone()
+
+        library.define("shadowrun_looks(Tensor x) -> Tensor")
+        library.impl("shadowrun_looks", kernel, "CPU")
+        with shadowrun.compare("cpu", **options) as run:
+            for _ in range(3):
+                getattr(torch.ops, namespace).shadowrun_looks(torch.ones(2))
+    assert held == [False] * 3
+
+
+def test_what_is_passed_by_is_counted(either):
+    x = torch.ones(2)
+    with shadowrun.compare("cpu") as run:
+        for _ in range(4):
+            aten.is_same_size(x, x)
+    assert ("aten::is_same_size", "", "asks about form, not values", 4) in skipped(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 
 import pytest
 import torch
@@ -136,7 +137,12 @@ def test_python_is_asked_only_where_nothing_is_known(monkeypatch, attribution):
     """Else this would be a test of Python against itself."""
     asked = []
     original = Attribution._place
-    monkeypatch.setattr(Attribution, "_place", lambda self, depth: asked.append(depth) or original(self, depth + 1))
+
+    def telling(self, depth):
+        asked.append(original(self, depth + 1))
+        return asked[-1]
+
+    monkeypatch.setattr(Attribution, "_place", telling)
     counted = Attribution()
     counted.start()
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
@@ -158,10 +164,38 @@ def test_python_is_asked_only_where_nothing_is_known(monkeypatch, attribution):
     assert len(found) > 40
     # Gradients of leaves have no forward call, and are searched for each time.
     assert len(asked) < len(found) / 2 * 0.5
+    assert [place for place in asked if place[1].value == "forward"] == []
     half = len(found) // 2
     assert [p for p in found[half : half * 2] if p[1].value == "forward"] == [
         p for p in found[:half] if p[1].value == "forward"
     ]
+
+
+def test_each_thread_is_told_of_its_own_modules(attribution):
+    modes = []
+
+    def work():
+        inner = nn.Linear(2, 2)
+        with Asking(attribution, "compiled") as mode:
+            modes.append(mode)
+            for _ in range(3):
+                inner(torch.ones(1, 2))
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            for _ in range(3):
+                x = x.exp()
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            return x.neg()
+
+    with Asking(attribution, "compiled") as mode:
+        modes.append(mode)
+        Waits()(torch.ones(2))
+    found = [f for mode in modes for f in mode.found]
+    assert [f for f in found if f[1] != f[2]] == []
+    assert {place[0] for _, place, _ in found} == {"", "Waits", "Linear"}
 
 
 def raising(error):
