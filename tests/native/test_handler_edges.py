@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 import shadowrun
 from shadowrun import Status, native
+from shadowrun.replay.replayer import Replayer
 from tests.native.both_ways import WAYS, both_ways, handled, skipped
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")
@@ -61,7 +63,15 @@ def on_one_memory(_):
     return x.t().add_(1), s, x.masked_fill_(x > 0, 0), torch._foreach_add([x, s], 1)
 
 
+def on_one_line(_):
+    x, dtypes = torch.ones(1, 2, 1, 1), (torch.float64, torch.int8, torch.bool)
+    found = [(x.to(d), torch.zeros(2, dtype=d), x.sum(0, dtype=d)) for d in dtypes]
+    formats = torch.contiguous_format, torch.channels_last, torch.preserve_format
+    return found, [x.clone(memory_format=f) for f in formats]
+
+
 PROGRAMS = {
+    "on one line": on_one_line,
     "bits": bits,
     "without values": without_values,
     "statistics": statistics(True),
@@ -72,7 +82,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_on_the_edge(name, way):
+def test_calls_on_the_edge(name, way):
     run = both_ways(PROGRAMS[name], **WAYS[way])
     assert handled(run)
     assert not list(run.records(status=["mismatch", "error"]))
@@ -155,3 +165,39 @@ def test_what_is_passed_by_is_counted(either):
         for _ in range(4):
             aten.is_same_size(x, x)
     assert ("aten::is_same_size", "", "asks about form, not values", 4) in skipped(run)
+
+
+def test_a_call_that_was_slow_is_run_again(either):
+    """The replay is quick: only a third run tells whether the first had to wait for something else."""
+    with torch.library._scoped_library("quantized", "FRAGMENT") as library:
+        runs = []
+
+        def kernel(x):
+            runs[-1] += 1
+            if runs[-1] == 1:
+                time.sleep(0.03)
+            return x.clone()
+
+        library.define("shadowrun_sleeps(Tensor x) -> Tensor")
+        library.impl("shadowrun_sleeps", kernel, "CPU")
+        with shadowrun.compare("cpu") as run:
+            for _ in range(5):
+                runs.append(0)
+                torch.ops.quantized.shadowrun_sleeps(torch.ones(2))
+    assert max(runs[1:]) > 2  # of those that the compiled handler may know; a busy machine makes a replay slow, too
+    assert statuses(run, "quantized::shadowrun_sleeps") == [Status.MATCH] * 5
+
+
+def test_who_waits_for_the_lock_goes_first(monkeypatch, either):
+    turns, x = [], torch.ones(2)
+    monkeypatch.setattr(Replayer, "take_turn", lambda self: turns.append(1) or self.lock.acquire())
+    with shadowrun.compare("cpu") as run:
+        for _ in range(3):
+            x.neg()
+        assert turns == []
+        with run._replayer._gate:  # as a thread that waits has it
+            x.neg()
+            x.mul_(2.0)
+        assert len(turns) == 2
+        x.neg()
+    assert len(turns) == 2
