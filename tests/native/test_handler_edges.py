@@ -200,4 +200,4 @@ def test_who_waits_for_the_lock_goes_first(monkeypatch, either):
             x.mul_(2.0)
         assert len(turns) == 2
         x.neg()
-    assert len(turns) == 2
+        assert len(turns) == 2
