@@ -225,6 +225,32 @@ def places(**changed):
     return native.core.Places(**parts | changed)
 
 
+class Node:
+    """Of autograd, made by the fifth forward call."""
+
+    def _sequence_nr(self):
+        return 5
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"entered": False}, {"recomputing": 1}, {"recomputed": {5: ("Again", "")}}),
+        *({"links": {4: ("Net", "here")}}, {"last_number": 6}),
+    ],
+    ids=",".join,
+)
+def test_what_python_must_look_at_in_a_backward_pass(changed):
+    threads = Attribution()._threads
+    state = threads.state
+    state.entered, state.last_number, state.links = True, 7, {5: ("Net", "here")}
+    asked = places(threads=threads, node=Node)
+    assert asked.place(0) == ("Net", "backward", "here")
+    for name, value in changed.items():
+        setattr(state, name, value)
+    assert asked.place(0) == ("slow", "", "")
+
+
 @pytest.mark.parametrize("part", ["node", "number"])
 def test_errors_are_left_to_python_and_interrupts_are_not(part):
     assert places(**{part: raising(ValueError())}).place(0) == ("slow", "", "")
