@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import warnings
@@ -192,12 +193,10 @@ def test_who_waits_for_the_lock_goes_first(monkeypatch, either):
     turns, x = [], torch.ones(2)
     monkeypatch.setattr(Replayer, "take_turn", lambda self: turns.append(1) or self.lock.acquire())
     with shadowrun.compare("cpu") as run:
-        for _ in range(3):
-            x.neg()
-        assert turns == []
-        with run._replayer._gate:  # as a thread that waits has it
-            x.neg()
-            x.mul_(2.0)
-        assert len(turns) == 2
-        x.neg()
-        assert len(turns) == 2
+        gate = run._replayer._gate
+        for waits in (False, False, False, True, False):  # on one line: the handler knows it by then
+            turns.clear()
+            with gate if waits else contextlib.nullcontext():  # as a thread that waits has it
+                x.neg()
+                x.mul_(2.0)
+            assert len(turns) == 2 * waits
