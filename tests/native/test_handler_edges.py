@@ -10,9 +10,11 @@ import warnings
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 
 import shadowrun
 from shadowrun import Status, native
+from shadowrun.intercept import torchapi
 from shadowrun.replay.replayer import Replayer
 from tests.native.both_ways import WAYS, both_ways, handled, skipped
 
@@ -200,3 +202,31 @@ def test_who_waits_for_the_lock_goes_first(monkeypatch, either):
                 x.neg()
                 x.mul_(2.0)
             assert len(turns) == 2 * waits
+
+
+class Counts(torchapi.DispatchMode):
+    """A mode of the program's own."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_below_sees_the_program_s_own_calls_once(either):
+    x = torch.ones(2)
+    with Counts() as mode, shadowrun.compare("cpu") as run:
+        for _ in range(4):
+            x.neg()
+    assert mode.seen == 4
+    assert statuses(run, "aten::neg") == [Status.MATCH] * 4
+
+
+def test_a_subclass_with_a_handler_takes_itself_apart(either):
+    x = torch.ones(2)
+    with shadowrun.compare("cpu") as run:
+        for _ in range(4):
+            found = x.add(TwoTensor(x, x))
+    assert type(found) is TwoTensor
+    assert statuses(run, "aten::add.Tensor") == [Status.MATCH] * 8
