@@ -96,6 +96,16 @@ static int put_string(Key *key, PyObject *value) {
     return put_tag(key, 's') || put(key, &n, sizeof n) || put(key, text, (size_t)n) ? -1 : 0;
 }
 
+/* The first object that was equal, since `seen.c` goes by addresses: torch makes a new `device` for each call that has one.
+ * There are few of them. A new reference, or NULL with an exception. */
+static PyObject *first_alike(PyObject *value) {
+    static PyObject *first;
+    if (first == NULL && (first = PyDict_New()) == NULL) {
+        return NULL;
+    }
+    return Py_XNewRef(PyDict_SetDefault(first, value, value));
+}
+
 static int put_value(Key *key, PyObject *value, int depth) {
     if (is_tensor(value)) {
         return put_tensor(key, value);
@@ -141,7 +151,7 @@ static int put_value(Key *key, PyObject *value, int depth) {
     if (answer == 0 && (answer = is_any_tensor(value)) == 1) {
         return put_tensor(key, value);
     }
-    return answer < 0 ? -1 : put_object(key, Py_NewRef(answer ? value : (PyObject *)Py_TYPE(value)));
+    return answer < 0 ? -1 : put_object(key, answer ? first_alike(value) : Py_NewRef((PyObject *)Py_TYPE(value)));
 }
 
 int put_call(Key *key, PyObject *args, PyObject *kwargs) {

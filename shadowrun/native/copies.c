@@ -113,6 +113,14 @@ int same_values(PyObject *tensor, const Copies *copies) {
            !bytes_differ(copies->at, copies->work_at, copies->n_bytes);
 }
 
+/* Of any subclass, too: one with no handler of its own comes to us as it is. What cannot be told counts as one. */
+static int may_be_tensor(PyObject *value) {
+    if (is_tensor(value)) {
+        return 1;
+    }
+    return !(value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value)) && is_any_tensor(value) != 0;
+}
+
 int shares_memory(Handler *self, PyObject *args, Py_ssize_t position) {
     PyObject *written = PyTuple_GET_ITEM(args, position);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
@@ -123,7 +131,10 @@ int shares_memory(Handler *self, PyObject *args, Py_ssize_t position) {
         if (PyList_CheckExact(a) || PyTuple_CheckExact(a)) {
             return 1;
         }
-        if (is_tensor(a)) {
+        if (may_be_tensor(a)) {
+            if (PyErr_Occurred()) {
+                return 1;
+            }
             PyObject *given[] = {written, a};
             PyObject *answer = PyObject_Vectorcall(self->shares_memory, given, 2, NULL);
             Py_XDECREF(answer);

@@ -59,10 +59,11 @@ static void unlock(PyObject *release) {
     PyErr_Restore(type, value, trace);
 }
 
+/* 1 or 0; -1 with an exception. */
 static int is_true(PyObject *owner, PyObject *name) {
     PyObject *value = PyObject_GetAttr(owner, name);
     Py_XDECREF(value);
-    return value == Py_True;
+    return value == NULL ? -1 : value == Py_True;
 }
 
 /* A call that is not compared (a view, memory without values, a step that is left out): its place is noted for the
@@ -106,10 +107,11 @@ static int unwanted(Handler *self, Entry *entry, PyObject **reason) {
     NAME(everything, "everything") { return 0; }
     NAME(asked, "unwanted") { return 0; }
     *reason = NULL;
-    if (entry->way == SILENT || entry->way == PASSING || is_true(self->selection, everything)) {
+    int all = entry->way == SILENT || entry->way == PASSING ? 1 : is_true(self->selection, everything);
+    if (all == 1) {
         return 1;
     }
-    *reason = PyObject_CallMethodOneArg(self->selection, asked, entry->plan);
+    *reason = all < 0 ? NULL : PyObject_CallMethodOneArg(self->selection, asked, entry->plan);
     if (*reason == NULL) {
         return interrupted() ? -1 : 0;
     }

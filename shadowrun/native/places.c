@@ -120,8 +120,8 @@ static PyObject *state_of_thread(Places *self) {
         Py_CLEAR(state);
     }
     if (state != NULL) {
+        self->state_of = thread; /* first: to give the former state back may run other threads */
         Py_XSETREF(self->state, Py_NewRef(state));
-        self->state_of = thread;
     }
     return state;
 }

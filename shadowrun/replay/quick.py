@@ -132,6 +132,8 @@ class Quick:
     def _failed(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, error: Exception
     ) -> None:
+        if plan.mutated:
+            self._shared.short.spares.clear()  # the memory of one may be another since the replay
         self._shared.ending.fail(plan, args, kwargs, self._role, place, error)
 
     def _unrecorded(

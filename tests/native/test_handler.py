@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import shadowrun
-from shadowrun import Status, native
+from shadowrun import Phase, Status, native
 from shadowrun.errors import ShadowrunWarning
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import ShadowMode
@@ -634,7 +634,7 @@ def leaking(x, w, args):
 @ways
 def test_nothing_is_left_behind_by_many_calls(way):
     x, w, args = torch.ones(2, 3), torch.ones(2, 3, requires_grad=True), torch.ones(7)
-    fixed = [x, w, args, None, True, torch.float32, aten.neg.default, torch.Tensor, "forward"]
+    fixed = [x, w, args, None, True, torch.float32, aten.neg.default, torch.Tensor, Phase.FORWARD]
 
     def counts(run):
         run.counts()  # writes what waits

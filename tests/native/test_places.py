@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 
 import pytest
 import torch
@@ -136,7 +137,12 @@ def test_python_is_asked_only_where_nothing_is_known(monkeypatch, attribution):
     """Else this would be a test of Python against itself."""
     asked = []
     original = Attribution._place
-    monkeypatch.setattr(Attribution, "_place", lambda self, depth: asked.append(depth) or original(self, depth + 1))
+
+    def telling(self, depth):
+        asked.append(original(self, depth + 1))
+        return asked[-1]
+
+    monkeypatch.setattr(Attribution, "_place", telling)
     counted = Attribution()
     counted.start()
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
@@ -158,10 +164,38 @@ def test_python_is_asked_only_where_nothing_is_known(monkeypatch, attribution):
     assert len(found) > 40
     # Gradients of leaves have no forward call, and are searched for each time.
     assert len(asked) < len(found) / 2 * 0.5
+    assert [place for place in asked if place[1].value == "forward"] == []
     half = len(found) // 2
     assert [p for p in found[half : half * 2] if p[1].value == "forward"] == [
         p for p in found[:half] if p[1].value == "forward"
     ]
+
+
+def test_each_thread_is_told_of_its_own_modules(attribution):
+    modes = []
+
+    def work():
+        inner = nn.Linear(2, 2)
+        with Asking(attribution, "compiled") as mode:
+            modes.append(mode)
+            for _ in range(3):
+                inner(torch.ones(1, 2))
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            for _ in range(3):
+                x = x.exp()
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            return x.neg()
+
+    with Asking(attribution, "compiled") as mode:
+        modes.append(mode)
+        Waits()(torch.ones(2))
+    found = [f for mode in modes for f in mode.found]
+    assert [f for f in found if f[1] != f[2]] == []
+    assert {place[0] for _, place, _ in found} == {"", "Waits", "Linear"}
 
 
 def raising(error):
@@ -189,6 +223,32 @@ def places(**changed):
         "most_links": 10,
     }
     return native.core.Places(**parts | changed)
+
+
+class Node:
+    """Of autograd, made by the fifth forward call."""
+
+    def _sequence_nr(self):
+        return 5
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"entered": False}, {"recomputing": 1}, {"recomputed": {5: ("Again", "")}}),
+        *({"links": {4: ("Net", "here")}}, {"last_number": 6}),
+    ],
+    ids=",".join,
+)
+def test_what_python_must_look_at_in_a_backward_pass(changed):
+    threads = Attribution()._threads
+    state = threads.state
+    state.entered, state.last_number, state.links = True, 7, {5: ("Net", "here")}
+    asked = places(threads=threads, node=Node)
+    assert asked.place(0) == ("Net", "backward", "here")
+    for name, value in changed.items():
+        setattr(state, name, value)
+    assert asked.place(0) == ("slow", "", "")
 
 
 @pytest.mark.parametrize("part", ["node", "number"])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowrun.numerics.bits import bits_equal
+from shadowrun.numerics.bits import _plainly_equal, bits_equal
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -92,6 +92,15 @@ def test_zero_tensors_have_no_memory_to_read():
     assert bits_equal(zero, torch.zeros(3))
     assert bits_equal(zero, torch._efficientzerotensor((3,)))
     assert not bits_equal(zero, torch.ones(3))
+
+
+def test_tensors_without_values_have_no_memory_to_read():
+    meta = torch.ones(3, device="meta")
+    assert bits_equal(meta, torch.zeros(3, device="meta"))
+    assert not bits_equal(meta, torch.ones(3))
+    assert not bits_equal(torch.ones(3), meta)
+    assert not bits_equal(meta, torch.ones(4, device="meta"))
+    assert not _plainly_equal(meta, meta)
 
 
 def test_gaps_between_elements_do_not_count():
