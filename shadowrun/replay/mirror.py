@@ -23,6 +23,7 @@ __all__ = [
     "kept_on_cpu",
     "mirror",
     "move",
+    "overlaps_unnoticed",
     "storage_groups",
     "tensors_in",
     "without_strides",
@@ -91,6 +92,30 @@ def kept_on_cpu(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return []
     given = dict(zip((a.name for a in plan.func._schema.arguments), args, strict=False)) | kwargs
     return [t for name in plan.on_cpu if isinstance(t := given.get(name), torch.Tensor) and t.device.type == "cpu"]
+
+
+def overlaps_unnoticed(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the call writes to memory that it also reads by a tensor on another storage: two of one numpy array, say.
+
+    Nothing but the addresses tells, and to ask for them ends torch's lazy sharing: for calls that are not equal only.
+    """
+    try:
+        written = [_extent(t) for t in written_to(plan, args, kwargs)]
+        for t in tensors_in((*args, *kwargs.values())):
+            begin, end, storage = _extent(t)
+            if any(a < end and begin < b and storage != other for a, b, other in written):
+                return True
+    except RuntimeError:  # a kind that has no addresses
+        pass
+    return False
+
+
+def _extent(t: torch.Tensor) -> tuple[int, int, int]:
+    """First address, the one behind the last, and the storage; of no bytes off the CPU."""
+    begin, span = t.data_ptr(), 0
+    if t.is_cpu and t.numel():
+        span = t.element_size() * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+    return begin, begin + span, torchapi.storage_key(t)
 
 
 def storage_groups(

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.schedule import Selection
 
-__all__ = ["BUDGET", "CUSTOM", "Role", "Stage"]
+__all__ = ["BUDGET", "CUSTOM", "ONE_MEMORY", "Role", "Stage"]
 
 CUSTOM = Verdict(
     Status.UNVERIFIED, None, "custom operator: a replay could repeat its side effects; name it in ops= to allow it"
 )
 BUDGET = Verdict(Status.UNVERIFIED, None, "budget: the copies of this call exceed max_bytes")
+
+ONE_MEMORY = Verdict(Status.UNVERIFIED, None, "it reads the memory that it writes to by a tensor on another storage")
 
 
 @dataclass(frozen=True, slots=True)

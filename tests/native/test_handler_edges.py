@@ -7,6 +7,7 @@ import gc
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -221,6 +222,17 @@ def test_a_mode_below_sees_the_program_s_own_calls_once(either):
             x.neg()
     assert mode.seen == 4
     assert statuses(run, "aten::neg") == [Status.MATCH] * 4
+
+
+def test_two_tensors_of_one_numpy_array(either):
+    array, apart = np.full(3, 2.0), np.full(3, 3.0)
+    with shadowrun.compare("cpu") as run:
+        for _ in range(3):
+            torch.from_numpy(array).mul_(torch.from_numpy(array))
+            torch.from_numpy(array[:1]).add_(torch.from_numpy(apart[:1]))
+    assert statuses(run, "aten::mul_.Tensor") == [Status.UNVERIFIED] * 3  # not a fault of the platform
+    assert statuses(run, "aten::add_.Tensor") == [Status.MATCH] * 3  # on two storages that lie apart
+    assert array.tolist()[0] == ((2.0**2 + 3) ** 2 + 3) ** 2 + 3
 
 
 def test_a_subclass_with_a_handler_takes_itself_apart(either):
