@@ -63,9 +63,7 @@ def structure(value):
 
 
 def of_call(call):
-    return [
-        structure(list(v)[:4]) if isinstance(v, tuple) else structure(v) for v in (*call[0], *call[1].values())
-    ], len(call[0])
+    return [structure(v) for v in (*call[0], *call[1].values())], len(call[0])
 
 
 CPU = torch.device("cpu")
