@@ -118,7 +118,8 @@ class Recorder:
 
     def _flush_at_times(self) -> None:
         if len(self._rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S:
-            self.flush()
+            # A database in memory outlives nothing: counts are put there when somebody reads them.
+            self._flush(counts=self.data.path is not None)
 
     def verdict(
         self,
@@ -179,11 +180,14 @@ class Recorder:
 
     def flush(self) -> None:
         """Write everything that waits."""
+        self._flush(counts=True)
+
+    def _flush(self, *, counts: bool) -> None:
         with self._lock:
             self._flushed_at = time.monotonic()
-            if self._collect is not None:
+            if counts and self._collect is not None:
                 self._collect(self._skipped)
-            if self._skipped:
+            if counts and self._skipped:
                 skipped, self._skipped = self._skipped, Counter()
                 self.data.add_skipped(skipped)
             self.data.flush()
