@@ -10,13 +10,13 @@ import contextlib
 import ctypes
 import functools
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing import reductions
 from torch.utils import _python_dispatch as _modes
 
+from shadowrun.native.tensors import addresses_in_torch
 from shadowrun.platforms.torchplatform import below_autograd
 
 if TYPE_CHECKING:
@@ -87,15 +87,9 @@ def next_sequence_number_address() -> int:
     `at::sequence_number::peek`, seen on 2.11 and 2.13. Called directly it takes a fifth of the time; without it the
     compiled part calls Python's.
     """
-    folder, name = Path(torch.__file__).parent / "lib", "_ZN2at15sequence_number4peekEv"
-    for file in ("libtorch_cpu.so", "libtorch_cpu.dylib"):  # names are mangled otherwise on Windows
-        try:
-            peek = getattr(ctypes.CDLL(str(folder / file)), name)
-            peek.restype, peek.argtypes = ctypes.c_uint64, ()
-            if peek() == next_sequence_number():
-                return ctypes.cast(peek, ctypes.c_void_p).value or 0
-        except (OSError, AttributeError):
-            continue
+    (address,) = addresses_in_torch("_ZN2at15sequence_number4peekEv")  # mangled otherwise on Windows
+    if address and ctypes.CFUNCTYPE(ctypes.c_uint64)(address)() == next_sequence_number():
+        return address
     return 0
 
 

@@ -8,7 +8,7 @@
 enum { OFF, COMPARING, RECORDING }; /* what a Handler does with calls */
 enum { PART_PLACE, PART_CONTEXT, PART_COPY, PART_REPLAY, PART_COMPARE, PART_RECORD, N_PARTS };
 
-/* How calls of an operator go: see `Quick` in replay/quick.py. */
+/* How calls of an operator go: `_learn` in intercept/dispatch.py says which way. */
 enum { FRESH, IN_PLACE, SEVERAL, SILENT, PASSING, LONG, N_WAYS };
 
 enum { MOST_WRITTEN = 4 };
@@ -35,7 +35,7 @@ typedef struct {
     PyObject *n_modes_below; /* callable */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its attribute `everything`: all calls are wanted */
-    PyObject *recorder;      /* whose attributes _seen, _skipped change */
+    PyObject *recorder;      /* whose attribute _skipped changes */
     PyObject *contexts;      /* dict: key to number */
     PyObject *rows;          /* Rows: what waits to be written */
     PyObject *device;        /* torch.device("cpu") */
@@ -85,6 +85,9 @@ int add_match(Handler *self, Call *call, long long ns, long long other_ns, int *
 
 /* Count a call that is not compared, by (operator, device, reason), as Recorder.skip; -1 with an exception. */
 int count_skipped(Handler *self, PyObject *key);
+
+/* Add so many calls to a dict of such counts; -1 with an exception. */
+int add_count(PyObject *counts, PyObject *key, Py_ssize_t n);
 
 /* Tell `reporter` of the exception that is on its way; -1 where it is an interrupt, or telling failed. */
 int report(PyObject *reporter, Call *call);

@@ -119,15 +119,7 @@ static PyObject *collect(Handler *self, PyObject *counter) {
         if (entry == NULL || entry->n_skipped == 0) {
             continue;
         }
-        Py_ssize_t n = entry->n_skipped;
-        PyObject *before = PyDict_GetItemWithError(counter, entry->skipped);
-        if (before != NULL) {
-            n += PyLong_AsSsize_t(before);
-        }
-        PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(n);
-        int failed = after == NULL || PyDict_SetItem(counter, entry->skipped, after);
-        Py_XDECREF(after);
-        if (failed) {
+        if (add_count(counter, entry->skipped, entry->n_skipped)) {
             return NULL;
         }
         entry->n_skipped = 0;

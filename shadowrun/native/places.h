@@ -37,7 +37,4 @@ struct Places {
     KnownSite sites[SITES_KEPT];
 };
 
-/* Where the slots of a thread's state lie; -1 with an exception. */
-int find_slots(Places *self);
-
 #endif

@@ -10,7 +10,8 @@ static PyTypeObject *places_type;
 #define FIELDS(apply)                                                                                                  \
     apply(threads) apply(kinds) apply(found) apply(mark) apply(phases) apply(node) apply(number) apply(place)
 
-int find_slots(Places *self) {
+/* Where the slots of a thread's state lie; -1 with an exception. */
+static int find_slots(Places *self) {
     static const char *names[N_SLOTS] = {"above",   "entered",    "last_number", "links",
                                          "modules", "recomputed", "recomputing"};
     PyObject *state = PyObject_GetAttrString(self->threads, "state");
@@ -33,11 +34,17 @@ int find_slots(Places *self) {
     return 0;
 }
 
+/* So many frames as an object says; -1 with an exception. */
+static int n_frames(PyObject *depth) {
+    long n = PyLong_AsLong(depth);
+    return n == -1 && PyErr_Occurred() ? -1 : n < 0 ? 0 : (int)Py_MIN(n, 1 << 30);
+}
+
 /* place(depth): see Attribution.place. */
 static PyObject *place_in_python(Places *self, PyObject *depth) {
     Place place;
-    long frames = PyLong_AsLong(depth);
-    if ((frames == -1 && PyErr_Occurred()) || find_place(self, frames < 0 ? 0 : (int)Py_MIN(frames, 1 << 30), &place) != 1) {
+    int n = n_frames(depth);
+    if (n < 0 || find_place(self, n, &place) != 1) {
         return NULL;
     }
     PyObject *made = PyTuple_Pack(3, place.module, place.phase, place.site);
@@ -47,8 +54,8 @@ static PyObject *place_in_python(Places *self, PyObject *depth) {
 
 /* note(depth): see Attribution.note. */
 static PyObject *note_in_python(Places *self, PyObject *depth) {
-    long frames = PyLong_AsLong(depth);
-    if ((frames == -1 && PyErr_Occurred()) || note_place(self, frames < 0 ? 0 : (int)Py_MIN(frames, 1 << 30)) != 1) {
+    int n = n_frames(depth);
+    if (n < 0 || note_place(self, n) != 1) {
         return NULL;
     }
     Py_RETURN_NONE;

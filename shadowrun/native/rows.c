@@ -78,21 +78,21 @@ int add_match(Handler *self, Call *call, long long ns, long long other_ns, int *
     return 1;
 }
 
+int add_count(PyObject *counts, PyObject *key, Py_ssize_t n) {
+    PyObject *before = PyDict_GetItemWithError(counts, key);
+    if (before != NULL) {
+        n += PyLong_AsSsize_t(before);
+    }
+    PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(n);
+    int failed = after == NULL || PyDict_SetItem(counts, key, after);
+    Py_XDECREF(after);
+    return failed ? -1 : 0;
+}
+
 int count_skipped(Handler *self, PyObject *key) {
     NAME(skipped_name, "_skipped") { return -1; }
-    static PyObject *one;
-    if (one == NULL && (one = PyLong_FromLong(1)) == NULL) {
-        return -1;
-    }
-    PyObject *counter = PyObject_GetAttr(self->recorder, skipped_name);
-    if (counter == NULL || !PyDict_Check(counter)) {
-        Py_XDECREF(counter);
-        return -1;
-    }
-    PyObject *before = PyDict_GetItemWithError(counter, key);
-    PyObject *after = before != NULL ? PyNumber_Add(before, one) : PyErr_Occurred() ? NULL : Py_NewRef(one);
-    int failed = after == NULL || PyDict_SetItem(counter, key, after);
-    Py_XDECREF(after);
-    Py_DECREF(counter);
+    PyObject *counts = PyObject_GetAttr(self->recorder, skipped_name);
+    int failed = counts == NULL || !PyDict_Check(counts) || add_count(counts, key, 1);
+    Py_XDECREF(counts);
     return failed ? -1 : 0;
 }

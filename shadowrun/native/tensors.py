@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Equal = Callable[[Any, Any], bool]
     Key = Callable[[int, torch.device, tuple[str, str, str], tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 
-__all__ = ["context_key", "plainly_equal"]
+__all__ = ["addresses_in_torch", "context_key", "plainly_equal"]
 
 _EXACT = frozenset({str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
@@ -42,7 +42,7 @@ def _ask_without_python(core: ModuleType) -> bool:
         empty = torch._C._VariableFunctions.empty
         samples = [empty((2, 3), dtype=torch.float16), empty((), dtype=torch.int64), empty((0, 4), dtype=torch.bool)]
         samples += [samples[0].t(), torch.nn.Parameter(samples[0])]
-        addresses = _addresses()
+        addresses = addresses_in_torch(*_SHIM)
         by_python = [_key(core, sample) for sample in samples]
         if not core.setup_shim(samples[0], getattr(samples[0], "_cdata", 0), *addresses):
             return False
@@ -51,12 +51,13 @@ def _ask_without_python(core: ModuleType) -> bool:
         return bool(core.setup_shim(samples[0], 0, *addresses))
 
 
-def _addresses() -> list[int]:
+def addresses_in_torch(*functions: str) -> list[int]:
+    """Addresses of functions of torch's C++ library, by the names that they have there; all 0 where one is missing."""
     for name in _LIBRARIES:
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-            return [ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0 for function in _SHIM]
-    return [0] * len(_SHIM)
+            return [ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0 for function in functions]
+    return [0] * len(functions)
 
 
 def _key(core: ModuleType, sample: torch.Tensor) -> object:

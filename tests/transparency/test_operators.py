@@ -4,7 +4,6 @@ The full tier, every sample in every dtype: ``nox -s transparency``.
 """
 
 import pytest
-import torch
 
 from tests.transparency.cases import DATABASES
 from tests.transparency.sweep import Setup, names_of, sweep
@@ -18,14 +17,6 @@ SLICES = [
     ("op", "int64", 1, 9, 3),
     *((db, "float32", 1, 1 if db in ("hop", "custom") else 3, 0) for db in DATABASES if db != "op"),
 ]
-
-
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("db", "dtype", "samples", "every", "offset"), SLICES)
