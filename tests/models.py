@@ -69,8 +69,8 @@ def train(make, device="cpu", steps=20, run=None):
         state |= {f"optimizer.{i}.{k}": v.cpu() for k, v in s.items() if isinstance(v, torch.Tensor)}
     state["grads"] = torch.cat([p.grad.cpu().flatten() for p in model.parameters()])
     state["rng"] = torch.get_rng_state()
-    if device == "sim":
-        state["rng of sim"] = torch.sim.get_rng_state()
+    if device != "cpu":
+        state["rng of the device"] = getattr(torch, torch.device(device).type).get_rng_state()
     state["losses"] = torch.tensor(losses, dtype=torch.float64)
     return state
 

@@ -166,14 +166,15 @@ def execute(case: Case, mode: contextlib.AbstractContextManager[Any] | None) -> 
                 program(state)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
-    streams = (torch.get_rng_state().tolist(), random.getstate(), *_streams_of_sim())
+    streams = (torch.get_rng_state().tolist(), random.getstate(), *_streams_of_devices())
     texts = [f"{w.category.__name__}: {w.message}" for w in warned]
     return Outcome(state, error, texts, streams)
 
 
-def _streams_of_sim() -> list[Any]:
-    sim = getattr(torch, "sim", None)
-    return [] if sim is None else [sim.get_rng_state().tolist()]
+def _streams_of_devices() -> list[Any]:
+    used = [torch.cuda] if torch.cuda.is_initialized() else []
+    used += [torch.sim] if hasattr(torch, "sim") else []
+    return [device.get_rng_state().tolist() for device in used]
 
 
 def differences(plain: Outcome, observed: Outcome, *, form_only: bool = False, warned: bool = True) -> list[str]:

@@ -1,0 +1,180 @@
+"""Programs on a GPU are unchanged while they are compared, and nothing of theirs is reported."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import shadowrun
+from shadowrun import Status
+from tests.models import assert_same, digits, tokens, train
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's, on what is not deterministic
+
+
+def untimed(run):
+    return [f for f in run.findings() if f.kind != "slow"]
+
+
+def told(run):
+    """What a failing test says."""
+    return [(r.call.op, r.call.inputs, r.verdict, r.diffs) for r in run.records(status=[Status.MISMATCH, Status.ERROR])]
+
+
+def assert_nothing_reported(run, at_least=50):
+    counts = run.counts()
+    assert told(run) == []
+    assert untimed(run) == []
+    assert counts[Status.MATCH] > at_least
+
+
+@pytest.mark.parametrize("options", [{}, {"asynchronous": False}, {"drift": True}, {"budget": 1.2}], ids=str)
+@pytest.mark.parametrize("make", [digits, tokens])
+def test_training_is_unchanged_and_nothing_is_reported(make, options):
+    plain = train(make, "cuda", steps=6)
+    assert_same(train(make, "cuda", steps=6), plain)
+    run = shadowrun.compare("cuda", **options)
+    assert_same(train(make, "cuda", steps=6, run=run), plain)
+    assert_nothing_reported(run)
+
+
+def test_memory_is_given_back():
+    train(tokens, "cuda", steps=2)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    run = shadowrun.compare("cuda")
+    train(tokens, "cuda", steps=3, run=run)
+    del run
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
+
+
+class Mixed(nn.Module):
+    """Half precision by autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU(), nn.MaxPool2d(2))
+        self.head = nn.Sequential(nn.Linear(16 * 16 * 16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return self.head(self.body(x).flatten(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_mixed_precision_with_a_scaler(dtype, channels_last):
+    def steps(run=None):
+        torch.manual_seed(0)
+        model = Mixed().cuda()
+        x, y = torch.randn(8, 3, 32, 32).cuda(), torch.randint(0, 10, (8,)).cuda()
+        if channels_last:
+            model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=dtype is torch.bfloat16)
+        scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
+        with run or torch.autocast("cuda", enabled=False):
+            for _ in range(4):
+                optimizer.zero_grad()
+                with torch.autocast("cuda", dtype=dtype):
+                    loss = F.cross_entropy(model(x), y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return [p.detach().cpu() for p in model.parameters()], scaler.state_dict()
+
+    plain = steps()
+    run = shadowrun.compare("cuda")
+    weights, scaler = steps(run)
+    assert all(torch.equal(a, b) for a, b in zip(weights, plain[0], strict=True))
+    assert scaler == plain[1]
+    assert_nothing_reported(run)
+
+
+def attention(q, k, v, causal):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [64, 40])
+def test_attention_forward_and_backward(dtype, causal, heads):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 128, heads).cuda().to(dtype).requires_grad_() for _ in range(3))
+    run = shadowrun.compare("cuda")
+    with run:
+        attention(q, k, v, causal).float().square().sum().backward()
+    assert told(run) == []
+    compared = {r.call.op for r in run.records(status=Status.MATCH)}
+    unverified = {r.call.op: r.verdict.explanation for r in run.records(status=Status.UNVERIFIED)}
+    assert any("attention" in op for op in compared | set(unverified)), (compared, unverified)
+
+
+def test_dropout_draws_the_same_numbers():
+    x = torch.ones(4096, device="cuda")
+
+    def draw():
+        torch.cuda.manual_seed(3)
+        return F.dropout(x, 0.3), torch.rand(5, device="cuda"), torch.randn(7, device="cuda"), torch.randperm(9, device="cuda")
+
+    plain = draw()
+    with shadowrun.compare("cuda") as run:
+        compared = draw()
+    assert all(torch.equal(a, b) for a, b in zip(compared, plain, strict=True))
+    assert told(run) == []
+
+
+def test_a_second_stream_is_not_waited_for_and_not_misread():
+    side = torch.cuda.Stream()
+    x = torch.randn(1 << 20, device="cuda")
+    with shadowrun.compare("cuda") as run:
+        for _ in range(20):
+            y = x * 2
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                z = (y + 1).tanh()
+                y.record_stream(side)
+            torch.cuda.current_stream().wait_stream(side)
+            x = z * 0.5
+            del y
+    assert_nothing_reported(run)
+
+
+def test_a_graph_of_the_device_is_recorded_and_replayed():
+    static = torch.randn(64, 64, device="cuda")
+    weights = torch.randn(64, 64, device="cuda")
+    warm = torch.cuda.Stream()
+    with shadowrun.compare("cuda") as run:
+        with torch.cuda.stream(warm):
+            for _ in range(2):
+                out = (static @ weights).relu()
+        torch.cuda.current_stream().wait_stream(warm)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = (static @ weights).relu()
+        static.copy_(torch.ones(64, 64, device="cuda"))
+        graph.replay()
+        result = out.clone()
+    assert torch.equal(result, (torch.ones(64, 64, device="cuda") @ weights).relu())
+    assert told(run) == []
+
+
+def test_copies_between_host_and_device_without_waiting():
+    host = torch.randn(1 << 16).pin_memory()
+    with shadowrun.compare("cuda") as run:
+        for _ in range(10):
+            there = host.to("cuda", non_blocking=True)
+            back = (there * 2).to("cpu", non_blocking=True)
+            torch.cuda.synchronize()
+            assert torch.equal(back, host * 2)
+    assert told(run) == []
+
+
+def test_an_operator_that_cuda_lacks_raises_as_it_did_and_is_named():
+    x = torch.randn(8, 8, device="cuda").to_sparse_bsr((4, 4))
+    with shadowrun.compare("cuda") as run, pytest.raises(Exception) as caught:
+        torch.ops.aten.geqrf(x)
+    with pytest.raises(type(caught.value)):
+        torch.ops.aten.geqrf(x)
+    assert run.counts()[Status.MISMATCH] == 0
