@@ -268,7 +268,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
         uninitialised=frozenset(_UNINITIALISED_RETURNS.get(name, ())),
         has_device="device" in arguments,
         has_generator="generator" in arguments,
-        dropout=next((i for i, a in enumerate(schema.arguments) if a.name == "dropout_p"), -1),
+        dropout=next((i for i, a in enumerate(schema.arguments) if a.name in ("dropout_p", "dropout")), -1),
         custom=custom,
         composite=namespace == "aten" and torchapi.operator_is_composite(name),
         unstable=_UNSTABLE.get(name, ""),

@@ -29,6 +29,7 @@ __all__ = [
     "keeps_zero_sign",
     "moves",
     "not_unique",
+    "saved",
     "ulp_bound",
 ]
 
@@ -99,7 +100,7 @@ _ABSOLUTE: Final[dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("gelu", "gelu_backward", "silu_backward", "mish", "mish_backward", "softplus"), (0.0, 1.0)),
     **dict.fromkeys(("log_sigmoid_forward", "log_sigmoid_backward"), (0.0, 1.0)),
     # (x - max) - log(sum): the logarithm of about 1 has an absolute error
-    "_log_softmax": (1.0, 1.0),
+    **dict.fromkeys(("_log_softmax", "log_softmax"), (1.0, 1.0)),
 }
 _QUADRATIC: Final = frozenset({"var", "var_mean"})
 _COORDINATES: Final = ("upsample", "grid_sampler", "interpolate", "affine_grid")
@@ -108,6 +109,14 @@ _NOT_UNIQUE: Final[dict[str, tuple[int, ...]]] = {
     "_ctc_loss": (1,),
     "mkldnn_rnn_layer": (3,),
 }
+
+_SAVED: Final[dict[str, tuple[int, ...]]] = {
+    "log_sigmoid_forward": (1,),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), (1, 2, 3)),
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_no_update"), (1, 2)),
+    "_native_batch_norm_legit_no_training": (1, 2),
+}
+"""What a kernel saves for its own backward, and leaves empty where its backward has no use for it."""
 
 
 def base_name(op: str) -> str:
@@ -209,3 +218,8 @@ def absolute_error(op: str, roundoff: float, greatest: float, size: npt.NDArray[
 def not_unique(op: str) -> tuple[int, ...]:
     """Positions of the results that the definition leaves open and no equation verifies: saved workspaces."""
     return _NOT_UNIQUE.get(base_name(op), ())
+
+
+def saved(op: str) -> tuple[int, ...]:
+    """Positions of the results that an operator saves for its own backward, and that one device may leave empty."""
+    return _SAVED.get(base_name(op), ())

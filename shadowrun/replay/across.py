@@ -14,6 +14,7 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import shares_memory, unheard
 from shadowrun.platforms.remote import Unsendable, WorkerDied
 from shadowrun.replay.aside import AsidePath
+from shadowrun.replay.counterparts import for_reference
 from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, mirror, written_to
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
@@ -208,7 +209,7 @@ class AcrossPath:
 
     def _reference(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
         try:
-            return self._ref.run_mirrored(plan, pristine[0], pristine[1], self._max_bytes)
+            return self._ref.run_mirrored(for_reference(plan), pristine[0], pristine[1], self._max_bytes)
         except Exception as error:
             self._stage.recorder.verdict(context, reference_raised(error))
             return None

@@ -19,6 +19,7 @@ from shadowrun.intercept.torchapi import unheard
 from shadowrun.replay.across import AcrossPath, is_certain, reference_raised
 from shadowrun.replay.ambient import Ambient
 from shadowrun.replay.comparing import Comparing, landed_elsewhere
+from shadowrun.replay.counterparts import for_reference
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, copy_mutated, mirror, move, tensors_in, written_to
@@ -282,7 +283,7 @@ class BehindPath:
         try:
             if plan.mutated:
                 args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
-            return self._ref.run(plan, args, kwargs)
+            return self._ref.run(for_reference(plan), args, kwargs)
         except Exception as error:
             self.recorder.verdict(call.context, reference_raised(error))
             return None

@@ -13,6 +13,7 @@ from shadowrun.numerics.form import form_difference
 from shadowrun.replay import results
 from shadowrun.replay.capturing import SLOW
 from shadowrun.replay.case import Case, Value
+from shadowrun.replay.counterparts import COUNTERPARTS, compared, for_reference
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Executor, Ran, to_cpu
 from shadowrun.replay.judge import Judge
@@ -123,7 +124,8 @@ class Comparing:
         actual_ns = actual.ns
         reruns: list[Ran] = []
         # Another call stood for this one: its layout is the device's own affair, its time includes another graph.
-        stand_in = not shared and plan.name in EQUIVALENTS
+        counterpart = not shared and plan.name in COUNTERPARTS
+        stand_in = counterpart or (not shared and plan.name in EQUIVALENTS)
         if plan.action is not Action.RANDOM and not stand_in:
             executor = self._target
 
@@ -140,6 +142,8 @@ class Comparing:
             actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
         times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
         drift = drifted or _NO_DRIFT
+        if counterpart:
+            plan = compared(plan, expected.out)
         left, right = self._target.values(plan, actual), self._ref.values(plan, expected)
         n = min(len(left), len(right)) if len(actual.args) and not shared else len(right)
         left, right = left[:n], right[:n]
@@ -234,7 +238,7 @@ class Comparing:
             left, right = [_contiguous(v) for v in left], [_contiguous(v) for v in right]
         args, kwargs = pristine if not shared else _on_cpu(pristine)
 
-        def runner(executor: Executor) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
+        def runner(executor: Executor, plan: OpPlan) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
             def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
                 after = None
                 if rng is not None:
@@ -263,8 +267,8 @@ class Comparing:
             names=names,
             actual=tuple(left),
             expected=tuple(right),
-            run_target=runner(self._target),
-            run_reference=runner(self._ref),
+            run_target=runner(self._target, plan),
+            run_reference=runner(self._ref, plan if shared else for_reference(plan)),
             same_device=shared,
             previous_actual=previous,
         )

@@ -17,7 +17,7 @@ from shadowrun.intercept.threads import OwnThread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EQUIVALENTS", "is_device_specific"]
+__all__ = ["EQUIVALENTS", "attend", "attention_gradients", "in_thread", "is_device_specific"]
 
 _SPECIFIC = ("mkldnn", "onednn", "fbgemm", "_for_cpu", "cudnn", "miopen", "_cuda", "_mps", "_xpu", "hpu", "npu")
 
@@ -27,7 +27,7 @@ def is_device_specific(name: str) -> bool:
     return any(part in name for part in _SPECIFIC)
 
 
-def _attention(
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -37,13 +37,17 @@ def _attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> list[torch.Tensor]:
+    """Attention as a user calls it: ``[output]``."""
+
     def run() -> list[torch.Tensor]:
-        return [F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)]
+        grouped = query.dim() > 3 and query.shape[-3] != key.shape[-3]
+        args = (query, key, value, attn_mask, dropout_p, is_causal)
+        return [F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=grouped)]
 
-    return _in_thread(run)
+    return in_thread(run)
 
 
-def _attention_backward(
+def attend_backward(
     grad_out: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -56,19 +60,30 @@ def _attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> list[torch.Tensor]:
+    """Gradients of query, key and value, by autograd."""
     del out, logsumexp
+    inputs = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
+    return attention_gradients(grad_out, inputs, dropout_p, is_causal, scale)[:3]
+
+
+def attention_gradients(
+    grad_out: torch.Tensor, inputs: list[torch.Tensor], dropout_p: float, is_causal: bool, scale: float | None
+) -> list[torch.Tensor]:
+    """Gradients of query, key, value and, if there is one, of a floating mask."""
 
     def run() -> list[torch.Tensor]:
-        q, k, v = (t.detach().requires_grad_() for t in (query, key, value))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
-        return list(torch.autograd.grad(attended, (q, k, v), grad_out))
+        own = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
+        (q, k, v), mask = own[:3], own[3] if len(own) > 3 else None
+        grouped = q.dim() > 3 and q.shape[-3] != k.shape[-3]
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
+        return list(torch.autograd.grad(out, [t for t in own if t.requires_grad], grad_out))
 
-    return _in_thread(run)
+    return in_thread(run)
 
 
-def _in_thread(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+def in_thread(run: Callable[[], list[Any]]) -> list[Any]:
     """Run as a user would: a mode's handler has autograd excluded, and Functionalize; a new thread has not."""
-    results: list[list[torch.Tensor]] = []
+    results: list[list[Any]] = []
     errors: list[BaseException] = []
 
     def body() -> None:
@@ -87,6 +102,6 @@ def _in_thread(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
 
 EQUIVALENTS: dict[str, Callable[..., list[Any]]] = {
     # Each gives the first results of the operator; the rest (logsumexp) belong to the CPU's kernel.
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": attend,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attend_backward,
 }

@@ -18,7 +18,7 @@ from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import ulp_distance
-from shadowrun.numerics.tolerance import base_name, moves, not_unique, ulp_bound
+from shadowrun.numerics.tolerance import base_name, moves, not_unique, saved, ulp_bound
 from shadowrun.replay import hypotheses
 from shadowrun.replay.decompositions import any_order, by_equation, concerns, in_another_order
 from shadowrun.replay.finding import Finding, look, op_name
@@ -30,7 +30,7 @@ from shadowrun.replay.weighing import reference_wrong, weigh
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
-    from shadowrun.replay.case import Case
+    from shadowrun.replay.case import Case, Value
 
 __all__ = ["Judge"]
 
@@ -103,6 +103,8 @@ class _Trial:
         stride_only = ""
         for k, (name, actual, expected) in enumerate(zip(case.names, case.actual, case.expected, strict=True)):
             form = form_difference(actual, expected)
+            if form.startswith("shape") and k in saved(self.op) and _one_is_empty(actual, expected):
+                continue
             if form or not bits_equal(actual, expected):
                 self.diffs[k] = diff(name, actual, expected)
             if form and form.startswith("stride"):
@@ -295,6 +297,10 @@ class _Trial:
         if verdict.status is Status.MISMATCH and finding.position in not_unique(self.op):
             return Verdict(Status.UNVERIFIED, Cause.UNDEFINED, f"{finding.name} is not unique", verdict.evidence)
         return verdict
+
+
+def _one_is_empty(*values: Value) -> bool:
+    return any(isinstance(v, torch.Tensor) and v.numel() == 0 for v in values)
 
 
 def _is_random(case: Case) -> bool:

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowrun.intercept.torchapi import raw_operator
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.replay.case import exact_copy, flat_results
+from shadowrun.replay.counterparts import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,7 +117,7 @@ class Oracle:
             args, kwargs = case.fresh_inputs(convert)
             args, kwargs = self._rewrite(args, kwargs, perturb=perturb)
             with torch.no_grad():
-                results = raw_operator(case.func)(*args, **kwargs)
+                results = on_cpu(case.func)(*args, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             reason = str(error).partition("\n")[0][:160]
             raise NoOracle(f"no float64 oracle: {reason}") from error

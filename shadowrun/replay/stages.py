@@ -20,7 +20,7 @@ __all__ = ["has_one_stage", "partial_sums"]
 _ONE_SUM: Final = frozenset(
     """
     mm bmm mv dot vdot addmm baddbmm addmv addr linear matmul sum mean _softmax _log_softmax native_layer_norm
-    native_group_norm native_batch_norm _native_batch_norm_legit _fused_rms_norm
+    native_group_norm native_batch_norm _native_batch_norm_legit _fused_rms_norm cudnn_batch_norm
     """.split()  # noqa: SIM905
 )
 _STATISTICS: Final = frozenset({"native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward"})

@@ -14,6 +14,7 @@ from shadowrun.errors import DataFileError, PlatformError, UsageError
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.platforms import torchplatform
+from shadowrun.replay.counterparts import COUNTERPARTS
 from shadowrun.replay.decompositions import concerns
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.repro import calls, script, telling
@@ -166,6 +167,8 @@ class _Maker:
             raise _refusal(f"{op} is random: a script would compare two distributions, which one call cannot show.")
         if op in EQUIVALENTS and self._target.device != "cpu":
             raise _refusal(f"{op} is an operator of the CPU; on {self._target.name} another call stood for it.")
+        if op in COUNTERPARTS:
+            raise _refusal(f"{op} is an operator of {self._target.name}; on the CPU other calls stood for it.")
         if self._kind == "slow" and self._apart:
             raise _refusal(f"{op} is slow in a process of its own: one script cannot compare the times of two.")
 

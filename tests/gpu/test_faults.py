@@ -81,7 +81,14 @@ def test_one_gpu_under_two_settings_differs_in_products_only(make):
     run = shadowrun.compare("cuda[tf32=on]", ref="cuda[tf32=off]")
     train(make, "cuda", steps=2, run=run)
     assert plain
-    products = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward"}
+    products = {
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::baddbmm",
+        "aten::convolution",
+        "aten::convolution_backward",
+    }
     assert {r.call.op for r in run.records(status=Status.MISMATCH)} <= products
 
 
