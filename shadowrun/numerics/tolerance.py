@@ -112,11 +112,14 @@ _NOT_UNIQUE: Final[dict[str, tuple[int, ...]]] = {
 
 _SAVED: Final[dict[str, tuple[int, ...]]] = {
     "log_sigmoid_forward": (1,),
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), (1, 2, 3)),
-    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_no_update"), (1, 2)),
-    "_native_batch_norm_legit_no_training": (1, 2),
+    "_embedding_bag": (1, 2, 3),
+    "_fused_rms_norm": (1,),
+    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm"), (1, 2)),
+    **dict.fromkeys(("_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), (1, 2)),
+    **dict.fromkeys(("_batch_norm_with_update", "_batch_norm_no_update"), (1, 2)),
 }
-"""What a kernel saves for its own backward, and leaves empty where its backward has no use for it."""
+"""What a kernel saves for its own backward: some leave it empty where that has no use for it, and some keep the
+statistics of a 16-bit input in float32."""
 
 
 def base_name(op: str) -> str:
@@ -146,6 +149,8 @@ def ulp_bound(op: str, dtypes: Iterable[torch.dtype], scalars: dict[str, object]
         return 0
     if name in {"scatter", "index_put", "_index_put_impl", "_unsafe_index_put", "put", "round"}:
         return None if any(scalars.get(k) for k in ("accumulate", "reduce", "decimals")) else 0
+    if name == "abs" and any(d.is_complex for d in kinds):
+        return _BOUNDS["hypot"]
     if name in _EXACT:
         return 0
     if any(d.is_complex for d in kinds) or scalars.get("alpha", 1) != 1 or scalars.get("rounding_mode") is not None:
@@ -221,5 +226,5 @@ def not_unique(op: str) -> tuple[int, ...]:
 
 
 def saved(op: str) -> tuple[int, ...]:
-    """Positions of the results that an operator saves for its own backward, and that one device may leave empty."""
+    """Positions of the results that an operator saves for its own backward, in a form of its own."""
     return _SAVED.get(base_name(op), ())

@@ -16,7 +16,7 @@ from shadowrun.platforms.remote import Unsendable, WorkerDied
 from shadowrun.replay.aside import AsidePath
 from shadowrun.replay.counterparts import for_reference
 from shadowrun.replay.execution import Ran
-from shadowrun.replay.mirror import OverBudget, mirror, written_to
+from shadowrun.replay.mirror import OverBudget, as_given, mirror, written_to
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
 from shadowrun.replay.target_failure import TargetFailure
 from shadowrun.replay.views import ViewCheck
@@ -61,6 +61,8 @@ class AcrossPath:
         if role.device.type == "meta":
             recorder.skip(plan.name, "meta", "meta tensors: no values")
             return _plainly(plan, args, kwargs)
+        if role.on_target:
+            plan = as_given(plan, args, kwargs)
         problem: Verdict | None = None
         pristine: Any = None
         aside = self._on_target if role.on_target else self._on_ref if role.on_ref else None

@@ -22,7 +22,7 @@ from shadowrun.replay.comparing import Comparing, landed_elsewhere
 from shadowrun.replay.counterparts import for_reference
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Ran
-from shadowrun.replay.mirror import OverBudget, copy_mutated, mirror, move, tensors_in, written_to
+from shadowrun.replay.mirror import OverBudget, as_given, copy_mutated, mirror, move, tensors_in, written_to
 from shadowrun.replay.results import argument
 from shadowrun.replay.snapshots import Copies, Snapshots, Stale, Unsuitable
 from shadowrun.replay.stage import BUDGET, Role, Stage
@@ -123,6 +123,7 @@ class BehindPath:
             if plan.mutated or plan.custom:
                 self.forget(args, kwargs)
             return self._across.observe(plan, args, kwargs, role, place, reason)
+        plan = as_given(plan, args, kwargs)
         copies = Copies()
         try:
             written = written_to(plan, args, kwargs)

@@ -9,7 +9,6 @@ reserve space) are None and not compared: what they are good for is compared whe
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -180,12 +179,7 @@ COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
 
 def for_reference(plan: OpPlan) -> OpPlan:
     """The plan by which the CPU runs an operator that may be another device's own."""
-    return plan if plan.name not in COUNTERPARTS else _with_counterpart(plan)
-
-
-@lru_cache(maxsize=64)
-def _with_counterpart(plan: OpPlan) -> OpPlan:
-    return replace(plan, run=on_cpu(plan.func))
+    return plan if plan.name not in COUNTERPARTS else replace(plan, run=on_cpu(plan.func))
 
 
 def on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:

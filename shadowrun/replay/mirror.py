@@ -7,6 +7,7 @@ order, which reads as a difference of values. So what a copy covers is copied as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Arguments",
     "OverBudget",
+    "as_given",
     "copy_mutated",
+    "in_place",
     "kept_on_cpu",
     "mirror",
     "move",
@@ -84,6 +87,20 @@ def written_to(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
         elif isinstance(value, (list, tuple)):
             written += [v for v in value if v is not None]
     return written
+
+
+def as_given(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpPlan:
+    """The plan of a device's call, with the names of the tensors that lie on the CPU all the same.
+
+    Kernels read these on the host (the seed of a dropout in attention's backward): handed a copy on the device, they
+    would end the process.
+    """
+    if not any(isinstance(t, torch.Tensor) and t.is_cpu for t in (*args, *kwargs.values())):
+        return plan
+    written = {a.name for a in plan.mutated}
+    given = dict(zip((a.name for a in plan.func._schema.arguments), args, strict=False)) | kwargs
+    names = [n for n, t in given.items() if isinstance(t, torch.Tensor) and t.is_cpu and n not in written]
+    return replace(plan, on_cpu=tuple(dict.fromkeys((*plan.on_cpu, *names))))
 
 
 def kept_on_cpu(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -186,6 +203,11 @@ def move(t: torch.Tensor, device: torch.device, *, strided: bool = True) -> torc
     if strided and t.layout is torch.strided and moved.stride() != t.stride() and not t.is_quantized:
         return _copy_span(t, device)
     return moved
+
+
+def in_place(t: torch.Tensor, _: torch.device) -> torch.Tensor:
+    """Copy to where it lies already."""
+    return move(t, t.device)
 
 
 def without_strides(t: torch.Tensor, device: torch.device) -> torch.Tensor:

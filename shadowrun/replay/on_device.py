@@ -21,7 +21,16 @@ from shadowrun.replay import results
 from shadowrun.replay.across import is_certain, reference_raised
 from shadowrun.replay.comparing import landed_elsewhere
 from shadowrun.replay.execution import Executor, Ran
-from shadowrun.replay.mirror import OverBudget, copy_mutated, mirror, move, tensors_in, written_to
+from shadowrun.replay.mirror import (
+    OverBudget,
+    as_given,
+    copy_mutated,
+    in_place,
+    mirror,
+    move,
+    tensors_in,
+    written_to,
+)
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
 from shadowrun.types import Status, Verdict
 
@@ -78,8 +87,9 @@ class OnDevicePath:
             if plan.custom and not stage.selection.ops_named:
                 problem = CUSTOM
             else:
+                plan = as_given(plan, args, kwargs)
                 written = written_to(plan, args, kwargs)
-                pristine = unheard(mirror, (), (args, kwargs, role.device, self._max_bytes, move, written))
+                pristine = unheard(mirror, (), (args, kwargs, role.device, self._max_bytes, in_place, written))
                 if random:
                     state = platform.rng_state() if generator is None else generator.get_state()
         except OverBudget:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.dispatch import ShadowMode
+from shadowrun.intercept.graphs import Recordings
 from shadowrun.platforms.streams import transfers
 from shadowrun.replay import across, on_device
 from shadowrun.replay.across import AcrossPath
@@ -107,6 +108,7 @@ class Replayer:
         self._switch = Quick(recorder, selection, self._attribution, comparing, shared, self._cpu_role)
         self._switch.guard(self.lock, self._gate)
         self.quick = self._switch.handler
+        self._recordings = Recordings(target.device.type, self._before_recording)
 
     @property
     def own_ns(self) -> int:
@@ -124,6 +126,8 @@ class Replayer:
         if self._drift is not None:
             self._drift.clear()
         self._running = True
+        if self._behind is not None:
+            self._recordings.start()
         role = self._cpu_role
         simple = self._drift is None and self._budget is None
         if simple and self._all_cpu and role.shared and (role.on_target or role.on_ref):
@@ -140,6 +144,7 @@ class Replayer:
         self._switch.stop()
         self._shortest.clear()
         if self._pipeline is not None and self._behind is not None:
+            self._recordings.stop()
             self._pipeline.close()
             self._behind.stop()
         self._target.witness.stop()
@@ -197,6 +202,11 @@ class Replayer:
             self._pipeline.drain()
         if self._on_device is not None:
             self._on_device.flush()
+
+    def _before_recording(self) -> None:
+        with self.between_calls():
+            if self._behind is not None:
+                self._behind.stop()
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the user, then elsewhere, and record the verdict."""

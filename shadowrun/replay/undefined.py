@@ -20,7 +20,7 @@ __all__ = ["undefined"]
 Mask = npt.NDArray[np.bool_]
 
 _ORDERED: Final = frozenset(
-    "argmax argmin max min sort argsort topk kthvalue median nanmedian mode cummax cummin".split()  # noqa: SIM905
+    "argmax argmin max min sort argsort topk kthvalue median nanmedian cummax cummin".split()  # noqa: SIM905
 )
 _POOLED: Final = frozenset(
     (
@@ -46,6 +46,8 @@ def undefined(case: Case, finding: Finding) -> tuple[str, Mask] | None:
         if named.get("stable"):
             return None
         return "tie", _tied(named, finding)
+    if op == "mode":
+        return "tie", _as_frequent(named, finding)
     if op in _POOLED and finding.fmt is None:
         return "tie", _tied_in_plane(named["self"], finding, case)
     if op in _WRITES and not (named.get("accumulate") or named.get("reduce")):
@@ -94,6 +96,21 @@ def _tied(named: dict[str, Any], finding: Finding) -> Mask:
     inside = (actual >= 0) & (actual < values.numel())
     left, right = values[actual.clamp(0, values.numel() - 1)], values[expected]
     return _mask(inside & _same(left, right))
+
+
+def _as_frequent(named: dict[str, Any], finding: Finding) -> Mask:
+    """Whether both values, or the values at both indices, are equally frequent."""
+    values = named["self"].detach()
+    rows = values.reshape(1, -1) if values.dim() == 0 else values.movedim(named.get("dim", -1), -1)
+    rows = rows.reshape(-1, rows.shape[-1])[torch.from_numpy(finding.where)]
+    sides = [side.reshape(-1)[torch.from_numpy(finding.where)] for side in (finding.actual, finding.expected)]
+    if finding.position == 1:
+        inside = (sides[0] >= 0) & (sides[0] < rows.shape[1])
+        sides = [rows.gather(1, side.clamp(0, rows.shape[1] - 1)[:, None])[:, 0] for side in sides]
+    else:
+        inside = torch.ones(len(rows), dtype=torch.bool)
+    left, right = (_same(rows, side[:, None]).sum(1) for side in sides)
+    return _mask(inside & (left == right))
 
 
 def _tied_in_plane(values: torch.Tensor, finding: Finding, case: Case) -> Mask:
