@@ -25,6 +25,7 @@ from shadowrun.replay.finding import Finding, look, op_name
 from shadowrun.replay.hidden import hidden_rounding
 from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS, NoOracle, Oracle, tensors
 from shadowrun.replay.products import beyond_one_rounding
+from shadowrun.replay.screen import Screen
 from shadowrun.replay.undefined import arguments, undefined
 from shadowrun.replay.weighing import reference_wrong, weigh
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
@@ -92,6 +93,7 @@ class _Trial:
         self.max_bytes = max_bytes
         self.ask_hypotheses = ask_hypotheses
         self.diffs: dict[int, TensorDiff] = {}
+        self.screen = Screen(case, max_bytes)
         self.oracle: Oracle | None = None
         self.findings: list[Finding] = []
 
@@ -125,6 +127,9 @@ class _Trial:
         verdicts, findings = [], self.findings
         for k, d in self.diffs.items():
             if d.n_different:
+                if (close := self._close(k, d)) is not None:
+                    verdicts.append(close)
+                    continue
                 finding = look(self.case, k, d.n_different)
                 verdicts.append(self._one(finding))
                 self._note(finding)
@@ -143,6 +148,15 @@ class _Trial:
         if worst.status is Status.MATCH and self.ask_hypotheses and hypotheses.order_varies(self.case):
             return replace(worst, cause=Cause.NON_DETERMINISM, explanation="another run of the target differs")
         return worst
+
+    def _close(self, position: int, d: TensorDiff) -> Verdict | None:
+        """Pass a result close to the reference's, where neither the operator alone nor the user says what that is."""
+        if self.tolerance(self.op, d.expected.dtype) is not None or d.actual.dtype != d.expected.dtype:
+            return None
+        dtypes = [t.dtype for t in tensors((*self.case.expected, *self.case.args), self.case.kwargs)]
+        if ulp_bound(self.op, dtypes, arguments(self.case)) is not None:
+            return None
+        return self.screen.close(position, d)
 
     def _note(self, finding: Finding) -> None:
         d = self.diffs[finding.position]

@@ -1,0 +1,146 @@
+"""Results so near to the reference's that no oracle is needed to call the difference rounding.
+
+On another device almost every sum differs by rounding, and the float64 oracle with its perturbations takes twenty
+times as long as the operator. Most calls are decided by less:
+
+* Results within a few units in the last place of each other, at every element.
+* Sums and products: the errors of rounding add up like the terms do, so their size is the root of the sum of the
+  squared terms. An operator that is linear in each of its inputs gives that sum itself, on squared inputs.
+* Short chains of arithmetic (optimizers): the sum of the magnitudes, which the operator gives on magnitudes.
+
+The bounds lie far below those of the oracle (`bounds`), and are held against the reference instead of the truth: what
+passes here is at most that much farther from the truth than the reference is. What does not pass is not condemned:
+the oracle decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.numerics.precision import FORMATS
+from shadowrun.numerics.tolerance import base_name, keeps_zero_sign
+from shadowrun.replay.case import flat_results
+from shadowrun.replay.counterparts import on_cpu
+from shadowrun.replay.decompositions import concerns
+from shadowrun.replay.finding import flat_values, op_name
+from shadowrun.replay.oracle import n_terms, tensors
+from shadowrun.types import Cause, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.replay.case import Case, Value
+    from shadowrun.types import TensorDiff
+
+__all__ = ["Screen"]
+
+FEW_ULP: Final = 4
+"""Units in the last place that any operator may be off: the bounds of the oracle begin at 16 unit roundoffs, 8 ULP."""
+FEW_ULP_COARSE: Final = 1
+"""The same for results of 16 and 8 bits: one more rounding."""
+SUM_UNITS: Final = 16.0
+"""Unit roundoffs of the result and of the root of its squared terms: half of `bounds.BOUND`. The least fault of a
+float32 sum that we know is 80 off, tf32 in 262,144 positive terms 39."""
+CHAIN_UNITS: Final = 4.0
+"""Unit roundoffs of the sum of magnitudes: each step of a chain of three is rounded once."""
+MOST_TERMS: Final = 1 << 18
+"""Terms of a sum from which tf32 in its inputs is seen by all elements together only (`hidden`)."""
+
+_LINEAR: Final = frozenset(
+    """
+    mm bmm mv dot addmm baddbmm addbmm addmv addr linear matmul sum convolution convolution_backward
+    embedding_dense_backward index_add scatter_add cumsum
+    """.split()  # noqa: SIM905
+)
+_CHAINS: Final = frozenset({"addcmul", "addcdiv", "lerp"})
+
+
+class Screen:
+    """Looks at the results of one call.
+
+    Args:
+        case: The call.
+        max_bytes: Memory that the operator on other inputs may take.
+    """
+
+    def __init__(self, case: Case, max_bytes: int) -> None:
+        self._case = case
+        needed = sum(t.nbytes for t in tensors((*case.args, *case.expected, *case.expected), case.kwargs))
+        self._fits = needed <= max_bytes
+        self._op = op_name(case)
+        self._sizes: tuple[Value, ...] | None = None
+        self._asked = False
+
+    def close(self, position: int, d: TensorDiff) -> Verdict | None:
+        """The verdict on a result that is close to the reference's; None where it takes a longer look.
+
+        Args:
+            position: Which result; both sides have one form.
+            d: Its statistics.
+        """
+        fmt = FORMATS.get(flat_values(self._case.expected[position]).dtype)
+        odd = d.n_nan or d.n_inf or d.n_subnormal or (d.n_zero_sign and keeps_zero_sign(self._op))
+        if fmt is None or odd or not fmt.signed or concerns(self._op, position):
+            return None
+        if d.max_ulp <= (FEW_ULP if fmt.mantissa >= 23 else FEW_ULP_COARSE):
+            return _rounding(f"max {d.max_ulp} ULP")
+        if fmt.mantissa < 23:
+            return None
+        units = SUM_UNITS if base_name(self._op) in _LINEAR else CHAIN_UNITS
+        size = self._size(position)
+        if size is None or n_terms(self._case, position) > MOST_TERMS:
+            return None
+        actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
+        unit = size.add_(expected.abs()).mul_(units * fmt.roundoff).add_(fmt.smallest)
+        if not bool(torch.isfinite(unit).all()) or not bool((actual.sub(expected).abs_() <= unit).all()):
+            return None
+        return _rounding(f"max {d.max_ulp} ULP, within {units:g} units of rounding of the reference")
+
+    def _size(self, position: int) -> torch.Tensor | None:
+        """How large errors of rounding may be at each element, flat, in unit roundoffs; None where nothing tells."""
+        if not self._asked and self._fits:
+            self._asked = True
+            name = base_name(self._op)
+            if name in _LINEAR:
+                self._sizes = self._evaluated(torch.square, lambda x: x * x)
+            elif name in _CHAINS:
+                self._sizes = self._evaluated(torch.abs, abs)
+        if self._sizes is None or not isinstance(size := self._sizes[position], torch.Tensor):
+            return None
+        flat = size.contiguous().reshape(-1)
+        return flat.sqrt() if base_name(self._op) in _LINEAR else flat.clone()
+
+    def _evaluated(
+        self, change: Callable[[torch.Tensor], torch.Tensor], change_number: Callable[[Any], Any]
+    ) -> tuple[Value, ...] | None:
+        """Results of the operator on other inputs, in the dtype that it has."""
+        case = self._case
+        floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
+        if any(t.dtype not in (torch.float32, torch.float64) or t.layout is not torch.strided for t in floats):
+            return None
+        schema = case.func._schema.arguments
+
+        def changed(t: torch.Tensor) -> torch.Tensor:
+            return change(t.detach()) if t.is_floating_point() else t.detach().clone()
+
+        def number(name: str, value: Any) -> Any:
+            return (
+                change_number(value) if name in ("alpha", "beta", "value", "weight") and type(value) is float else value
+            )
+
+        args, kwargs = case.fresh_inputs(changed)
+        args = tuple(number(schema[i].name, a) for i, a in enumerate(args))
+        kwargs = {k: number(k, v) for k, v in kwargs.items()}
+        try:
+            with torch.no_grad():
+                results = on_cpu(case.func)(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            return None
+        names, values = flat_results(case.func, case.mutated, args, kwargs, results)
+        return values if names == case.names else None
+
+
+def _rounding(evidence: str) -> Verdict:
+    return Verdict(Status.MATCH, Cause.ROUNDING, "", evidence)
