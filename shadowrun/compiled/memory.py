@@ -26,7 +26,8 @@ def peak_on_cpu(run: Callable[[], object]) -> int:
     """
     if torchcompile.profiler_is_on():  # there is one for a process: a second would end it
         return 0
-    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    # There is one cycle; on torch 2.11, it warns of the events of others unless it is told to keep them.
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     with _stderr_closed():
         profiler.start()
     try:

@@ -220,7 +220,8 @@ def _override(to_cpu: Callable[[list[Any]], list[torch.Tensor]], key: str) -> to
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for k in (key, "CompositeImplicitAutograd"):
-            library.impl("_to_cpu", to_cpu, k)  # type: ignore[no-untyped-call]
+            # Torch 2.11 refuses to put aside a kernel in Python unless it is told to; 2.13 does by default.
+            library.impl("_to_cpu", to_cpu, k, allow_override=True)  # type: ignore[no-untyped-call]
     except RuntimeError:
         library._destroy()  # type: ignore[no-untyped-call]
         return None

@@ -52,11 +52,8 @@ _INSERTS = {
     "on conflict (op_id, device, reason) do update set n = n + excluded.n",
     "meta": "insert or replace into meta values (?, ?)",
 }
-_NS = "case when {0} >= 0 then cast({0} * 1000 + 0.5 as integer) end"  # times come as nanoseconds / 1000: exact
-INSERT_CALLS = (
-    f"insert into call values (?1, ?2, ?3, ?4, {_NS.format('?5')}, {_NS.format('?6')}, "  # noqa: S608
-    "nullif(?7, -1), nullif(?8, -1))"
-)
+_NS = "cast(nullif(?, -1.0) * 1000.0 + 0.5 as integer)"  # times come as nanoseconds / 1000: exact
+INSERT_CALLS = f"insert into call values (?, ?, ?, ?, {_NS}, {_NS}, nullif(?, -1.0), nullif(?, -1.0))"  # noqa: S608
 """From a row as `Rows` has it. SQLite makes whole numbers of those of its columns of whole numbers."""
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,7 +162,9 @@ def load(folder: Path, name: str) -> Captured:
 
     path = file_of(folder, name)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of torch, on how it makes sparse tensors; an error where the user asks for it
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
         tensors = content["tensors"]
         return Captured(
             str(content["op"]),

@@ -44,7 +44,8 @@ def test_nothing_is_written_to_stderr_and_it_is_there_afterwards(capfd):
 
 
 def test_a_profiler_of_the_user_s_own_goes_on():
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+    # With `acc_events`, since torch 2.11 warns without it.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as theirs:
         peak_on_cpu(lambda: torch.ones(3) + 1)
         torch.ones(3).exp()
     assert "aten::exp" in {e.key for e in theirs.key_averages()}

@@ -1,6 +1,9 @@
 """Captured inputs: what is kept comes back as it was, and a folder that somebody else filled does no harm."""
 
 import pickle
+import subprocess
+import sys
+import warnings
 
 import pytest
 import torch
@@ -45,6 +48,20 @@ def test_conjugates_and_sparse_tensors(tmp_path):
     assert loaded.args[0].is_conj()
     assert torch.equal(loaded.args[0], c)
     assert torch.equal(loaded.args[1].to_dense(), torch.eye(2))
+
+
+_LOAD = "from pathlib import Path; from shadowrun.store import tensors; print(tensors.load(Path({!r}), '0.pt').args[0])"
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_what_torch_warns_of_sparse_tensors_is_no_damage(tmp_path, layout):
+    with warnings.catch_warnings(action="ignore"):
+        tensors.save(tmp_path, "0.pt", Captured("aten::op", (torch.eye(2).to_sparse(layout=layout),), {}))
+    # Torch warns once in a process.
+    ran = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", _LOAD.format(str(tmp_path))],
+                         capture_output=True, text=True, check=False)  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert f"layout={layout}" in ran.stdout
 
 
 def test_what_no_such_file_can_hold_is_refused_and_leaves_nothing(tmp_path):
