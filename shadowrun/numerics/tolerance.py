@@ -41,12 +41,12 @@ _EXACT: Final = frozenset(
     full full_like gather ge gt hardtanh im2col index index_copy index_fill index_select isfinite isin isinf isnan
     isneginf isposinf kthvalue le logical_and logical_not logical_or logical_xor lt masked_fill masked_scatter
     masked_select max max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode msort nan_to_num
-    nanmedian narrow_copy ne neg nextafter nonzero one_hot ones ones_like permute_copy pixel_shuffle pixel_unshuffle put
-    reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave replication_pad1d
+    nanmedian narrow_copy ne neg nextafter nonzero one_hot ones ones_like permute_copy pixel_shuffle pixel_unshuffle
+    put reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave replication_pad1d
     replication_pad2d replication_pad3d reshape_copy roll scalar_tensor scatter searchsorted select_copy
     select_backward select_scatter sign signbit slice_backward slice_copy slice_scatter sort split_copy stack t_copy
-    take threshold threshold_backward topk transpose_copy tril triu trunc unfold_copy view_copy where zero zeros zeros_like _local_scalar_dense _to_copy
-    _unsafe_index _unsafe_view
+    take threshold threshold_backward topk transpose_copy tril triu trunc unfold_copy view_copy where zero zeros
+    zeros_like _local_scalar_dense _to_copy _unsafe_index _unsafe_view
     """.split()  # noqa: SIM905
 )
 _BOUNDS: Final[dict[str, int]] = {
