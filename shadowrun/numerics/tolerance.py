@@ -28,6 +28,7 @@ __all__ = [
     "is_arithmetic",
     "keeps_zero_sign",
     "moves",
+    "n_factors",
     "not_unique",
     "saved",
     "ulp_bound",
@@ -95,6 +96,11 @@ _ACCUMULATES: Final = tuple(
     """.split()  # noqa: SIM905
 )
 """Parts of the names of operators that reduce or contract."""
+_LINEAR: Final[dict[str, int]] = {
+    **dict.fromkeys("mm bmm mv dot addmm baddbmm addbmm addmv addr linear matmul".split(), 2),  # noqa: SIM905
+    **dict.fromkeys(("convolution", "convolution_backward"), 2),
+    **dict.fromkeys(("sum", "cumsum", "embedding_dense_backward", "index_add", "scatter_add"), 1),
+}
 _ABSOLUTE: Final[dict[str, tuple[float, float]]] = {
     # x/2 (1 + erf(x / sqrt 2)): no correct digit is left at x = -6
     **dict.fromkeys(("gelu", "gelu_backward", "silu_backward", "mish", "mish_backward", "softplus"), (0.0, 1.0)),
@@ -183,6 +189,14 @@ def accumulates(op: str) -> bool:
     """Whether the operator reduces or contracts: its error then grows with the number of terms."""
     name = base_name(op)
     return any(part in name for part in _ACCUMULATES)
+
+
+def n_factors(op: str) -> int:
+    """How many of its inputs each term of an operator is a product of: a sum 1, a matrix product 2; 0 for all others.
+
+    Such an operator is linear in each of its inputs: on squared inputs it gives the sum of the squared terms.
+    """
+    return _LINEAR.get(base_name(op), 0)
 
 
 def is_arithmetic(op: str) -> bool:

@@ -16,8 +16,10 @@ import torch
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS
+from shadowrun.numerics.tolerance import n_factors
 from shadowrun.replay.case import exact_copy, flat_results
 from shadowrun.replay.counterparts import on_cpu
+from shadowrun.replay.undefined import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +33,11 @@ FEW_DRAWS: Final = 4
 deviation in 4 of 100,000 elements."""
 MANY_DRAWS: Final = 16
 """Perturbed runs before a call is condemned: the same happens once in 10**18 elements."""
+
+_VARIANCE: Final = 7 / 12
+"""Of a factor that `Oracle._moved` draws, in squared roundoffs: 0.5 to 1, of either sign."""
+_GREATEST_OF_MANY: Final = 2.0
+"""Standard deviations that the greatest magnitude of 16 normal deviates has on average (2.08)."""
 
 _WIDE: Final = {
     **dict.fromkeys(FORMATS, torch.float64),
@@ -85,11 +92,36 @@ class Oracle:
 
     def draw(self, n_draws: int) -> None:
         """Perturb until there have been `n_draws` draws, widening the spreads."""
+        if not self.n_draws and self._estimate():
+            self.n_draws = MANY_DRAWS
         for _ in range(self.n_draws, n_draws):
             for truth, value in zip(self.truths, self._evaluate(self._perturbed, perturb=True), strict=True):
                 if truth is not None:
                     _widen(truth, value)
         self.n_draws = max(self.n_draws, n_draws)
+
+    def _estimate(self) -> bool:
+        """Widen the spreads by what perturbing would give, where the operator itself tells that.
+
+        A result of an operator that is linear in each of its inputs moves by the sum of its terms, each times a random
+        factor: a normal deviate whose variance is the sum of the squared terms.
+        """
+        case, factors = self._case, n_factors(str(self._case.func.name()))  # type: ignore[no-untyped-call]
+        floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
+        scaled = any(arguments(case).get(name, 1) not in (0, 1) for name in ("alpha", "beta"))
+        if not factors or scaled or len({t.dtype for t in floats}) != 1 or floats[0].dtype not in FORMATS:
+            return False
+        try:
+            squares = [_array(v) if isinstance(v, torch.Tensor) else None for v in self.under(torch.square)]
+        except NoOracle:
+            return False
+        pairs = [(t, v) for t, v in zip(self.truths, squares, strict=True) if t is not None and v is not None]
+        if any(t.value.size != v.size or not np.isfinite(v).all() for t, v in pairs):
+            return False
+        deviation = max(self._roundoff_of(floats[0]), _LEAST_STEP) * (factors * _VARIANCE) ** 0.5
+        for truth, squared in pairs:
+            np.maximum(truth.spread, _GREATEST_OF_MANY * deviation * np.sqrt(squared), out=truth.spread)
+        return True
 
     def under(
         self,
@@ -128,10 +160,12 @@ class Oracle:
         return values[: len(case.names)]
 
     def _perturbed(self, t: torch.Tensor) -> torch.Tensor:
+        return widen(t, lambda flat: self._moved(flat, self._roundoff_of(t)))
+
+    def _roundoff_of(self, t: torch.Tensor) -> float:
         # A 16-bit operator with one float32 input (saved statistics) still rounds its 16-bit values to 16 bits.
         fmt = FORMATS.get(_REAL.get(t.dtype, t.dtype))
-        roundoff = self.roundoff if fmt is None else max(self.roundoff, min(fmt.roundoff, self._coarsest))
-        return widen(t, lambda flat: self._moved(flat, roundoff))
+        return self.roundoff if fmt is None else max(self.roundoff, min(fmt.roundoff, self._coarsest))
 
     def _moved(self, flat: torch.Tensor, roundoff: float) -> torch.Tensor:
         r = self._generator.random(flat.numel())

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.numerics.precision import FORMATS
-from shadowrun.numerics.tolerance import base_name, keeps_zero_sign
+from shadowrun.numerics.tolerance import base_name, keeps_zero_sign, n_factors
 from shadowrun.replay.case import flat_results
 from shadowrun.replay.counterparts import on_cpu
 from shadowrun.replay.decompositions import concerns
@@ -48,12 +48,6 @@ CHAIN_UNITS: Final = 4.0
 MOST_TERMS: Final = 1 << 18
 """Terms of a sum from which tf32 in its inputs is seen by all elements together only (`hidden`)."""
 
-_LINEAR: Final = frozenset(
-    """
-    mm bmm mv dot addmm baddbmm addbmm addmv addr linear matmul sum convolution convolution_backward
-    embedding_dense_backward index_add scatter_add cumsum
-    """.split()  # noqa: SIM905
-)
 _CHAINS: Final = frozenset({"addcmul", "addcdiv", "lerp"})
 
 
@@ -88,7 +82,7 @@ class Screen:
             return _rounding(f"max {d.max_ulp} ULP")
         if fmt.mantissa < 23:
             return None
-        units = SUM_UNITS if base_name(self._op) in _LINEAR else CHAIN_UNITS
+        units = SUM_UNITS if n_factors(self._op) else CHAIN_UNITS
         size = self._size(position)
         if size is None or n_terms(self._case, position) > MOST_TERMS:
             return None
@@ -103,14 +97,14 @@ class Screen:
         if not self._asked and self._fits:
             self._asked = True
             name = base_name(self._op)
-            if name in _LINEAR:
+            if n_factors(name):
                 self._sizes = self._evaluated(torch.square, lambda x: x * x)
             elif name in _CHAINS:
                 self._sizes = self._evaluated(torch.abs, abs)
         if self._sizes is None or not isinstance(size := self._sizes[position], torch.Tensor):
             return None
         flat = size.contiguous().reshape(-1)
-        return flat.sqrt() if base_name(self._op) in _LINEAR else flat.clone()
+        return flat.sqrt() if n_factors(self._op) else flat.clone()
 
     def _evaluated(
         self, change: Callable[[torch.Tensor], torch.Tensor], change_number: Callable[[Any], Any]
