@@ -41,11 +41,14 @@ FEW_ULP: Final = 4
 FEW_ULP_COARSE: Final = 1
 """The same for results of 16 and 8 bits: one more rounding."""
 SUM_UNITS: Final = 16.0
-"""Unit roundoffs of the result and of the root of its squared terms: half of `bounds.BOUND`. The least fault of a
-float32 sum that we know is 80 off, tf32 in 262,144 positive terms 39."""
+SUM_ROOT: Final = 0.5
+MOST_UNITS: Final = 48.0
+"""Unit roundoffs of the result and of the root of its squared terms, and further ones for each root of the number of
+terms: half of `bounds.BOUND` and `bounds.ROOT`. The least fault of a float32 sum that we know is 80 off; tf32 in
+positive terms 600 with 1024 of them, 157 with 16,384, 78 with 65,536."""
 CHAIN_UNITS: Final = 4.0
 """Unit roundoffs of the sum of magnitudes: each step of a chain of three is rounded once."""
-MOST_TERMS: Final = 1 << 18
+MOST_TERMS: Final = 1 << 16
 """Terms of a sum from which tf32 in its inputs is seen by all elements together only (`hidden`)."""
 
 _CHAINS: Final = frozenset({"addcmul", "addcdiv", "lerp"})
@@ -82,10 +85,11 @@ class Screen:
             return _rounding(f"max {d.max_ulp} ULP")
         if fmt.mantissa < 23:
             return None
-        units = SUM_UNITS if n_factors(self._op) else CHAIN_UNITS
-        size = self._size(position)
-        if size is None or n_terms(self._case, position) > MOST_TERMS:
+        terms = n_terms(self._case, position)
+        size = self._size(position) if terms <= MOST_TERMS else None
+        if size is None:
             return None
+        units = min(SUM_UNITS + SUM_ROOT * terms**0.5, MOST_UNITS) if n_factors(self._op) else CHAIN_UNITS
         actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
         unit = size.add_(expected.abs()).mul_(units * fmt.roundoff).add_(fmt.smallest)
         if not bool(torch.isfinite(unit).all()) or not bool((actual.sub(expected).abs_() <= unit).all()):
