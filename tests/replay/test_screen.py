@@ -1,5 +1,7 @@
 """What passes without the oracle is rounding; what is none goes on to the oracle."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -70,7 +72,7 @@ def test_a_convolution_and_its_gradients_in_another_order(make_case):
 @settings(deadline=None, max_examples=40)
 @given(units=st.floats(0, 200), seed=st.integers(0, 99), n=st.sampled_from([8, 64, 1024]))
 def test_one_element_off_by_units_of_rounding(units, seed, n):
-    """A fault is 80 units off and more: none passes, and what is far below does."""
+    """A fault is 80 units off and more: none passes, and what is far below does; the reference's own is 1 or 2."""
     from tests.replay.conftest import make_case
 
     a, b = normal(4, n, seed=seed), normal(n, 4, seed=seed + 100)
@@ -84,7 +86,7 @@ def test_one_element_off_by_units_of_rounding(units, seed, n):
 
     case = make_case(aten.mm.default, target, a, b)
     verdict = screened(case)
-    if units > 60:
+    if units > {8: 18, 64: 21, 1024: 33}[n]:
         assert verdict is None
     if units < 4:
         assert verdict is not None
@@ -98,7 +100,8 @@ def test_tf32_does_not_pass(make_case, n):
     def rounded(a, b):
         return (to_tf32(a.double()) @ to_tf32(b.double())).float()
 
-    assert screened(make_case(aten.mm.default, rounded, a, b)) is None
+    case = make_case(aten.mm.default, rounded, a, b)
+    assert screened(replace(case, expected=((a.double() @ b.double()).float(),))) is None
     if n <= 1024:  # in longer sums of positive terms, float32 itself is as far off at times
         exact = make_case(aten.mm.default, lambda a, b: (a.double() @ b.double()).float(), a, b)
         assert screened(exact) is not None
