@@ -3,7 +3,7 @@
 A 4-layer Llama step, a ResNet-50-like step and matrix products; plain, and under each of
 
 * shadowrun: compared behind the device, which nobody waits for (`compare(device)`),
-* shadowrun, record only: each call is seen and placed, none compared,
+* shadowrun, record only (`replay=False`): each call is recorded with module and line, none compared,
 * shadowrun, waiting: each call is compared before the next (`asynchronous=False`),
 * naive: copy the inputs over, run there too, copy back, `assert_close`.
 
@@ -141,7 +141,7 @@ def ways(device: str) -> dict[str, Callable[[], Way]]:
     """All ways, made anew for each program."""
     return {
         "shadowrun": lambda: ours(device, "shadowrun"),
-        "record only": lambda: ours(device, "record only", ops="none::*"),
+        "record only": lambda: ours(device, "record only", replay=False),
         "waiting": lambda: ours(device, "waiting", asynchronous=False),
         "naive": naive,
     }
