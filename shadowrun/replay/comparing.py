@@ -145,7 +145,8 @@ class Comparing:
         if counterpart:
             plan = compared(plan, expected.out)
         left, right = self._target.values(plan, actual), self._ref.values(plan, expected)
-        n = min(len(left), len(right)) if len(actual.args) and not shared else len(right)
+        # What stands for the call, or what a graph leaves undefined, gives the first results only.
+        n = min(len(left), len(right)) if stand_in or self._ignore_strides else max(len(left), len(right))
         left, right = left[:n], right[:n]
         if stand_in:
             left, right = [_contiguous(v) for v in left], [_contiguous(v) for v in right]

@@ -6,11 +6,13 @@ Each runs real operators; the target's result is the reference's own with one fa
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
+import shadowrun
 from shadowrun.replay.judge import Judge
 from shadowrun.types import Cause, Status
 
@@ -408,3 +410,18 @@ def test_nothing_here_hangs_on_the_cause(make_case, dtype):
         assert Judge(hypotheses=False)(case)[0].status is Status.MISMATCH, name
         same = replace(case, actual=case.expected)
         assert Judge()(same)[0].status is Status.MATCH
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("kept", [slice(None, -1), slice(0, 0)])
+def test_a_device_that_gives_fewer_results_is_wrong(clean_sim, behind, kept):
+    """Also where all that it gives are right."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("unbind_copy.int", lambda x, dim=0: [t.clone() for t in x.unbind(dim)][kept], "PrivateUse1")
+    try:
+        with clean_sim.asynchronous() if behind else nullcontext(), shadowrun.compare("sim") as run:
+            aten.unbind_copy(torch.rand(3, 2).to("sim"))
+    finally:
+        library._destroy()
+    verdict = next(run.records(op="*unbind*")).verdict
+    assert (verdict.status, verdict.explanation) == (Status.MISMATCH, "number of results")
