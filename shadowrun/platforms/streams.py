@@ -45,14 +45,14 @@ class Transfers:
     module: Any
     pinned: bool
 
-    def host(self, n_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory for a copy, ``(n_elements,)``; torch keeps what is given back, and gives it again."""
+    def host(self, shape: int | torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Host memory for a copy; torch keeps what is given back, and gives it again."""
         if self.pinned:
             try:
-                return torch.empty(n_elements, dtype=dtype, device=_CPU, pin_memory=True)
+                return torch.empty(shape, dtype=dtype, device=_CPU, pin_memory=True)
             except RuntimeError:  # the machine locks no more memory: copies go on, and wait
                 self.pinned = False
-        return torch.empty(n_elements, dtype=dtype, device=_CPU)
+        return torch.empty(shape, dtype=dtype, device=_CPU)
 
     def copy(self, host: torch.Tensor, device: torch.Tensor) -> None:
         """Copy to the host when the current stream of the device gets there."""

@@ -235,8 +235,20 @@ class Snapshots:
             return move(t, _CPU)
         if t.numel() == 0:
             return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_CPU)
+        if t.is_contiguous() and t.nbytes < _SHARED_FROM_BYTES and not (t.is_conj() or t.is_neg()):
+            return self._small(copies, t)
         begin, end = _range(t)
         return self._piece(copies, t, begin, end - begin).like(t)
+
+    def _small(self, copies: Copies, t: torch.Tensor) -> torch.Tensor:
+        """The copy of a tensor that is one piece, and serves one call only: most are."""
+        self._reserve(t.nbytes)
+        host = self._transfers.host(t.shape, t.dtype)
+        self._transfers.copy(host, t)
+        snapshot = Snapshot(host, 0, self._ledger)
+        copies.snapshots.append(snapshot)
+        copies.devices.setdefault(t.device, []).append(snapshot)
+        return host
 
     def _together(self, copies: Copies, group: list[torch.Tensor]) -> None:
         """Lay the copies of tensors that share memory over one copy of it."""
