@@ -1,5 +1,7 @@
 """Private APIs of torch's compiler, wrapped once; each line says where it was seen and what happens without it.
 
+Those of Inductor's regions are in `torchregions.py`.
+
 Importing this module imports Dynamo (2 s).
 """
 
@@ -37,8 +39,6 @@ __all__ = [
     "compiler",
     "forgotten",
     "graph_breaks",
-    "graph_of",
-    "inductor_settings",
     "modes",
     "module_of",
     "no_modes",
@@ -46,11 +46,9 @@ __all__ = [
     "through_autograd",
     "without",
     "wrapped_backends",
-    "wrapped_regions",
 ]
 
 Compiler = Any
-_WRAPPING = "wrap_inductor_compiled_regions"
 
 # Seen on 2.13: what Dynamo writes into its graphs for `no_grad` and `autocast`. Without it, these have no script.
 MODES_IN_GRAPHS: dict[str, Callable[..., Any]] = {
@@ -128,77 +126,6 @@ def forgotten() -> Iterator[None]:
         yield
     finally:
         torch._dynamo.reset()
-
-
-def inductor_settings() -> dict[str, Any]:
-    """Settings of Inductor that are not its defaults, with those of a mode or of options while it compiles.
-
-    Seen on 2.13 (`ConfigModule._config`, `_is_default`). Without it, scripts compile with the defaults.
-    """
-    from torch._inductor import config
-
-    known: dict[str, Any] = getattr(config, "_config", {})
-    changed = [name for name in known if name != _WRAPPING and not config._is_default(name)]  # type: ignore[attr-defined]
-    values = {name: functools.reduce(getattr, name.split("."), config) for name in changed}
-    return {name: value for name, value in values.items() if value is not known[name].default}
-
-
-@contextlib.contextmanager
-def wrapped_regions(
-    unseen: Callable[[], None], made: Callable[[Any], Callable[[Any], None]], finished: Callable[[Any], None]
-) -> Iterator[None]:
-    """While inside, Inductor wraps what it compiles, so that a dispatch mode sees each region as one operator.
-
-    Seen on 2.13 (`torch._inductor.config.wrap_inductor_compiled_regions`). Dynamo keeps no guard on it: what was
-    compiled inside stays, and runs outside without a detour; what was compiled outside is not seen inside.
-
-    Args:
-        unseen: Told of each call of a region that was compiled outside.
-        made: Told of each graph before Inductor's own passes change it; returns what is told of the graph that
-            `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.13; neither is
-            told of what comes from Inductor's cache.)
-        finished: Told of each graph that `graph_of` will return, also of one from the cache, while the settings are
-            those that it was compiled with.
-    """
-    from torch._inductor import config
-    from torch._inductor.output_code import CompiledFxGraph
-
-    compiler: Any = importlib.import_module("torch._inductor.compile_fx")._InProcessFxCompile
-    original, original_compile = CompiledFxGraph.__call__, compiler.codegen_and_compile
-    original_finish = CompiledFxGraph.post_compile
-
-    def call(self: Any, inputs: Any) -> Any:
-        if not self._wrap_compiled_regions:
-            unseen()
-        return original(self, inputs)
-
-    @functools.wraps(original_compile)
-    def compile_graph(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        finish = made(module)
-        code = original_compile(self, module, *args, **kwargs)
-        if getattr(code, "_original_gm", None) is not None:
-            finish(code._original_gm)
-        return code
-
-    @functools.wraps(original_finish)
-    def finish_graph(self: Any, *args: Any, **kwargs: Any) -> None:
-        original_finish(self, *args, **kwargs)
-        if self._wrap_compiled_regions and self._original_gm is not None:
-            finished(self._original_gm)
-
-    CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
-    CompiledFxGraph.post_compile = finish_graph  # type: ignore[method-assign]
-    compiler.codegen_and_compile = compile_graph
-    try:
-        with config.patch({_WRAPPING: True}):
-            yield
-    finally:
-        if CompiledFxGraph.__call__ is call:
-            CompiledFxGraph.__call__ = original  # type: ignore[method-assign]
-        if CompiledFxGraph.post_compile is finish_graph:
-            CompiledFxGraph.post_compile = original_finish  # type: ignore[method-assign]
-        if compiler.codegen_and_compile is compile_graph:
-            compiler.codegen_and_compile = original_compile
 
 
 class Asked(NamedTuple):
@@ -325,11 +252,6 @@ def _asked(wrapper: Any) -> Asked:
     name, given = str(wrapper.compiler_name), wrapper.kwargs
     backend = name if _is_registered(wrapper) else wrapper.compiler_fn
     return Asked(backend, name, given.get("mode"), given.get("options") or {}, wrapper.dynamic, wrapper)
-
-
-def graph_of(code: Any) -> Any:
-    """The graph that a wrapped region was compiled from; None if torch kept none. Seen on 2.13."""
-    return getattr(code, "original_gm", None)
 
 
 def backend_names() -> list[str]:
