@@ -50,23 +50,24 @@ __all__ = [
 
 Compiler = Any
 
-# Seen on 2.13: what Dynamo writes into its graphs for `no_grad` and `autocast`. Without it, these have no script.
+# Seen on 2.11 and 2.13: what Dynamo writes into its graphs for `no_grad` and `autocast`. Without it, these have no
+# script.
 MODES_IN_GRAPHS: dict[str, Callable[..., Any]] = {
     "torch._C._set_grad_enabled": torch._C._set_grad_enabled,
     "torch.amp.autocast_mode._enter_autocast": torch.amp.autocast_mode._enter_autocast,
     "torch.amp.autocast_mode._exit_autocast": torch.amp.autocast_mode._exit_autocast,
 }
-# Seen on 2.13: compiled code is first called under a mode of torch's own, under which nothing else compiles.
+# Seen on 2.11 and 2.13: compiled code is first called under a mode of torch's own, under which nothing else compiles.
 no_modes = _disable_current_modes
-# Seen on 2.13: the dispatch modes of this thread, the innermost last.
+# Seen on 2.11 and 2.13: the dispatch modes of this thread, the innermost last.
 modes = _get_current_dispatch_mode_stack
 
 
 def compiler(backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None) -> Compiler:
     """What `torch.compile` makes of its arguments: takes a graph and inputs, returns a callable.
 
-    Seen on 2.13. Unlike `torch.compile`, Inductor's takes mode and options together. Without it, a graph cannot be
-    compiled exactly as `torch.compile(backend=..., mode=...)` would.
+    Seen on 2.11 and 2.13. Unlike `torch.compile`, Inductor's takes mode and options together. Without it, a graph
+    cannot be compiled exactly as `torch.compile(backend=..., mode=...)` would.
     """
     if backend == "inductor":
         return torch._TorchCompileInductorWrapper(mode, dict(options or {}), dynamic)  # type: ignore[no-untyped-call]
@@ -76,8 +77,8 @@ def compiler(backend: Any, mode: str | None, options: Mapping[str, Any] | None, 
 def through_autograd(forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]) -> Any:
     """A backend that splits a graph of Dynamo's into forward and backward of plain operators, as eager runs them.
 
-    Seen on 2.13. No decompositions: what a backend replaces is inside the graphs that it is handed, so that a wrong
-    decomposition is a deviation like any other. The partition is Inductor's.
+    Seen on 2.11 and 2.13. No decompositions: what a backend replaces is inside the graphs that it is handed, so that a
+    wrong decomposition is a deviation like any other. The partition is Inductor's.
     """
     return _aot_autograd(
         fw_compiler=forward,
@@ -89,19 +90,19 @@ def through_autograd(forward: Callable[..., Any], backward: Callable[..., Any], 
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Mark a function that takes its inputs as one list, which it may empty. Seen on 2.13."""
+    """Mark a function that takes its inputs as one list, which it may empty. Seen on 2.11 and 2.13."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
 
 
 def graph_breaks() -> dict[str, int]:
-    """Reasons of the graph breaks so far in this process, and how often. Seen on 2.13."""
+    """Reasons of the graph breaks so far in this process, and how often. Seen on 2.11 and 2.13."""
     return {str(reason): int(n) for reason, n in _counters["graph_break"].items()}
 
 
 @contextlib.contextmanager
 def without(unwanted: Callable[[Any], bool]) -> Iterator[None]:
-    """Take some dispatch modes of this thread away; the others stay in their order. Seen on 2.13."""
+    """Take some dispatch modes of this thread away; the others stay in their order. Seen on 2.11 and 2.13."""
     stack = [_pop_mode() for _ in modes()]
     wanted = [mode for mode in reversed(stack) if not unwanted(mode)]
     for mode in wanted:
@@ -119,7 +120,7 @@ def without(unwanted: Callable[[Any], bool]) -> Iterator[None]:
 def forgotten() -> Iterator[None]:
     """Nothing compiled before is met inside, and nothing compiled inside afterwards.
 
-    Seen on 2.13. The caches of Inductor's results stay: they are keyed by what was compiled.
+    Seen on 2.11 and 2.13. The caches of Inductor's results stay: they are keyed by what was compiled.
     """
     torch._dynamo.reset()
     try:
@@ -167,15 +168,16 @@ _ONE_BY_ONE = frozenset(
         "pre_dispatch_eager",
     }
 )
-"""Backends of torch that call the graph's operators one by one, seen on 2.13."""
+"""Backends of torch that call the graph's operators one by one, seen on 2.11 and 2.13."""
 
 
 @contextlib.contextmanager
 def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -> Iterator[None]:
     """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
 
-    Seen on 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in its second
-    stage. Neither is part of a guard, so nothing is compiled anew. Without it, such regions are not compared.
+    Seen on 2.11 and 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in
+    its second stage. Neither is part of a guard, so nothing is compiled anew. Without it, such regions are not
+    compared.
 
     Args:
         wrap: Takes a graph, before it is compiled, what was asked of `torch.compile`, and whether the graph is one of
@@ -231,8 +233,8 @@ def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -
 def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
     """Where code that Dynamo has made calls what backends returned: global variables of the user's modules.
 
-    Seen on 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by backends
-    other than Inductor are not counted.
+    Seen on 2.11 and 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by
+    backends other than Inductor are not counted.
     """
     for hooks in list(torch._dynamo.utils.CleanupManager.instance.values.values()):
         yield from ((h.scope, h.name) for h in hooks if h.name.startswith("__compiled_fn"))
@@ -243,7 +245,7 @@ def _is_one_by_one(wrapper: Any) -> bool:
 
 
 def _is_registered(wrapper: Any) -> bool:
-    """Whether the backend is the one of that name. Seen on 2.13; without it, a backend is taken for a function."""
+    """Whether the backend is the one of that name. Seen on 2.11 and 2.13; without it, it is taken for a function."""
     known: dict[str, Any] = getattr(_registry, "_COMPILER_FNS", {})
     return known.get(wrapper.compiler_name) is wrapper.compiler_fn
 
@@ -260,14 +262,14 @@ def backend_names() -> list[str]:
 
 
 def module_of(compiler: Compiler) -> str:
-    """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.13."""
+    """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.11 and 2.13."""
     return str(getattr(getattr(compiler, "compiler_fn", None), "__module__", ""))
 
 
 def profiler_is_on() -> bool:
     """Whether a profiler of the user's is running.
 
-    Seen on 2.13. Without ``torch.autograd._profiler_enabled``, peak memory would not be measured.
+    Seen on 2.11 and 2.13. Without ``torch.autograd._profiler_enabled``, peak memory would not be measured.
     """
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     return enabled is None or bool(enabled())
