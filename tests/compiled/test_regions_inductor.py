@@ -151,6 +151,7 @@ class _Pass:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.11's tuning uses it
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_modes(mode):
     model, x = torch.compile(Small(), mode=mode), torch.randn(3, 4)
