@@ -2,8 +2,8 @@
 
 Inductor draws seeds from the program's stream and makes of each seed and the element's index a number by Philox 4x32
 with 10 rounds (Salmon et al., SC 2011), where eager would draw from the stream. Its CPU code is
-``torch/csrc/inductor/cpp_prefix.h`` with ``ATen/core/PhiloxRNGEngine.h``, seen on 2.13; numbers on other devices are
-not computed here, and regions that draw there stay random.
+``torch/csrc/inductor/cpp_prefix.h`` with ``ATen/core/PhiloxRNGEngine.h``, seen on 2.11 and 2.13; numbers on other
+devices are not computed here, and regions that draw there stay random.
 """
 
 from __future__ import annotations

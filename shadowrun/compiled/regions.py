@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
-from shadowrun.compiled import before, standins, torchcompile
+from shadowrun.compiled import before, standins, torchcompile, torchregions
 from shadowrun.compiled.captured import capture
 from shadowrun.compiled.draws import reproduced
 from shadowrun.compiled.graph import Graph, copied, place
@@ -98,7 +98,7 @@ class Regions:
     def start(self) -> None:
         """Have what is compiled from now on wrapped, and compare what is."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torchcompile.wrapped_regions(self._unseen, self._made, _keep_settings))
+            stack.enter_context(torchregions.wrapped_regions(self._unseen, self._made, _keep_settings))
             stack.enter_context(standins.observed(self))
             stack.enter_context(before.watched(self))
             higher_order.observe_regions(self.observe)
@@ -241,7 +241,7 @@ class Regions:
     def _of_inductor(self, code: Any) -> _Region:
         found = self._known.get(id(code))
         if found is None:
-            module = torchcompile.graph_of(code)
+            module = torchregions.graph_of(code)
             whole, line = (module, "") if module is None else _WHOLE.get(module, (module, ""))
             graph = None if whole is None else Graph(reproduced(whole))
             how = How.by_inductor({} if module is None else _SETTINGS.get(module, {}))
@@ -277,7 +277,7 @@ class Regions:
 
 def _keep_settings(graph: Any) -> None:
     try:
-        _SETTINGS[graph] = torchcompile.inductor_settings()
+        _SETTINGS[graph] = torchregions.inductor_settings()
     except Exception:  # a script then compiles with the defaults
         _SETTINGS.pop(graph, None)
 

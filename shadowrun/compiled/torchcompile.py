@@ -1,5 +1,7 @@
 """Private APIs of torch's compiler, wrapped once; each line says where it was seen and what happens without it.
 
+Those of Inductor's regions are in `torchregions.py`.
+
 Importing this module imports Dynamo (2 s).
 """
 
@@ -37,8 +39,6 @@ __all__ = [
     "compiler",
     "forgotten",
     "graph_breaks",
-    "graph_of",
-    "inductor_settings",
     "modes",
     "module_of",
     "no_modes",
@@ -46,29 +46,28 @@ __all__ = [
     "through_autograd",
     "without",
     "wrapped_backends",
-    "wrapped_regions",
 ]
 
 Compiler = Any
-_WRAPPING = "wrap_inductor_compiled_regions"
 
-# Seen on 2.13: what Dynamo writes into its graphs for `no_grad` and `autocast`. Without it, these have no script.
+# Seen on 2.11 and 2.13: what Dynamo writes into its graphs for `no_grad` and `autocast`. Without it, these have no
+# script.
 MODES_IN_GRAPHS: dict[str, Callable[..., Any]] = {
     "torch._C._set_grad_enabled": torch._C._set_grad_enabled,
     "torch.amp.autocast_mode._enter_autocast": torch.amp.autocast_mode._enter_autocast,
     "torch.amp.autocast_mode._exit_autocast": torch.amp.autocast_mode._exit_autocast,
 }
-# Seen on 2.13: compiled code is first called under a mode of torch's own, under which nothing else compiles.
+# Seen on 2.11 and 2.13: compiled code is first called under a mode of torch's own, under which nothing else compiles.
 no_modes = _disable_current_modes
-# Seen on 2.13: the dispatch modes of this thread, the innermost last.
+# Seen on 2.11 and 2.13: the dispatch modes of this thread, the innermost last.
 modes = _get_current_dispatch_mode_stack
 
 
 def compiler(backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None) -> Compiler:
     """What `torch.compile` makes of its arguments: takes a graph and inputs, returns a callable.
 
-    Seen on 2.13. Unlike `torch.compile`, Inductor's takes mode and options together. Without it, a graph cannot be
-    compiled exactly as `torch.compile(backend=..., mode=...)` would.
+    Seen on 2.11 and 2.13. Unlike `torch.compile`, Inductor's takes mode and options together. Without it, a graph
+    cannot be compiled exactly as `torch.compile(backend=..., mode=...)` would.
     """
     if backend == "inductor":
         return torch._TorchCompileInductorWrapper(mode, dict(options or {}), dynamic)  # type: ignore[no-untyped-call]
@@ -78,8 +77,8 @@ def compiler(backend: Any, mode: str | None, options: Mapping[str, Any] | None, 
 def through_autograd(forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any]) -> Any:
     """A backend that splits a graph of Dynamo's into forward and backward of plain operators, as eager runs them.
 
-    Seen on 2.13. No decompositions: what a backend replaces is inside the graphs that it is handed, so that a wrong
-    decomposition is a deviation like any other. The partition is Inductor's.
+    Seen on 2.11 and 2.13. No decompositions: what a backend replaces is inside the graphs that it is handed, so that a
+    wrong decomposition is a deviation like any other. The partition is Inductor's.
     """
     return _aot_autograd(
         fw_compiler=forward,
@@ -91,19 +90,19 @@ def through_autograd(forward: Callable[..., Any], backward: Callable[..., Any], 
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Mark a function that takes its inputs as one list, which it may empty. Seen on 2.13."""
+    """Mark a function that takes its inputs as one list, which it may empty. Seen on 2.11 and 2.13."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
 
 
 def graph_breaks() -> dict[str, int]:
-    """Reasons of the graph breaks so far in this process, and how often. Seen on 2.13."""
+    """Reasons of the graph breaks so far in this process, and how often. Seen on 2.11 and 2.13."""
     return {str(reason): int(n) for reason, n in _counters["graph_break"].items()}
 
 
 @contextlib.contextmanager
 def without(unwanted: Callable[[Any], bool]) -> Iterator[None]:
-    """Take some dispatch modes of this thread away; the others stay in their order. Seen on 2.13."""
+    """Take some dispatch modes of this thread away; the others stay in their order. Seen on 2.11 and 2.13."""
     stack = [_pop_mode() for _ in modes()]
     wanted = [mode for mode in reversed(stack) if not unwanted(mode)]
     for mode in wanted:
@@ -121,84 +120,13 @@ def without(unwanted: Callable[[Any], bool]) -> Iterator[None]:
 def forgotten() -> Iterator[None]:
     """Nothing compiled before is met inside, and nothing compiled inside afterwards.
 
-    Seen on 2.13. The caches of Inductor's results stay: they are keyed by what was compiled.
+    Seen on 2.11 and 2.13. The caches of Inductor's results stay: they are keyed by what was compiled.
     """
     torch._dynamo.reset()
     try:
         yield
     finally:
         torch._dynamo.reset()
-
-
-def inductor_settings() -> dict[str, Any]:
-    """Settings of Inductor that are not its defaults, with those of a mode or of options while it compiles.
-
-    Seen on 2.13 (`ConfigModule._config`, `_is_default`). Without it, scripts compile with the defaults.
-    """
-    from torch._inductor import config
-
-    known: dict[str, Any] = getattr(config, "_config", {})
-    changed = [name for name in known if name != _WRAPPING and not config._is_default(name)]  # type: ignore[attr-defined]
-    values = {name: functools.reduce(getattr, name.split("."), config) for name in changed}
-    return {name: value for name, value in values.items() if value is not known[name].default}
-
-
-@contextlib.contextmanager
-def wrapped_regions(
-    unseen: Callable[[], None], made: Callable[[Any], Callable[[Any], None]], finished: Callable[[Any], None]
-) -> Iterator[None]:
-    """While inside, Inductor wraps what it compiles, so that a dispatch mode sees each region as one operator.
-
-    Seen on 2.13 (`torch._inductor.config.wrap_inductor_compiled_regions`). Dynamo keeps no guard on it: what was
-    compiled inside stays, and runs outside without a detour; what was compiled outside is not seen inside.
-
-    Args:
-        unseen: Told of each call of a region that was compiled outside.
-        made: Told of each graph before Inductor's own passes change it; returns what is told of the graph that
-            `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.13; neither is
-            told of what comes from Inductor's cache.)
-        finished: Told of each graph that `graph_of` will return, also of one from the cache, while the settings are
-            those that it was compiled with.
-    """
-    from torch._inductor import config
-    from torch._inductor.output_code import CompiledFxGraph
-
-    compiler: Any = importlib.import_module("torch._inductor.compile_fx")._InProcessFxCompile
-    original, original_compile = CompiledFxGraph.__call__, compiler.codegen_and_compile
-    original_finish = CompiledFxGraph.post_compile
-
-    def call(self: Any, inputs: Any) -> Any:
-        if not self._wrap_compiled_regions:
-            unseen()
-        return original(self, inputs)
-
-    @functools.wraps(original_compile)
-    def compile_graph(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        finish = made(module)
-        code = original_compile(self, module, *args, **kwargs)
-        if getattr(code, "_original_gm", None) is not None:
-            finish(code._original_gm)
-        return code
-
-    @functools.wraps(original_finish)
-    def finish_graph(self: Any, *args: Any, **kwargs: Any) -> None:
-        original_finish(self, *args, **kwargs)
-        if self._wrap_compiled_regions and self._original_gm is not None:
-            finished(self._original_gm)
-
-    CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
-    CompiledFxGraph.post_compile = finish_graph  # type: ignore[method-assign]
-    compiler.codegen_and_compile = compile_graph
-    try:
-        with config.patch({_WRAPPING: True}):
-            yield
-    finally:
-        if CompiledFxGraph.__call__ is call:
-            CompiledFxGraph.__call__ = original  # type: ignore[method-assign]
-        if CompiledFxGraph.post_compile is finish_graph:
-            CompiledFxGraph.post_compile = original_finish  # type: ignore[method-assign]
-        if compiler.codegen_and_compile is compile_graph:
-            compiler.codegen_and_compile = original_compile
 
 
 class Asked(NamedTuple):
@@ -240,15 +168,16 @@ _ONE_BY_ONE = frozenset(
         "pre_dispatch_eager",
     }
 )
-"""Backends of torch that call the graph's operators one by one, seen on 2.13."""
+"""Backends of torch that call the graph's operators one by one, seen on 2.11 and 2.13."""
 
 
 @contextlib.contextmanager
 def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -> Iterator[None]:
     """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
 
-    Seen on 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in its second
-    stage. Neither is part of a guard, so nothing is compiled anew. Without it, such regions are not compared.
+    Seen on 2.11 and 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in
+    its second stage. Neither is part of a guard, so nothing is compiled anew. Without it, such regions are not
+    compared.
 
     Args:
         wrap: Takes a graph, before it is compiled, what was asked of `torch.compile`, and whether the graph is one of
@@ -304,8 +233,8 @@ def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -
 def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
     """Where code that Dynamo has made calls what backends returned: global variables of the user's modules.
 
-    Seen on 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by backends
-    other than Inductor are not counted.
+    Seen on 2.11 and 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by
+    backends other than Inductor are not counted.
     """
     for hooks in list(torch._dynamo.utils.CleanupManager.instance.values.values()):
         yield from ((h.scope, h.name) for h in hooks if h.name.startswith("__compiled_fn"))
@@ -316,7 +245,7 @@ def _is_one_by_one(wrapper: Any) -> bool:
 
 
 def _is_registered(wrapper: Any) -> bool:
-    """Whether the backend is the one of that name. Seen on 2.13; without it, a backend is taken for a function."""
+    """Whether the backend is the one of that name. Seen on 2.11 and 2.13; without it, it is taken for a function."""
     known: dict[str, Any] = getattr(_registry, "_COMPILER_FNS", {})
     return known.get(wrapper.compiler_name) is wrapper.compiler_fn
 
@@ -327,25 +256,20 @@ def _asked(wrapper: Any) -> Asked:
     return Asked(backend, name, given.get("mode"), given.get("options") or {}, wrapper.dynamic, wrapper)
 
 
-def graph_of(code: Any) -> Any:
-    """The graph that a wrapped region was compiled from; None if torch kept none. Seen on 2.13."""
-    return getattr(code, "original_gm", None)
-
-
 def backend_names() -> list[str]:
     """Backends that have names."""
     return list(torch._dynamo.list_backends(exclude_tags=()))
 
 
 def module_of(compiler: Compiler) -> str:
-    """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.13."""
+    """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.11 and 2.13."""
     return str(getattr(getattr(compiler, "compiler_fn", None), "__module__", ""))
 
 
 def profiler_is_on() -> bool:
     """Whether a profiler of the user's is running.
 
-    Seen on 2.13. Without ``torch.autograd._profiler_enabled``, peak memory would not be measured.
+    Seen on 2.11 and 2.13. Without ``torch.autograd._profiler_enabled``, peak memory would not be measured.
     """
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     return enabled is None or bool(enabled())

@@ -67,7 +67,7 @@ HigherOrderOperator: type = torch._ops.HigherOrderOperator
 def plain_kernel(func: Any) -> Callable[..., Any] | None:
     """What a higher-order operator runs on plain tensors, whatever the mode.
 
-    Seen on 2.13. Without it, what such a kernel computes besides calling its functions is not seen.
+    Seen on 2.11 and 2.13. Without it, what such a kernel computes besides calling its functions is not seen.
     """
     kernel: Callable[..., Any] | None = getattr(func, "py_kernels", {}).get(
         torch._C.DispatchKey.CompositeExplicitAutograd
@@ -156,8 +156,8 @@ def modes_aside(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 def as_in_handler() -> Iterator[None]:
     """What a mode's handler finds: no modes, and nothing between an operator and its kernel.
 
-    For work of ours that is done where the program calls us (`step`), under modes of its own and of ours. Seen on 2.13
-    (`_DisableAutocast`); without it, operators would be recorded as the program's.
+    For work of ours that is done where the program calls us (`step`), under modes of its own and of ours. Seen on 2.11
+    and 2.13 (`_DisableAutocast`); without it, operators would be recorded as the program's.
     """
     modes = [_modes._pop_mode() for _ in range(n_modes_below())]
     try:
@@ -175,8 +175,8 @@ push_mode: Callable[[Any], None] = _modes._push_mode
 
 top_mode: Callable[[], Any] = _modes._get_current_dispatch_mode
 
-# Seen on 2.13: what torch.futures.Future is made of and what `Work.get_future` returns. Without its methods, operators
-# of a callback that a thread of C++ runs (gloo's, for the communication hooks of DDP) are not seen.
+# Seen on 2.11 and 2.13: what torch.futures.Future is made of and what `Work.get_future` returns. Without its methods,
+# operators of a callback that a thread of C++ runs (gloo's, for the communication hooks of DDP) are not seen.
 Future: type = torch._C.Future
 FUTURE_CALLBACKS = tuple(name for name in ("then", "add_done_callback") if name in vars(Future))
 
@@ -270,7 +270,7 @@ def _with_conjugates(operator: Callable[..., Any]) -> Callable[..., Any]:
 def _taking_numbers(operator: Callable[..., Any]) -> Callable[..., Any]:
     """An operator that TorchScript calls on its constants, which torch hands to a mode as numbers and takes no numbers.
 
-    Seen on 2.13. Without it, a scripted or traced function with a number in it raises under a mode.
+    Seen on 2.11 and 2.13. Without it, a scripted or traced function with a number in it raises under a mode.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -303,7 +303,7 @@ def functionalize_included(*, autograd: bool = False) -> Iterator[None]:
     """Let functionalizing backends (lazy, XLA) run views inside a mode's handler.
 
     A handler runs with the Functionalize key excluded, so each view would raise "appears to be a view
-    operator, but it has no implementation". Seen on 2.13.
+    operator, but it has no implementation". Seen on 2.11 and 2.13.
 
     Args:
         autograd: Let calls pass autograd's kernels too, which record nothing meanwhile (`has_autograd_kernel`).
@@ -320,7 +320,8 @@ def functionalize_included(*, autograd: bool = False) -> Iterator[None]:
 def unwrapped(t: torch.Tensor) -> torch.Tensor:
     """The tensor that functionalization has wrapped, which is what a mode's handler sees; others as they are.
 
-    Seen on 2.13. Without ``torch._from_functional_tensor`` results of factories are not told from what they wrap.
+    Seen on 2.11 and 2.13. Without ``torch._from_functional_tensor`` results of factories are not told from what they
+    wrap.
     """
     if not torch._is_functional_tensor(t):
         return t
@@ -331,13 +332,13 @@ def unwrapped(t: torch.Tensor) -> torch.Tensor:
 def has_autograd_kernel(name: str, backend: str) -> bool:
     """Whether a backend has a kernel of its own for an operator above autograd: lazy splits group norm there.
 
-    Such a backend need not have one below, where a mode's handler is. Seen on 2.13.
+    Such a backend need not have one below, where a mode's handler is. Seen on 2.11 and 2.13.
     """
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, f"Autograd{backend}")
 
 
 def in_transform() -> bool:
-    """Whether a functorch transform (vmap, grad) is on the way. Seen on 2.13."""
+    """Whether a functorch transform (vmap, grad) is on the way. Seen on 2.11 and 2.13."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -351,7 +352,7 @@ def skip_compilation_of(module: str) -> None:
 def stand_for_module_call(wrapper: Any, original: Any) -> None:
     """Have Dynamo take a wrapper of `nn.Module.__call__` for the original, from which it makes the same graphs.
 
-    Seen on 2.13. A module without hooks, Dynamo reduces to its `forward` if nobody wrapped `__call__`; else
+    Seen on 2.11 and 2.13. A module without hooks, Dynamo reduces to its `forward` if nobody wrapped `__call__`; else
     it compiles what it finds there, and code of ours, by its file, is what it must not compile: without this, each
     module inside a compiled one breaks the graph, and `fullgraph=True` raises.
     """
@@ -391,7 +392,7 @@ class DispatchMode(_modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
 def compiling_threads() -> set[threading.Thread]:
     """Threads in which Inductor compiles, which wait for more ever after and call no operators of the program's.
 
-    Seen on 2.13. Without ``AsyncCompile.pool`` they are named like other threads that ran before.
+    Seen on 2.11 and 2.13. Without ``AsyncCompile.pool`` they are named like other threads that ran before.
     """
     compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
     pool = getattr(compiler, "pool", None)

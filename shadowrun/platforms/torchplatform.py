@@ -1,6 +1,6 @@
 """The private torch APIs that platforms need, each wrapped once.
 
-Seen on torch 2.13.0. On 2.11, the oldest version supported, none of them has been run yet.
+Seen on torch 2.11.0 and 2.13.0, where no other version is named.
 """
 
 from __future__ import annotations
@@ -323,8 +323,8 @@ def prepare_wrapped_numbers() -> None:
 def wrapped_number(number: complex) -> torch.Tensor:
     """The tensor that torch makes of a Python number; where types are promoted it counts less than others.
 
-    Torch hands such tensors to kernels written in Python as numbers, and takes no numbers back. Seen on 2.13. Without
-    ``_saved_other`` an ordinary tensor would do, with another result dtype for 0-dimensional inputs.
+    Torch hands such tensors to kernels written in Python as numbers, and takes no numbers back. Seen on 2.11 and 2.13.
+    Without ``_saved_other`` an ordinary tensor would do, with another result dtype for 0-dimensional inputs.
     """
     like = _wrapped[type(number)]
     # Views and copies are ordinary tensors again; `detach` keeps the mark, and `set_` too.

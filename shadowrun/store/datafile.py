@@ -9,6 +9,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
@@ -55,7 +56,7 @@ class DataFile:
 
     def __init__(self, path: Path | None, connection: sqlite3.Connection, *, writable: bool) -> None:
         self.path = path
-        self._connection = connection
+        self._hold(connection)
         self._pending = Pending()
         self.rows: Rows = self._pending.rows
         self.failure = ""
@@ -147,10 +148,19 @@ class DataFile:
         self._settle()
         return self._connection
 
+    def _hold(self, connection: sqlite3.Connection) -> None:
+        """Use a connection until this is gone.
+
+        Of a cycle, the garbage collector may finalize the connection first, and Python 3.13 warns of one that nobody
+        closed; so it is held from outside. When the process ends, nobody asks for that any more, but for `__del__`.
+        """
+        self._connection = connection
+        weakref.finalize(self, _close, connection, os.getpid()).atexit = False
+
     def __del__(self) -> None:
         connection = getattr(self, "_connection", None)
-        if connection is not None and self._pid == os.getpid():
-            connection.close()
+        if connection is not None:
+            _close(connection, self._pid)
 
     def context_id(
         self,
@@ -300,7 +310,7 @@ class DataFile:
                 self._move_tensors(path)
                 self.path = path
             finally:
-                self._connection = opening.connect_existing(self.path, write=True)
+                self._hold(opening.connect_existing(self.path, write=True))
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Rows of a query, fetched at once so that no lock is held while they are used.
@@ -382,3 +392,8 @@ class DataFile:
         if row[0] > MOST:
             raise opening.corrupt(self.path, ValueError(f"the greatest {column} of {table} is {row[0]}"))
         return int(row[0])
+
+
+def _close(connection: sqlite3.Connection, pid: int) -> None:
+    if pid == os.getpid():  # else it is that of the process that this one was forked from
+        connection.close()

@@ -1,9 +1,13 @@
 """Compiled regions in a comparison."""
 
-from torch._higher_order_ops.wrap import InductorCompiledCallable, inductor_compiled_code
+import torch._higher_order_ops.wrap as operators
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import shadowrun
+from shadowrun.compiled.torchregions import CodeOfGraph
+
+CODE = getattr(operators, "InductorCompiledCallable", CodeOfGraph)
+"""What torch hands to the operator of a region; torch 2.11 has no class for it."""
 
 
 def compare(**options):
@@ -14,5 +18,5 @@ def compare(**options):
 def region(function, compiled, *inputs, graph=True):
     """A region as Inductor makes it, without its compiler: the graph of one function, run by another."""
     module = make_fx(function)(*(t.clone() for t in inputs)) if graph else None
-    code = InductorCompiledCallable(lambda args: compiled(*args), module)
-    return lambda: inductor_compiled_code(code, list(inputs))
+    code = CODE(lambda args: compiled(*args), module)
+    return lambda: operators.inductor_compiled_code(code, list(inputs))

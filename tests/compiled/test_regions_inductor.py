@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config
+from torch._inductor.output_code import CompiledFxGraph
 from torch.nn import functional as F
 
 from shadowrun import Status
-from shadowrun.compiled import draws
+from shadowrun.compiled import draws, torchregions
 from tests.compiled.models import make
-from tests.compiled.regions import compare
+from tests.compiled.regions import CODE, compare
 
 # Dynamo itself asks for it where a graph breaks on a tensor that needs a gradient.
 pytestmark = [
@@ -36,6 +37,26 @@ def statuses(run):
 
 def n_frames():
     return counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.slow
+def test_where_torch_keeps_no_graphs_ours_are_kept(monkeypatch):
+    """As torch 2.11 does; and what is compiled inside goes on outside."""
+    monkeypatch.delattr(CompiledFxGraph, "_original_gm", raising=False)
+    kept = []
+    monkeypatch.setattr(torchregions, "CodeOfGraph", lambda code, graph: kept.append(graph) or CODE(code, graph))
+    x = torch.randn(40) - 0.5
+    compiled = torch.compile(lambda x: (x * 2).relu() + 1)
+    with config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}), compare() as run:
+        out = compiled(x)
+    assert torch.equal(out, compiled(x))
+    assert not torch.equal(out, (x * 2).relu() + 1)
+    (row,) = run.regions().rows
+    assert (row.status, row.n_operators, run.own_failures()) == (MISMATCH, 3, [])
+    assert [len(graph.graph.nodes) for graph in kept] == [5]
+    with compare() as later:
+        compiled(x)
+    assert statuses(later) == [("forward", MISMATCH)]
 
 
 class Dropped(nn.Module):
@@ -130,6 +151,7 @@ class _Pass:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.11's tuning uses it
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_modes(mode):
     model, x = torch.compile(Small(), mode=mode), torch.randn(3, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import shutil
@@ -10,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -348,3 +350,27 @@ def test_reading_needs_no_torch_rich_or_jinja2() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_connection_is_closed_before_finalizers_run(tmp_path, monkeypatch, moved):
+    """Those of a cycle run in any order, and Python 3.13's of a connection warns of one that is open."""
+    monkeypatch.delattr(DataFile, "__del__")
+    data = DataFile.create(tmp_path / "a", INFO)
+    if moved:
+        data.move(tmp_path / "b")
+    connection, data.cycle = data.connection, [data]
+    del data
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("select 1")
+
+
+def test_a_cycle_with_its_connection_is_collected_without_a_warning():
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        data = DataFile.create(None, INFO)
+        data.cycle = [data]
+        del data
+        gc.collect()
+    assert [str(w.message) for w in heard if "database" in str(w.message)] == []

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import random
+import re
 import sqlite3
 import threading
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
+import shadowrun
 from shadowrun.errors import DataFileError
 from shadowrun.native import core
 from shadowrun.store import DataFile
@@ -305,6 +309,19 @@ def test_the_database_gets_whole_numbers_and_all_floats(data, kind, monkeypatch,
         (1, 2, 1, 1, None, 1250, *stored),
         (2, 2, 1, 1, None, 1250, None, 0.5),
     ]
+
+
+def test_no_statement_numbers_its_placeholders():
+    """With a sequence of values, Python 3.12 warns of that, and 3.14 raises."""
+    package = Path(shadowrun.__file__).parent
+    texts = {
+        (file.name, node.value)
+        for file in package.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert "?" in "".join(text for name, text in texts if name == "pending.py")
+    assert [found for found in texts if re.search(r"\?\d", found[1])] == []
 
 
 @pytest.mark.parametrize("kind", CLASSES)

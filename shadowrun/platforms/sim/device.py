@@ -1,7 +1,7 @@
 """The simulated device's memory: PrivateUse1 tensors whose bytes are those of a CPU tensor.
 
 Every private torch API that the simulated accelerator touches is wrapped here, with the torch version
-that it was seen on and what happens without it. All were seen on torch 2.13.0.
+that it was seen on and what happens without it. All were seen on torch 2.11.0 and 2.13.0.
 
 The technique: export a CPU tensor by DLPack, change the device in the capsule from CPU to "extension
 device", import it again. What comes back is a genuine PrivateUse1 tensor with a storage, strides and

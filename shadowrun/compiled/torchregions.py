@@ -1,0 +1,173 @@
+"""Private APIs of torch for regions that Inductor compiles; each says where it was seen and what happens without it.
+
+Torch wraps a region in a higher-order operator if it is told to. From some version after 2.11 on, it keeps the graph
+that a region was compiled from as well; where it does not, we do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+from torch._higher_order_ops.wrap import inductor_compiled_code
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["CodeOfGraph", "graph_of", "inductor_settings", "wrapped_regions"]
+
+_WRAPPING = "wrap_inductor_compiled_regions"
+_NO_CACHE = ("fx_graph_cache", "fx_graph_remote_cache")
+_OURS = (_WRAPPING, *_NO_CACHE)
+"""Settings that we change, and that do not change what is compiled."""
+
+
+class CodeOfGraph:
+    """Compiled code with its graph: what later versions of torch (seen on 2.13) hand to the operator of a region."""
+
+    def __init__(self, compiled_callable: Callable[[Any], Any], original_gm: fx.GraphModule | None) -> None:
+        self.compiled_callable = compiled_callable
+        self.original_gm = original_gm
+
+    def __call__(self, inputs: Any) -> Any:
+        """Run the code."""
+        return self.compiled_callable(inputs)
+
+
+def graph_of(code: Any) -> Any:
+    """The graph that a wrapped region was compiled from; None if it was not kept. Seen on 2.11 (ours) and 2.13."""
+    return getattr(code, "original_gm", None)
+
+
+def inductor_settings() -> dict[str, Any]:
+    """Settings of Inductor that are not its defaults, with those of a mode or of options while it compiles.
+
+    Seen on 2.11 and 2.13 (`ConfigModule._config`, `_is_default`). Without it, scripts compile with the defaults.
+    """
+    from torch._inductor import config
+
+    known: dict[str, Any] = getattr(config, "_config", {})
+    changed = [name for name in known if name not in _OURS and not config._is_default(name)]  # type: ignore[attr-defined]
+    values = {name: functools.reduce(getattr, name.split("."), config) for name in changed}
+    return {name: value for name, value in values.items() if value is not known[name].default}
+
+
+@contextlib.contextmanager
+def wrapped_regions(
+    unseen: Callable[[], None], made: Callable[[Any], Callable[[Any], None]], finished: Callable[[Any], None]
+) -> Iterator[None]:
+    """While inside, Inductor wraps what it compiles, so that a dispatch mode sees each region as one operator.
+
+    Seen on 2.11 and 2.13 (`torch._inductor.config.wrap_inductor_compiled_regions`). Dynamo keeps no guard on it: what
+    was compiled inside stays, and runs outside without a detour; what was compiled outside is not seen inside. 2.11
+    keeps no graphs, and has none for what comes from a cache of Inductor's, so those caches are off inside.
+
+    Args:
+        unseen: Told of each call of a region that was compiled outside.
+        made: Told of each graph before Inductor's own passes change it; returns what is told of the graph that
+            `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.11 and 2.13;
+            neither is told of what comes from Inductor's cache.)
+        finished: Told of each graph that `graph_of` will return, also of one from the cache, while the settings are
+            those that it was compiled with.
+    """
+    from torch._inductor import config
+    from torch._inductor.output_code import CompiledFxGraph
+
+    compiler: Any = importlib.import_module("torch._inductor.compile_fx")._InProcessFxCompile
+    original, original_compile = CompiledFxGraph.__call__, compiler.codegen_and_compile
+    original_finish = CompiledFxGraph.post_compile
+    graphs: _Graphs | None = None if hasattr(CompiledFxGraph, "_original_gm") else _Graphs()
+
+    def call(self: Any, inputs: Any) -> Any:
+        if not self._wrap_compiled_regions:
+            unseen()
+        return original(self, inputs)
+
+    @functools.wraps(original_compile)
+    def compile_graph(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        finish = made(module)
+        graph = None if graphs is None else _bare_copy(module)
+        code = original_compile(self, module, *args, **kwargs)
+        if graphs is None:
+            graph = getattr(code, "_original_gm", None)
+        elif graph is not None and isinstance(code, CompiledFxGraph):
+            graphs.keep(code, graph)
+        if graph is not None:
+            finish(graph)
+        return code
+
+    @functools.wraps(original_finish)
+    def finish_graph(self: Any, *args: Any, **kwargs: Any) -> None:
+        graph = None if graphs is None else graphs.pop(self)
+        if graph is None:
+            original_finish(self, *args, **kwargs)
+            graph = getattr(self, "_original_gm", None)
+        else:
+            wraps, self._wrap_compiled_regions = self._wrap_compiled_regions, False
+            try:
+                original_finish(self, *args, **kwargs)
+            finally:
+                self._wrap_compiled_regions = wraps
+            if wraps and self.current_callable is not None:
+                self.current_callable = _wrapped(CodeOfGraph(self.current_callable, graph))
+        if self._wrap_compiled_regions and graph is not None:
+            finished(graph)
+
+    CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
+    CompiledFxGraph.post_compile = finish_graph  # type: ignore[method-assign]
+    compiler.codegen_and_compile = compile_graph
+    changed = {_WRAPPING: True} | ({} if graphs is None else dict.fromkeys(_NO_CACHE, False))
+    try:
+        with config.patch(changed):
+            yield
+    finally:
+        if CompiledFxGraph.__call__ is call:
+            CompiledFxGraph.__call__ = original  # type: ignore[method-assign]
+        if CompiledFxGraph.post_compile is finish_graph:
+            CompiledFxGraph.post_compile = original_finish  # type: ignore[method-assign]
+        if compiler.codegen_and_compile is compile_graph:
+            compiler.codegen_and_compile = original_compile
+
+
+class _Graphs:
+    """Graphs of what was compiled and is not finished yet: an attribute of the code would go into Inductor's cache."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[int, tuple[weakref.ref[Any], fx.GraphModule]] = {}
+
+    def keep(self, code: Any, graph: fx.GraphModule) -> None:
+        """Keep the graph that `code` was compiled from."""
+        number = id(code)
+        self._graphs[number] = weakref.ref(code, lambda _: self._graphs.pop(number, None)), graph
+
+    def pop(self, code: Any) -> fx.GraphModule | None:
+        """Give it away; None if there is none."""
+        found = self._graphs.pop(id(code), None)
+        return found[1] if found is not None and found[0]() is code else None
+
+
+def _bare_copy(module: fx.GraphModule) -> fx.GraphModule | None:
+    """The graph as it is now, without what is known of its nodes, which takes memory; constants are shared."""
+    try:
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(module.graph, {}))
+        for node in graph.nodes:
+            node.meta = {}
+        return fx.GraphModule(module, graph)
+    except Exception:  # not worth the user's program: the region is then unverified
+        return None
+
+
+def _wrapped(code: CodeOfGraph) -> Callable[[Any], Any]:
+    """What torch itself makes of code where it wraps it, with our `code` in place of a function without a graph."""
+    plain = code.compiled_callable
+
+    def wrapped(inputs: Any) -> Any:
+        return inductor_compiled_code(code, inputs) if is_in_torch_dispatch_mode() else plain(inputs)
+
+    return wrapped
