@@ -227,10 +227,35 @@ def test_what_lies_on_the_cpu_stays_there_when_a_call_is_repeated(clean_sim):
     library.impl("cudnn_grid_sampler", sample, "PrivateUse1")
     try:
         for behind in (nullcontext, clean_sim.asynchronous):
-            with behind(), shadowrun.compare("sim") as run:
-                aten.cudnn_grid_sampler(torch.rand(1, 1, 3, 3).to("sim"), torch.rand(1, 3, 3, 2))
-            assert [r.verdict.status for r in run.records(op="*grid*")] == [Status.MISMATCH]
+            for ref in ("cpu", "sim[deterministic=off]"):
+                with behind(), shadowrun.compare("sim", ref=ref) as run:
+                    aten.cudnn_grid_sampler(torch.rand(1, 1, 3, 3).to("sim"), torch.rand(1, 3, 3, 2))
+                status = Status.MISMATCH if ref == "cpu" else Status.MATCH
+                assert [r.verdict.status for r in run.records(op="*grid*")] == [status]
     finally:
         library._destroy()
-    assert len(seen) > 3
+    assert len(seen) > 7
     assert set(seen) == {"cpu"}
+
+
+@pytest.mark.parametrize("lags", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_what_a_kernel_keeps_for_itself_is_not_compared(clean_sim, lags, factor):
+    def attend(q, k, v, p=0.0, causal=False, mask=False, *, scale=None):
+        scores = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5
+        none = torch.empty(2, dtype=torch.int64).to("sim")
+        return scores.softmax(-1) @ v * factor, scores.logsumexp(-1) + 7, none, none, 4, 4, none, none, none.double()
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_flash_attention", attend, "PrivateUse1")
+    q, k, v = (t.to("sim") for t in seeded(*[(1, 2, 4, 8)] * 3))
+    try:
+        with clean_sim.asynchronous() if lags else nullcontext(), shadowrun.compare("sim") as run:
+            out = aten._scaled_dot_product_flash_attention(q, k, v)
+    finally:
+        library._destroy()
+    assert len(out) == 9
+    (record,) = run.records(op="*flash*")
+    assert record.verdict.status is (Status.MATCH if factor == 1.0 else Status.MISMATCH), record.verdict
+    if factor != 1.0:
+        assert [d.name for d in record.diffs] == ["output 0"]
