@@ -259,3 +259,21 @@ def test_what_a_kernel_keeps_for_itself_is_not_compared(clean_sim, lags, factor)
     assert record.verdict.status is (Status.MATCH if factor == 1.0 else Status.MISMATCH), record.verdict
     if factor != 1.0:
         assert [d.name for d in record.diffs] == ["output 0"]
+
+
+def test_what_nobody_asked_for_may_be_anything(clean_sim):
+    """Gradients that are masked out come first here: what follows is compared with its like."""
+
+    def backward(grad, x, shape, rstd, weight, mask):
+        return grad * 7, (grad * x * rstd).sum((0, 1))
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_fused_rms_norm_backward", backward, "PrivateUse1")
+    x, grad, rstd, weight = (t.to("sim") for t in seeded((3, 4, 6), (3, 4, 6), (3, 4, 1), (6,)))
+    try:
+        with shadowrun.compare("sim") as run:
+            aten._fused_rms_norm_backward(grad, x, [6], rstd, weight, [False, True])
+    finally:
+        library._destroy()
+    (record,) = run.records(op="*rms_norm*")
+    assert record.verdict.status is Status.MATCH, record.verdict
