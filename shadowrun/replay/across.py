@@ -61,11 +61,11 @@ class AcrossPath:
         if role.device.type == "meta":
             recorder.skip(plan.name, "meta", "meta tensors: no values")
             return _plainly(plan, args, kwargs)
-        if role.on_target:
-            plan = as_given(plan, args, kwargs)
         problem: Verdict | None = None
         pristine: Any = None
         aside = self._on_target if role.on_target else self._on_ref if role.on_ref else None
+        if role.on_target and aside is None:  # a graph would read later what the program may have written to by then
+            plan = as_given(plan, args, kwargs)
         # A call that is not compared gives values to those that are.
         follows = aside is not None and self._stage.config.budget is None
         try:
