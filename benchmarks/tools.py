@@ -148,7 +148,7 @@ class _Rounded(_Ours):
     """As on another device: each result of a replay differs by one unit in the last place, but for exact operators.
 
     Args:
-        oracle: Ask the float64 oracle in every case, also where the operator alone tells how far rounding goes.
+        oracle: Ask the float64 oracle in every case, also where less tells how far rounding goes.
     """
 
     def __init__(self, *, oracle: bool) -> None:
@@ -177,14 +177,15 @@ class _Rounded(_Ours):
 
         quick.unheard = shared.unheard = short.unheard = rounded
         dispatch.make_plan = noted
+        close = judge.Screen.close
         if self._oracle:
-            judge.ulp_bound = lambda *_: None
+            judge.ulp_bound, judge.Screen.close = lambda *_: None, lambda *_: None
         try:
             with super().__call__() as hooks:
                 yield hooks
         finally:
             quick.unheard = shared.unheard = short.unheard = unheard
-            dispatch.make_plan, judge.ulp_bound = make_plan, ulp_bound
+            dispatch.make_plan, judge.ulp_bound, judge.Screen.close = make_plan, ulp_bound, close
 
     def few_differed(self) -> str:
         """That the differences did not get into the comparison."""
