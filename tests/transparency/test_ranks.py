@@ -12,8 +12,9 @@ import torch, torch.distributed as dist, torch.multiprocessing as mp, shadowrun
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-def join(r, d):
-    dist.init_process_group("gloo", rank=r, world_size=2, init_method="file://" + d + "/store")
+def join(r, store):
+    # A file for each group: in one that was used before, a rank may find where the other one was to be met then.
+    dist.init_process_group("gloo", rank=r, world_size=2, init_method="file://" + store.replace(" ", "_"))
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one write: lines of two processes do not mix
@@ -65,7 +66,7 @@ def collectives():
     return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
 
 def rank(r, d):
-    join(r, d)
+    join(r, d + "/store")
     for kind in ("ddp", "fsdp", "dtensor"):
         train(r, d + "/" + kind, kind)
     dist.destroy_process_group()
@@ -99,7 +100,7 @@ def begin(r, d, kind):
             while not os.path.exists(f"{d}/here.{1 - r}"):
                 pass
             os._exit(0)
-        join(r, d)
+        join(r, f"{d}/store of {kind}")
         dist.all_reduce(torch.ones(2))
         if kind == "known by a step":
             run.step()
