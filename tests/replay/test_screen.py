@@ -72,7 +72,7 @@ def test_a_convolution_and_its_gradients_in_another_order(make_case):
 @settings(deadline=None, max_examples=40)
 @given(units=st.floats(0, 200), seed=st.integers(0, 99), n=st.sampled_from([8, 64, 1024]))
 def test_one_element_off_by_units_of_rounding(units, seed, n):
-    """A fault is 80 units off and more: none passes, and what is far below does; the reference's own is 1 to 5."""
+    """A fault is 80 units off and more: none passes, and what is far below does; the reference's own is 2, 6 and 36."""
     from tests.replay.conftest import make_case
 
     a, b = normal(4, n, seed=seed), normal(n, 4, seed=seed + 100)
@@ -86,9 +86,9 @@ def test_one_element_off_by_units_of_rounding(units, seed, n):
 
     case = make_case(aten.mm.default, target, a, b)
     verdict = screened(case)
-    if units > {8: 22, 64: 25, 1024: 40}[n]:
+    if units > {8: 22, 64: 28, 1024: 60}[n]:
         assert verdict is None
-    if units < 4:
+    if units < 4 and n <= 64:
         assert verdict is not None
 
 
