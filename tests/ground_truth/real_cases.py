@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import fnmatch
-import gc
 import warnings
 from dataclasses import dataclass
 from unittest import mock
@@ -111,8 +110,6 @@ def run_cases(setup, batch, begin):
                         case()
                 except Exception as error:
                     raised[case.name] = _words(error)
-                    if setup.on_target:
-                        _clear_away()
                 run.step()
         by_step = collections.defaultdict(list)
         for r in run.records():
@@ -138,14 +135,6 @@ def run_cases(setup, batch, begin):
         yield row
 
 
-def _clear_away():
-    """Let a graph that failed fail where it belongs: lazy's runs with the next program's otherwise, and fails that."""
-    gc.collect()
-    with contextlib.suppress(Exception):
-        torch._lazy.mark_step()
-        torch._lazy.wait_device_ops()
-
-
 def read(results):
     """A program's results on the CPU."""
     # What a device of this kind gives may be wrapped on the CPU too, and a wrapper's memory is none.
@@ -157,11 +146,8 @@ def plainly(case, device):
     try:
         first, second = (read(case(device)) for _ in range(2))
     except Exception as error:
-        words = _words(error)
-    else:
-        return first if kit.same(first, second) else None
-    _clear_away()
-    return [words]
+        return [_words(error)]
+    return first if kit.same(first, second) else None
 
 
 def _words(error):
