@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.intercept.torchapi import raw_operator
+from shadowrun.replay.case import flat_results
 from shadowrun.replay.equivalents import attend, attention_gradients, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.case import Case, Value
 
-__all__ = ["COUNTERPARTS", "compared", "for_reference", "on_cpu"]
+__all__ = ["COUNTERPARTS", "compared", "evaluate", "for_reference"]
 
 Tensor = torch.Tensor
 Results = tuple[Any, ...]
@@ -179,10 +181,17 @@ COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
 
 def for_reference(plan: OpPlan) -> OpPlan:
     """The plan by which the CPU runs an operator that may be another device's own."""
-    return plan if plan.name not in COUNTERPARTS else replace(plan, run=on_cpu(plan.func))
+    return plan if plan.name not in COUNTERPARTS else replace(plan, run=_on_cpu(plan.func))
 
 
-def on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:
+def evaluate(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+    """Names and values that a call gives on the CPU, on other inputs of its kind; raises what the operator raises."""
+    with torch.no_grad():
+        results = _on_cpu(case.func)(*args, **kwargs)
+    return flat_results(case.func, case.mutated, args, kwargs, results)
+
+
+def _on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:
     """What runs an operator on the CPU: itself or, where it is another device's own, its counterpart."""
     own = COUNTERPARTS.get(func.name())  # type: ignore[no-untyped-call]
     if own is None:

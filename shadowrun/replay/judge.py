@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -153,10 +154,13 @@ class _Trial:
         """Pass a result close to the reference's, where neither the operator alone nor the user says what that is."""
         if self.tolerance(self.op, d.expected.dtype) is not None or d.actual.dtype != d.expected.dtype:
             return None
+        return None if self.cheap is not None else self.screen.close(position, d)
+
+    @cached_property
+    def cheap(self) -> int | None:
+        """Units in the last place that the operator alone allows its results; None where it does not tell."""
         dtypes = [t.dtype for t in tensors((*self.case.expected, *self.case.args), self.case.kwargs)]
-        if ulp_bound(self.op, dtypes, arguments(self.case)) is not None:
-            return None
-        return self.screen.close(position, d)
+        return ulp_bound(self.op, dtypes, arguments(self.case))
 
     def _note(self, finding: Finding) -> None:
         d = self.diffs[finding.position]
@@ -187,7 +191,6 @@ class _Trial:
             decided = self._by_equation(finding)
             if decided is not None:
                 return decided
-        named = arguments(self.case)
         if self.tolerances is not None and finding.fmt is not None:
             verdict = self._by_user(finding, *self.tolerances)
             if verdict.status is Status.MISMATCH or not finding.classes.any():
@@ -196,10 +199,8 @@ class _Trial:
             finding.where, finding.zero_signs = finding.where[finding.classes], finding.zero_signs[finding.classes]
             finding.classes = finding.classes[finding.classes]
             return self._by_oracle(finding)
-        dtypes = [t.dtype for t in tensors((*self.case.expected, *self.case.args), self.case.kwargs)]
-        cheap = ulp_bound(self.op, dtypes, named)
-        if cheap is not None:
-            decided = self._by_bound(finding, cheap)
+        if self.cheap is not None:
+            decided = self._by_bound(finding, self.cheap)
             if decided is not None:
                 return decided
         return self._by_oracle(finding)
@@ -231,7 +232,7 @@ class _Trial:
         return Verdict(Status.MATCH, Cause.ROUNDING, "", f"within rtol {rtol:g}, atol {atol:g}")
 
     def _by_bound(self, finding: Finding, cheap: int) -> Verdict | None:
-        """Step 4; None if the oracle has to decide."""
+        """The cheap bound; None if the oracle has to decide."""
         if cheap == 0:
             finding.bad = finding.where
             # The neighbour in float64 is another number than that in float32.
@@ -276,7 +277,7 @@ class _Trial:
             return None
 
     def _by_oracle(self, finding: Finding) -> Verdict:
-        """Step 5."""
+        """The truth, and how well the inputs determine it."""
         d = self.diffs[finding.position]
         try:
             oracle = self._ask()

@@ -98,8 +98,8 @@ def as_given(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpP
     if not any(isinstance(t, torch.Tensor) and t.is_cpu for t in (*args, *kwargs.values())):
         return plan
     written = {a.name for a in plan.mutated}
-    given = dict(zip((a.name for a in plan.func._schema.arguments), args, strict=False)) | kwargs
-    names = [n for n, t in given.items() if isinstance(t, torch.Tensor) and t.is_cpu and n not in written]
+    given = _named(plan, args, kwargs).items()
+    names = [n for n, t in given if isinstance(t, torch.Tensor) and t.is_cpu and n not in written]
     return replace(plan, on_cpu=tuple(dict.fromkeys((*plan.on_cpu, *names))))
 
 
@@ -107,8 +107,12 @@ def kept_on_cpu(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """The tensors of a call that lie on the CPU wherever it runs."""
     if not plan.on_cpu:
         return []
-    given = dict(zip((a.name for a in plan.func._schema.arguments), args, strict=False)) | kwargs
+    given = _named(plan, args, kwargs)
     return [t for name in plan.on_cpu if isinstance(t := given.get(name), torch.Tensor) and t.device.type == "cpu"]
+
+
+def _named(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip((a.name for a in plan.func._schema.arguments), args, strict=False)) | kwargs
 
 
 def overlaps_unnoticed(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -17,8 +17,8 @@ from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.plain import plain
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.numerics.tolerance import n_factors
-from shadowrun.replay.case import exact_copy, flat_results
-from shadowrun.replay.counterparts import on_cpu
+from shadowrun.replay.case import exact_copy
+from shadowrun.replay.counterparts import evaluate
 from shadowrun.replay.undefined import arguments
 
 if TYPE_CHECKING:
@@ -148,12 +148,10 @@ class Oracle:
         try:
             args, kwargs = case.fresh_inputs(convert)
             args, kwargs = self._rewrite(args, kwargs, perturb=perturb)
-            with torch.no_grad():
-                results = on_cpu(case.func)(*args, **kwargs)
+            names, values = evaluate(case, args, kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             reason = str(error).partition("\n")[0][:160]
             raise NoOracle(f"no float64 oracle: {reason}") from error
-        names, values = flat_results(case.func, case.mutated, args, kwargs, results)
         # A call that stands in for the operator may give its first results only.
         if names[: len(case.names)] != case.names:
             raise NoOracle(f"no float64 oracle: it returned {', '.join(names)}")

@@ -21,8 +21,7 @@ import torch
 
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.numerics.tolerance import base_name, keeps_zero_sign, n_factors
-from shadowrun.replay.case import flat_results
-from shadowrun.replay.counterparts import on_cpu
+from shadowrun.replay.counterparts import evaluate
 from shadowrun.replay.decompositions import concerns
 from shadowrun.replay.finding import flat_values, op_name
 from shadowrun.replay.oracle import n_terms, tensors
@@ -64,8 +63,7 @@ class Screen:
 
     def __init__(self, case: Case, max_bytes: int) -> None:
         self._case = case
-        needed = sum(t.nbytes for t in tensors((*case.args, *case.expected, *case.expected), case.kwargs))
-        self._fits = needed <= max_bytes
+        self._max_bytes = max_bytes
         self._op = op_name(case)
         self._sizes: tuple[Value, ...] | None = None
         self._asked = False
@@ -91,30 +89,32 @@ class Screen:
             return None
         units = min(SUM_UNITS + SUM_ROOT * terms**0.5, MOST_UNITS) if n_factors(self._op) else CHAIN_UNITS
         actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
-        unit = size.add_(expected.abs()).mul_(units * fmt.roundoff).add_(fmt.smallest)
+        unit = expected.abs().add_(size).mul_(units * fmt.roundoff).add_(fmt.smallest)
         if not bool(torch.isfinite(unit).all()) or not bool((actual.sub(expected).abs_() <= unit).all()):
             return None
         return _rounding(f"max {d.max_ulp} ULP, within {units:g} units of rounding of the reference")
 
     def _size(self, position: int) -> torch.Tensor | None:
         """How large errors of rounding may be at each element, flat, in unit roundoffs; None where nothing tells."""
-        if not self._asked and self._fits:
+        squared = n_factors(self._op) > 0
+        if not self._asked:
             self._asked = True
-            name = base_name(self._op)
-            if n_factors(name):
+            if squared:
                 self._sizes = self._evaluated(torch.square, lambda x: x * x)
-            elif name in _CHAINS:
+            elif base_name(self._op) in _CHAINS:
                 self._sizes = self._evaluated(torch.abs, abs)
-        if self._sizes is None or not isinstance(size := self._sizes[position], torch.Tensor):
+        if self._sizes is None or not isinstance(self._sizes[position], torch.Tensor):
             return None
-        flat = size.contiguous().reshape(-1)
-        return flat.sqrt() if n_factors(self._op) else flat.clone()
+        size = flat_values(self._sizes[position])
+        return size.sqrt() if squared else size
 
     def _evaluated(
         self, change: Callable[[torch.Tensor], torch.Tensor], change_number: Callable[[Any], Any]
     ) -> tuple[Value, ...] | None:
         """Results of the operator on other inputs, in the dtype that it has."""
         case = self._case
+        if sum(t.nbytes for t in tensors((*case.args, *case.expected, *case.expected), case.kwargs)) > self._max_bytes:
+            return None
         floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
         if any(t.dtype not in (torch.float32, torch.float64) or t.layout is not torch.strided for t in floats):
             return None
@@ -132,11 +132,9 @@ class Screen:
         args = tuple(number(schema[i].name, a) for i, a in enumerate(args))
         kwargs = {k: number(k, v) for k, v in kwargs.items()}
         try:
-            with torch.no_grad():
-                results = on_cpu(case.func)(*args, **kwargs)
+            names, values = evaluate(case, args, kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return None
-        names, values = flat_results(case.func, case.mutated, args, kwargs, results)
         return values if names == case.names else None
 
 

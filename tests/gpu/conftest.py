@@ -12,13 +12,6 @@ import torch
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def pytest_collection_modifyitems(items):
-    if not torch.cuda.is_available():
-        for item in items:
-            if "/gpu/" in item.path.as_posix():
-                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def sim_device():
     """Not registered here."""
@@ -27,6 +20,8 @@ def sim_device():
 @pytest.fixture(autouse=True)
 def same_algorithms():
     """One algorithm each time, so that two runs of a program can be held together."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     if hasattr(torch, "sim"):
         pytest.skip("the simulated device is registered: run these tests by themselves")
     before = torch.are_deterministic_algorithms_enabled()

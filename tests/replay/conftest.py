@@ -53,3 +53,11 @@ def make_case(op: Any, target: Callable[..., Any], *args: Any, previous: Any = N
 @pytest.fixture(name="make_case")
 def make_case_fixture() -> Callable[..., Case]:
     return make_case
+
+
+@pytest.fixture
+def give_sim(clean_sim: Any) -> Any:
+    """Gives the simulated device a kernel, in Python, until the test ends."""
+    library = torch.library.Library("aten", "IMPL")
+    yield lambda name, kernel: library.impl(name, kernel, "PrivateUse1")
+    library._destroy()

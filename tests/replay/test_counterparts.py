@@ -172,18 +172,16 @@ def test_recurrent_networks_forward_and_backward(make, mode, packed, bias):
 
 
 @pytest.fixture
-def cudnn_on_sim(clean_sim):
+def cudnn_on_sim(give_sim):
     """The simulated device has `cudnn_batch_norm`, which it computes by its own operators, as the test wants it."""
-    library = torch.library.Library("aten", "IMPL")
     factor = [1.0]
 
     def forward(x, weight, bias, mean, variance, training, momentum, eps):
         out, save_mean, save_invstd = aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps)
         return out * factor[0], save_mean, save_invstd, torch.empty(7, device=x.device)
 
-    library.impl("cudnn_batch_norm", forward, "PrivateUse1")
-    yield factor
-    library._destroy()
+    give_sim("cudnn_batch_norm", forward)
+    return factor
 
 
 def normed():
@@ -215,7 +213,7 @@ def test_on_the_cpu_it_raises_as_it_did():
     assert [r for r in run.records(op="aten::cudnn_batch_norm") if r.verdict.status is Status.UNSUPPORTED] == []
 
 
-def test_what_lies_on_the_cpu_stays_there_when_a_call_is_repeated(clean_sim):
+def test_what_lies_on_the_cpu_stays_there_when_a_call_is_repeated(clean_sim, give_sim):
     """Attention's backward reads the seed of its dropout on the host: a copy on the device ends the process."""
     seen = []
 
@@ -223,37 +221,29 @@ def test_what_lies_on_the_cpu_stays_there_when_a_call_is_repeated(clean_sim):
         seen.append(grid.device.type)
         return x + 1
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("cudnn_grid_sampler", sample, "PrivateUse1")
-    try:
-        for behind in (nullcontext, clean_sim.asynchronous):
-            for ref in ("cpu", "sim[deterministic=off]"):
-                with behind(), shadowrun.compare("sim", ref=ref) as run:
-                    aten.cudnn_grid_sampler(torch.rand(1, 1, 3, 3).to("sim"), torch.rand(1, 3, 3, 2))
-                status = Status.MISMATCH if ref == "cpu" else Status.MATCH
-                assert [r.verdict.status for r in run.records(op="*grid*")] == [status]
-    finally:
-        library._destroy()
+    give_sim("cudnn_grid_sampler", sample)
+    for behind in (nullcontext, clean_sim.asynchronous):
+        for ref in ("cpu", "sim[deterministic=off]"):
+            with behind(), shadowrun.compare("sim", ref=ref) as run:
+                aten.cudnn_grid_sampler(torch.rand(1, 1, 3, 3).to("sim"), torch.rand(1, 3, 3, 2))
+            status = Status.MISMATCH if ref == "cpu" else Status.MATCH
+            assert [r.verdict.status for r in run.records(op="*grid*")] == [status]
     assert len(seen) > 7
     assert set(seen) == {"cpu"}
 
 
 @pytest.mark.parametrize("lags", [False, True])
 @pytest.mark.parametrize("factor", [1.0, 1.01])
-def test_what_a_kernel_keeps_for_itself_is_not_compared(clean_sim, lags, factor):
+def test_what_a_kernel_keeps_for_itself_is_not_compared(clean_sim, give_sim, lags, factor):
     def attend(q, k, v, p=0.0, causal=False, mask=False, *, scale=None):
         scores = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5
         none = torch.empty(2, dtype=torch.int64).to("sim")
         return scores.softmax(-1) @ v * factor, scores.logsumexp(-1) + 7, none, none, 4, 4, none, none, none.double()
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_scaled_dot_product_flash_attention", attend, "PrivateUse1")
+    give_sim("_scaled_dot_product_flash_attention", attend)
     q, k, v = (t.to("sim") for t in seeded(*[(1, 2, 4, 8)] * 3))
-    try:
-        with clean_sim.asynchronous() if lags else nullcontext(), shadowrun.compare("sim") as run:
-            out = aten._scaled_dot_product_flash_attention(q, k, v)
-    finally:
-        library._destroy()
+    with clean_sim.asynchronous() if lags else nullcontext(), shadowrun.compare("sim") as run:
+        out = aten._scaled_dot_product_flash_attention(q, k, v)
     assert len(out) == 9
     (record,) = run.records(op="*flash*")
     assert record.verdict.status is (Status.MATCH if factor == 1.0 else Status.MISMATCH), record.verdict
@@ -261,19 +251,15 @@ def test_what_a_kernel_keeps_for_itself_is_not_compared(clean_sim, lags, factor)
         assert [d.name for d in record.diffs] == ["output 0"]
 
 
-def test_what_nobody_asked_for_may_be_anything(clean_sim):
+def test_what_nobody_asked_for_may_be_anything(give_sim):
     """Gradients that are masked out come first here: what follows is compared with its like."""
 
     def backward(grad, x, shape, rstd, weight, mask):
         return grad * 7, (grad * x * rstd).sum((0, 1))
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_fused_rms_norm_backward", backward, "PrivateUse1")
+    give_sim("_fused_rms_norm_backward", backward)
     x, grad, rstd, weight = (t.to("sim") for t in seeded((3, 4, 6), (3, 4, 6), (3, 4, 1), (6,)))
-    try:
-        with shadowrun.compare("sim") as run:
-            aten._fused_rms_norm_backward(grad, x, [6], rstd, weight, [False, True])
-    finally:
-        library._destroy()
+    with shadowrun.compare("sim") as run:
+        aten._fused_rms_norm_backward(grad, x, [6], rstd, weight, [False, True])
     (record,) = run.records(op="*rms_norm*")
     assert record.verdict.status is Status.MATCH, record.verdict
