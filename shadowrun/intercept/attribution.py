@@ -120,7 +120,8 @@ class Attribution:
             phases=(_FORWARD, _BACKWARD, _OPTIMIZER),
             node=_autograd_node,
             number=_next_number,
-            peek=torchapi.next_sequence_number_address(),
+            next_number=torchapi.address_behind("next_number"),
+            graph_task=torchapi.address_behind("graph_task"),
             place=self._place,
             most_links=_MAX_LINKS,
         )

@@ -29,6 +29,7 @@ __all__ = [
     "Future",
     "HigherOrderOperator",
     "StorageWatch",
+    "address_behind",
     "as_in_handler",
     "autograd_node",
     "autograd_node_number",
@@ -42,7 +43,6 @@ __all__ = [
     "modes_aside",
     "n_modes_below",
     "next_sequence_number",
-    "next_sequence_number_address",
     "operator_is_composite",
     "plain_kernel",
     "pop_mode",
@@ -80,25 +80,42 @@ def plain_kernel(func: Any) -> Callable[..., Any] | None:
 next_sequence_number = torch._C._autograd._get_sequence_nr
 
 
-@functools.cache
-def next_sequence_number_address() -> int:
-    """Address of the C++ function behind `next_sequence_number`, `uint64_t()`; 0 where it is not found.
-
-    `at::sequence_number::peek`, seen on 2.11 and 2.13. Called directly it takes a fifth of the time; without it the
-    compiled part calls Python's.
-    """
-    (address,) = addresses_in_torch("_ZN2at15sequence_number4peekEv")  # mangled otherwise on Windows
-    if address and ctypes.CFUNCTYPE(ctypes.c_uint64)(address)() == next_sequence_number():
-        return address
-    return 0
-
-
 # Seen on 2.11 and 2.13: the autograd node that is being executed on this thread, None outside backward.
 # Without it, the phase of a call cannot be told.
 autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
 # Seen on 2.11 and 2.13. How many modes lie below ours while our handler runs.
 n_modes_below = torch._C._len_torch_dispatch_stack
+
+_BEHIND = {
+    "next_number": ("_ZN2at15sequence_number4peekEv", ctypes.c_uint64, next_sequence_number),
+    "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, torch._C._current_graph_task_id),
+    "n_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", ctypes.c_int64, n_modes_below),
+}
+"""Names in C++ (mangled otherwise on Windows), what they return, and the same in Python."""
+
+
+@functools.cache
+def address_behind(name: str) -> int:
+    """Address of a C++ function without arguments; 0 where it is not found or does not answer as Python's does.
+
+    ``next_number``: what `next_sequence_number` calls, ``uint64_t()``. ``graph_task``: the number of the backward pass
+    that this thread runs, -1 outside of one, ``int()``: nothing has a node there. ``n_modes``: what `n_modes_below`
+    calls, ``int64_t()``. Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the
+    compiled part calls Python's.
+    """
+    symbol, returns, in_python = _BEHIND[name]
+    (address,) = addresses_in_torch(symbol)
+    if not address:
+        return 0
+    function = ctypes.CFUNCTYPE(returns)(address)
+    same = function() == in_python()
+    push_mode(DispatchMode())  # type: ignore[no-untyped-call]  # for another answer
+    try:
+        same = same and function() == in_python()
+    finally:
+        _modes._pop_mode()
+    return address if same else 0
 
 _INFRA_KEYS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 _infra_mode = torch._C._get_dispatch_mode
@@ -274,6 +291,8 @@ def _taking_numbers(operator: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor) and isinstance(args[-1], torch.Tensor):
+            return operator(*args, **kwargs)
         tensors = [a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args]
         return operator(*tensors, **kwargs)
 

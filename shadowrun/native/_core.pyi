@@ -43,7 +43,8 @@ class Places:
         number: Callable[[], int],
         place: Callable[[int], Any],
         most_links: int,
-        peek: int = 0,
+        next_number: int = 0,
+        graph_task: int = 0,
     ) -> None: ...
     def place(self, depth: int, /) -> Any: ...
     def note(self, depth: int, /) -> None: ...

@@ -2,11 +2,16 @@
 
 #include "core.h"
 
-#define VERSION 11
+#define VERSION 12
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
 #endif
+
+void *address_in(PyObject *given, const char *name) {
+    PyObject *address = PyDict_GetItemString(given, name);
+    return address == NULL ? NULL : PyLong_AsVoidPtr(address);
+}
 
 static PyMethodDef functions[] = {
     {"setup", (PyCFunction)(void (*)(void))setup, METH_FASTCALL, NULL},

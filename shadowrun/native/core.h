@@ -83,6 +83,9 @@ PyObject *steady_heap(PyObject *module, PyObject *none);
 /* handler.c */
 int add_handler(PyObject *module);
 
+/* core.c: a function's address among arguments; NULL where it is not given or 0, or with an exception. */
+void *address_in(PyObject *given, const char *name);
+
 /* Name interned once: what PyObject_GetAttr finds fastest. */
 #define NAME(variable, text)                                                                                           \
     static PyObject *variable;                                                                                         \

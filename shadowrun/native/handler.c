@@ -213,6 +213,9 @@ static int handle(Handler *self, Call *call, PyObject **out) {
 
 /* Whether other modes lie below. */
 static int is_above_others(Handler *self) {
+    if (self->n_modes != NULL) {
+        return self->n_modes() != 0;
+    }
     PyObject *below = PyObject_CallNoArgs(self->n_modes_below);
     int none = below != NULL && PyLong_AsLong(below) == 0;
     Py_XDECREF(below);

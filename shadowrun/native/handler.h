@@ -33,6 +33,7 @@ typedef struct {
     size_t learnt_room, n_learnt;
     Seen *seen;
     PyObject *n_modes_below; /* callable */
+    int64_t (*n_modes)(void); /* the same without Python; or NULL */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its attribute `everything`: all calls are wanted */
     PyObject *recorder;      /* whose attribute _skipped changes */

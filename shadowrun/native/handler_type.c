@@ -2,6 +2,7 @@
 
 #include "handler.h"
 
+#include <string.h>
 #include <structmember.h>
 
 static PyTypeObject *handler_type;
@@ -166,6 +167,12 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;                                                                                                   \
     }
     FIELDS(TAKE)
+    void *n_modes = address_in(kwargs, "n_modes");
+    if (PyErr_Occurred()) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    memcpy(&self->n_modes, &n_modes, sizeof n_modes);
     if (self->seen == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();

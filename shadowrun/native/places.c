@@ -128,8 +128,8 @@ static PyObject *state_of_thread(Places *self) {
 
 /* The number that autograd's next node gets; -1, perhaps with an exception, if nobody knows. */
 static long long next_number(Places *self) {
-    if (self->peek != NULL) {
-        return (long long)self->peek();
+    if (self->next_number != NULL) {
+        return (long long)self->next_number();
     }
     PyObject *number = PyObject_CallNoArgs(self->number);
     long long found = number == NULL ? -1 : PyLong_AsLongLong(number);
@@ -233,9 +233,15 @@ static int forward(Places *self, PyObject *state, int depth, Place *place) {
     return done;
 }
 
+/* Autograd's node that is executed: a new reference, perhaps to None; NULL with an exception. */
+static PyObject *node_of(Places *self) {
+    int outside = self->graph_task != NULL && self->graph_task() == -1;
+    return outside ? Py_NewRef(Py_None) : PyObject_CallNoArgs(self->node);
+}
+
 static int quickly(Places *self, int depth, Place *place) {
     PyObject *state = state_of_thread(self);
-    PyObject *node = state == NULL ? NULL : PyObject_CallNoArgs(self->node);
+    PyObject *node = state == NULL ? NULL : node_of(self);
     int done = 0;
     if (node != NULL) {
         done = node == Py_None ? forward(self, state, depth, place) : backward(self, state, node, place);

@@ -69,7 +69,7 @@ static int take(Places *self, PyObject *given) {
         return -1;                                                                                                     \
     }
     FIELDS(TAKE)
-    PyObject *most = PyDict_GetItemString(given, "most_links"), *peek = PyDict_GetItemString(given, "peek");
+    PyObject *most = PyDict_GetItemString(given, "most_links");
     self->most_links = most == NULL ? -1 : PyLong_AsSsize_t(most);
     if (PyErr_Occurred()) {
         return -1;
@@ -79,11 +79,12 @@ static int take(Places *self, PyObject *given) {
         PyErr_SetString(PyExc_TypeError, "Places: an argument is of the wrong type");
         return -1;
     }
-    void *address = peek == NULL ? NULL : PyLong_AsVoidPtr(peek);
+    void *next_number = address_in(given, "next_number"), *graph_task = address_in(given, "graph_task");
     if (PyErr_Occurred()) {
         return -1;
     }
-    memcpy(&self->peek, &address, sizeof address);
+    memcpy(&self->next_number, &next_number, sizeof next_number);
+    memcpy(&self->graph_task, &graph_task, sizeof graph_task);
     return find_slots(self);
 }
 

@@ -56,6 +56,7 @@ class Quick:
             return
         self.handler = core.Handler(
             n_modes_below=torchapi.n_modes_below,
+            n_modes=torchapi.address_behind("n_modes"),
             places=attribution.quick,
             selection=selection,
             device=role.device,
