@@ -69,8 +69,11 @@ _BLIND = _Blind()
 class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator call of its thread, and of autograd threads working for it."""
 
+    __slots__ = ("_method",)  # in C, or None: see shadowrun/native/bound.c
+
     def __init__(self, observer: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._method: Any = None
         self._observer = observer
         self._plans = observer.plans
         self.quick = observer.quick
@@ -88,11 +91,13 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter_quick(self) -> None:
         if self.quick is not None:
-            self.__torch_dispatch__ = self.quick.bind(self)  # type: ignore[method-assign]
+            self._method = self.quick.bind(self)
 
     def _leave_quick(self) -> None:
         """Have all calls go through Python from here on; without its own method the mode is no cycle any more."""
-        self.__dict__.pop("__torch_dispatch__", None)
+        method, self._method = self._method, None
+        if method is not None:
+            method.leave()  # another thread may be about to call it
 
     @property
     def sees(self) -> bool:
@@ -168,6 +173,10 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                 if self.quick is not None:
                     _learn(self.quick, native.core, plan)
         return plan
+
+
+if native.core is not None:
+    native.core.quicken(ShadowMode)
 
 
 def _learn(quick: Any, core: Any, plan: OpPlan) -> None:

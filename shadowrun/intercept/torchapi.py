@@ -117,6 +117,7 @@ def address_behind(name: str) -> int:
         _modes._pop_mode()
     return address if same else 0
 
+
 _INFRA_KEYS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 _infra_mode = torch._C._get_dispatch_mode
 

@@ -2,11 +2,26 @@
 
 #include "core.h"
 
+#include <structmember.h>
+
 #define VERSION 12
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
 #endif
+
+Py_ssize_t slot_in(PyTypeObject *type, const char *name) {
+    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
+    Py_ssize_t offset = -1;
+    if (found != NULL && Py_IS_TYPE(found, &PyMemberDescr_Type) &&
+        ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX) {
+        offset = ((PyMemberDescrObject *)found)->d_member->offset;
+    } else {
+        PyErr_Format(PyExc_TypeError, "%s has no slot %s", type->tp_name, name);
+    }
+    Py_XDECREF(found);
+    return offset;
+}
 
 void *address_in(PyObject *given, const char *name) {
     PyObject *address = PyDict_GetItemString(given, name);
@@ -22,12 +37,13 @@ static PyMethodDef functions[] = {
     {"diff", (PyCFunction)(void (*)(void))diff, METH_FASTCALL, NULL},
     {"differing", (PyCFunction)(void (*)(void))differing, METH_FASTCALL, NULL},
     {"context_key", (PyCFunction)(void (*)(void))context_key, METH_FASTCALL, NULL},
+    {"quicken", quicken, METH_O, NULL},
     {"steady_heap", (PyCFunction)steady_heap, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static int exec_module(PyObject *module) {
-    int failed = add_places(module) || add_rows(module) || add_handler(module);
+    int failed = add_places(module) || add_rows(module) || add_handler(module) || add_bound(module);
     failed = failed || PyModule_AddIntConstant(module, "SOURCES", SOURCES);
     return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", VERSION);
 }

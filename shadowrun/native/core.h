@@ -80,11 +80,23 @@ long long write_row(Rows *self, long long context, long long verdict, double ref
 /* heap.c */
 PyObject *steady_heap(PyObject *module, PyObject *none);
 
-/* handler.c */
+/* handler_type.c */
 int add_handler(PyObject *module);
+
+/* bound.c */
+int add_bound(PyObject *module);
+PyObject *quicken(PyObject *module, PyObject *type);
 
 /* core.c: a function's address among arguments; NULL where it is not given or 0, or with an exception. */
 void *address_in(PyObject *given, const char *name);
+
+/* Where a slot (`__slots__`) lies in the objects of a type; -1 with an exception. */
+Py_ssize_t slot_in(PyTypeObject *type, const char *name);
+
+/* What lies in a slot: borrowed; NULL where it was taken away. */
+static inline PyObject *in_slot(const PyObject *object, Py_ssize_t offset) {
+    return *(PyObject *const *)((const char *)object + offset);
+}
 
 /* Name interned once: what PyObject_GetAttr finds fastest. */
 #define NAME(variable, text)                                                                                           \

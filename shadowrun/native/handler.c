@@ -59,13 +59,6 @@ static void unlock(PyObject *release) {
     PyErr_Restore(type, value, trace);
 }
 
-/* 1 or 0; -1 with an exception. */
-static int is_true(PyObject *owner, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(owner, name);
-    Py_XDECREF(value);
-    return value == NULL ? -1 : value == Py_True;
-}
-
 /* A call that is not compared (a view, memory without values, a step that is left out): its place is noted for the
  * operators of its backward. 1; 0 where that failed; -1 with an interrupt. */
 static int pass_silently(Handler *self, Entry *entry, PyObject *reason, long long entered) {
@@ -104,14 +97,12 @@ static int record(Handler *self, Call *call) {
 /* Why no call of this operator is wanted in this step: 1 with a new reference, 1 with NULL if all are; 0 where Python
  * must look; -1 with an exception. */
 static int unwanted(Handler *self, Entry *entry, PyObject **reason) {
-    NAME(everything, "everything") { return 0; }
     NAME(asked, "unwanted") { return 0; }
     *reason = NULL;
-    int all = entry->way == SILENT || entry->way == PASSING ? 1 : is_true(self->selection, everything);
-    if (all == 1) {
+    if (entry->way == SILENT || entry->way == PASSING || in_slot(self->selection, self->everything) == Py_True) {
         return 1;
     }
-    *reason = all < 0 ? NULL : PyObject_CallMethodOneArg(self->selection, asked, entry->plan);
+    *reason = PyObject_CallMethodOneArg(self->selection, asked, entry->plan);
     if (*reason == NULL) {
         return interrupted() ? -1 : 0;
     }
@@ -272,16 +263,13 @@ static int try_quickly(Handler *self, PyObject *const *args, Py_ssize_t n, PyObj
     return done;
 }
 
-/* mode.__torch_dispatch__(func, types, args=(), kwargs=None) */
-PyObject *dispatch_call(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names) {
-    NAME(quick, "quick") { return NULL; }
-    PyObject *self = PyObject_GetAttr(mode, quick), *out = NULL;
+PyObject *dispatch_call(PyObject *mode, Handler *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    PyObject *out = NULL;
     int done = 0;
-    /* It has none where it went blind meanwhile, and one that is off where the garbage collector has been here. */
-    if (self != NULL && is_handler(self) && ((Handler *)self)->way != OFF && names == NULL && n >= 2 && n <= 4) {
-        done = try_quickly((Handler *)self, args, n, &out);
+    /* There is none where the mode went blind, and one that is off where the garbage collector has been here. */
+    if (self != NULL && self->way != OFF && names == NULL && n >= 2 && n <= 4) {
+        done = try_quickly(self, args, n, &out);
     }
-    Py_XDECREF(self);
     if (!done && !interrupted()) {
         out = in_python(mode, args, n, names);
     }

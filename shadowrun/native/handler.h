@@ -35,7 +35,8 @@ typedef struct {
     PyObject *n_modes_below; /* callable */
     int64_t (*n_modes)(void); /* the same without Python; or NULL */
     PyObject *places;        /* Places */
-    PyObject *selection;     /* its attribute `everything`: all calls are wanted */
+    PyObject *selection;     /* its slot `everything`: all calls are wanted */
+    Py_ssize_t everything;   /* where that lies */
     PyObject *recorder;      /* whose attribute _skipped changes */
     PyObject *contexts;      /* dict: key to number */
     PyObject *rows;          /* Rows: what waits to be written */
@@ -66,10 +67,12 @@ typedef struct {
 
 /* handler_type.c: an operator that was learnt, or NULL. */
 Entry *find_entry(const Handler *self, PyObject *func);
-int is_handler(PyObject *value);
 
-/* handler.c: mode.__torch_dispatch__(func, types, args=(), kwargs=None), and what others need of it. */
-PyObject *dispatch_call(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names);
+/* bound.c: a method of the mode's that goes by this handler. */
+PyObject *bind(Handler *self, PyObject *mode);
+
+/* handler.c: mode.__torch_dispatch__(func, types, args=(), kwargs=None), and what others need of it. `self`: or NULL. */
+PyObject *dispatch_call(PyObject *mode, Handler *self, PyObject *const *args, Py_ssize_t n, PyObject *names);
 long long now_ns(void);
 PyObject *run_operator(PyObject *run, PyObject *args, PyObject *kwargs);
 PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs);

@@ -5,19 +5,6 @@
 #include <string.h>
 #include <structmember.h>
 
-static PyTypeObject *handler_type;
-
-static PyMethodDef dispatch_definition = {"__torch_dispatch__", (PyCFunction)(void (*)(void))dispatch_call,
-                                          METH_FASTCALL | METH_KEYWORDS, NULL};
-
-int is_handler(PyObject *value) { return Py_IS_TYPE(value, handler_type); }
-
-/* bind(mode): a method of the mode's that goes by this handler, which the mode must have as its attribute `quick`. */
-static PyObject *bind(Handler *self, PyObject *mode) {
-    (void)self;
-    return PyCFunction_NewEx(&dispatch_definition, mode, NULL);
-}
-
 /* Where an operator is, or would be. */
 static Learnt *slot_of(Learnt *learnt, size_t room, const PyObject *func) {
     size_t i = ((uintptr_t)func >> 4) & (room - 1);
@@ -168,6 +155,7 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     }
     FIELDS(TAKE)
     void *n_modes = address_in(kwargs, "n_modes");
+    self->everything = slot_in(Py_TYPE(self->selection), "everything");
     if (PyErr_Occurred()) {
         Py_DECREF(self);
         return NULL;
@@ -264,10 +252,10 @@ static PyType_Spec spec = {
 
 int add_handler(PyObject *module) {
     PyObject *type = PyType_FromSpec(&spec);
-    handler_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
     int failed = type == NULL || PyModule_AddObjectRef(module, "Handler", type);
 #define ADD(name) failed = failed || PyModule_AddIntConstant(module, #name, name);
     ADD(OFF) ADD(COMPARING) ADD(RECORDING) ADD(FRESH) ADD(IN_PLACE) ADD(SEVERAL) ADD(SILENT) ADD(PASSING) ADD(LONG)
     ADD(MOST_WRITTEN)
+    Py_XDECREF(type);
     return failed ? -1 : 0;
 }

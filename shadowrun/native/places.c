@@ -35,9 +35,19 @@ static PyObject *site_of(Places *self, PyCodeObject *code, int offset) {
 /* The mark in an optimizer's frame: what was found from it on; a new reference, or NULL, perhaps with an exception. */
 static PyObject *marked(Places *self, PyFrameObject *frame) {
     NAME(trace, "f_trace") { return NULL; }
-    NAME(found_name, "found") { return NULL; }
-    PyObject *mark = PyObject_GetAttr((PyObject *)frame, trace);
-    PyObject *found = mark != NULL && (PyObject *)Py_TYPE(mark) == self->mark ? PyObject_GetAttr(mark, found_name) : NULL;
+    static PyObject *descriptor;
+    if (descriptor == NULL && (descriptor = PyObject_GetAttr((PyObject *)&PyFrame_Type, trace)) == NULL) {
+        return NULL;
+    }
+    PyObject *mark;
+    if (Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) { /* without the search through the frame's type */
+        PyGetSetDef *definition = ((PyGetSetDescrObject *)descriptor)->d_getset;
+        mark = definition->get((PyObject *)frame, definition->closure);
+    } else {
+        mark = PyObject_GetAttr((PyObject *)frame, trace);
+    }
+    int ours = mark != NULL && (PyObject *)Py_TYPE(mark) == self->mark;
+    PyObject *found = ours ? Py_XNewRef(in_slot(mark, self->found_in_mark)) : NULL;
     Py_XDECREF(mark);
     return found;
 }
@@ -105,7 +115,7 @@ void drop_place(Place *place) {
 
 /* What a thread's state has: borrowed; NULL where it was taken away. */
 static PyObject *slot(const Places *self, PyObject *state, int which) {
-    return *(PyObject **)((char *)state + self->slots[which]);
+    return in_slot(state, self->slots[which]);
 }
 
 /* The state of this thread: a new reference, or NULL. */

@@ -32,6 +32,7 @@ struct Places {
     uint64_t state_of; /* number of that thread */
     PyTypeObject *state_type;
     Py_ssize_t slots[N_SLOTS]; /* offsets in it */
+    Py_ssize_t found_in_mark;  /* likewise */
     uint64_t (*next_number)(void); /* the same as `number`, without Python; or NULL */
     int (*graph_task)(void);       /* -1: there is no node; or NULL */
     Py_ssize_t most_links;

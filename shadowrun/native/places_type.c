@@ -21,17 +21,13 @@ static int find_slots(Places *self) {
     self->state_type = (PyTypeObject *)Py_NewRef(Py_TYPE(state));
     Py_DECREF(state);
     for (int i = 0; i < N_SLOTS; i++) {
-        PyObject *slot = PyObject_GetAttrString((PyObject *)self->state_type, names[i]);
-        if (slot == NULL || !Py_IS_TYPE(slot, &PyMemberDescr_Type) ||
-            ((PyMemberDescrObject *)slot)->d_member->type != T_OBJECT_EX) {
-            PyErr_Format(PyExc_TypeError, "Places: the state of a thread has no slot %s", names[i]);
-            Py_XDECREF(slot);
+        self->slots[i] = slot_in(self->state_type, names[i]);
+        if (self->slots[i] < 0) {
             return -1;
         }
-        self->slots[i] = ((PyMemberDescrObject *)slot)->d_member->offset;
-        Py_DECREF(slot);
     }
-    return 0;
+    self->found_in_mark = slot_in((PyTypeObject *)self->mark, "found");
+    return self->found_in_mark < 0 ? -1 : 0;
 }
 
 /* So many frames as an object says; -1 with an exception. */
@@ -75,7 +71,7 @@ static int take(Places *self, PyObject *given) {
         return -1;
     }
     if (self->most_links < 0 || !PyDict_Check(self->kinds) || !PyDict_Check(self->found) ||
-        !PyTuple_Check(self->phases) || PyTuple_GET_SIZE(self->phases) != 3) {
+        !PyTuple_Check(self->phases) || PyTuple_GET_SIZE(self->phases) != 3 || !PyType_Check(self->mark)) {
         PyErr_SetString(PyExc_TypeError, "Places: an argument is of the wrong type");
         return -1;
     }

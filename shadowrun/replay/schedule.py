@@ -22,6 +22,8 @@ class Selection:
         everything: All calls of the current step are compared.
     """
 
+    __slots__ = ("_by_module", "_by_plan", "_config", "_step_reason", "everything")  # C reads it there
+
     def __init__(self, config: Config) -> None:
         self._config = config
         self._by_plan: dict[int, str] = {}
