@@ -194,7 +194,8 @@ def _learn(quick: Any, core: Any, plan: OpPlan) -> None:
         way = core.SEVERAL
     skipped = plan.name, "" if plan.passes else "cpu", plan.reason
     looks = way in (core.IN_PLACE, core.SEVERAL)
-    quick.learn(plan.func, plan, plan.run, plan.index, skipped, way, written if looks else ())
+    handle, tensors = torchapi.boxed_operator(plan.func)
+    quick.learn(plan.func, plan, plan.run, plan.index, skipped, way, written if looks else (), handle, tensors)
 
 
 def handing_over_ns() -> float:

@@ -33,6 +33,8 @@ __all__ = [
     "as_in_handler",
     "autograd_node",
     "autograd_node_number",
+    "boxed_call",
+    "boxed_operator",
     "compiling_threads",
     "functionalize_included",
     "has_autograd_kernel",
@@ -87,9 +89,14 @@ autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 # Seen on 2.11 and 2.13. How many modes lie below ours while our handler runs.
 n_modes_below = torch._C._len_torch_dispatch_stack
 
-_BEHIND = {
+_BEHIND: dict[str, tuple[str, Any, Callable[[], Any]]] = {
     "next_number": ("_ZN2at15sequence_number4peekEv", ctypes.c_uint64, next_sequence_number),
     "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, torch._C._current_graph_task_id),
+    "asks_functions": (
+        "_ZN2at4impl27torch_function_mode_enabledEv",
+        ctypes.c_bool,
+        torch._C._is_torch_function_mode_enabled,
+    ),
     "n_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", ctypes.c_int64, n_modes_below),
 }
 """Names in C++ (mangled otherwise on Windows), what they return, and the same in Python."""
@@ -99,10 +106,13 @@ _BEHIND = {
 def address_behind(name: str) -> int:
     """Address of a C++ function without arguments; 0 where it is not found or does not answer as Python's does.
 
-    ``next_number``: what `next_sequence_number` calls, ``uint64_t()``. ``graph_task``: the number of the backward pass
-    that this thread runs, -1 outside of one, ``int()``: nothing has a node there. ``n_modes``: what `n_modes_below`
-    calls, ``int64_t()``. Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the
-    compiled part calls Python's.
+    * ``next_number``: what `next_sequence_number` calls, ``uint64_t()``;
+    * ``graph_task``: number of the backward pass on this thread, -1 where there is none and so no node, ``int()``;
+    * ``asks_functions``: whether a `TorchFunctionMode` is on, ``bool()``;
+    * ``n_modes``: what `n_modes_below` calls, ``int64_t()``.
+
+    Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the compiled part calls Python's,
+    or goes a longer way.
     """
     symbol, returns, in_python = _BEHIND[name]
     (address,) = addresses_in_torch(symbol)
@@ -265,8 +275,31 @@ def raw_operator(func: torch._ops.OpOverload) -> Callable[..., Any]:
     return _taking_numbers(operator) if str(func) in _ASKED_OF_CONSTANTS else operator
 
 
+_MOST_BITS = 30
 _ASKED_OF_CONSTANTS = ("aten._local_scalar_dense.default", "aten.equal.default")
 _CONJUGATES_INSIDE = ("aten.linalg_pinv.atol_rtol_tensor", "aten.linalg_pinv.atol_rtol_tensor_out")
+
+
+# Seen on 2.11 and 2.13, where torch's custom operators go by it: `boxed_call(handle, *args, **kwargs)`.
+boxed_call: Callable[..., Any] = torch._C._dispatch_call_boxed
+
+
+def boxed_operator(func: torch._ops.OpOverload) -> tuple[Any, int]:
+    """The handle by which `boxed_call` runs an operator, and which of its arguments are tensors, as bits.
+
+    No handle where a call by it might be another: of other namespaces, with tensors by keyword alone, or where
+    `raw_operator` does more. Seen on 2.11 and 2.13 (``_handle``).
+    """
+    arguments = func._schema.arguments
+    tensors = [str(a.type) in ("Tensor", "Optional[Tensor]") for a in arguments]
+    by_keyword = any("Tensor" in str(a.type) for a in arguments if a.kwarg_only)
+    if func.namespace != "aten" or by_keyword or len(arguments) > _MOST_BITS or str(func) in _CONJUGATES_INSIDE:
+        return None, 0
+    try:
+        handle = func._handle
+    except (AttributeError, RuntimeError):  # Python's own (`aten::sym_size` of jagged tensors): not the dispatcher's
+        return None, 0
+    return handle, sum(1 << i for i, is_tensor in enumerate(tensors) if is_tensor)
 
 
 def _with_conjugates(operator: Callable[..., Any]) -> Callable[..., Any]:

@@ -107,6 +107,8 @@ class Handler:
         skipped: tuple[str, str, str],
         way: int,
         written: tuple[int, ...],
+        handle: object,
+        tensors: int,
         /,
     ) -> None: ...
     def guard(

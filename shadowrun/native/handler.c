@@ -27,10 +27,6 @@ long long now_ns(void) {
 #endif
 }
 
-PyObject *run_operator(PyObject *run, PyObject *args, PyObject *kwargs) {
-    return PyObject_Call(run, args, PyDict_GET_SIZE(kwargs) ? kwargs : NULL);
-}
-
 /* By a function in Python: warnings that it gives must come at a line of ours, where they are told from the user's. */
 PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs) {
     PyObject *given[] = {NULL, run, args, kwargs};
@@ -192,7 +188,7 @@ static int handle(Handler *self, Call *call, PyObject **out) {
     PyObject *release = Py_NewRef(self->release);
     done = go(self, call, reason, out);
     if (done > 0 && (runs || entry->way == SILENT || reason != NULL)) {
-        *out = run_operator(entry->run, call->args, call->kwargs);
+        *out = run_operator(self, entry, call->args, call->kwargs);
     }
     if (locks) {
         unlock(release);

@@ -40,12 +40,14 @@ static int make_room(Handler *self) {
     return 0;
 }
 
-/* learn(operator, plan, run, index, key of skipped calls, way, positions of what it writes to) */
+/* learn(operator, plan, run, index, key of skipped calls, way, positions of what it writes to, handle or None, bits of
+ * the arguments that are tensors) */
 static PyObject *learn(Handler *self, PyObject *args) {
-    PyObject *func, *plan, *run, *index, *skipped, *written;
+    PyObject *func, *plan, *run, *index, *skipped, *written, *handle;
     int way;
-    if (!PyArg_ParseTuple(args, "OOOO!O!iO!:learn", &func, &plan, &run, &PyLong_Type, &index, &PyTuple_Type, &skipped,
-                          &way, &PyTuple_Type, &written)) {
+    unsigned long long tensors;
+    if (!PyArg_ParseTuple(args, "OOOO!O!iO!OK:learn", &func, &plan, &run, &PyLong_Type, &index, &PyTuple_Type, &skipped,
+                          &way, &PyTuple_Type, &written, &handle, &tensors)) {
         return NULL;
     }
     if (way < 0 || way >= N_WAYS || PyTuple_GET_SIZE(written) > MOST_WRITTEN || PyTuple_GET_SIZE(skipped) != 3) {
@@ -79,6 +81,8 @@ static PyObject *learn(Handler *self, PyObject *args) {
     entry->run = Py_NewRef(run);
     entry->index = Py_NewRef(index);
     entry->skipped = Py_NewRef(skipped);
+    entry->handle = handle == Py_None ? NULL : Py_NewRef(handle);
+    entry->tensors = tensors;
     *slot = (Learnt){Py_NewRef(func), entry};
     self->n_learnt++;
     Py_RETURN_NONE;
@@ -132,7 +136,7 @@ static PyObject *clocks(Handler *self, PyObject *on) {
 }
 
 #define FIELDS(apply)                                                                                                  \
-    apply(n_modes_below) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
+    apply(n_modes_below) apply(boxed) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
         apply(matched) apply(seen_verdict) apply(suspects) apply(spares) apply(make_spare) apply(again)                \
             apply(shares_memory) apply(ended) apply(failed) apply(unrecorded) apply(acquire) apply(release)            \
                 apply(waited_for)
@@ -154,13 +158,14 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;                                                                                                   \
     }
     FIELDS(TAKE)
-    void *n_modes = address_in(kwargs, "n_modes");
+    void *n_modes = address_in(kwargs, "n_modes"), *asks_functions = address_in(kwargs, "asks_functions");
     self->everything = slot_in(Py_TYPE(self->selection), "everything");
     if (PyErr_Occurred()) {
         Py_DECREF(self);
         return NULL;
     }
     memcpy(&self->n_modes, &n_modes, sizeof n_modes);
+    memcpy(&self->asks_functions, &asks_functions, sizeof asks_functions);
     if (self->seen == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -203,6 +208,7 @@ static int clear(Handler *self) {
             Py_DECREF(learnt[i].entry->run);
             Py_DECREF(learnt[i].entry->index);
             Py_DECREF(learnt[i].entry->skipped);
+            Py_XDECREF(learnt[i].entry->handle);
             PyMem_Free(learnt[i].entry);
         }
     }
