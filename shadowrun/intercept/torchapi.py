@@ -92,11 +92,6 @@ n_modes_below = torch._C._len_torch_dispatch_stack
 _BEHIND: dict[str, tuple[str, Any, Callable[[], Any]]] = {
     "next_number": ("_ZN2at15sequence_number4peekEv", ctypes.c_uint64, next_sequence_number),
     "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, torch._C._current_graph_task_id),
-    "asks_functions": (
-        "_ZN2at4impl27torch_function_mode_enabledEv",
-        ctypes.c_bool,
-        torch._C._is_torch_function_mode_enabled,
-    ),
     "n_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", ctypes.c_int64, n_modes_below),
 }
 """Names in C++ (mangled otherwise on Windows), what they return, and the same in Python."""
@@ -108,11 +103,9 @@ def address_behind(name: str) -> int:
 
     * ``next_number``: what `next_sequence_number` calls, ``uint64_t()``;
     * ``graph_task``: number of the backward pass on this thread, -1 where there is none and so no node, ``int()``;
-    * ``asks_functions``: whether a `TorchFunctionMode` is on, ``bool()``;
     * ``n_modes``: what `n_modes_below` calls, ``int64_t()``.
 
-    Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the compiled part calls Python's,
-    or goes a longer way.
+    Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the compiled part calls Python's.
     """
     symbol, returns, in_python = _BEHIND[name]
     (address,) = addresses_in_torch(symbol)

@@ -1,9 +1,10 @@
 /* The user's own call, without what torch does of it a second time.
  *
  * An `OpOverload` is called by way of TorchScript's operator of that name, which makes strings of its names and looks
- * through all arguments for some that want to handle the call themselves (`__torch_function__`): a tenth of the code
- * that a call runs through, most of it out of the processor's caches. Where all tensors are torch's own and no function
- * mode is on there is nobody to ask, and the dispatcher's boxed call, which comes next in any case, is made at once.
+ * for somebody who wants to handle the call himself (`__torch_function__`): a tenth of the code that a call runs through,
+ * most of it out of the processor's caches. Whoever does was asked where the program called torch, and is not asked by
+ * the dispatcher where no mode like ours is on. So where all tensors are torch's own the dispatcher's boxed call, which
+ * comes next in any case, is made at once.
  */
 
 #include "handler.h"
@@ -36,10 +37,9 @@ static int is_plain(PyObject *value) {
 }
 
 /* Whether the call means the same to the dispatcher: where a tensor is due there is one, or None, and nothing else. */
-static int goes_directly(const Handler *self, const Entry *entry, PyObject *args, PyObject *kwargs) {
+static int goes_directly(const Entry *entry, PyObject *args, PyObject *kwargs) {
     Py_ssize_t n = PyTuple_GET_SIZE(args), position = 0;
-    if (entry->handle == NULL || self->asks_functions == NULL || self->asks_functions() ||
-        n + PyDict_GET_SIZE(kwargs) >= MOST_GIVEN) {
+    if (entry->handle == NULL || n + PyDict_GET_SIZE(kwargs) >= MOST_GIVEN) {
         return 0;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -59,7 +59,7 @@ static int goes_directly(const Handler *self, const Entry *entry, PyObject *args
 
 PyObject *run_operator(Handler *self, Entry *entry, PyObject *args, PyObject *kwargs) {
     PyObject *named = PyDict_GET_SIZE(kwargs) ? kwargs : NULL;
-    if (!goes_directly(self, entry, args, kwargs)) {
+    if (!goes_directly(entry, args, kwargs)) {
         return PyObject_Call(entry->run, args, named);
     }
     PyObject *given[MOST_GIVEN + 2]; /* the first is the callee's to use */
