@@ -134,6 +134,34 @@ def test_the_same_place_for_every_call(attribution, program, first):
     assert all(any(name in place[2] for name in own) for _, place, _ in mode.found)
 
 
+class Debugger:
+    """Looks like our mark, and is none."""
+
+    __slots__ = ("found",)
+
+    def __init__(self):
+        self.found = ("wrong.py:1 in nobody", True, None)
+
+    def __call__(self, *_):
+        return self
+
+
+def test_a_debuggers_trace_in_an_optimizers_frame_is_no_mark(attribution):
+    mode, before = Asking(attribution, "compiled"), sys.gettrace()
+    sys.settrace(Debugger())
+    try:
+        with mode:
+            transformer(attribution)
+    finally:
+        sys.settrace(before)
+    assert [f for f in mode.found if f[1] != f[2]] == []
+    assert {place[2].rpartition("/")[2].partition(":")[0] for _, place, _ in mode.found} <= {
+        "models.py",
+        "test_places.py",
+    }
+    assert any(place[1].value == "optimizer" for _, place, _ in mode.found)
+
+
 def test_python_is_asked_only_where_nothing_is_known(monkeypatch, attribution):
     """Else this would be a test of Python against itself."""
     asked = []
