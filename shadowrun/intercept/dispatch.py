@@ -125,12 +125,18 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if torchapi.asks_functions() and isinstance(func, torch._ops.OpOverload):
+            with torchapi.asking_nobody():  # a function mode of the user's shall not see what we do
+                return self._handle(func, types, args, kwargs or {})
+        return self._handle(func, types, args, kwargs or {})
+
+    def _handle(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # By id: hashing an OpOverload calls Python. The plan holds the operator, so ids stay their own.
         plan = self._plans.get(id(func))
         if plan is None:
             plan = self._new_plan(func)
             if plan is None:
-                return higher_order.run_seen(self, func, args, kwargs or {})
+                return higher_order.run_seen(self, func, args, kwargs)
         for t in types:
             if t not in _PLAIN:
                 # A subclass with its own dispatch unwraps itself; its inner plain operators come back to us.
@@ -140,18 +146,18 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                     return NotImplemented
                 if issubclass(t, UninitializedTensorMixin):  # of lazy modules: no shape, no values yet
                     self._observer.count(plan.name, "uninitialized parameter")
-                    return plan.run(*args, **(kwargs or {}))
+                    return plan.run(*args, **kwargs)
         if plan.composite and (torch.is_inference_mode_enabled() or higher_order.is_inside()):
             torchapi.push_mode(self)
             try:
-                return torchapi.run_composite(func, args, kwargs or {})
+                return torchapi.run_composite(func, args, kwargs)
             finally:
                 torchapi.pop_mode(self)
         if plan.passes:
-            return self._observer.pass_by(plan, args, kwargs or {})
+            return self._observer.pass_by(plan, args, kwargs)
         if torchapi.n_modes_below():
-            return self._above_others(plan, args, kwargs or {})
-        return self._observer.observe(plan, args, kwargs or {})
+            return self._above_others(plan, args, kwargs)
+        return self._observer.observe(plan, args, kwargs)
 
     def _above_others(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Other dispatch modes lie below ours."""

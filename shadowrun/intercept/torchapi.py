@@ -31,6 +31,8 @@ __all__ = [
     "StorageWatch",
     "address_behind",
     "as_in_handler",
+    "asking_nobody",
+    "asks_functions",
     "autograd_node",
     "autograd_node_number",
     "boxed_call",
@@ -89,9 +91,17 @@ autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 # Seen on 2.11 and 2.13. How many modes lie below ours while our handler runs.
 n_modes_below = torch._C._len_torch_dispatch_stack
 
+# Seen on 2.11 and 2.13. Whether a `TorchFunctionMode` is on: torch asks it where the program calls torch and takes it
+# off meanwhile, so that in a handler one is on only where C++ called (TorchScript, `from_numpy`).
+asks_functions: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+
+# Seen on 2.11 and 2.13: nobody is asked about functions meanwhile. Without it, such a mode sees what we do.
+asking_nobody: Callable[[], Any] = torch._C.DisableTorchFunction
+
 _BEHIND: dict[str, tuple[str, Any, Callable[[], Any]]] = {
     "next_number": ("_ZN2at15sequence_number4peekEv", ctypes.c_uint64, next_sequence_number),
     "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, torch._C._current_graph_task_id),
+    "asks_functions": ("_ZN2at4impl27torch_function_mode_enabledEv", ctypes.c_bool, asks_functions),
     "n_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", ctypes.c_int64, n_modes_below),
 }
 """Names in C++ (mangled otherwise on Windows), what they return, and the same in Python."""
@@ -103,6 +113,7 @@ def address_behind(name: str) -> int:
 
     * ``next_number``: what `next_sequence_number` calls, ``uint64_t()``;
     * ``graph_task``: number of the backward pass on this thread, -1 where there is none and so no node, ``int()``;
+    * ``asks_functions``: what `asks_functions` calls, ``bool()``;
     * ``n_modes``: what `n_modes_below` calls, ``int64_t()``.
 
     Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the compiled part calls Python's.

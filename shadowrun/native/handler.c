@@ -243,7 +243,8 @@ static PyObject *in_python(PyObject *mode, PyObject *const *args, Py_ssize_t n, 
 static int try_quickly(Handler *self, PyObject *const *args, Py_ssize_t n, PyObject **out) {
     Entry *entry = find_entry(self, args[0]);
     PyObject *types = args[1];
-    if (entry == NULL || !(PyTuple_Check(types) || PyList_Check(types)) || !all_plain(types)) {
+    if (entry == NULL || !(PyTuple_Check(types) || PyList_Check(types)) || !all_plain(types) ||
+        (self->asks_functions != NULL && self->asks_functions())) { /* Python sees to it that none sees ours */
         return 0;
     }
     Call call = {.entry = entry, .entered = now_ns()};

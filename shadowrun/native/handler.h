@@ -5,6 +5,8 @@
 
 #include "contexts.h"
 
+#include <stdbool.h>
+
 enum { OFF, COMPARING, RECORDING }; /* what a Handler does with calls */
 enum { PART_PLACE, PART_CONTEXT, PART_COPY, PART_REPLAY, PART_COMPARE, PART_RECORD, N_PARTS };
 
@@ -36,6 +38,7 @@ typedef struct {
     Seen *seen;
     PyObject *n_modes_below; /* callable */
     int64_t (*n_modes)(void); /* the same without Python; or NULL */
+    bool (*asks_functions)(void); /* whether a function mode is on; or NULL */
     PyObject *boxed;         /* callable(handle, *args, **kwargs): the dispatcher's boxed call */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its slot `everything`: all calls are wanted */

@@ -158,13 +158,14 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;                                                                                                   \
     }
     FIELDS(TAKE)
-    void *n_modes = address_in(kwargs, "n_modes");
+    void *n_modes = address_in(kwargs, "n_modes"), *asks_functions = address_in(kwargs, "asks_functions");
     self->everything = slot_in(Py_TYPE(self->selection), "everything");
     if (PyErr_Occurred()) {
         Py_DECREF(self);
         return NULL;
     }
     memcpy(&self->n_modes, &n_modes, sizeof n_modes);
+    memcpy(&self->asks_functions, &asks_functions, sizeof asks_functions);
     if (self->seen == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();

@@ -9,32 +9,19 @@ from typing import ClassVar
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.common_methods_invocations import op_db
 
 import shadowrun
 from shadowrun import Status, native
 from shadowrun.intercept import torchapi
-from tests.native.both_ways import both_ways, handled, in_python, once
+from tests.native.both_ways import both_ways, in_python, once
 from tests.transparency.checking import seed
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")
 
 aten = torch.ops.aten
 FINE = {Status.MATCH, Status.SKIPPED, Status.UNVERIFIED}
-
-
-class Asked(TorchFunctionMode):
-    """A function mode: torch asks it where the program calls torch."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 class Own(torch.Tensor):
@@ -74,29 +61,6 @@ def test_usual_calls_go_there(direct, options):
     for func in (aten.exp.default, aten.cat.default, aten.add.Tensor, aten.mm.default, aten.native_layer_norm.default):
         assert func._handle in handles, func
     assert aten.native_layer_norm_backward.default._handle in handles
-
-
-def test_a_function_mode_is_asked_what_it_would_be(direct):
-    """An `OpOverload` called in a handler would ask it once more."""
-
-    def seen():
-        x = torch.ones(3, requires_grad=True)
-        y = x.exp().neg().sum()
-        with Asked() as mode:
-            # As a program in C++ would: Python's own functions are asked about as a whole.
-            torch.autograd.Variable._execution_engine.run_backward(
-                (y,), (torch.ones(()),), False, False, (), allow_unreachable=True, accumulate_grad=True
-            )
-            x.detach().neg()
-        return mode.seen
-
-    plain = seen()
-    with shadowrun.compare("cpu", replay=False) as run:
-        found = [seen() for _ in range(3)][-1]
-    assert handled(run)
-    assert [name for name in found if name.startswith("aten")] == []
-    assert found == plain
-    assert aten.expand.default._handle in direct
 
 
 def test_subclasses_are_asked(direct):
