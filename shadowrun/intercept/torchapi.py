@@ -329,8 +329,6 @@ def _taking_numbers(operator: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], torch.Tensor) and isinstance(args[-1], torch.Tensor):
-            return operator(*args, **kwargs)
         tensors = [a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args]
         return operator(*tensors, **kwargs)
 

@@ -4,7 +4,7 @@
 
 #include <structmember.h>
 
-#define VERSION 12
+#define VERSION 13
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
@@ -21,6 +21,14 @@ Py_ssize_t slot_in(PyTypeObject *type, const char *name) {
     }
     Py_XDECREF(found);
     return offset;
+}
+
+PyObject *get_computed(PyObject *object, PyObject *descriptor, PyObject *name) {
+    if (descriptor != NULL && Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) {
+        PyGetSetDef *definition = ((PyGetSetDescrObject *)descriptor)->d_getset;
+        return definition->get(object, definition->closure);
+    }
+    return PyObject_GetAttr(object, name);
 }
 
 void *address_in(PyObject *given, const char *name) {

@@ -90,6 +90,9 @@ PyObject *quicken(PyObject *module, PyObject *type);
 /* core.c: a function's address among arguments; NULL where it is not given or 0, or with an exception. */
 void *address_in(PyObject *given, const char *name);
 
+/* An attribute that its type computes: straight from the type's descriptor, if that is one, without a search. */
+PyObject *get_computed(PyObject *object, PyObject *descriptor, PyObject *name);
+
 /* Where a slot (`__slots__`) lies in the objects of a type; -1 with an exception. */
 Py_ssize_t slot_in(PyTypeObject *type, const char *name);
 

@@ -209,6 +209,16 @@ static int is_above_others(Handler *self) {
     return !none;
 }
 
+/* Whether a function mode is on. */
+static int asks_functions(Handler *self) {
+    if (self->asks != NULL) {
+        return self->asks();
+    }
+    PyObject *answer = PyObject_CallNoArgs(self->asks_functions);
+    Py_XDECREF(answer);
+    return answer != Py_False;
+}
+
 static int all_plain(PyObject *types) {
     Py_ssize_t n = PySequence_Fast_GET_SIZE(types);
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -244,7 +254,7 @@ static int try_quickly(Handler *self, PyObject *const *args, Py_ssize_t n, PyObj
     Entry *entry = find_entry(self, args[0]);
     PyObject *types = args[1];
     if (entry == NULL || !(PyTuple_Check(types) || PyList_Check(types)) || !all_plain(types) ||
-        (self->asks_functions != NULL && self->asks_functions())) { /* Python sees to it that none sees ours */
+        asks_functions(self)) { /* Python sees to it that none sees ours */
         return 0;
     }
     Call call = {.entry = entry, .entered = now_ns()};

@@ -38,7 +38,8 @@ typedef struct {
     Seen *seen;
     PyObject *n_modes_below; /* callable */
     int64_t (*n_modes)(void); /* the same without Python; or NULL */
-    bool (*asks_functions)(void); /* whether a function mode is on; or NULL */
+    PyObject *asks_functions; /* callable: whether a function mode is on */
+    bool (*asks)(void);      /* the same without Python; or NULL */
     PyObject *boxed;         /* callable(handle, *args, **kwargs): the dispatcher's boxed call */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its slot `everything`: all calls are wanted */

@@ -136,7 +136,7 @@ static PyObject *clocks(Handler *self, PyObject *on) {
 }
 
 #define FIELDS(apply)                                                                                                  \
-    apply(n_modes_below) apply(boxed) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
+    apply(n_modes_below) apply(asks_functions) apply(boxed) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
         apply(matched) apply(seen_verdict) apply(suspects) apply(spares) apply(make_spare) apply(again)                \
             apply(shares_memory) apply(ended) apply(failed) apply(unrecorded) apply(acquire) apply(release)            \
                 apply(waited_for)
@@ -158,14 +158,14 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;                                                                                                   \
     }
     FIELDS(TAKE)
-    void *n_modes = address_in(kwargs, "n_modes"), *asks_functions = address_in(kwargs, "asks_functions");
+    void *n_modes = address_in(kwargs, "n_modes"), *asks = address_in(kwargs, "asks");
     self->everything = slot_in(Py_TYPE(self->selection), "everything");
     if (PyErr_Occurred()) {
         Py_DECREF(self);
         return NULL;
     }
     memcpy(&self->n_modes, &n_modes, sizeof n_modes);
-    memcpy(&self->asks_functions, &asks_functions, sizeof asks_functions);
+    memcpy(&self->asks, &asks, sizeof asks);
     if (self->seen == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();

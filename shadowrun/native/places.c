@@ -39,13 +39,7 @@ static PyObject *marked(Places *self, PyFrameObject *frame) {
     if (descriptor == NULL && (descriptor = PyObject_GetAttr((PyObject *)&PyFrame_Type, trace)) == NULL) {
         return NULL;
     }
-    PyObject *mark;
-    if (Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) { /* without the search through the frame's type */
-        PyGetSetDef *definition = ((PyGetSetDescrObject *)descriptor)->d_getset;
-        mark = definition->get((PyObject *)frame, definition->closure);
-    } else {
-        mark = PyObject_GetAttr((PyObject *)frame, trace);
-    }
+    PyObject *mark = get_computed((PyObject *)frame, descriptor, trace);
     int ours = mark != NULL && (PyObject *)Py_TYPE(mark) == self->mark;
     PyObject *found = ours ? Py_XNewRef(in_slot(mark, self->found_in_mark)) : NULL;
     Py_XDECREF(mark);

@@ -136,13 +136,9 @@ int is_any_tensor(PyObject *value) { return PyObject_IsInstance(value, (PyObject
 
 int is_exact(PyObject *value) { return PySet_Contains(exact_types, (PyObject *)Py_TYPE(value)); }
 
-/* An attribute that torch computes: straight from its descriptor, without the search through the tensor's types. */
+/* An attribute that torch computes; a subclass may have its own. */
 static PyObject *computed(PyObject *tensor, PyObject *descriptor, PyObject *name) {
-    if (is_tensor(tensor) && descriptor != NULL && Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) {
-        PyGetSetDef *definition = ((PyGetSetDescrObject *)descriptor)->d_getset;
-        return definition->get(tensor, definition->closure);
-    }
-    return PyObject_GetAttr(tensor, name);
+    return get_computed(tensor, is_tensor(tensor) ? descriptor : NULL, name);
 }
 
 PyObject *shape_of(PyObject *tensor) {

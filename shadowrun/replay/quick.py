@@ -57,7 +57,8 @@ class Quick:
         self.handler = core.Handler(
             n_modes_below=torchapi.n_modes_below,
             n_modes=torchapi.address_behind("n_modes"),
-            asks_functions=torchapi.address_behind("asks_functions"),
+            asks_functions=torchapi.asks_functions,
+            asks=torchapi.address_behind("asks_functions"),
             boxed=torchapi.boxed_call,
             places=attribution.quick,
             selection=selection,

@@ -158,7 +158,7 @@ def _program(_):
 
 @pytest.mark.parametrize("found", [True, False])
 def test_with_and_without_the_addresses(found, monkeypatch):
-    assert all(torchapi.address_behind(name) for name in ("next_number", "graph_task", "n_modes"))
+    assert all(torchapi.address_behind(name) for name in ("next_number", "graph_task", "n_modes", "asks_functions"))
     if not found:
         monkeypatch.setattr(torchapi, "address_behind", lambda name: 0)
     both_ways(_program)

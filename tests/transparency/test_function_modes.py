@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 import shadowrun
 from shadowrun import Status
+from shadowrun.intercept import torchapi
 
 
 class Twice(TorchFunctionMode):
@@ -76,7 +77,10 @@ def run(prepare, make):
 @pytest.mark.parametrize("make", [Twice, Strict])
 @pytest.mark.parametrize("prepare", [by_script, from_numpy, in_the_engine])
 @pytest.mark.parametrize("options", [{}, {"replay": False}, {"drift": True}], ids=["compared", "recorded", "drift"])
-def test_a_function_mode_sees_and_changes_nothing(prepare, make, options):
+@pytest.mark.parametrize("by_address", [True, False])
+def test_a_function_mode_sees_and_changes_nothing(prepare, make, options, by_address, monkeypatch):
+    if not by_address:
+        monkeypatch.setattr(torchapi, "address_behind", lambda name: 0)
     plain = run(prepare, make)
     with shadowrun.compare("cpu", **options) as comparison:
         compared = run(prepare, make)
