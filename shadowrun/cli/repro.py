@@ -53,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=float, default=30.0, metavar="S", help="seconds to minimise one (default: %(default)g)"
     )
+    parser.add_argument("--target", metavar="T", help="the run's target, where the file alone must not name it")
+    parser.add_argument("--ref", metavar="R", help="the run's reference, where the file alone must not name it")
     options.add_known_arguments(parser)
 
 
@@ -67,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
 
     recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    allow = _named(args, recorded.info.target, recorded.info.ref)
     findings = recorded.findings()
     chosen = _chosen(args.finding, [finding.op for finding in findings])
 
     def write(number: int, folder: Path) -> Repro:
         minimise, seconds = not args.no_minimise, args.time_limit
-        return recorded.repro(findings[number - 1], folder, minimise=minimise, time_limit_s=seconds)
+        return recorded.repro(findings[number - 1], folder, minimise=minimise, time_limit_s=seconds, allow=allow)
 
     titles = {n: (f"{findings[n - 1].kind} {findings[n - 1].op}", findings[n - 1].op) for n in chosen}
     return _write(args, titles, {n: findings[n - 1].kind for n in chosen}, write)
@@ -84,6 +87,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     from shadowrun.sweep.coveragefile import CoverageFile
     from shadowrun.sweep.found import found_in
     from shadowrun.sweep.scripts import write_script
+    from shadowrun.types import Allowed
 
     file = CoverageFile.open(Path(args.data))
     try:
@@ -95,13 +99,29 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
         info, origin = file.info, Origin.of(file, None if args.source is None else Path(args.source))
     finally:
         file.close()
+    allow = _named(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
 
     def write(number: int, folder: Path) -> Repro:
         minimise, seconds = not args.no_minimise, args.time_limit
-        return write_script(found[number - 1], info, origin, folder, minimise=minimise, time_limit_s=seconds)
+        return write_script(
+            found[number - 1], info, origin, folder, minimise=minimise, time_limit_s=seconds, allowed=Allowed(allow)
+        )
 
     titles = {n: (found[n - 1].title, f"{found[n - 1].first.operator}-{found[n - 1].first.dtype}") for n in chosen}
     return _write(args, titles, {n: found[n - 1].kind for n in chosen}, write)
+
+
+def _named(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
+    """Platforms and modules that the person at the keyboard named."""
+    from shadowrun.platforms.untrusted import named
+
+    given = (("--target", args.target, target), ("--ref", args.ref, ref))
+    for option, name, platform in given:
+        if name is not None and named(platform, [name]) is None:
+            raise UsageError(
+                f"{option} {name!r} is not the platform of {args.data!r}, which is {platform!r}.", slug="bad-option"
+            )
+    return (*(name for _, name, _ in given if name is not None), *getattr(args, "modules", ()))
 
 
 def _list(found: list[Found], data: str) -> None:

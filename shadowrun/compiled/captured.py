@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shadowrun.compiled.graph import Graph
     from shadowrun.compiled.snapshot import Snapshot
     from shadowrun.store.tensors import Captured
+    from shadowrun.types import Allowed
 
 __all__ = ["CapturedRegion", "capture", "closed"]
 
@@ -51,25 +52,37 @@ class CapturedRegion:
     is_plain: bool
 
     @classmethod
-    def read(cls, call: Captured) -> CapturedRegion:
+    def read(cls, call: Captured, allowed: Allowed) -> CapturedRegion:
         """From what `arguments` gave.
+
+        Args:
+            call: What a file holds.
+            allowed: What may be imported for it.
 
         Raises:
             DataFileError: It is something else.
-            UsageError: This torch or this machine lacks what it needs.
+            UsageError: This torch or this machine lacks what it needs, or it must not be run.
         """
         try:
-            return cls._read(call.args, call.kwargs)
+            return cls._read(call.args, call.kwargs, allowed)
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             raise DataFileError(
                 f"The captured inputs of {call.op} hold no graph of its own ({error}).", slug="captured-inputs"
             ) from None
 
     @classmethod
-    def _read(cls, args: tuple[Any, ...], named: dict[str, Any]) -> CapturedRegion:
-        how, module = How.from_text(named["how"]), graphtext.from_text(named["graph"])
+    def _read(cls, args: tuple[Any, ...], named: dict[str, Any], allowed: Allowed) -> CapturedRegion:
+        how = How.from_text(named["how"])
+        how.refuse_what_only_a_file_names(allowed)
+        if not allowed.modules:
+            how = how.with_known_options()
+        module = graphtext.from_text(named["graph"])
         needs_grad = tuple(map(int, named["needs_grad"]))
         devices = [torch.device(d) if d else None for d in named["devices"]]
+        if not all(isinstance(v, (torch.Tensor, bool, int, float)) for v in args):
+            raise ValueError("inputs")
+        if any(d is not None and d.type == "meta" for d in devices):
+            raise ValueError("devices")
         if not len(args) == len(devices) == sum(n.op == "placeholder" for n in module.graph.nodes):
             raise ValueError("inputs")
         inputs = tuple(_on(v, d) for v, d in zip(args, devices, strict=True))

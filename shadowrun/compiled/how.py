@@ -6,7 +6,7 @@ import importlib
 import json
 import keyword
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shadowrun.compiled.torchcompile import Asked
+    from shadowrun.types import Allowed
 
 __all__ = ["INDUCTOR", "How"]
 
@@ -123,6 +124,35 @@ class How:
                 "module, by its own name.",
                 slug="no-repro",
             )
+
+    def refuse_what_only_a_file_names(self, allowed: Allowed) -> None:
+        """What was read from a file is imported only if it is torch's own, or a person named it.
+
+        Args:
+            allowed: What was named.
+
+        Raises:
+            UsageError: Its module would be imported, and nobody named it; or it has settings that a file must not set.
+        """
+        words = ("", "default", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead")
+        if (self.mode or "") not in words:
+            raise UsageError(f"There is no mode {ascii(self.mode)[:80]} of torch.compile.", slug="no-repro")
+        if not self.is_function and self.name in torchcompile.OWN_BACKENDS:
+            return
+        module = self.module or f"the one that registers {ascii(self.name)[:80]}"
+        if not self.module or not allowed.has_module(self.module):
+            raise UsageError(
+                f"The backend {ascii(self.name)[:80]} is in module {module}, and only the data file names it, which "
+                "may be somebody else's: it is not imported. If you know what it is, name it: "
+                f"--import {self.module or 'MODULE'} (in Python: allow=[{self.module or 'MODULE'!r}]).",
+                slug="module-refused",
+            )
+
+    def with_known_options(self) -> How:
+        """The same with the options that a file may set: others name compilers, folders and remote caches."""
+        kept = {k: v for k, v in self.options.items() if torchcompile.is_plain_option(self.name, k, v)}
+        left = tuple(ascii(k)[1:-1][:80] for k in self.options if k not in kept)
+        return replace(self, options=kept, left_out=(*(ascii(k)[1:-1][:80] for k in self.left_out), *left))
 
     def look_for_compiler(self) -> Callable[..., Any]:
         """What compiles so, on this machine; it raises whatever importing and asking for it raises."""

@@ -20,7 +20,7 @@ from shadowrun.compiled.repro import Maker, Shown
 from shadowrun.compiled.rounding import Draws
 from shadowrun.compiled.snapshot import Snapshot, undisturbed_draws
 from shadowrun.repro.making import load_captured
-from shadowrun.types import Status
+from shadowrun.types import Allowed, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +42,7 @@ def make(
     *,
     minimise: bool = True,
     time_limit_s: float = 30.0,
+    allowed: Allowed = Allowed(),  # noqa: B008 - frozen
 ) -> Repro:
     """Write a script for a compiled region that is wrong.
 
@@ -52,12 +53,13 @@ def make(
         directory: Where to; it is made if it is not there.
         minimise: Look for the operator at fault and make its inputs smaller, if the backend is on this machine.
         time_limit_s: How long that may take.
+        allowed: What the data file may have imported.
 
     Raises:
         UsageError: No script can show this finding.
         DataFileError: What was kept cannot be read.
     """
-    region = CapturedRegion.read(load_captured(data, record))
+    region = CapturedRegion.read(load_captured(data, record), allowed)
     region.how.refuse_what_cannot_be_imported()
     # A comparison may be running: what is done here is none of its calls.
     with torchcompile.no_modes(), undisturbed_draws():

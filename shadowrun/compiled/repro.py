@@ -24,7 +24,7 @@ from shadowrun.errors import UsageError
 from shadowrun.numerics.form import meta
 from shadowrun.repro import Repro
 from shadowrun.repro.minimise import Minimiser
-from shadowrun.store.tensors import Unkeepable
+from shadowrun.store.tensors import Unkeepable, write_private
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Maker:
         allowed = [] if raises else self._allowed(probe)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "repro.py"
-        torch.save({"inputs": given, "allowed": allowed}, folder / "inputs.pt")
+        write_private({"inputs": given, "allowed": allowed}, folder / "inputs.pt")
         path.write_text(write(script), encoding="utf-8")
         (folder / "versions.json").write_text(script.versions(), encoding="utf-8")
         shows, said = self._try(path)
