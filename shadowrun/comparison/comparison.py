@@ -65,6 +65,7 @@ class Comparison(Run):
         self._attribution = Attribution()
         self._assemble()
         self._mode: ShadowMode | None = None
+        self._marks_steps = False
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class Comparison(Run):
             self._ref.start()
             self._output.open()
             self._reassemble()
-            self._steps.listen()
+            self._steps.listen(None if self._marks_steps else self._end_step)
             self._attribution.start()
             self._replayer.start()
             self._threads.start()
@@ -120,7 +121,16 @@ class Comparison(Run):
         return self
 
     def step(self) -> None:
-        """Mark the end of a training step."""
+        """Mark the end of a training step.
+
+        A program that never does has a step for each of its optimizer's.
+        """
+        if not self._steps.told:
+            self._marks_steps = True
+            self._steps.mark()
+        self._end_step()
+
+    def _end_step(self) -> None:
         began_ns = time.perf_counter_ns()
         steps = self._steps
         if self._budget is not None and steps.end_unwatched(began_ns):
@@ -148,6 +158,8 @@ class Comparison(Run):
             raise TypeError(f"compare(...) decorates functions, not {type(function).__name__}")
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise TypeError("compare(...) cannot decorate a coroutine or generator: use `with compare(...)` inside it")
+
+        self._marks_steps = True
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
