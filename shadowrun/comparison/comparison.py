@@ -25,7 +25,7 @@ from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.replay.budget import Budget
 from shadowrun.replay.capturing import Capturing
-from shadowrun.replay.drift import DriftChain
+from shadowrun.replay.drift import Drift
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.recorder import Recorder
 from shadowrun.replay.replayer import Replayer, why_not_behind
@@ -185,7 +185,7 @@ class Comparison(Run):
         config, data = self._config, self._output.data
         capturing = Capturing(data, config.captured_bytes) if config.captured_bytes else None
         self._recorder = Recorder(data, self._attribution, capturing)
-        drift = DriftChain(Executor(self._ref), config.max_bytes) if config.drift else None
+        drift = Drift(Executor(self._target), Executor(self._ref), config.max_bytes) if config.drift else None
         self._budget = None if config.budget is None else Budget(config.budget, handing_over_ns())
         self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, drift, self._budget)
         self._threads = Threads(self._replayer, self._attribution)
