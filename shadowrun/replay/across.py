@@ -87,7 +87,7 @@ class AcrossPath:
         )
         drift = self._stage.drift if not reason and aside is None else None
         if drift is not None:
-            unheard(drift.before, (), (args, kwargs))
+            unheard(drift.before, (), (role, args, kwargs))
         if role.on_target:
             try:
                 own = self._target.run_user(plan, args, kwargs)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
     from shadowrun.replay.budget import Budget
-    from shadowrun.replay.drift import DriftChain
+    from shadowrun.replay.drift import Drift
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.schedule import Selection
     from shadowrun.replay.short import ShortWay
@@ -68,7 +68,7 @@ class Replayer:
         ref: Platform,
         recorder: Recorder,
         selection: Selection,
-        drift: DriftChain | None,
+        drift: Drift | None,
         budget: Budget | None = None,
     ) -> None:
         self._target = Executor(target)
@@ -324,12 +324,17 @@ class Replayer:
         if reason and (role.shared or not role.on_target):
             self._recorder.skip(plan.name, str(role.device), reason)
             self._own_ns += _clock() - entered
-            return own_call(plan.run, args, kwargs)
+            out = own_call(plan.run, args, kwargs)
+            if self._drift is not None and not silent:
+                self._drift.reseed(plan, args, kwargs, out)
+            return out
         if role.shared:
             out, ns = self._shared.observe(plan, args, kwargs, role, place)
         else:
             ran = (self._behind or self._across).observe(plan, args, kwargs, role, place, reason)
             out, ns = ran.out, ran.ns
+            if self._drift is not None and reason and not silent:
+                self._drift.reseed(plan, args, kwargs, out)
         own_ns = _clock() - entered - ns
         self._own_ns += own_ns
         if self._budget is not None and not reason:

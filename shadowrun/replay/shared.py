@@ -142,7 +142,7 @@ class SharedPath:
             problem = stage.harness("copying the inputs of", plan, error, (*args, *kwargs.values()))
         drift = stage.drift
         if drift is not None:
-            unheard(drift.before, (), (args, kwargs))
+            unheard(drift.before, (), (role, args, kwargs))
         start = _clock()
         out = own_call(plan.run, args, kwargs)
         own = Ran(args, kwargs, out, _clock() - start)
