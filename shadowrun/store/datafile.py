@@ -74,6 +74,7 @@ class DataFile:
         self._info: RunInfo | None = None
         self._earlier_s = (0.0, 0.0, 0.0)
         self._folder: Path | None = None
+        self._n_changes = 0
 
     @classmethod
     def create(
@@ -242,6 +243,14 @@ class DataFile:
         """How many numbers of calls each of its runs has: ``seq // block`` is the number of a call's run."""
         return block_of(self.sources)
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Other than before once calls were written, by this process or another; reading again is worth it only then.
+
+        What `update_info` writes does not count: a comparison that is still there does so before each part of a report.
+        """
+        return self._n_changes, next(self.query("pragma data_version"))[0]
+
     def update_info(self, info: RunInfo) -> None:
         """Replace the run's information; in a file that is appended to, earlier times are added."""
         with self._lock:
@@ -265,6 +274,7 @@ class DataFile:
                 return
             if self._flushed_at < self._retry_at:
                 return
+            self._n_changes += bool(self.rows) or any(rows for name, rows in self._waiting.items() if name != "meta")
             try:
                 n_rows = self._pending.write(self._connection, self._packed)
             except (sqlite3.Error, OSError, OverflowError) as error:
