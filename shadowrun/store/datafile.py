@@ -231,7 +231,10 @@ class DataFile:
         row = next(self.query("select value from meta where key = 'info'"), None)
         if row is None:
             raise opening.corrupt(self.path, ValueError("it has no run information"))
-        return decode_info(row[0])
+        try:
+            return decode_info(row[0])
+        except ValueError as error:
+            raise opening.corrupt(self.path, error) from error
 
     @functools.cached_property
     def sources(self) -> tuple[SourceRun, ...]:
@@ -332,7 +335,7 @@ class DataFile:
             self._settle()
             try:
                 return iter(self._connection.execute(sql, values).fetchall())
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeError) as error:
                 raise opening.corrupt(self.path, error) from error
 
     def _move_tensors(self, path: Path) -> None:
