@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shadowrun.store import untrusted
 from shadowrun.store.codec import decode_info
 from shadowrun.store.schema import POSITIONS
-from shadowrun.store.untrusted import COUNT, INTEGER, NUMBER, SHAPE, SIGNED, TEXT, one_of, optional
+from shadowrun.store.untrusted import COUNT, NUMBER, SHAPE, SIGNED, TEXT, one_of, optional
 from shadowrun.types import Cause, Phase, Status
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ MAX_VALUE_BYTES = 2**28
 _STEPS_AT_ONCE = 100_000
 _STEPS = 100_000_000
 _STEPS_PER_BYTE = 50
-"""Of SQLite's machine, for one query. Reading a file of a million calls takes some 3 a byte; time itself would depend on
-how busy the machine is."""
+"""Of SQLite's machine, for one query. A file of a million calls takes some 3 a byte; seconds would depend on how busy
+the machine is."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 Columns = dict[str, dict[str, str]]
@@ -209,4 +209,3 @@ def check_values(connection: sqlite3.Connection, columns: Columns) -> None:
 def unfit(conditions: Mapping[str, str]) -> str:
     """SQL that is true of a row in which one of these columns does not hold what it must."""
     return f"not coalesce({' and '.join(text.format(name) for name, text in conditions.items())}, 0)"
-
