@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", metavar="T", help="the run's target, where the file alone must not name it")
     parser.add_argument("--ref", metavar="R", help="the run's reference, where the file alone must not name it")
+    options.add_import_argument(parser)
     options.add_known_arguments(parser)
 
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the scripts; returns the exit status."""
     from shadowrun.sweep.coveragefile import is_coverage_file
 
+    options.import_modules(args)
     if is_coverage_file(Path(args.data)):
         return _run_of_sweep(args)
     if args.source is not None:
@@ -121,7 +123,7 @@ def _named(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
             raise UsageError(
                 f"{option} {name!r} is not the platform of {args.data!r}, which is {platform!r}.", slug="bad-option"
             )
-    return (*(name for _, name, _ in given if name is not None), *getattr(args, "modules", ()))
+    return (*(name for _, name, _ in given if name is not None), *args.modules)
 
 
 def _list(found: list[Found], data: str) -> None:

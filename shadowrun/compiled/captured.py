@@ -72,10 +72,7 @@ class CapturedRegion:
 
     @classmethod
     def _read(cls, args: tuple[Any, ...], named: dict[str, Any], allowed: Allowed) -> CapturedRegion:
-        how = How.from_text(named["how"])
-        how.refuse_what_only_a_file_names(allowed)
-        if not allowed.modules:
-            how = how.with_known_options()
+        how = How.from_text(named["how"]).from_file(allowed)
         module = graphtext.from_text(named["graph"])
         needs_grad = tuple(map(int, named["needs_grad"]))
         devices = [torch.device(d) if d else None for d in named["devices"]]

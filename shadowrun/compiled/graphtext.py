@@ -348,4 +348,7 @@ def _decode(value: Any, known: dict[str, fx.Node]) -> Any:
         return slice(*(_decode(v, known) for v in content))
     if kind == "ellipsis":
         return ...
-    return values.decode(kind, content)
+    found = values.decode(kind, content)
+    if isinstance(found, torch.device) and found.type == "meta":
+        raise ValueError("a device without values")
+    return found

@@ -245,7 +245,7 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
         for one in _flat(value):
             if isinstance(one, str) and not (is_text and is_word(one, argument.name)):
                 raise Refused(f"{ascii(one)[:80]} is no choice for {argument.name}")
-            if not isinstance(one, _PLAIN):
+            if not isinstance(one, _PLAIN) or (isinstance(one, torch.device) and one.type == "meta"):
                 raise Refused(f"{argument.name} is a {type(one).__name__}")
     _check_size(func, args, kwargs)
 

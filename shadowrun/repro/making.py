@@ -146,7 +146,9 @@ def load_captured(data: DataFile, record: OpRecord) -> tensors.Captured:
     name = tensors.captured_calls(data)[record.call.seq][2]
     call = tensors.load(data.tensors, name)
     if call.op != record.call.op:
-        raise DataFileError(f"The captured inputs {name!r} are those of {ascii(call.op)[1:-1]}.", slug="captured-inputs")
+        raise DataFileError(
+            f"The captured inputs {name!r} are those of {ascii(call.op)[1:-1]}.", slug="captured-inputs"
+        )
     return call
 
 

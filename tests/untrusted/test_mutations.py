@@ -56,7 +56,9 @@ def files(sample, tmp_path_factory) -> dict[str, Path]:
     for operator in ("exp", "sin", "addmm"):
         for part in (Part.FORWARD, Part.BACKWARD, Part.OUT):
             for number, kind in enumerate((Kind.PASS, Kind.MISMATCH, Kind.UNSUPPORTED, Kind.REFERENCE)):
-                found = [] if kind is Kind.PASS else [Finding(kind, f"aten::{operator}", "", "implementation", "x", "y")]
+                found = (
+                    [] if kind is Kind.PASS else [Finding(kind, f"aten::{operator}", "", "implementation", "x", "y")]
+                )
                 sweep.add(Case(operator, "float32", part, number), Outcome.of(found, "f32[2]"))
             sweep.finish(operator, "float32", part, -1, 0)
     sweep.add_time(1.0, 1.0, complete=True)
