@@ -153,7 +153,7 @@ def _write(
         return 0
     written = 0
     for number, (title, name) in titles.items():
-        folder = Path(args.output) / f"{number:02}-{re.sub(r'[^A-Za-z0-9_.]+', '-', f'{name}-{kinds[number]}')}"
+        folder = Path(args.output) / f"{number:02}-{re.sub(r'[^A-Za-z0-9_.]+', '-', f'{name}-{kinds[number]}')[:100]}"
         print(f"{number}. {title}: ", end="", flush=True)
         try:
             made = write(number, folder)

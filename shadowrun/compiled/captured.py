@@ -83,6 +83,8 @@ class CapturedRegion:
         if not len(args) == len(devices) == sum(n.op == "placeholder" for n in module.graph.nodes):
             raise ValueError("inputs")
         inputs = tuple(_on(v, d) for v, d in zip(args, devices, strict=True))
+        if not all(0 <= k < len(inputs) and _takes_gradient(inputs[k]) for k in needs_grad):
+            raise ValueError("needs_grad")
         return cls(module, inputs, how, needs_grad, bool(named["is_plain"]))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -203,6 +205,10 @@ def _one_tuple(module: fx.GraphModule) -> None:
     if any(isinstance(v, (list, tuple, dict)) for v in flat):
         raise Unkeepable("its graph has results within results")
     output.args = (tuple(v for v in flat if isinstance(v, fx.Node)),)
+
+
+def _takes_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _on(value: Any, device: torch.device | None) -> Any:

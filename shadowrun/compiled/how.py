@@ -144,8 +144,8 @@ class How:
         else:
             module = ascii(self.module or "MODULE")[1:-1][:200]
             raise UsageError(
-                f"The backend {ascii(self.name)[:80]} is in module {module}, and only the data file names it, which may "
-                "be somebody else's: it is not imported. If you know what it is, name it: "
+                f"The backend {ascii(self.name)[:80]} is in module {module}, and only the data file names it, which "
+                "may be somebody else's: it is not imported. If you know what it is, name it: "
                 f"--import {module} (in Python: allow=[{module!r}]).",
                 slug="module-refused",
             )

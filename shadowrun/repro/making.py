@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
 
-__all__ = ["Repro", "load_captured", "make", "try_script"]
+__all__ = ["Repro", "load_captured", "make", "try_script", "write_new"]
 
 _CHECK_LIMIT_S = 120.0
 _REPLAYS = 4
@@ -101,14 +101,24 @@ def run_script(path: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
         TimeoutExpired: It takes too long.
     """
     return subprocess.run(  # noqa: S603 - the script that was just written
-        [sys.executable, str(path.absolute())],
+        [sys.executable, "-P", str(path.absolute())],
         capture_output=True,
         text=True,
         errors="replace",
         timeout=limit_s,
         check=False,
-        env={k: v for k, v in os.environ.items() if k != "SIM_FLAWS"},
+        # What lies beside the script, in a folder that may have been there before, is no module of its.
+        env={k: v for k, v in os.environ.items() if k != "SIM_FLAWS"} | {"PYTHONSAFEPATH": "1"},
     )
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a text file in the place of what was there; a link is replaced, not followed."""
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    with part.open("x", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(path)
 
 
 def try_script(path: Path, notes: list[str], limit_s: float = _CHECK_LIMIT_S) -> tuple[bool | None, str]:
@@ -203,8 +213,8 @@ class _Maker:
         path = directory / "repro.py"
         stored = {c.name: c.allowed for c in self._checks if isinstance(c.allowed, torch.Tensor)}
         tensors.write_private(inputs | ({"allowed": stored} if stored else {}), directory / "inputs.pt")
-        path.write_text(text, encoding="utf-8")
-        (directory / "versions.json").write_text(telling.versions(self._info), encoding="utf-8")
+        write_new(path, text)
+        write_new(directory / "versions.json", telling.versions(self._info))
         shows, said = try_script(path, self._notes) if present else (None, "")
         return Repro(path, calls.shown_inputs(inputs), shows, said, tuple(self._notes))
 

@@ -45,6 +45,7 @@ NOT_KEPT = "inputs not kept: "
 """Begins what the evidence of a call says where its inputs were wanted and could not be kept."""
 
 _FORMAT = 1
+_MOST_VALUES = 1_000_000
 _NAME = re.compile(r"\d{1,9}\.pt")
 
 _CAPTURED = """
@@ -182,6 +183,7 @@ def load(folder: Path, name: str) -> Captured:
             content = torch.load(path, map_location="cpu", weights_only=True)
         tensors = content["tensors"]
         _check_plain(tensors)
+        _check_number([content["args"], list(content["kwargs"].values())])
         return Captured(
             str(content["op"]),
             tuple(_decode(a, tensors) for a in content["args"]),
@@ -207,8 +209,20 @@ def _check_plain(tensors: Any) -> None:
     import torch
 
     for t in tensors:
-        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.__dict__:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.__dict__ or t._backward_hooks:
             raise ValueError(type(t).__name__)
+
+
+def _check_number(values: list[Any]) -> None:
+    """Refuse lists that are few in their file and without number when they are read: each holds one twice."""
+    waiting: list[Any] = [values]
+    n = 0
+    while waiting:
+        inner = waiting.pop()
+        n += len(inner)
+        if n > _MOST_VALUES:
+            raise ValueError("values")
+        waiting += [v for v in inner if isinstance(v, (list, tuple))]
 
 
 def captured_calls(data: DataFile) -> dict[int, tuple[int, int, str]]:

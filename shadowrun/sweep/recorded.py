@@ -36,6 +36,7 @@ _WORD = re.compile(r"[^,\]]+")
 MAX_BYTES = 2 << 30
 """Bytes that the inputs of one call may take."""
 _MOST_UNWRITTEN = 100_000
+_MOST_DIGITS = 100
 _WORDS = {"None": None, "True": True, "False": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -101,11 +102,12 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
     """
     operator = _operator(name)
     seeded(f"{seed} {name} {text}")
-    reader = _Reader(text, shapes)
     try:
-        args, kwargs = reader.arguments()
+        args, kwargs = _Reader(text, shapes).arguments()
         check_arguments(operator, args, kwargs)
-    except (Refused, RuntimeError, MemoryError, OverflowError) as why:
+    except Unreadable:
+        raise
+    except (ValueError, RuntimeError, MemoryError, OverflowError) as why:
         raise Unreadable(f"its inputs cannot be made: {why}") from None
     sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
     for t in leaves([args, kwargs]):
@@ -215,7 +217,7 @@ def _of_word(word: str) -> Any:
             return constant
         raise Unreadable(f"{word!r} is no constant")
     with contextlib.suppress(ValueError, SyntaxError):
-        number = ast.literal_eval(word)
+        number = ast.literal_eval(word) if len(word) <= _MOST_DIGITS else None
         if isinstance(number, (bool, int, float, complex)):
             return number
     try:

@@ -22,7 +22,7 @@ from shadowrun.repro import Repro, calls, script, telling
 from shadowrun.repro.alone import Ends, Itself, write_ends, write_itself
 from shadowrun.repro.bench import Judged, operator
 from shadowrun.repro.checks import Check, checks_of
-from shadowrun.repro.making import try_script
+from shadowrun.repro.making import try_script, write_new
 from shadowrun.repro.memory import bounded
 from shadowrun.repro.minimise import Minimiser
 from shadowrun.repro.places import checked, places_of
@@ -310,8 +310,8 @@ class _Writer:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "repro.py"
         write_private(stored, self._directory / "inputs.pt")
-        path.write_text(text, encoding="utf-8")
-        (self._directory / "versions.json").write_text(telling.versions(self._run), encoding="utf-8")
+        write_new(path, text)
+        write_new(self._directory / "versions.json", telling.versions(self._run))
         shows, said = try_script(path, self._notes, 120.0 + limit_s)
         return Repro(path, calls.shown_inputs(inputs), shows, said, tuple(self._notes))
 

@@ -1,7 +1,7 @@
 """Files of an attacker, given to the commands that run something: nothing of the attacker's is run, opened or started.
 
-Each test plants what would leave a trace (a file in the working directory, a changed victim, a started process), runs the
-real command, and looks for the trace. The data file is a real one, edited as somebody with an SQLite client could.
+Each test plants what would leave a trace (a file in the working directory, a changed victim, a started process), runs
+the real command, and looks for the trace. The data file is a real one, edited as somebody with an SQLite client could.
 """
 
 import ast
@@ -116,11 +116,11 @@ NAMES = [
     f'self"]; {LAUNCH}; x["self',
     f"output 0[{LAUNCH}]",
     "output 0[0]\nimport os",
-    "output ٠",
+    "output \u0660",
     "output 00",
     "output 7",
     "self ",
-    "ｓelf",
+    "\uff53elf",
     "mat2[1][0]",
     "self\\",
     "{__import__('os')}",
@@ -229,11 +229,6 @@ def test_inputs_that_cannot_be_made_are_left_out(attack, capsys, name, inputs, s
     assert said in capsys.readouterr().out
 
 
-def held(value):
-    """As captured inputs hold a value."""
-    return {"tensor": 0} if isinstance(value, torch.Tensor) else value
-
-
 @pytest.mark.parametrize(
     ("name", "args", "kwargs"),
     [
@@ -336,7 +331,7 @@ GRAPHS = {
     "a class": [node("torch.classes.load_library", "./x.so")],
     "autocast for any module of torch": [node("torch.amp.autocast_mode._enter_autocast", "os", None, True, None)],
     "a name in the code": [[*INPUT[:1], "torch", *INPUT[2:]]],
-    "a name in other letters": [[*INPUT[:1], "ｐ", *INPUT[2:]]],
+    "a name in other letters": [[*INPUT[:1], "\uff50", *INPUT[2:]]],
     "a device without values": [node("torch.ops.aten.zeros.default", [2], device={"device": "meta"}), output("f")],
     "an endless list": [node("torch.ops.aten.zeros.default", [1 << 40])],
 }
@@ -514,3 +509,84 @@ def test_values_of_the_program_are_for_its_owner_only(tmp_path, clean_sim):
     (kept,) = folder.iterdir()
     modes = [stat.S_IMODE(p.stat().st_mode) for p in (folder, kept, made.script.with_name("inputs.pt"))]
     assert [oct(mode) for mode in modes] == ["0o700", "0o600", "0o600"]
+
+
+# -- what lies around the file ---------------------------------------------------------------------
+
+
+def test_what_lies_where_the_script_goes_is_not_run_and_not_written_through(attack):
+    """An archive may bring the folder of the script, too: modules by torch's name, links to files of the reader's."""
+    folder = Path("repro") / "01-aten-mm-mismatch"
+    folder.mkdir(parents=True)
+    for module in ("torch.py", "pathlib.py", "sys.py", "sitecustomize.py"):
+        (folder / module).write_text(EVIL, encoding="utf-8")
+        Path(module).write_text(EVIL, encoding="utf-8")
+    for name in ("repro.py", "versions.json", "inputs.pt", "repro.py.part", "inputs.pt.part"):
+        (folder / name).symlink_to(Path("VICTIM").absolute())
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) == 0
+    assert not (folder / "repro.py").is_symlink()
+    assert not (folder / "inputs.pt").is_symlink()
+
+
+def test_workers_of_a_sweep_import_nothing_of_the_working_directory(attack, capsys):
+    for module in ("json.py", "torch.py", "os.py"):
+        Path(module).write_text(EVIL, encoding="utf-8")
+    assert (
+        main(["sweep", "--target", "cpu[threads=1]", "--from", "x.shadowrun", "--jobs", "1", "--ops", "aten::mm"]) == 0
+    )
+    capsys.readouterr()
+
+
+def test_a_name_of_any_length_is_no_name_of_a_folder(attack, capsys):
+    attack.target("cpu")
+    attack.graph(INPUT, node("torch.ops.aten.relu.default", "%p"), output("f"), inputs=[torch.ones(3)])
+    name = "compiled::graph " + "9" * 300
+    attack.sql("update op set name = ? where name like 'compiled::%'", name)
+    (file,) = Path("x.shadowrun.tensors").glob("*.pt")
+    torch.save(torch.load(file, weights_only=True) | {"op": name}, file)
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inputs"),
+    [
+        ([node("torch.ops.aten.index.Tensor", "%p", [{"node": "p"}])], [torch.tensor([10**9])]),
+        ([node("torch.ops.aten.as_strided.default", "%p", [1 << 20], [1])], [torch.ones(3)]),
+        ([node("torch.ops.aten._unsafe_index.Tensor", "%p", [{"node": "p"}])], [torch.tensor([10**9])]),
+        ([node("torch.ops.aten.expand.default", "%p", [1 << 50]), node("torch.exp", "%f", name="g")], [torch.ones(1)]),
+        ([node("torch.ops.aten.ones.default", [10**30])], [torch.ones(1)]),
+        ([node("operator.getitem", "%p", 5)], [torch.ones(1)]),
+    ],
+)
+def test_a_graph_that_eager_refuses_is_never_compiled(attack, capsys, monkeypatch, nodes, inputs):
+    from shadowrun.compiled.how import How
+
+    monkeypatch.setattr(How, "look_for_compiler", lambda _: pytest.fail("compiled"))
+    attack.target("cpu")
+    attack.graph(INPUT, *nodes, output(nodes[-1][1]), inputs=inputs, name="inductor")
+    said = refused(capsys, "repro", "x.shadowrun", "--no-minimise")
+    assert "does not run eagerly" in said or "not called for a file" in said
+
+
+def test_lists_that_hold_themselves_many_times_end(attack, capsys):
+    grown = [1]
+    for _ in range(64):
+        grown = [grown, grown]
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::sum.dim_IntList", "f32[2], [0]", {"tensor": 0}, grown, tensors=[torch.ones(2)])
+    assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+def test_options_of_the_run_are_numbers(attack, capsys):
+    attack.info(target="cpu[threads=1]", target_fingerprint={}, config={"rtol": "x", "atol": [1], "max_bytes": 1e400})
+    main(["repro", "x.shadowrun", "--no-minimise"])
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["f32[2], " + "9" * 5000, "f32[2], " + "-" * 100_000 + "1", "f32[2], " + "(" * 5000])
+def test_numbers_of_any_length_are_left_out(attack, capsys, text):
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::add.Scalar", text)
+    assert main(["slowdown", "x.shadowrun"]) == 0
+    assert "aten::add.Scalar" in capsys.readouterr().out.partition("not timed:")[2]
