@@ -283,7 +283,7 @@ def test_a_tensor_has_no_attributes_of_its_own(attack, capsys):
 
     state = {"numel": 3, "shape": 4}
     rebuilt = torch._utils._rebuild_parameter_with_state
-    bad = Rebuilt(rebuilt, torch.ones(3), False, OrderedDict(), state)  # noqa: FBT003
+    bad = Rebuilt(rebuilt, torch.ones(3), False, OrderedDict(), state)
     attack.target("cpu[threads=1]")
     attack.operator("aten::relu", "f32[2]", {"tensor": 0}, tensors=[bad])
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
