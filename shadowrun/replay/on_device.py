@@ -193,7 +193,8 @@ class OnDevicePath:
     def _record(self, call: _Waiting, *, different: bool) -> None:
         stage = self._stage
         try:
-            if not different and call.actual.fallback is None:
+            new = stage.comparing.effects.concerns(call.plan, call.context)
+            if not different and not new and call.actual.fallback is None:
                 stage.recorder.match(call.context, call.expected.ns / 1000, call.actual.ns / 1000)
                 return
             pristine = mirror(*call.pristine, _CPU, self._max_bytes, written=written_to(call.plan, *call.pristine))
