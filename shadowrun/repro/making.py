@@ -160,6 +160,8 @@ class _Maker:
         self._kind = _KINDS[finding.kind]
         if finding.cause is Cause.MEMORY_EFFECTS:
             self._kind = "memory"
+        if finding.cause is Cause.NO_ERROR:
+            self._kind = "accepts"
         self._notes: list[str] = []
         self._checks: tuple[Check, ...] = ()
         self._refuse_what_cannot_be_shown()
@@ -206,6 +208,9 @@ class _Maker:
 
     def _on_the_bench(self, bench: Bench, record: OpRecord, seconds: float) -> None:
         replays = [bench.judge(self._plan, self._args, self._kwargs)]
+        if self._kind == "accepts":
+            self._notes.append("a call that the reference refuses is not minimised")
+            return
         if self._kind == "slow":
             self._notes.append("a slow operator is not minimised: its time is the fault")
             return
