@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
@@ -20,6 +21,7 @@ from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Executor, Ran, to_cpu
 from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
+from shadowrun.replay.offsets import at_offsets, offsets
 from shadowrun.replay.randomness import implausible
 from shadowrun.types import Cause, Status, Verdict
 
@@ -204,7 +206,8 @@ class Comparing:
             else:
                 self._recorder.match(context, *times, drift)
             return
-        case = self._case(plan, pristine, left, right, expected, rng, previous, shared=shared)
+        laid = () if stand_in else offsets(actual.args, actual.kwargs)
+        case = self._case(plan, pristine, left, right, expected, rng, previous, laid, shared=shared)
         verdict, diffs = self._judge(case)
         if verdict.status is Status.MISMATCH:
             if len(self.suspects) < _MAX_REMEMBERED:
@@ -264,6 +267,7 @@ class Comparing:
         expected: Ran,
         rng: tuple[torch.Generator, torch.Tensor] | None,
         previous: tuple[Value, ...] | None,
+        laid: tuple[int, ...],
         *,
         shared: bool,
     ) -> Case:
@@ -271,16 +275,22 @@ class Comparing:
             left, right = [_contiguous(v) for v in left], [_contiguous(v) for v in right]
         args, kwargs = pristine if not shared else _on_cpu(pristine)
 
-        def runner(executor: Executor, plan: OpPlan) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
+        def runner(
+            executor: Executor, plan: OpPlan, laid: tuple[int, ...] = ()
+        ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
             def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
                 after = None
                 if rng is not None:
                     after = rng[0].get_state()
                     rng[0].set_state(rng[1])
                 try:
+                    if laid:
+                        if not shared:
+                            args, kwargs = executor.to_device(plan, args, kwargs, executor.device, self._max_bytes)
+                        args, kwargs = torchapi.unheard(at_offsets, (), (args, kwargs, laid))
                     ran = (
                         executor.run(plan, args, kwargs)
-                        if shared
+                        if shared or laid
                         else executor.run_mirrored(plan, args, kwargs, self._max_bytes)
                     )
                 finally:
@@ -304,6 +314,7 @@ class Comparing:
             run_reference=runner(self._ref, plan if shared else for_reference(plan)),
             same_device=shared,
             previous_actual=previous,
+            run_as_it_lay=runner(self._target, plan, laid) if any(laid) else None,
         )
 
     def remember_if_suspect(self, plan: OpPlan, values: list[Value]) -> None:
