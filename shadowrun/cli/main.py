@@ -37,14 +37,28 @@ COMMANDS = (
 
 
 class _Version(argparse.Action):
-    """Reads the versions only when asked: metadata costs more than the rest of ``--help``."""
+    """Reads the versions only when asked: metadata costs more than the rest of ``--help``, and torch two seconds."""
 
     def __call__(self, *_: object) -> NoReturn:
         from shadowrun import native
 
-        versions = (f"{name} {metadata.version(name)}" for name in ("shadowrun", "torch"))
+        versions = [f"{name} {metadata.version(name)}" for name in ("shadowrun", "torch")]
+        try:
+            note = _what_torch_lacks()
+        except ShadowrunError as error:
+            note = f"error: {error} [docs/messages.md#{error.slug}]"
         print(*versions, f"native {native.state()}", sep=", ")
+        if note:
+            print(f"shadowrun: {note}")
         sys.exit(0)
+
+
+def _what_torch_lacks() -> str:
+    """Have everything looked up in torch that a comparison uses; says what there is to say of this version."""
+    from shadowrun.intercept import torchapi  # noqa: F401 - it looks
+    from shadowrun.platforms import torchnames
+
+    return torchnames.untested()
 
 
 def build_parser() -> argparse.ArgumentParser:
