@@ -19,6 +19,7 @@ from shadowrun.replay.execution import Executor, Ran, to_cpu
 from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
 from shadowrun.replay.randomness import implausible
+from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Comparing:
         elif actual.fallback is not None:
             cause, evidence = actual.fallback
             verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
-        captured = self._recorder.keep(plan, verdict, pristine)
+        captured = self._recorder.keep(plan, verdict, pristine, (), max(map(severity, diffs), default=0.0))
         self._recorder.verdict(context, verdict, diffs, times=times, drift=drift, captured=captured)
 
     def conclude_random(self, plan: OpPlan, context: int, pristine: Any, drawn: Ran) -> None:
