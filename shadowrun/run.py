@@ -264,8 +264,7 @@ class Run:
 
     def _read(self) -> Table:
         self._sync()
-        # Reading again is worth it only if this connection or another process has written since.
-        version = (self._data.connection.total_changes, next(self._data.query("pragma data_version"))[0])
+        version = self._data.version
         if self._table is None or self._table[0] != version:
             self._table = (version, Table.read(self._data))
         return self._table[1]

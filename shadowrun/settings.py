@@ -235,7 +235,7 @@ def _table(path: Path) -> tuple[str, Mapping[str, Any]]:
             f"Cannot read the settings {str(path)!r}: {error.strerror}. Name a file that is there, or none.",
             slug="settings-missing",
         ) from error
-    except ValueError as error:  # of TOML, or of UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8; or nested too deeply
         raise UsageError(
             f"{str(path)!r} is not TOML: {error}. Correct it, or go without (settings=False, --no-settings).",
             slug="bad-settings",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import shares_memory, unheard
 from shadowrun.platforms.remote import Unsendable, WorkerDied
@@ -243,7 +244,7 @@ class AcrossPath:
 
 def _plainly(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
     start = _clock()
-    out = plan.run(*args, **kwargs)
+    out = own_call(plan.run, args, kwargs)
     return Ran(args, kwargs, out, _clock() - start)
 
 

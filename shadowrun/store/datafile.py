@@ -74,6 +74,7 @@ class DataFile:
         self._info: RunInfo | None = None
         self._earlier_s = (0.0, 0.0, 0.0)
         self._folder: Path | None = None
+        self._n_changes = 0
 
     @classmethod
     def create(
@@ -234,7 +235,10 @@ class DataFile:
         row = next(self.query("select value from meta where key = 'info'"), None)
         if row is None:
             raise opening.corrupt(self.path, ValueError("it has no run information"))
-        return decode_info(row[0])
+        try:
+            return decode_info(row[0])
+        except ValueError as error:
+            raise opening.corrupt(self.path, error) from error
 
     @functools.cached_property
     def sources(self) -> tuple[SourceRun, ...]:
@@ -245,6 +249,14 @@ class DataFile:
     def block(self) -> int:
         """How many numbers of calls each of its runs has: ``seq // block`` is the number of a call's run."""
         return block_of(self.sources)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Other than before once calls were written, by this process or another; reading again is worth it only then.
+
+        What `update_info` writes does not count: a comparison that is still there does so before each part of a report.
+        """
+        return self._n_changes, next(self.query("pragma data_version"))[0]
 
     def update_info(self, info: RunInfo) -> None:
         """Replace the run's information; in a file that is appended to, earlier times are added."""
@@ -269,6 +281,7 @@ class DataFile:
                 return
             if self._flushed_at < self._retry_at:
                 return
+            self._n_changes += bool(self.rows) or any(rows for name, rows in self._waiting.items() if name != "meta")
             try:
                 n_rows = self._pending.write(self._connection, self._packed)
             except (sqlite3.Error, OSError, OverflowError) as error:
@@ -326,7 +339,7 @@ class DataFile:
             self._settle()
             try:
                 return iter(self._connection.execute(sql, values).fetchall())
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeError) as error:
                 raise opening.corrupt(self.path, error) from error
 
     def _move_tensors(self, path: Path) -> None:
