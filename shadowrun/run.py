@@ -197,6 +197,7 @@ class Run:
         *,
         minimise: bool = True,
         time_limit_s: float = 30.0,
+        call: int | None = None,
     ) -> Repro:
         """Write a script that shows one finding: a few lines of plain torch, its inputs, and the versions.
 
@@ -208,17 +209,28 @@ class Run:
             directory: Folder to write ``repro.py``, ``inputs.pt`` and ``versions.json`` to.
             minimise: Make the inputs smaller, if the target is on this machine.
             time_limit_s: How long that may take.
+            call: Number of the call whose inputs are wanted, one of `captured`; by default the finding's first.
 
         Raises:
             UsageError: No script can show it, or no inputs were kept.
             DataFileError: The inputs that were kept cannot be read.
         """
+        if call is not None:
+            finding = dataclasses.replace(finding, captured=call)
         if finding.captured < 0:
             raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
         make = self._maker(finding)
         self._sync()
         record = next(read_records(self._data, seq=finding.captured))
         return make(self._data, finding, record, Path(directory), minimise=minimise, time_limit_s=time_limit_s)
+
+    def captured(self) -> dict[int, Finding]:
+        """Calls whose inputs were kept, the first and the worst of each finding: number of the call to its finding."""
+        found: dict[int, Finding] = {}
+        for finding in self._all_findings():  # a slow operator's come last: what was wrong in a call says more
+            for seq in finding.kept:
+                found.setdefault(seq, finding)
+        return found
 
     @staticmethod
     def _maker(finding: Finding) -> Callable[..., Repro]:

@@ -11,6 +11,7 @@ Examples:
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the coverage; returns the exit status."""
     import shadowrun
+    from shadowrun.analysis.words import command
 
     recorded = shadowrun.load(args.data)
     coverage = recorded.coverage()
@@ -61,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
             name = module.module or "(outside of modules)"
             print(f"  {percent:>5.1f} % of {module.n_calls} calls  {name}  {_places(module.lacking)}")
         if len(lacking) > MAX_MODULES:
-            print(f"  … and {len(lacking) - MAX_MODULES} more: `shadowrun export -f json` has all")
+            everything = command("export", Path(args.data), "-f", "json")
+            print(f"  … and {len(lacking) - MAX_MODULES} more: `{everything}` has all")
     if coverage.fallback_share:
         print(f"\ntime on the target that went into fallbacks: {100 * coverage.fallback_share:.2g} %")
     n_skipped = sum(skipped.n for skipped in coverage.skipped)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from shadowrun.compiled.standins import Made
     from shadowrun.intercept.attribution import Place
+    from shadowrun.replay.capturing import Kept
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.replayer import Replayer
     from shadowrun.replay.schedule import Selection
@@ -211,7 +212,7 @@ class Regions:
             verdict = replace(verdict, evidence="; ".join(filter(None, (verdict.evidence, why_not))))
         self._recorder.verdict(self._context(begun), verdict, tuple(j.diff for j in judged), captured=captured)
 
-    def _captured(self, begun: _Begun, verdict: Verdict) -> tuple[tuple[str, int] | None, str]:
+    def _captured(self, begun: _Begun, verdict: Verdict) -> tuple[Kept | None, str]:
         """Keep what a script needs to show a call; else why not, where it is wanted."""
         region, graph, snapshot = begun.region, begun.region.graph, begun.snapshot
         room = self._recorder.room(region.plan, verdict)

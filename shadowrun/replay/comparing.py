@@ -23,6 +23,7 @@ from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
 from shadowrun.replay.offsets import at_offsets, offsets
 from shadowrun.replay.randomness import implausible
+from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class Comparing:
             verdict = replace(verdict, evidence=f"{verdict.evidence}; besides, {looked[0].evidence}")
         elif looked is not None:
             verdict, diffs = looked
-        captured = self._recorder.keep(plan, verdict, pristine)
+        captured = self._recorder.keep(plan, verdict, pristine, (), max(map(severity, diffs), default=0.0))
         self._recorder.verdict(context, verdict, diffs, times=times, drift=drift, captured=captured)
 
     def conclude_random(self, plan: OpPlan, context: int, pristine: Any, drawn: Ran) -> None:

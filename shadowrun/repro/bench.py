@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from shadowrun.replay.capturing import Kept
     from shadowrun.replay.case import Case
     from shadowrun.replay.finding import Finding
     from shadowrun.types import RunInfo
@@ -87,7 +88,7 @@ class _Listener(Recorder):
         missing_kernel: str = "",
         times: tuple[float, float] = (-1.0, -1.0),
         drift: tuple[float, float] = (-1.0, -1.0),
-        captured: tuple[str, int] | None = None,
+        captured: Kept | None = None,
     ) -> int:
         """Anything else."""
         del context, times, drift, captured
@@ -95,10 +96,10 @@ class _Listener(Recorder):
         return 0
 
     def keep(
-        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
-    ) -> tuple[str, int] | None:
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
+    ) -> Kept | None:
         """Nothing is kept here."""
-        del plan, verdict, inputs, written
+        del plan, verdict, inputs, written, severity
         return None
 
 
