@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,7 +185,7 @@ class Run:
 
         format = format or ("terminal" if str(path) == "-" else report.format_of(path))  # noqa: A001
         if str(path) == "-":
-            sys.stdout.write(report.render(self, format))
+            report.show(report.render(self, format))
         else:
             report.save(report.render(self, format), Path(path))
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import UsageError
+from shadowrun.report.tame import forgiving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,12 +72,13 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     breaks = {r: n - before.get(r, 0) for r, n in torchcompile.graph_breaks().items() if n > before.get(r, 0)}
     reports = reports_on(found, breaks, time.perf_counter() + args.time_limit, _progress())
-    for report in reports:
-        print(report.summary())
-    if args.repro:
-        _write_repros(reports, Path(args.repro))
-    if not reports:
-        print("The program called nothing that torch.compile compiled.")
+    with forgiving():
+        for report in reports:
+            print(report.summary())
+        if args.repro:
+            _write_repros(reports, Path(args.repro))
+        if not reports:
+            print("The program called nothing that torch.compile compiled.")
     failed = any(not report.ok for report in reports)
     return 1 if failed and not outcome.interrupted else outcome.status
 

@@ -7,6 +7,8 @@ import math
 import os.path
 from typing import TYPE_CHECKING
 
+from shadowrun.report.tame import clip
+
 if TYPE_CHECKING:
     from shadowrun.analysis import Finding, MinTolerance, OperatorSummary, RegionSummary
     from shadowrun.types import OpRecord, RunInfo, TensorDiff
@@ -33,7 +35,6 @@ __all__ = [
     "worst",
 ]  # fmt: skip
 
-MAX_TEXT = 400
 KNOWN_LEAD = "The ledger excuses these: they fail nothing, and no other part of the report lists them as findings."
 
 
@@ -41,13 +42,6 @@ REGIONS_LEAD = (
     "What torch.compile made of the program: it ran compiled, and each graph was run eagerly on the same inputs, "
     "as a whole."
 )
-
-
-def clip(text: str, length: int = MAX_TEXT) -> str:
-    """At most `length` characters on one line, none of which a terminal would obey."""
-    text = " ".join(text[: 4 * length].split())
-    text = text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def figure(value: float) -> str:

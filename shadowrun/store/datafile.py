@@ -280,7 +280,7 @@ class DataFile:
             self._n_changes += bool(self.rows) or any(rows for name, rows in self._waiting.items() if name != "meta")
             try:
                 n_rows = self._pending.write(self._connection, self._packed)
-            except (sqlite3.Error, OSError, OverflowError) as error:
+            except Exception as error:  # whatever it is, the program goes on
                 self._give_up(error)
                 return
             self.n_records += n_rows

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.errors import DataFileError
 from shadowrun.store import untrusted
 from shadowrun.store.claim import Claim
-from shadowrun.store.codec import decode_facts
+from shadowrun.store.codec import decode_facts, storable
 from shadowrun.store.untrusted import COUNT, SIGNED, TEXT, one_of
 from shadowrun.sweep.cases import Case, Part
 from shadowrun.sweep.outcome import Finding, Kind, Outcome
@@ -166,7 +166,7 @@ class CoverageFile:
     def _add(self, case: Case, outcome: Outcome) -> None:
         cursor = self._connection.execute(
             "insert or ignore into result (operator_id, dtype, part, sample, kind, inputs) values (?, ?, ?, ?, ?, ?)",
-            (self._operator(case.operator), case.dtype, case.part, case.sample, outcome.kind, outcome.inputs),
+            (self._operator(case.operator), case.dtype, case.part, case.sample, outcome.kind, storable(outcome.inputs)),
         )
         if not cursor.rowcount:
             return
@@ -276,7 +276,7 @@ class CoverageFile:
         return number
 
     def _finding(self, finding: Finding) -> int:
-        *rest, message = dataclasses.astuple(finding)
+        *rest, message = map(storable, dataclasses.astuple(finding))
         key = tuple(rest)
         number = self._findings.get(key)
         if number is None:
