@@ -67,7 +67,7 @@ def encode_int(value: int) -> int | float:
 
 
 def storable(value: Any) -> Any:
-    """A text that UTF-8 can hold: half a character, as a file's name that is not UTF-8 has it, becomes ``\\udce9``."""
+    """A text that UTF-8 can hold; half a character, as in a file's name that is not UTF-8, becomes its escape."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 

@@ -135,13 +135,18 @@ class DataFile:
             opening.check_writable(path)
 
     @classmethod
-    def open(cls, path: Path) -> DataFile:
+    def open(cls, path: Path, *, salvage: bool = False) -> DataFile:
         """Open for reading, also while another process records or after it was killed.
+
+        Args:
+            path: The file.
+            salvage: Of a damaged file, read what can be read; a note of its `info` says what is missing.
 
         Raises:
             DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         """
-        return cls(path, opening.connect_existing(path), writable=False)
+        connect = opening.salvage if salvage else opening.connect_existing
+        return cls(path, connect(path), writable=False)
 
     @property
     def connection(self) -> sqlite3.Connection:

@@ -131,7 +131,7 @@ OF_A_RUN = {
     "slowdown": function(read_mix),
     "sweep": function(read_calls),
     "library": function(all_of_a_run),
-    # "salvage": command("report", ..., "--salvage"),
+    "salvage": command("report", ..., "--salvage"),
 }
 OF_A_SWEEP = {
     **{f"support {f}": command("support", ..., "-f", f, "-o", f"s.{f}") for f in ("txt", "md", "json", "csv", "html")},
