@@ -78,7 +78,8 @@ class Config:
         append: Add to an existing data file instead of replacing it.
         replay: False runs nothing a second time: each call is recorded as skipped, with operator, forms of the inputs,
             module and line, and the program runs as it would alone.
-        drift: Also run a chain of the reference's own results and record the accumulated error.
+        drift: Also run a chain of results of the platform where the program does not run, and record the accumulated
+            error.
         budget: Time that a step may take, in plain steps (1.2: a fifth more). Calls are chosen to keep within it: each
             signature (operator, forms of the inputs, module, line) once, then those not verified for longest.
         max_records: Calls kept one by one where there is no `file` (about 60 bytes each); older matches are then

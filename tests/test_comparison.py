@@ -325,9 +325,8 @@ def test_drift_is_recorded_beside_the_isolated_error():
         x = torch.randn(4, 8, 16, 16)
         for _ in range(3):
             x = F.conv2d(x, torch.full((8, 8, 3, 3), 0.01), padding=1).tanh()
-    # The program runs on the reference, so its own chain does not drift at all.
-    assert all(r.drift_abs == 0 for r in run.records() if r.drift_abs >= 0)
-    assert any(r.drift_abs >= 0 for r in run.records())
+    # The program runs on the reference, so it is the target's chain that drifts.
+    assert 0 < max(r.drift_rel for r in run.records()) < 1e-4
 
 
 def test_drift_grows_where_the_target_is_wrong(clean_sim):

@@ -163,8 +163,15 @@ def compare_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def enable_simulation(target: str, flaws: list[str], preset: str | None) -> None:
+def enable_simulation(target: str, flaws: list[str], preset: str | None, *, named: bool = True) -> None:
     """Start the simulated accelerator under the target's name.
+
+    Args:
+        target: The platform that it imitates.
+        flaws: Names of flaws.
+        preset: Name of a preset of flaws.
+        named: Whether the program names it. One that does not has no more accelerators than plainly, unless a real
+            one is imitated, as ``npu``.
 
     Raises:
         UsageError: The target cannot be simulated, or there is no such flaw or preset.
@@ -178,7 +185,10 @@ def enable_simulation(target: str, flaws: list[str], preset: str | None) -> None
         )
     from shadowrun.platforms import sim
 
-    sim.enable(name, flaws=flaws, preset=preset or "clean")
+    if named or name != "sim":
+        sim.enable(name, flaws=flaws, preset=preset or "clean")
+    else:
+        sim.register(flaws=flaws, preset=preset or "clean")
 
 
 def check_outputs(outputs: list[str]) -> None:

@@ -25,7 +25,7 @@ from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.replay.budget import Budget
 from shadowrun.replay.capturing import Capturing
-from shadowrun.replay.drift import DriftChain
+from shadowrun.replay.drift import Drift
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.recorder import Recorder
 from shadowrun.replay.replayer import Replayer, why_not_behind
@@ -65,6 +65,7 @@ class Comparison(Run):
         self._attribution = Attribution()
         self._assemble()
         self._mode: ShadowMode | None = None
+        self._marks_steps = False
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class Comparison(Run):
             self._ref.start()
             self._output.open()
             self._reassemble()
-            self._steps.listen()
+            self._steps.listen(None if self._marks_steps else self._end_step)
             self._attribution.start()
             self._replayer.start()
             self._threads.start()
@@ -120,7 +121,16 @@ class Comparison(Run):
         return self
 
     def step(self) -> None:
-        """Mark the end of a training step."""
+        """Mark the end of a training step.
+
+        A program that never does has a step for each of its optimizer's.
+        """
+        if not self._steps.told:
+            self._marks_steps = True
+            self._steps.mark()
+        self._end_step()
+
+    def _end_step(self) -> None:
         began_ns = time.perf_counter_ns()
         steps = self._steps
         if self._budget is not None and steps.end_unwatched(began_ns):
@@ -149,6 +159,8 @@ class Comparison(Run):
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise TypeError("compare(...) cannot decorate a coroutine or generator: use `with compare(...)` inside it")
 
+        self._marks_steps = True
+
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self._mode is not None:  # recursion: the outer call compares already
@@ -173,7 +185,7 @@ class Comparison(Run):
         config, data = self._config, self._output.data
         capturing = Capturing(data, config.captured_bytes) if config.captured_bytes else None
         self._recorder = Recorder(data, self._attribution, capturing)
-        drift = DriftChain(Executor(self._ref), config.max_bytes) if config.drift else None
+        drift = Drift(Executor(self._target), Executor(self._ref), config.max_bytes) if config.drift else None
         self._budget = None if config.budget is None else Budget(config.budget, handing_over_ns())
         self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, drift, self._budget)
         self._threads = Threads(self._replayer, self._attribution)

@@ -35,9 +35,8 @@ __all__ = [
     "asks_functions",
     "autograd_node",
     "autograd_node_number",
-    "boxed_call",
-    "boxed_operator",
     "compiling_threads",
+    "decomposition",
     "functionalize_included",
     "has_autograd_kernel",
     "in_infra_mode",
@@ -52,7 +51,6 @@ __all__ = [
     "pop_mode",
     "push_mode",
     "raw_operator",
-    "run_composite",
     "shares_memory",
     "skip_compilation_of",
     "stand_for_module_call",
@@ -279,31 +277,8 @@ def raw_operator(func: torch._ops.OpOverload) -> Callable[..., Any]:
     return _taking_numbers(operator) if str(func) in _ASKED_OF_CONSTANTS else operator
 
 
-_MOST_BITS = 30
 _ASKED_OF_CONSTANTS = ("aten._local_scalar_dense.default", "aten.equal.default")
 _CONJUGATES_INSIDE = ("aten.linalg_pinv.atol_rtol_tensor", "aten.linalg_pinv.atol_rtol_tensor_out")
-
-
-# Seen on 2.11 and 2.13, where torch's custom operators go by it: `boxed_call(handle, *args, **kwargs)`.
-boxed_call: Callable[..., Any] = torch._C._dispatch_call_boxed
-
-
-def boxed_operator(func: torch._ops.OpOverload) -> tuple[Any, int]:
-    """The handle by which `boxed_call` runs an operator, and which of its arguments are tensors, as bits.
-
-    No handle where a call by it might be another: of other namespaces, with tensors by keyword alone, or where
-    `raw_operator` does more. Seen on 2.11 and 2.13 (``_handle``).
-    """
-    arguments = func._schema.arguments
-    tensors = [str(a.type) in ("Tensor", "Optional[Tensor]") for a in arguments]
-    by_keyword = any("Tensor" in str(a.type) for a in arguments if a.kwarg_only)
-    if func.namespace != "aten" or by_keyword or len(arguments) > _MOST_BITS or str(func) in _CONJUGATES_INSIDE:
-        return None, 0
-    try:
-        handle = func._handle
-    except (AttributeError, RuntimeError):  # Python's own (`aten::sym_size` of jagged tensors): not the dispatcher's
-        return None, 0
-    return handle, sum(1 << i for i, is_tensor in enumerate(tensors) if is_tensor)
 
 
 def _with_conjugates(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -348,9 +323,9 @@ def operator_is_composite(name: str) -> bool:
         return False
 
 
-def run_composite(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a composite operator's own C++ decomposition (never a Python one: those give other numbers)."""
-    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+def decomposition(func: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A composite operator's own C++ decomposition (never a Python one: those give other numbers)."""
+    return functools.partial(func._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import shares_memory, unheard
 from shadowrun.platforms.remote import Unsendable, WorkerDied
@@ -86,7 +87,7 @@ class AcrossPath:
         )
         drift = self._stage.drift if not reason and aside is None else None
         if drift is not None:
-            unheard(drift.before, (), (args, kwargs))
+            unheard(drift.before, (), (role, args, kwargs))
         if role.on_target:
             try:
                 own = self._target.run_user(plan, args, kwargs)
@@ -243,7 +244,7 @@ class AcrossPath:
 
 def _plainly(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
     start = _clock()
-    out = plan.run(*args, **kwargs)
+    out = own_call(plan.run, args, kwargs)
     return Ran(args, kwargs, out, _clock() - start)
 
 

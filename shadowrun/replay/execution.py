@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept import torchapi
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.fallback import Evidence, FallbackWitness
 from shadowrun.replay import results
@@ -133,7 +134,7 @@ class Executor:
         """Run the user's own call: nothing is changed around it, it is only watched."""
         if not self.witness.active:
             start = _clock()
-            out = plan.run(*args, **kwargs)
+            out = own_call(plan.run, args, kwargs)
             return Ran(args, kwargs, out, _clock() - start)
         key = _watch_key(plan, args)
         with self.witness.watch(key, plan.name, mute=False) as found:
@@ -142,10 +143,10 @@ class Executor:
             if self.platform.functionalizes and not any(t.device.type != "cpu" for t in given):
                 # A factory, or a copy from the CPU: the device wraps its result for Functionalize.
                 with torchapi.functionalize_included():
-                    out = plan.run(*args, **kwargs)
+                    out = own_call(plan.run, args, kwargs)
             else:
                 # Functionalize comes before the mode: these are the tensors that it unwrapped.
-                out = plan.run(*args, **kwargs)
+                out = own_call(plan.run, args, kwargs)
             ran = Ran(args, kwargs, out, _clock() - start)
         if found:
             ran.fallback = found[0]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import as_in_handler, unheard
 from shadowrun.numerics.form import form_difference
@@ -208,7 +209,7 @@ class OnDevicePath:
 
 def _plainly(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
     start = time.perf_counter_ns()
-    out = plan.run(*args, **kwargs)
+    out = own_call(plan.run, args, kwargs)
     return Ran(args, kwargs, out, time.perf_counter_ns() - start)
 
 

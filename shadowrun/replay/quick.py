@@ -59,7 +59,6 @@ class Quick:
             n_modes=torchapi.address_behind("n_modes"),
             asks_functions=torchapi.asks_functions,
             asks=torchapi.address_behind("asks_functions"),
-            boxed=torchapi.boxed_call,
             places=attribution.quick,
             selection=selection,
             device=role.device,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.torchapi import shares_memory, unheard
 from shadowrun.numerics import memory
 from shadowrun.numerics.bits import plainly_equal
@@ -71,7 +72,7 @@ class ShortWay:
             return None
         run = plan.run
         start = _clock()
-        out = run(*args, **kwargs)
+        out = own_call(run, args, kwargs)
         ended = _clock()
         ns = ended - start
         on_target = role.on_target
@@ -131,7 +132,7 @@ class ShortWay:
             return None
         run = plan.run
         start = _clock()
-        out = run(*args, **kwargs)
+        out = own_call(run, args, kwargs)
         ns = _clock() - start
         on_target = role.on_target
         other = self._ref if on_target else self._target

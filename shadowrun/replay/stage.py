@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.replay.comparing import Comparing
-    from shadowrun.replay.drift import DriftChain
+    from shadowrun.replay.drift import Drift
     from shadowrun.replay.execution import Executor, Ran
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.schedule import Selection
@@ -59,11 +59,11 @@ class Stage:
     recorder: Recorder
     selection: Selection
     comparing: Comparing
-    drift: DriftChain | None
+    drift: Drift | None
     _warned: bool = field(default=False)
 
     def unverified(self, context: int, verdict: Verdict, plan: OpPlan, own: Ran | None) -> None:
-        """Record a call that could not be compared; the drift chain goes on from the user's values."""
+        """Record a call that could not be compared; drift goes on from the user's values."""
         try:
             if context >= 0:
                 self.recorder.verdict(context, verdict)

@@ -165,7 +165,7 @@ class _Page:
         self._lines(describe(finding))
 
     def _drift(self) -> None:
-        self._heading("Accumulated error", "Against the reference's own chain of results, by step.")
+        self._heading("Accumulated error", "Between the target's own chain of results and the reference's, by step.")
         table = table_of(
             ("step", "number"), ("max abs", "number"), ("relative", "number"), ("worst at", ""), ("module", "")
         )
