@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import UsageError
+from shadowrun.report.tame import forgiving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,12 +81,13 @@ def run(args: argparse.Namespace) -> int:
     breaks = {r: n - before.get(r, 0) for r, n in torchcompile.graph_breaks().items() if n > before.get(r, 0)}
     until = time.perf_counter() + args.time_limit
     reports = reports_on(found, breaks, until, _progress(), allow_unverified=args.allow_unverified)
-    for report in reports:
-        print(report.summary())
-    if args.repro:
-        _write_repros(reports, Path(args.repro))
-    if not reports:
-        print("The program called nothing that torch.compile compiled.")
+    with forgiving():
+        for report in reports:
+            print(report.summary())
+        if args.repro:
+            _write_repros(reports, Path(args.repro))
+        if not reports:
+            print("The program called nothing that torch.compile compiled.")
     if outcome.interrupted:
         return outcome.status
     if any(report.failed for report in reports):
