@@ -198,7 +198,7 @@ class Run:
         minimise: bool = True,
         time_limit_s: float = 30.0,
         call: int | None = None,
-        allow: Iterable[str] = (),
+        allow: Iterable[str] | str = (),
     ) -> Repro:
         """Write a script that shows one finding: a few lines of plain torch, its inputs, and the versions.
 
@@ -229,7 +229,8 @@ class Run:
         self._sync()
         record = next(read_records(self._data, seq=finding.captured))
         own = self._own()
-        allowed = dataclasses.replace(own, names=(*own.names, *allow))
+        names = (allow,) if isinstance(allow, str) else tuple(allow)
+        allowed = dataclasses.replace(own, names=(*own.names, *names))
         folder = Path(directory)
         with contextlib.nullcontext() if own.modules else bounded():
             return make(

@@ -144,6 +144,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 """Texts that are the name of a choice, by the argument that takes them; `_FREE` has the others."""
 _ALL_WORDS = frozenset(word for words in _WORDS.values() for word in words)
 
+_MOST_INT = 1 << 64
 _MOST_ELEMENTS = 1 << 28
 """Of what is made from sizes alone: 2 GiB of float64."""
 _META = torch.device("meta")
@@ -247,6 +248,8 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 raise Refused(f"{ascii(one)[:80]} is no choice for {argument.name}")
             if not isinstance(one, _PLAIN) or (isinstance(one, torch.device) and one.type == "meta"):
                 raise Refused(f"{argument.name} is a {type(one).__name__}")
+            if isinstance(one, int) and abs(one) > _MOST_INT:
+                raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
     _check_size(func, args, kwargs)
 
 

@@ -252,6 +252,7 @@ def test_inputs_that_cannot_be_made_are_left_out(attack, capsys, name, inputs, s
         ("aten::ones", [[1 << 40]], {}),
         ("aten::relu", [{"tensor": 0}] * 9, {}),
         ("aten::relu", ["PWNED"], {}),
+        ("aten::add.Scalar", [{"tensor": 0}, 10**5000], {}),
     ],
 )
 def test_captured_arguments_fit_their_schema(attack, capsys, name, args, kwargs):
