@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,14 @@ __all__ = [
     "FORMATS",
     "add_compare_arguments",
     "add_data_argument",
+    "add_import_argument",
     "add_known_arguments",
     "add_output_argument",
     "add_simulation_arguments",
     "check_outputs",
     "compare_options",
     "enable_simulation",
+    "import_modules",
     "known_ledger",
     "step_numbers",
     "words",
@@ -53,6 +56,31 @@ def add_known_arguments(parser: argparse._ActionsContainer) -> None:
 def known_ledger(args: argparse.Namespace) -> str | bool | None:
     """What `add_known_arguments` read, as `shadowrun.load` takes it."""
     return False if args.no_known else args.known
+
+
+def add_import_argument(parser: argparse._ActionsContainer) -> None:
+    """Modules to import first."""
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import the package that brings a device, operators or a backend first (may be repeated)",
+    )
+
+
+def import_modules(args: argparse.Namespace) -> None:
+    """Import what `add_import_argument` read.
+
+    Raises:
+        UsageError: There is no such module.
+    """
+    for module in args.modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f"--import {module}: {error}.", slug="bad-option") from None
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:

@@ -33,6 +33,7 @@ from shadowrun.replay.replayer import Replayer, why_not_behind
 from shadowrun.replay.run_info import run_info
 from shadowrun.replay.schedule import Selection
 from shadowrun.run import Run
+from shadowrun.types import Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +68,10 @@ class Comparison(Run):
         self._assemble()
         self._mode: ShadowMode | None = None
         self._marks_steps = False
+
+    def _own(self) -> Allowed:
+        # What was in a file before this run may be somebody else's.
+        return Allowed((str(self._target.spec), str(self._ref.spec)), modules=not self._config.append)
 
     # -- running -----------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ __all__ = [
     "n_modes_below",
     "next_sequence_number",
     "operator_is_composite",
+    "operator_is_dispatched",
     "plain_kernel",
     "pop_mode",
     "push_mode",
@@ -359,6 +360,14 @@ def _taking_numbers(operator: Callable[..., Any]) -> Callable[..., Any]:
         return operator(*tensors, **kwargs)
 
     return run
+
+
+def operator_is_dispatched(name: str) -> bool:
+    """Whether an operator is one of the dispatcher's, and no built-in function of TorchScript.
+
+    Seen on 2.11 and 2.13 (`_dispatch_has_kernel`).
+    """
+    return torch._C._dispatch_has_kernel(name)
 
 
 def operator_is_composite(name: str) -> bool:
