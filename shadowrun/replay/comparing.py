@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.effects import Looked
     from shadowrun.replay.recorder import Recorder
 
-__all__ = ["Comparing", "landed_elsewhere"]
+__all__ = ["Comparing", "bytes_for_oracle", "landed_elsewhere"]
 
 _MAX_REMEMBERED = 16
 _MAX_REMEMBERED_BYTES = 8 << 20
@@ -59,7 +59,7 @@ class Comparing:
         self._recorder = recorder
         self._max_bytes = config.max_bytes
         tolerance = config.tolerance_on(str(target.platform))
-        self._judge = Judge(tolerance=tolerance, max_bytes=min(config.max_bytes, 1 << 30))
+        self._judge = Judge(tolerance=tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
         self.suspects: set[int] = set()
@@ -314,6 +314,11 @@ class Comparing:
         if sum(t.nbytes for t in tensors if t.layout is torch.strided) > _MAX_REMEMBERED_BYTES:
             return
         self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+
+
+def bytes_for_oracle(max_bytes: int) -> int:
+    """Of the memory that one call's copies may take, what the oracle may take besides: 1 GiB, or a quarter if more."""
+    return max(min(max_bytes, 1 << 30), max_bytes // 4)
 
 
 def landed_elsewhere(plan: OpPlan, out: Any, here: torch.device) -> tuple[Cause, str] | None:
