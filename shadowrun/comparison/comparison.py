@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare", "current"]
 
+_SAMPLED = (
+    "Calls that are too large to be judged as a whole were judged by slices of them, those farthest from the reference "
+    "among them; their evidence says which."
+)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -214,6 +219,7 @@ class Comparison(Run):
         notes: tuple[str, ...] = ()
         with contextlib.suppress(Exception):
             notes = (*self._threads.unseen.notes(), *self._steps.notes())
+            notes += (_SAMPLED,) if self._replayer.sampled else ()
         wall_s = self._steps.wall_s
         self._output.update(
             notes,

@@ -74,6 +74,11 @@ class Comparing:
         """Have calls judged by another judge, who sees what it judges."""
         self._judge = judge
 
+    @property
+    def sampled(self) -> bool:
+        """Whether a call was judged by slices."""
+        return self._judge.sampled
+
     def _at_times(self) -> None:
         """Have the next call of another operator looked at, about once a second."""
         index = self.effects.next_due()
@@ -83,7 +88,9 @@ class Comparing:
     def _effects_of(self, plan: OpPlan, context: int, pristine: Any) -> Looked | None:
         """What the target does to memory in this call and may not; None where it is not looked at."""
         wanted = self.effects.wants(plan, context, *pristine)
-        if plan.index in self.watched and plan.index not in self.suspects:
+        if self.effects.always:
+            self.watched.add(plan.index)
+        elif plan.index in self.watched and plan.index not in self.suspects:
             self.watched.discard(plan.index)
         return self.effects.look(plan, pristine) if wanted else None
 

@@ -48,6 +48,9 @@ class Judge:
         tolerance: Instead of both: tolerances by operator and dtype of the result, None where there are none.
         max_bytes: Memory that the oracle may take for one call.
         hypotheses: Look for the cause of a mismatch by running the operator under alternative explanations.
+
+    Attributes:
+        sampled: Whether it judged a call by slices.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Judge:
         self._tolerance: ToleranceOf = tolerance or (lambda _op, _dtype: given)
         self._max_bytes = max_bytes
         self._hypotheses = hypotheses
+        self.sampled = False
 
     def __call__(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]]:
         """Judge one call.
@@ -79,6 +83,7 @@ class Judge:
             if sampling.is_large(case) and not _is_random(case) and not self._is_told(case):
                 sampled = sampling.by_slices(case, self._whole)
                 if sampled is not None:
+                    self.sampled = True
                     return sampled
         except Uncomparable as error:
             return Verdict(Status.UNVERIFIED, explanation=str(error)), (), ()

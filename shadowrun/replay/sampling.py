@@ -47,7 +47,7 @@ FEWEST: Final = 4
 MOST_DIMENSIONS: Final = 3
 MOST_TRIALS: Final = 64
 MOST_S: Final = 5.0
-"""Ways to slice the inputs that are tried, and seconds after which no other is."""
+"""Ways to slice the inputs that are tried, and seconds of processor time after which no other is."""
 MOST_ITEMS: Final = 8
 """Of lists."""
 SAME: Final = 1e-3
@@ -176,7 +176,7 @@ class _Sample:
 
 def _sample(case: Case, position: int) -> _Sample | None:
     """Slices of a call that hold the worst of one result; None where it cannot be sliced."""
-    began, told = time.monotonic(), list[str]()
+    began, told = time.process_time(), list[str]()
     sample = case
     for _ in range(MOST_DIMENSIONS):
         needed = bytes_needed(sample)
@@ -211,7 +211,7 @@ def _sliced(case: Case, position: int, dim: int, kept: int, began: float) -> Cas
     wanted = expected.index_select(dim, where)
     inputs = list({id(t): t for t in tensors(case.args, case.kwargs)}.values())
     for ways in itertools.islice(_ways(inputs, expected, dim), MOST_TRIALS):
-        if time.monotonic() - began > MOST_S:
+        if time.process_time() - began > MOST_S:
             return None
         memo = {id(t): t if e is None else _taken(t, e, where) for t, e in zip(inputs, ways, strict=True)}
         args, kwargs = _swapped(case, memo, expected.shape[dim], kept)
