@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare", "current"]
 
+_SAMPLED = (
+    "Calls that are too large to be judged as a whole were judged by slices of them, those farthest from the reference "
+    "among them; their evidence says which."
+)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -220,6 +225,7 @@ class Comparison(Run):
         notes: tuple[str, ...] = ()
         with contextlib.suppress(Exception):
             notes = (*self._threads.unseen.notes(), *self._steps.notes())
+            notes += (_SAMPLED,) if self._replayer.sampled else ()
         wall_s = self._steps.wall_s
         self._output.update(
             notes,

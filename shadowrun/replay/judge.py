@@ -17,10 +17,10 @@ import torch
 
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.diff import diff
-from shadowrun.numerics.form import form_difference
+from shadowrun.numerics.form import dtype_name, form_difference
 from shadowrun.numerics.precision import ulp_distance
 from shadowrun.numerics.tolerance import base_name, moves, not_unique, saved, ulp_bound
-from shadowrun.replay import hypotheses
+from shadowrun.replay import hypotheses, sampling
 from shadowrun.replay.decompositions import any_order, by_equation, concerns, in_another_order
 from shadowrun.replay.finding import Finding, look, op_name
 from shadowrun.replay.hidden import hidden_rounding
@@ -49,6 +49,9 @@ class Judge:
         tolerance: Instead of both: tolerances by operator and dtype of the result, None where there are none.
         max_bytes: Memory that the oracle may take for one call.
         hypotheses: Look for the cause of a mismatch by running the operator under alternative explanations.
+
+    Attributes:
+        sampled: Whether it judged a call by slices.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Judge:
         self._max_bytes = max_bytes
         self._hypotheses = hypotheses
         self._known: Known = {}
+        self.sampled = False
 
     def __call__(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]]:
         """Judge one call.
@@ -77,6 +81,22 @@ class Judge:
 
     def examine(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...], tuple[Finding, ...]]:
         """Judge one call, and give the results that mismatched element by element; they hold its tensors."""
+        try:
+            if sampling.is_large(case) and not _is_random(case) and not self._is_told(case):
+                sampled = sampling.by_slices(case, self._whole)
+                if sampled is not None:
+                    self.sampled = True
+                    return sampled
+        except Uncomparable as error:
+            return Verdict(Status.UNVERIFIED, explanation=str(error)), (), ()
+        return self._whole(case)
+
+    def _is_told(self, case: Case) -> bool:
+        """Whether tolerances take the place of the oracle for all results."""
+        dtypes = {dtype_name(v.dtype) for v in case.expected if isinstance(v, torch.Tensor)}
+        return all(self._tolerance(op_name(case), dtype) is not None for dtype in dtypes)
+
+    def _whole(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...], tuple[Finding, ...]]:
         trial = _Trial(case, self._tolerance, self._max_bytes, self._known if self._hypotheses else None)
         try:
             verdict, diffs = trial.run()
