@@ -78,7 +78,8 @@ class Config:
         append: Add to an existing data file instead of replacing it.
         replay: False runs nothing a second time: each call is recorded as skipped, with operator, forms of the inputs,
             module and line, and the program runs as it would alone.
-        drift: Also run a chain of the reference's own results and record the accumulated error.
+        drift: Also run a chain of results of the platform where the program does not run, and record the accumulated
+            error.
         budget: Time that a step may take, in plain steps (1.2: a fifth more). Calls are chosen to keep within it: each
             signature (operator, forms of the inputs, module, line) once, then those not verified for longest.
         max_records: Calls kept one by one where there is no `file` (about 60 bytes each); older matches are then
@@ -93,8 +94,8 @@ class Config:
         compiled: Also compare each graph that torch.compile makes inside of the block, forward and backward, as a
             whole with eager; it runs compiled all the same.
         capture: Bytes that the inputs of failing calls may take, kept in a folder beside the data file for
-            `Run.repro`: those of the first call of each finding, none of more than a quarter. True is 64 MiB, False
-            is none; None is 64 MiB where there is a `file`.
+            `Run.repro`: those of the first and of the worst call of each finding, none of more than a quarter. True is
+            64 MiB, False is none; None is 64 MiB where there is a `file`.
     """
 
     on_unsupported: str = "fallback"

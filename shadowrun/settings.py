@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
+    "DATA_FILE",
     "KINDS",
     "KnownLine",
     "Settings",
@@ -33,6 +34,9 @@ __all__ = [
     "read_settings",
     "tolerance_rules",
 ]
+
+DATA_FILE = ".shadowrun"
+"""The data file of a run, where none is named."""
 
 KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 """As in `shadowrun.analysis`, which lies above; a test compares them."""
@@ -231,7 +235,7 @@ def _table(path: Path) -> tuple[str, Mapping[str, Any]]:
             f"Cannot read the settings {str(path)!r}: {error.strerror}. Name a file that is there, or none.",
             slug="settings-missing",
         ) from error
-    except ValueError as error:  # of TOML, or of UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8; or nested too deeply
         raise UsageError(
             f"{str(path)!r} is not TOML: {error}. Correct it, or go without (settings=False, --no-settings).",
             slug="bad-settings",

@@ -19,7 +19,7 @@ class DriftStep:
 
     Attributes:
         step: Training step.
-        drift_abs: Greatest absolute difference from the reference's own chain.
+        drift_abs: Greatest absolute difference between the two chains of results.
         drift_rel: Greatest RMSE relative to the RMS of the reference.
         op, module, seq: The call with the greatest `drift_rel`.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.config import ON_UNSUPPORTED
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
+from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +30,6 @@ __all__ = [
     "words",
 ]
 
-DATA_FILE = ".shadowrun"
 FORMATS = ("json", "md", "txt", "html")
 
 
@@ -163,8 +163,15 @@ def compare_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def enable_simulation(target: str, flaws: list[str], preset: str | None) -> None:
+def enable_simulation(target: str, flaws: list[str], preset: str | None, *, named: bool = True) -> None:
     """Start the simulated accelerator under the target's name.
+
+    Args:
+        target: The platform that it imitates.
+        flaws: Names of flaws.
+        preset: Name of a preset of flaws.
+        named: Whether the program names it. One that does not has no more accelerators than plainly, unless a real
+            one is imitated, as ``npu``.
 
     Raises:
         UsageError: The target cannot be simulated, or there is no such flaw or preset.
@@ -178,7 +185,10 @@ def enable_simulation(target: str, flaws: list[str], preset: str | None) -> None
         )
     from shadowrun.platforms import sim
 
-    sim.enable(name, flaws=flaws, preset=preset or "clean")
+    if named or name != "sim":
+        sim.enable(name, flaws=flaws, preset=preset or "clean")
+    else:
+        sim.register(flaws=flaws, preset=preset or "clean")
 
 
 def check_outputs(outputs: list[str]) -> None:

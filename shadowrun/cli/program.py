@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.util
 import os
 import sys
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import shadowrun
 from shadowrun.errors import UsageError
+from shadowrun.platforms.sim import naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Program"]
 
+_MOST_FILES = 1000
 _OWN_FOLDER = str(Path(shadowrun.__file__).parent) + os.sep
 
 
@@ -66,6 +70,25 @@ class Program:
         """`sys.argv`, ``sys.path[0]`` and ``__main__`` as the program has them, for a ``with`` block."""
         return _Environment(self.argv, self._folder)
 
+    def names(self, device: str) -> bool:
+        """Whether the program names a device: in its arguments, its source, or what it imports from its own folder."""
+        if naming.arguments_name(self.argv[1:], device):
+            return True
+        package = self._spec.name.rpartition(".")[0] if self._spec is not None else ""
+        todo = [(Path(self._file), package)]
+        seen: set[Path] = set()
+        while todo:
+            file, package = todo.pop()
+            if file in seen or len(seen) >= _MOST_FILES:
+                continue
+            seen.add(file)
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
+                source = file.read_bytes()
+                if naming.source_names(source.decode(errors="replace"), device):
+                    return True
+                todo += _imported(ast.parse(source), Path(self._folder), package)
+        return False
+
     def execute(self, block: AbstractContextManager[Any]) -> Outcome:
         """Run the program inside a ``with`` block, which sees its exceptions; print them like Python."""
         with self.environment():
@@ -106,6 +129,23 @@ class Program:
                 slug="missing-script",
             )
         return spec
+
+
+def _imported(tree: ast.AST, folder: Path, package: str) -> Iterator[tuple[Path, str]]:
+    """Files below a folder that a module may import, each with its package."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
+    for name in names:
+        path = folder.joinpath(*name.split("."))
+        for file, inside in ((path.with_suffix(".py"), name.rpartition(".")[0]), (path / "__init__.py", name)):
+            if file.is_file():
+                yield file, inside
 
 
 class _Environment:

@@ -25,6 +25,8 @@ import sys
 from shadowrun.cli import options
 from shadowrun.cli.gate import add_gate_argument, passes
 from shadowrun.errors import UsageError
+from shadowrun.report.tame import forgiving
+from shadowrun.platforms.spec import parse
 
 __all__ = ["add_arguments", "run"]
 
@@ -59,8 +61,9 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.cli.program import Program
 
     program = Program(args.module or args.script, is_module=bool(args.module))
-    if simulated:
-        options.enable_simulation(target, args.flaws, args.preset)
+    named = program.names("sim")
+    if simulated or (named and "sim" in (parse(target).device_type, parse(args.ref).device_type)):
+        options.enable_simulation(target if simulated else "sim", args.flaws, args.preset, named=named)
 
     import shadowrun
 
@@ -73,8 +76,9 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.flush()
 
     comparison.fail_on = args.fail_on
-    comparison.write("-")
-    for output in args.output:
-        comparison.write(output)
-    passed = passes(comparison, args.fail_on)
+    with forgiving():
+        comparison.write("-")
+        for output in args.output:
+            comparison.write(output)
+        passed = passes(comparison, args.fail_on)
     return outcome.status if passed or outcome.interrupted else 1

@@ -23,9 +23,10 @@ from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.dispatch import ShadowMode, handing_over_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
+from shadowrun.platforms.torchnames import warn_of_untested
 from shadowrun.replay.budget import Budget
 from shadowrun.replay.capturing import Capturing
-from shadowrun.replay.drift import DriftChain
+from shadowrun.replay.drift import Drift
 from shadowrun.replay.execution import Executor
 from shadowrun.replay.recorder import Recorder
 from shadowrun.replay.replayer import Replayer, why_not_behind
@@ -65,6 +66,7 @@ class Comparison(Run):
         self._attribution = Attribution()
         self._assemble()
         self._mode: ShadowMode | None = None
+        self._marks_steps = False
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ class Comparison(Run):
             self._ref.start()
             self._output.open()
             self._reassemble()
-            self._steps.listen()
+            self._steps.listen(None if self._marks_steps else self._end_step)
             self._attribution.start()
             self._replayer.start()
             self._threads.start()
@@ -120,7 +122,16 @@ class Comparison(Run):
         return self
 
     def step(self) -> None:
-        """Mark the end of a training step."""
+        """Mark the end of a training step.
+
+        A program that never does has a step for each of its optimizer's.
+        """
+        if not self._steps.told:
+            self._marks_steps = True
+            self._steps.mark()
+        self._end_step()
+
+    def _end_step(self) -> None:
         began_ns = time.perf_counter_ns()
         steps = self._steps
         if self._budget is not None and steps.end_unwatched(began_ns):
@@ -149,6 +160,8 @@ class Comparison(Run):
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise TypeError("compare(...) cannot decorate a coroutine or generator: use `with compare(...)` inside it")
 
+        self._marks_steps = True
+
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self._mode is not None:  # recursion: the outer call compares already
@@ -173,7 +186,7 @@ class Comparison(Run):
         config, data = self._config, self._output.data
         capturing = Capturing(data, config.captured_bytes) if config.captured_bytes else None
         self._recorder = Recorder(data, self._attribution, capturing)
-        drift = DriftChain(Executor(self._ref), config.max_bytes) if config.drift else None
+        drift = Drift(Executor(self._target), Executor(self._ref), config.max_bytes) if config.drift else None
         self._budget = None if config.budget is None else Budget(config.budget, handing_over_ns())
         self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, drift, self._budget)
         self._threads = Threads(self._replayer, self._attribution)
@@ -290,6 +303,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     if callable(target) and not isinstance(target, (str, torch.device)):
         raise TypeError('Name the target platform: @shadowrun.compare("npu"), not @shadowrun.compare.')
     config = Config.make(**options)
+    warn_of_untested(stacklevel=2)
     platforms = resolve(target), resolve(ref)
     why_not = why_not_behind(config, *platforms) if config.asynchronous else ""
     if why_not:

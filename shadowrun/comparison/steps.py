@@ -1,4 +1,7 @@
-"""The steps of a training: how long each took, and whether the coming one is watched."""
+"""The steps of a training: how long each took, and whether the coming one is watched.
+
+The program marks them, or its optimizers do. Who marks them himself is believed from his first mark on.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from shadowrun.intercept.optimizers import Optimizers
 from shadowrun.intercept.stretches import Stretches
 from shadowrun.intercept.watching import Watching
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shadowrun.intercept.dispatch import ShadowMode
     from shadowrun.replay.budget import Budget
     from shadowrun.replay.recorder import Recorder
@@ -31,7 +37,7 @@ class Steps:
     The methods go in this order: `listen`, `begin`, those that end a step, `leave`, `release`, `finish`.
 
     Attributes:
-        told: Whether the program told of a step since the beginning.
+        told: Whether the program marked a step since the beginning.
         watching: Our mode on the program's stack; None before the beginning.
     """
 
@@ -44,9 +50,13 @@ class Steps:
         self._budget = budget
         self._first_step = recorder.step
         self._stretches: Stretches | None = None
+        self._optimizers: Optimizers | None = None
+        self._end_step: Callable[[], None] = lambda: None
+        self._due = self._at_once = self._guessed = False
         self._running = False
         self._began = 0.0
         self._step_began = 0.0
+        self._first_began = 0.0
         self._flushed_at = 0.0
         self._wall_s = 0.0
         self.told = False
@@ -57,10 +67,18 @@ class Steps:
         """Seconds from beginnings to ends, and until now."""
         return self._wall_s + (time.perf_counter() - self._began if self._running else 0.0)
 
-    def listen(self) -> None:
-        """With a budget, look for what stands for steps. Attribution starts later: its wrapper lies around ours."""
+    def listen(self, end_step: Callable[[], None] | None) -> None:
+        """Look for what stands for steps. Attribution starts later: its wrapper lies around that of stretches.
+
+        Args:
+            end_step: Called where a step is over that the program did not mark; None where it marks all.
+        """
+        if end_step is not None:
+            self._end_step = end_step
+            self._optimizers = Optimizers(self._optimizer_stepped)
+            self._optimizers.start()
         if self._budget is not None:
-            self._stretches = Stretches(self._begin_stretch)
+            self._stretches = Stretches(self._begin_stretch, self._end_due_step)
             self._stretches.start()
 
     def begin(self, mode: ShadowMode, began_ns: int) -> None:
@@ -72,13 +90,24 @@ class Steps:
         """
         self.told = False
         self._running = True
-        self._began = self._step_began = time.perf_counter()
+        self._began = self._step_began = self._first_began = time.perf_counter()
         self.watching = Watching(mode, self._attribution)
         self.watching.begin()
         if self._budget is not None:
             self._budget.start(began_ns)
             self._budget.watched = self.watching.turn(self._budget.watched)
             self._budget.spend_on_step(began_ns, time.perf_counter_ns())
+
+    def mark(self) -> None:
+        """The program marks the end of a step: nobody else does any more."""
+        if self.told:
+            return
+        self.told = True
+        self._listen_no_more()
+        if self._guessed:  # an optimizer stepped several times before: all that was the first step
+            self._guessed = False
+            self._recorder.step = self._first_step
+            self._step_began = self._first_began
 
     def end_unwatched(self, began_ns: int) -> bool:
         """End the step if the budget left it out: for a small step, each microsecond counts.
@@ -89,8 +118,6 @@ class Steps:
         Returns:
             Whether it was such a step; else it is left to `end`.
         """
-        if self._stretches is not None:
-            self._end_stretches()
         budget, lock = self._budget, self._replayer.lock
         if budget is None or budget.watched or not lock.acquire(False):
             return False
@@ -137,7 +164,7 @@ class Steps:
     def release(self) -> None:
         """Give back what was wrapped."""
         self._running = False
-        self._end_stretches()
+        self._listen_no_more()
 
     def finish(self) -> None:
         """Record the last step, if anything was in it."""
@@ -146,6 +173,9 @@ class Steps:
         if self._recorder.recorded_in_step:
             with contextlib.suppress(Exception):
                 self._add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+        if self._due:
+            self._due = False
+            self._recorder.step += 1
 
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of them."""
@@ -156,7 +186,6 @@ class Steps:
         recorder, step_began = self._recorder, self._step_began
         step = recorder.step
         self._add_step(step, step_began - self._began, now - step_began)
-        self.told = True
         self._step_began = now
         recorder.step = step = step + 1
         self._selection.begin_step(step - self._first_step)
@@ -178,8 +207,42 @@ class Steps:
             finally:
                 self._replayer.lock.release()
 
-    def _end_stretches(self) -> None:
-        """The program tells of steps: what stood for them is done."""
+    def _optimizer_stepped(self) -> None:
+        """The step is over at the next call of a module; at once in a program that calls none."""
+        if not self._running:
+            return
+        if self._due:
+            self._at_once = True
+            self._due = False
+            self._end_step_of_optimizer()
+            self._recorder.step += 1  # the one before had its own
+        elif self._at_once:
+            self._end_step_of_optimizer()
+        else:
+            self._due = True
+            if self._stretches is not None:
+                self._stretches.due = True
+            else:
+                self._attribution.outermost = self._end_due_step
+
+    def _end_due_step(self) -> None:
+        if self._due:
+            self._due = False
+            self._end_step_of_optimizer()
+
+    def _end_step_of_optimizer(self) -> None:
+        if self._running:
+            self._guessed = True
+            self._end_step()
+
+    def _listen_no_more(self) -> None:
+        """The program marks its steps: what stood for them is done."""
+        optimizers, self._optimizers = self._optimizers, None
+        if optimizers is not None:
+            optimizers.stop()
+        self._attribution.outermost = None
+        if self._running:
+            self._due = False
         stretches, self._stretches = self._stretches, None
         if stretches is None:
             return

@@ -89,6 +89,7 @@ class Attribution:
 
     Attributes:
         unfollowed: Called where a thread calls a module that nobody entered.
+        outermost: Called once, and forgotten, where the thread that started it next calls a module from outside of any.
         place: ``place(depth)``: module, phase and site of the operator call that is being handled, where `depth` is
             the number of frames between its caller and the user's code that may be skipped.
         note: ``note(depth)``: remember the forward place of a call that is not recorded, if autograd made a node for
@@ -106,6 +107,7 @@ class Attribution:
         self._paths: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._original_call: Callable[..., Any] | None = None
         self.unfollowed: Callable[[], None] = lambda: None
+        self.outermost: Callable[[], None] | None = None
         self.place: Callable[[int], Place] = self._place
         self.note: Callable[[int], None] = self._note
         self.quick = None if core is None else self._compiled(core)
@@ -147,6 +149,9 @@ class Attribution:
                 state.recomputing += 1
             elif not state.entered:
                 attribution.unfollowed()
+            elif not modules and attribution.outermost is not None and state is attribution._state:
+                begin, attribution.outermost = attribution.outermost, None
+                begin()
             known = paths.get(id(self))
             modules.append(known[1] if known is not None and known[0]() is self else path_of(self, modules))
             above.append(None)

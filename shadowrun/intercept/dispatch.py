@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from shadowrun import native
 from shadowrun.intercept import higher_order, torchapi
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.plan import OpPlan, make_plan
 
 __all__ = ["Observer", "ShadowMode", "handing_over_ns"]
@@ -55,7 +56,7 @@ class _Blind:
         self.plans: dict[int, OpPlan] = {}
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return plan.run(*args, **kwargs)
+        return own_call(plan.run, args, kwargs)
 
     pass_by = observe
 
@@ -146,11 +147,11 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                     return NotImplemented
                 if issubclass(t, UninitializedTensorMixin):  # of lazy modules: no shape, no values yet
                     self._observer.count(plan.name, "uninitialized parameter")
-                    return plan.run(*args, **kwargs)
+                    return own_call(plan.run, args, kwargs)
         if plan.composite and (torch.is_inference_mode_enabled() or higher_order.is_inside()):
             torchapi.push_mode(self)
             try:
-                return torchapi.run_composite(func, args, kwargs)
+                return own_call(torchapi.decomposition(func), args, kwargs)
             finally:
                 torchapi.pop_mode(self)
         if plan.passes:
@@ -200,8 +201,7 @@ def _learn(quick: Any, core: Any, plan: OpPlan) -> None:
         way = core.SEVERAL
     skipped = plan.name, "" if plan.passes else "cpu", plan.reason
     looks = way in (core.IN_PLACE, core.SEVERAL)
-    handle, tensors = torchapi.boxed_operator(plan.func)
-    quick.learn(plan.func, plan, plan.run, plan.index, skipped, way, written if looks else (), handle, tensors)
+    quick.learn(plan.func, plan, plan.run, plan.index, skipped, way, written if looks else ())
 
 
 def handing_over_ns() -> float:

@@ -1,7 +1,8 @@
 """Where a program that tells of no steps begins anew: at the next call of the module that it called first.
 
-`nn.Module.__call__` is wrapped while a comparison has a budget and knows of no step. The wrapper lies below that of
-attribution, which goes where nobody watches. Calls inside of a module's call pass at once.
+In a training, it is the first call of any module after an optimizer's step; see `optimizers`.
+`nn.Module.__call__` is wrapped while a comparison has a budget and the program marked no step. The wrapper lies below
+that of attribution, which goes where nobody watches. Calls inside of a module's call pass at once.
 """
 
 from __future__ import annotations
@@ -31,10 +32,17 @@ class Stretches:
 
     Args:
         begin: Called as the first thing of such a call. It may have `Attribution` follow modules, or no more.
+        end_step: Called instead of it where a step is over.
+
+    Attributes:
+        due: Whether a step is over; to be set where an optimizer has stepped.
     """
 
-    def __init__(self, begin: Callable[[], None]) -> None:
+    def __init__(self, begin: Callable[[], None], end_step: Callable[[], None]) -> None:
         self._begin = begin
+        self._end_step = end_step
+        self.due = False
+        self._left_to_steps = 0
         self._thread = threading.get_ident()
         self._inside = False
         self._marker = 0
@@ -83,6 +91,13 @@ class Stretches:
 
     def _begin_at(self, module: nn.Module) -> Callable[..., Any] | None:
         """Begin a stretch if one is due; returns what follows this very call, if that begins only now."""
+        if self.due:
+            self.due = False
+            self._left_to_steps = _MOST_OTHERS
+            return self._and_what_follows(self._end_step)
+        if self._left_to_steps:  # of a training; past so many calls without an optimizer's step, it is none any more
+            self._left_to_steps -= 1
+            return None
         if id(module) != self._marker:
             self._n_others += 1
             if self._marker and self._n_others <= _MOST_OTHERS:
@@ -94,7 +109,10 @@ class Stretches:
         if now - self._began_ns < _LEAST_NS:
             return None
         self._began_ns = now
+        return self._and_what_follows(self._begin)
+
+    def _and_what_follows(self, begin: Callable[[], None]) -> Callable[..., Any] | None:
         before = nn.Module.__call__
-        self._begin()
+        begin()
         after = nn.Module.__call__
         return after if before is self._patched and after is not before else None

@@ -107,8 +107,6 @@ class Handler:
         skipped: tuple[str, str, str],
         way: int,
         written: tuple[int, ...],
-        handle: object,
-        tensors: int,
         /,
     ) -> None: ...
     def guard(

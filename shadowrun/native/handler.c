@@ -27,6 +27,11 @@ long long now_ns(void) {
 #endif
 }
 
+/* The user's own call. No code in Python runs between his line and the operator, so what that warns of comes there. */
+PyObject *run_operator(const Call *call) {
+    return PyObject_Call(call->entry->run, call->args, PyDict_GET_SIZE(call->kwargs) ? call->kwargs : NULL);
+}
+
 /* By a function in Python: warnings that it gives must come at a line of ours, where they are told from the user's. */
 PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs) {
     PyObject *given[] = {NULL, run, args, kwargs};
@@ -188,7 +193,7 @@ static int handle(Handler *self, Call *call, PyObject **out) {
     PyObject *release = Py_NewRef(self->release);
     done = go(self, call, reason, out);
     if (done > 0 && (runs || entry->way == SILENT || reason != NULL)) {
-        *out = run_operator(self, entry, call->args, call->kwargs);
+        *out = run_operator(call);
     }
     if (locks) {
         unlock(release);

@@ -19,8 +19,6 @@ enum { MOST_WRITTEN = 4 };
 typedef struct {
     PyObject *plan, *run, *index;
     PyObject *skipped; /* tuple: the key under which calls without values are counted */
-    PyObject *handle;  /* of the operator, for `boxed`; NULL: it is called by `run` alone */
-    uint64_t tensors;  /* bit i: its argument i is a tensor */
     int way, n_written;
     Py_ssize_t n_skipped; /* not yet told to Python; see `collect` */
     int written[MOST_WRITTEN]; /* positions of the arguments that it writes to, of those that take several */
@@ -40,7 +38,6 @@ typedef struct {
     int64_t (*n_modes)(void); /* the same without Python; or NULL */
     PyObject *asks_functions; /* callable: whether a function mode is on */
     bool (*asks)(void);      /* the same without Python; or NULL */
-    PyObject *boxed;         /* callable(handle, *args, **kwargs): the dispatcher's boxed call */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its slot `everything`: all calls are wanted */
     Py_ssize_t everything;   /* where that lies */
@@ -81,10 +78,8 @@ PyObject *bind(Handler *self, PyObject *mode);
 /* handler.c: mode.__torch_dispatch__(func, types, args=(), kwargs=None), and what others need of it. `self`: or NULL. */
 PyObject *dispatch_call(PyObject *mode, Handler *self, PyObject *const *args, Py_ssize_t n, PyObject *names);
 long long now_ns(void);
+PyObject *run_operator(const Call *call); /* the user's own */
 PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs);
-
-/* direct.c: run the user's own call. */
-PyObject *run_operator(Handler *self, Entry *entry, PyObject *args, PyObject *kwargs);
 
 /* rows.c: 1 with the call's place and the number of its context; 0 where Python must look; -1 with an interrupt. */
 int find_context(Handler *self, Call *call);

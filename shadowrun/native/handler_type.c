@@ -40,14 +40,12 @@ static int make_room(Handler *self) {
     return 0;
 }
 
-/* learn(operator, plan, run, index, key of skipped calls, way, positions of what it writes to, handle or None, bits of
- * the arguments that are tensors) */
+/* learn(operator, plan, run, index, key of skipped calls, way, positions of what it writes to) */
 static PyObject *learn(Handler *self, PyObject *args) {
-    PyObject *func, *plan, *run, *index, *skipped, *written, *handle;
+    PyObject *func, *plan, *run, *index, *skipped, *written;
     int way;
-    unsigned long long tensors;
-    if (!PyArg_ParseTuple(args, "OOOO!O!iO!OK:learn", &func, &plan, &run, &PyLong_Type, &index, &PyTuple_Type, &skipped,
-                          &way, &PyTuple_Type, &written, &handle, &tensors)) {
+    if (!PyArg_ParseTuple(args, "OOOO!O!iO!:learn", &func, &plan, &run, &PyLong_Type, &index, &PyTuple_Type, &skipped,
+                          &way, &PyTuple_Type, &written)) {
         return NULL;
     }
     if (way < 0 || way >= N_WAYS || PyTuple_GET_SIZE(written) > MOST_WRITTEN || PyTuple_GET_SIZE(skipped) != 3) {
@@ -81,8 +79,6 @@ static PyObject *learn(Handler *self, PyObject *args) {
     entry->run = Py_NewRef(run);
     entry->index = Py_NewRef(index);
     entry->skipped = Py_NewRef(skipped);
-    entry->handle = handle == Py_None ? NULL : Py_NewRef(handle);
-    entry->tensors = tensors;
     *slot = (Learnt){Py_NewRef(func), entry};
     self->n_learnt++;
     Py_RETURN_NONE;
@@ -136,7 +132,7 @@ static PyObject *clocks(Handler *self, PyObject *on) {
 }
 
 #define FIELDS(apply)                                                                                                  \
-    apply(n_modes_below) apply(asks_functions) apply(boxed) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
+    apply(n_modes_below) apply(asks_functions) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
         apply(matched) apply(seen_verdict) apply(suspects) apply(spares) apply(make_spare) apply(again)                \
             apply(shares_memory) apply(ended) apply(failed) apply(unrecorded) apply(acquire) apply(release)            \
                 apply(waited_for)
@@ -208,7 +204,6 @@ static int clear(Handler *self) {
             Py_DECREF(learnt[i].entry->run);
             Py_DECREF(learnt[i].entry->index);
             Py_DECREF(learnt[i].entry->skipped);
-            Py_XDECREF(learnt[i].entry->handle);
             PyMem_Free(learnt[i].entry);
         }
     }

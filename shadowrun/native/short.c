@@ -110,7 +110,7 @@ static PyObject *run_and_judge(Handler *self, Call *call, const Copies *copies, 
         }
     }
     long long start = now_ns();
-    PyObject *out = run_operator(self, call->entry, call->args, call->kwargs);
+    PyObject *out = run_operator(call);
     long long ns = now_ns() - start;
     if (out == NULL) {
         return NULL;

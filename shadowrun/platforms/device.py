@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import torchplatform
+from shadowrun.platforms import sim, torchplatform
 from shadowrun.platforms.cpu import CpuSettings
 from shadowrun.platforms.device_settings import device_settings
 from shadowrun.platforms.remote import Worker
+from shadowrun.platforms.sim import naming
 from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PLUGINS, PlatformSpec, known_devices, parse
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def resolve(spec: Any) -> Platform:
     return Platform(
         spec=wanted,
         device=_device(wanted),
-        dispatch_key=torchplatform.dispatch_key(wanted.device_type),
+        dispatch_key=torchplatform.dispatch_key(_torch_type(wanted.device_type)),
         functionalizes=wanted.device_type in _FUNCTIONALIZING,
         remote=Worker(wanted) if wanted.needs_process else None,
     )
@@ -207,7 +208,7 @@ def _missing(device_type: str) -> str:
     if device_type == "lazy":
         return "" if torchplatform.lazy_available() else "this torch was built without it"
     if device_type == "sim":
-        free = taken == "privateuseone" and not torchplatform.private_device_present()
+        free = taken == "privateuseone" and (sim.is_enabled() or not torchplatform.private_device_present())
         return "" if free else f"torch's one private-use device is already taken by {taken!r} in this process"
     if device_type in PLUGINS:
         package = PLUGINS[device_type]
@@ -233,9 +234,8 @@ def _start(device_type: str) -> str:
         torchplatform.init_lazy()
         return ""
     if device_type == "sim":
-        from shadowrun.platforms import sim
-
-        sim.enable()
+        # The program has no more accelerators for being compared with one, unless it asks for it.
+        (sim.enable if naming.is_named_on_the_way_here("sim") else sim.register)()
         return ""
     try:
         if device_type in PLUGINS:
@@ -259,18 +259,24 @@ def _start(device_type: str) -> str:
 def _count(device_type: str) -> int:
     if device_type in ("cpu", "lazy"):
         return 1
-    count = getattr(getattr(torch, device_type, None), "device_count", None)
+    count = getattr(_module(_torch_type(device_type)), "device_count", None)
     return int(count()) if count is not None else 1
 
 
 def _device(spec: PlatformSpec) -> torch.device:
     """Tensors carry an index on every device but the CPU: give it, so that devices compare equal."""
-    if spec.device_type == "cpu":
+    device_type = _torch_type(spec.device_type)
+    if device_type == "cpu":
         return torch.device("cpu")
     if spec.index is not None:
-        return torch.device(spec.device_type, spec.index)
-    current = getattr(getattr(torch, spec.device_type, None), "current_device", None)
-    return torch.device(spec.device_type, int(current()) if current is not None else 0)
+        return torch.device(device_type, spec.index)
+    current = getattr(_module(device_type), "current_device", None)
+    return torch.device(device_type, int(current()) if current is not None else 0)
+
+
+def _torch_type(device_type: str) -> str:
+    """The name that torch has for a device type: `sim` has none of its own where programs do not ask for it."""
+    return sim.device_name() if device_type == "sim" and sim.is_enabled() else device_type
 
 
 def _describe(device_type: str) -> str:

@@ -62,7 +62,7 @@ def fingerprint(platform: Platform) -> dict[str, Any]:
 
     Every platform has the CPU's part: operators that fall back are computed there.
     """
-    facts: dict[str, Any] = {"platform": str(platform), "device": platform.device.type}
+    facts: dict[str, Any] = {"platform": str(platform), "device": platform.spec.device_type}
     if platform.remote is not None:
         return platform.remote.facts() | facts
     facts.update(_device_facts(platform))

@@ -141,10 +141,10 @@ def known_devices() -> list[str]:
     # A plug-in or the simulated device may have named torch's private-use device; only a torch that
     # is loaded already can know.
     if "torch" in sys.modules:
-        from shadowrun.platforms import torchplatform
+        from shadowrun.platforms import sim, torchplatform
 
         name = torchplatform.private_device_name()
-        if name != "privateuseone" or torchplatform.private_device_present():
+        if name != "privateuseone" or (torchplatform.private_device_present() and not sim.is_enabled()):
             names.add(name)
     return sorted(names)
 

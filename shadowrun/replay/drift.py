@@ -1,9 +1,12 @@
-"""The accumulated error: a second chain in which the reference lives on its own results.
+"""The accumulated error: a second chain, in which the other platform lives on its own results.
 
-Kept by storage: each storage of the user's program has a twin on the reference; any view of it is laid
-over the twin. Tensor-keyed maps are wrong: autograd unpacks a saved output as another tensor on the same
-storage. Where the chain cannot follow (random draws of another device, data-dependent shapes), the
-user's values win and the chain goes on from them.
+Where the program runs on the target, the reference has a chain; where it runs on the reference, the target has one;
+where it runs on neither, both have. A call of the reference's on what came from the target goes on in the reference's.
+
+Kept by storage: each storage of the user's program has a twin in the chain; any view of it is laid over the twin.
+Tensor-keyed maps are wrong: autograd unpacks a saved output as another tensor on the same storage. Where a chain cannot
+follow (random draws of another device, data-dependent shapes, an operator that the target lacks), the user's values win
+and the chain goes on from them.
 """
 
 from __future__ import annotations
@@ -23,9 +26,14 @@ from shadowrun.replay.mirror import tensors_in
 
 if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.replay.execution import Executor
+    from shadowrun.replay.case import Value
+    from shadowrun.replay.execution import Executor, Ran
+    from shadowrun.replay.stage import Role
 
-__all__ = ["DriftChain"]
+__all__ = ["Drift", "DriftChain"]
+
+_CPU = torch.device("cpu")
+_NOT_FOLLOWED = (-1.0, -1.0)
 
 
 @dataclass(slots=True)
@@ -35,41 +43,45 @@ class _Twin:
     key: int
 
 
+_UNFOLLOWED = object()
+
+
 class _Pending(threading.local):
     def __init__(self) -> None:
         self.call: Any = None
 
 
-class DriftChain:
-    """The reference's own chain.
+class Drift:
+    """The chains of a comparison.
 
     Args:
-        ref: Runs the chain.
-        max_bytes: Bytes that all twins together may take; past them the oldest are dropped (they are
-            then made anew from the user's values).
+        target, ref: Run the chains.
+        max_bytes: See `DriftChain`; for each.
     """
 
-    def __init__(self, ref: Executor, max_bytes: int) -> None:
-        self._ref = ref
-        self._max_bytes = max_bytes
-        self._twins: dict[int, _Twin] = {}
-        self._held = 0
-        self._pending = _Pending()
+    def __init__(self, target: Executor, ref: Executor, max_bytes: int) -> None:
+        self._of_target = DriftChain(target, max_bytes)
+        self._of_ref = DriftChain(ref, max_bytes, ref.device)
 
     def clear(self) -> None:
         """Forget all: what the program did between two blocks was not seen."""
-        self._twins.clear()
-        self._held = 0
+        self._of_target.clear()
+        self._of_ref.clear()
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Lay the call's inputs over the twins, before the user's call may change them."""
-        try:
-            self._pending.call = (
-                tuple([self._twin_of(a) for a in args]),
-                self._on_reference({k: self._twin_of(v) for k, v in kwargs.items()}),
-            )
-        except (RuntimeError, NotImplementedError, TypeError):  # layouts without a storage: not followed
-            self._pending.call = None
+    def before(self, role: Role, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Lay the call's inputs over the twins, before the user's call may change them.
+
+        Args:
+            role: What the device on which the user's call runs is.
+            args: His positional arguments.
+            kwargs: His arguments by name.
+        """
+        on_target = role.on_target or (role.on_ref and self._of_ref.knows(args, kwargs))
+        for chain, follows in ((self._of_target, not on_target), (self._of_ref, on_target or not role.on_ref)):
+            if follows:
+                chain.before(args, kwargs)
+            else:
+                chain.leave_out()
 
     def after(
         self,
@@ -83,34 +95,132 @@ class DriftChain:
         """Run the call in the chain.
 
         Returns:
-            Greatest absolute difference of any result from the user's, and its RMSE relative to the RMS
-            of the reference (the greatest over the results); -1 where the chain could not follow.
+            Greatest absolute difference of any result of the target's from the reference's, and its RMSE relative to
+            the RMS of the reference (the greatest over the results); -1 where the chain could not follow.
         """
-        call, self._pending.call = self._pending.call, None
-        if call is None:
-            return -1.0, -1.0
-        if generator is not None and state is not None:
-            generator.set_state(state)
-        try:
-            ran = self._ref.run(plan, *call)
-        except Exception:  # an input drifted out of the operator's domain: go on from the user's values
-            self.reseed(plan, args, kwargs, out)
-            return -1.0, -1.0
-        mine = results.values(plan, args, kwargs, out)
-        theirs = results.values(plan, ran.args, ran.kwargs, ran.out)
+        own: list[Value] = list(results.values(plan, args, kwargs, out))
+        found: list[list[Value] | None] = []
+        for chain in (self._of_target, self._of_ref):
+            if chain.follows:
+                found.append(chain.after(plan, args, kwargs, out, generator, state))
+            else:  # the other one goes on from here
+                chain.reseed(plan, args, kwargs, out)
+                found.append(own)
+        actual, expected = found
+        if actual is None or expected is None:
+            return _NOT_FOLLOWED
         drift = (0.0, 0.0)
-        for actual, expected in zip(mine, theirs, strict=True):
-            error = _error(to_cpu(actual), to_cpu(expected))
+        for a, e in zip(actual, expected, strict=True):
+            error = _error(to_cpu(a), to_cpu(e))
             drift = (max(drift[0], error[0]), max(drift[1], error[1]))
-        written = {id(results.argument(a, args, kwargs)) for a in plan.mutated}
-        for actual, expected in zip(mine, theirs, strict=True):
-            if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor) and id(actual) not in written:
-                self._adopt(actual, expected)
         return drift
 
     def reseed(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Forget the twins of a call's results: they are made anew from the user's values."""
+        self._of_target.reseed(plan, args, kwargs, out)
+        self._of_ref.reseed(plan, args, kwargs, out)
+
+
+class DriftChain:
+    """One platform's own chain.
+
+    Args:
+        executor: Runs the chain.
+        max_bytes: Bytes that all twins together may take; past them the oldest are dropped (they are
+            then made anew from the user's values).
+        device: Where twins lie: that of the executor, or the CPU, from where each call's inputs are copied.
+    """
+
+    def __init__(self, executor: Executor, max_bytes: int, device: torch.device = _CPU) -> None:
+        self._executor = executor
+        self._device = device
+        self._max_bytes = max_bytes
+        self._twins: dict[int, _Twin] = {}
+        self._held = 0
+        self._pending = _Pending()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._twins.clear()
+        self._held = 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether the call in hand runs here too."""
+        return self._pending.call is not None
+
+    def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an input has a twin here."""
+        if not self._twins:
+            return False
+        try:
+            return any(torchapi.storage_key(t) in self._twins for t in tensors_in((*args, *kwargs.values())))
+        except (RuntimeError, NotImplementedError, TypeError):
+            return False
+
+    def leave_out(self) -> None:
+        """The call runs elsewhere."""
         self._pending.call = None
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Lay the call's inputs over the twins."""
+        try:
+            self._pending.call = (
+                tuple([self._twin_of(a) for a in args]),
+                self._on_device({k: self._twin_of(v) for k, v in kwargs.items()}),
+            )
+        except (RuntimeError, NotImplementedError, TypeError):  # layouts without a storage: not followed
+            self._pending.call = _UNFOLLOWED
+
+    def after(
+        self,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        generator: torch.Generator | None,
+        state: torch.Tensor | None,
+    ) -> list[Value] | None:
+        """Run the call here; its results, as `results.values` has them, or None where the chain could not follow."""
+        call, self._pending.call = self._pending.call, None
+        if call is _UNFOLLOWED:
+            self.reseed(plan, args, kwargs, out)
+            return None
+        if generator is not None and state is not None:
+            generator.set_state(state)
+        mine = results.values(plan, args, kwargs, out)
+        try:
+            theirs = self._run(plan, *call)
+        except Exception:  # an input drifted out of the operator's domain, or the operator is missing
+            theirs = []
+        if len(theirs) != len(mine):
+            self.reseed(plan, args, kwargs, out)
+            return None
+        written = {id(t) for t in tensors_in([results.argument(a, args, kwargs) for a in plan.mutated])}
+        for actual, expected in zip(mine, theirs, strict=True):
+            if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor) and id(actual) not in written:
+                self._adopt(actual, expected)
+        return theirs
+
+    def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
+        """Run a call on twins, which get what it writes."""
+        executor = self._executor
+        if executor.device.type == self._device.type:
+            ran: Ran = executor.run(plan, args, kwargs)
+            return list(results.values(plan, ran.args, ran.kwargs, ran.out))
+        ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+        theirs = executor.values(plan, ran)
+        written = list(tensors_in([results.argument(a, args, kwargs) for a in plan.mutated]))
+        for twin, value in zip(written, theirs[len(theirs) - len(written) :], strict=True):
+            if isinstance(value, torch.Tensor):
+                if twin.shape != value.shape:
+                    twin.resize_(value.shape)
+                twin.copy_(value)
+        return theirs
+
+    def reseed(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Forget the twins of a call's results: they are made anew from the user's values."""
+        self.leave_out()
         for value in tensors_in(results.values(plan, args, kwargs, out)):
             try:
                 self._drop(torchapi.storage_key(value))
@@ -123,9 +233,9 @@ class DriftChain:
         if not isinstance(value, torch.Tensor):
             return value
         if torchapi.is_zero_tensor(value):
-            return torch.zeros(value.shape, dtype=value.dtype, device=self._ref.device)
+            return torch.zeros(value.shape, dtype=value.dtype, device=self._device)
         twin = self._twin_storage(value)
-        base = torch.empty(0, dtype=value.dtype, device=self._ref.device)
+        base = torch.empty(0, dtype=value.dtype, device=self._device)
         laid = base.set_(twin.bytes.untyped_storage(), value.storage_offset(), value.size(), value.stride())
         if value.is_conj():
             laid = laid.conj()
@@ -138,7 +248,7 @@ class DriftChain:
         if twin is not None and twin.nbytes == storage.nbytes():
             return twin
         raw = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-        return self._keep(value, raw.to(self._ref.device, copy=True))
+        return self._keep(value, raw.to(self._device, copy=True))
 
     def _adopt(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
         """Make the chain's own result the twin of the user's."""
@@ -154,8 +264,8 @@ class DriftChain:
         if same_layout:
             raw = torch.empty(0, dtype=torch.uint8, device=expected.device).set_(theirs)
         else:
-            raw = torch.zeros(storage.nbytes(), dtype=torch.uint8, device=self._ref.device)
-            laid = torch.empty(0, dtype=actual.dtype, device=self._ref.device)
+            raw = torch.zeros(storage.nbytes(), dtype=torch.uint8, device=self._device)
+            laid = torch.empty(0, dtype=actual.dtype, device=self._device)
             laid.set_(raw.untyped_storage(), actual.storage_offset(), actual.size(), actual.stride()).copy_(expected)
         self._keep(actual, raw)
 
@@ -182,9 +292,9 @@ class DriftChain:
         if twin is not None:
             self._held -= twin.nbytes
 
-    def _on_reference(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _on_device(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         if kwargs.get("device") is not None:
-            kwargs["device"] = self._ref.device
+            kwargs["device"] = self._device
         return kwargs
 
 

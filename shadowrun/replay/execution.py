@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from shadowrun.intercept import torchapi
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.fallback import Evidence, FallbackWitness
 from shadowrun.replay import results
@@ -17,6 +18,8 @@ from shadowrun.replay.mirror import Arguments, kept_on_cpu, mirror, move, tensor
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shadowrun.platforms.device import Platform
     from shadowrun.replay.case import Value
 
@@ -25,6 +28,7 @@ __all__ = ["Executor", "Ran"]
 _CPU = torch.device("cpu")
 _UNDEFINED = object()
 _clock = time.perf_counter_ns
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -84,6 +88,10 @@ class Executor:
         unwatched: Ran = torchapi.unheard(self._run, (), (plan, args, kwargs))
         return unwatched
 
+    def asked(self, question: Callable[[Executor], _T]) -> _T:
+        """Answer a question that runs calls on this platform, on the thread that may run them."""
+        return question(self)
+
     def call(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that needs no watching, under this platform's settings."""
         if self.plain:
@@ -133,7 +141,7 @@ class Executor:
         """Run the user's own call: nothing is changed around it, it is only watched."""
         if not self.witness.active:
             start = _clock()
-            out = plan.run(*args, **kwargs)
+            out = own_call(plan.run, args, kwargs)
             return Ran(args, kwargs, out, _clock() - start)
         key = _watch_key(plan, args)
         with self.witness.watch(key, plan.name, mute=False) as found:
@@ -142,10 +150,10 @@ class Executor:
             if self.platform.functionalizes and not any(t.device.type != "cpu" for t in given):
                 # A factory, or a copy from the CPU: the device wraps its result for Functionalize.
                 with torchapi.functionalize_included():
-                    out = plan.run(*args, **kwargs)
+                    out = own_call(plan.run, args, kwargs)
             else:
                 # Functionalize comes before the mode: these are the tensors that it unwrapped.
-                out = plan.run(*args, **kwargs)
+                out = own_call(plan.run, args, kwargs)
             ran = Ran(args, kwargs, out, _clock() - start)
         if found:
             ran.fallback = found[0]

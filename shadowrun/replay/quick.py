@@ -32,7 +32,7 @@ class Quick:
         recorder: Whose rows it adds to.
         selection: What is wanted.
         attribution: Tells where calls come from.
-        comparing: Knows the suspects.
+        comparing: Knows which operators are watched.
         shared: The same ways in Python.
         role: What the CPU means.
 
@@ -59,11 +59,10 @@ class Quick:
             n_modes=torchapi.address_behind("n_modes"),
             asks_functions=torchapi.asks_functions,
             asks=torchapi.address_behind("asks_functions"),
-            boxed=torchapi.boxed_call,
             places=attribution.quick,
             selection=selection,
             device=role.device,
-            suspects=comparing.suspects,
+            suspects=comparing.watched,
             spares=shared.short.spares.by_form,
             make_spare=shared.short.spares.make,
             again=_again,

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.dispatch import ShadowMode
 from shadowrun.intercept.graphs import Recordings
+from shadowrun.intercept.own_call import own_call
 from shadowrun.platforms.streams import transfers
-from shadowrun.replay import across, on_device
 from shadowrun.replay.across import AcrossPath
 from shadowrun.replay.behind import BehindPath
 from shadowrun.replay.comparing import Comparing
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
     from shadowrun.replay.budget import Budget
-    from shadowrun.replay.drift import DriftChain
+    from shadowrun.replay.drift import Drift
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.schedule import Selection
+    from shadowrun.replay.short import ShortWay
 
 __all__ = ["Replayer", "why_not_behind"]
 
@@ -68,7 +68,7 @@ class Replayer:
         ref: Platform,
         recorder: Recorder,
         selection: Selection,
-        drift: DriftChain | None,
+        drift: Drift | None,
         budget: Budget | None = None,
     ) -> None:
         self._target = Executor(target)
@@ -99,7 +99,7 @@ class Replayer:
         self._all_cpu = target.device.type == ref.device.type == "cpu"
         self._short: ShortWay | None = None
         self._replays = config.replay
-        self._warnings = WarningFilter(ShadowMode.__torch_dispatch__.__code__, _USER_CODES)
+        self._warnings = WarningFilter()
         self.plans: dict[int, OpPlan] = {}
         self._own_ns = 0
         self.lock = threading.RLock()
@@ -166,7 +166,7 @@ class Replayer:
         finally:
             if got:
                 self.lock.release()
-        return plan.run(*args, **kwargs)
+        return own_call(plan.run, args, kwargs)
 
     def take_turn(self) -> bool:
         """Take the lock; False where a call takes too long.
@@ -213,12 +213,12 @@ class Replayer:
         lock = self.lock
         if not self._replays:
             self._record(plan, args, kwargs)
-            return plan.run(*args, **kwargs)
+            return own_call(plan.run, args, kwargs)
         if plan.custom and not self._selection.ops_named:
             return self._observe(plan, args, kwargs)
         if (self._gate.locked() or not lock.acquire(False)) and not self.take_turn():
             self._recorder.skip(plan.name, "", _WAITED)
-            return plan.run(*args, **kwargs)
+            return own_call(plan.run, args, kwargs)
         try:
             if args and (short := self._short) is not None:
                 first = args[0]
@@ -239,7 +239,7 @@ class Replayer:
                         self._attribution.note(_FEWER)  # its backward may be compared
                         self._recorder.skip(plan.name, "cpu", reason)
                         self._own_ns += _clock() - entered
-                        return plan.run(*args, **kwargs)
+                        return own_call(plan.run, args, kwargs)
             elif self._budget is not None:
                 return self._observe_within(self._budget, plan, args, kwargs)
             return self._observe(plan, args, kwargs)
@@ -298,20 +298,20 @@ class Replayer:
 
     def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], unwanted: str = "") -> Any:
         if not self._running:
-            return plan.run(*args, **kwargs)
+            return own_call(plan.run, args, kwargs)
         entered = _clock()
         role = self._role(args, kwargs)
         if unwanted and (role.shared or not role.on_target):
             self._recorder.place_silently(_FRAMES)  # its backward may be compared
             self._recorder.skip(plan.name, "", unwanted)
             self._own_ns += _clock() - entered
-            return plan.run(*args, **kwargs)
+            return own_call(plan.run, args, kwargs)
         silent = plan.silent
         if silent and role.shared:
             self._recorder.place_silently(_FRAMES)
             self._recorder.skip(plan.name, "cpu", plan.reason)
             self._own_ns += _clock() - entered
-            return plan.run(*args, **kwargs)
+            return own_call(plan.run, args, kwargs)
         place = self._recorder.place(_FRAMES)
         reason = plan.reason if silent else ""
         if not self._selection.everything:
@@ -324,12 +324,17 @@ class Replayer:
         if reason and (role.shared or not role.on_target):
             self._recorder.skip(plan.name, str(role.device), reason)
             self._own_ns += _clock() - entered
-            return plan.run(*args, **kwargs)
+            out = own_call(plan.run, args, kwargs)
+            if self._drift is not None and not silent:
+                self._drift.reseed(plan, args, kwargs, out)
+            return out
         if role.shared:
             out, ns = self._shared.observe(plan, args, kwargs, role, place)
         else:
             ran = (self._behind or self._across).observe(plan, args, kwargs, role, place, reason)
             out, ns = ran.out, ran.ns
+            if self._drift is not None and reason and not silent:
+                self._drift.reseed(plan, args, kwargs, out)
         own_ns = _clock() - entered - ns
         self._own_ns += own_ns
         if self._budget is not None and not reason:
@@ -395,27 +400,3 @@ def why_not_behind(config: Config, target: Platform, ref: Platform) -> str:
     if transfers(target) is None:
         return f"calls on {target} have ended when they return"
     return ""
-
-
-_USER_CODES = frozenset(
-    run.__code__
-    for run in (
-        Replayer.observe,
-        Replayer._observe,
-        Replayer._observe_within,
-        Replayer.pass_by,
-        SharedPath.observe,
-        ShortWay.fresh,
-        ShortWay.in_place,
-        SharedPath._observe_several,
-        SharedPath._observe_any,
-        AcrossPath.observe,
-        BehindPath.observe,
-        BehindPath._observe_on_cpu,
-        OnDevicePath.observe,
-        on_device._plainly,
-        across._plainly,
-        Executor.run_user,
-    )
-)
-"""Functions on the way from the mode's handler to the user's own call, for `WarningFilter`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.torchapi import unheard
 from shadowrun.numerics.bits import Uncomparable
 from shadowrun.replay import results
@@ -87,7 +88,7 @@ class SharedPath:
     ) -> tuple[Any, int]:
         """Several results, lists, numbers, any arguments that are written to; nothing is drawn."""
         start = _clock()
-        out = plan.run(*args, **kwargs)
+        out = own_call(plan.run, args, kwargs)
         ns = _clock() - start
         other = self._stage.ref if role.on_target else self._stage.target
         try:
@@ -141,9 +142,9 @@ class SharedPath:
             problem = stage.harness("copying the inputs of", plan, error, (*args, *kwargs.values()))
         drift = stage.drift
         if drift is not None:
-            unheard(drift.before, (), (args, kwargs))
+            unheard(drift.before, (), (role, args, kwargs))
         start = _clock()
-        out = plan.run(*args, **kwargs)
+        out = own_call(plan.run, args, kwargs)
         own = Ran(args, kwargs, out, _clock() - start)
         if problem is not None:
             stage.unverified(context, problem, plan, own)

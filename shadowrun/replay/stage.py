@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import ShadowrunWarning
+from shadowrun.platforms.unsupported import limit_of_host
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.replay.comparing import Comparing
-    from shadowrun.replay.drift import DriftChain
+    from shadowrun.replay.drift import Drift
     from shadowrun.replay.execution import Executor, Ran
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.schedule import Selection
@@ -59,11 +60,11 @@ class Stage:
     recorder: Recorder
     selection: Selection
     comparing: Comparing
-    drift: DriftChain | None
+    drift: Drift | None
     _warned: bool = field(default=False)
 
     def unverified(self, context: int, verdict: Verdict, plan: OpPlan, own: Ran | None) -> None:
-        """Record a call that could not be compared; the drift chain goes on from the user's values."""
+        """Record a call that could not be compared; drift goes on from the user's values."""
         try:
             if context >= 0:
                 self.recorder.verdict(context, verdict)
@@ -86,6 +87,8 @@ class Stage:
             return Verdict(Status.UNVERIFIED, None, kind, f"{type(error).__name__}: {error}"[:300])
         if isinstance(error, Warning):  # the user's filters make errors of warnings, and only the replay gave one
             return Verdict(Status.UNVERIFIED, None, f"the replay raised a {type(error).__name__}", str(error)[:300])
+        if limit := limit_of_host(error):
+            return Verdict(Status.UNVERIFIED, None, limit, f"{type(error).__name__}: {error}"[:300])
         text = f"{doing} {plan.name}: {type(error).__name__}: {error}"[:500]
         if not self._warned:
             self._warned = True

@@ -1,8 +1,8 @@
 """Warnings of replays, which are not the user's: they never reach him.
 
-Torch collects the warnings of C++ code and gives them when the outermost of its Python functions returns: those of
-the user's call and of its replay together. So replays run inside `torchapi.unheard`, which collects for itself and
-gives them at a line of ours, where `WarningFilter` drops them.
+What C++ code warns of is collected and given when one of torch's functions returns, at the Python line that runs then.
+Replays run inside `torchapi.unheard`, which is such a function, so theirs come at lines of ours; the program's own come
+at the program's (see `shadowrun.intercept.own_call`). Python code warns where it runs: below the one or the other.
 """
 
 from __future__ import annotations
@@ -14,29 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import ShadowrunWarning
+from shadowrun.intercept.own_call import is_own_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType
+    from types import FrameType
 
 __all__ = ["WarningFilter"]
 
 _HERE = str(Path(__file__).parent) + os.sep
-_FALLBACK = str(Path(__file__).parents[1] / "platforms" / "fallback.py")
 
 
 class WarningFilter:
-    """In place while a comparison runs. It looks only at warnings that are shown: calls without any pay nothing.
+    """In place while a comparison runs. It looks only at warnings that are shown: calls without any pay nothing."""
 
-    Args:
-        handler: The dispatch mode's handler: its caller is the user's program.
-        user_codes: Functions of ours that run the user's own call. One that also replays does so once it has a
-            local variable ``out``.
-    """
-
-    def __init__(self, handler: CodeType, user_codes: frozenset[CodeType]) -> None:
-        self._handler = handler
-        self._user_codes = user_codes
+    def __init__(self) -> None:
         self._original: Callable[[warnings.WarningMessage], None] | None = None
         self._patched: Callable[[warnings.WarningMessage], None] | None = None
 
@@ -45,7 +37,7 @@ class WarningFilter:
         original = warnings._showwarnmsg  # type: ignore[attr-defined]
 
         def show(message: warnings.WarningMessage) -> None:
-            if issubclass(message.category, ShadowrunWarning) or not self._is_replay(sys._getframe(1)):
+            if issubclass(message.category, ShadowrunWarning) or not _in_replay(sys._getframe(1)):
                 original(message)
                 return
             # Filters that show a text once remember it now: the user's own warning is still to come.
@@ -61,15 +53,11 @@ class WarningFilter:
             warnings._showwarnmsg = self._original  # type: ignore[attr-defined]
         self._original = None
 
-    def _is_replay(self, frame: FrameType | None) -> bool:
-        while frame is not None and frame.f_code.co_filename == _FALLBACK:
-            frame = frame.f_back
-        # Given by `unheard` itself, which our functions call for replays only.
-        if frame is not None and frame.f_code.co_filename.startswith(_HERE):
+
+def _in_replay(frame: FrameType | None) -> bool:
+    """Whether what runs there was called by ours, and by no call of the program's within."""
+    while frame is not None and not is_own_call(frame.f_code):
+        if frame.f_code.co_filename.startswith(_HERE):
             return True
-        while frame is not None and frame.f_code is not self._handler:
-            code = frame.f_code
-            if code.co_filename.startswith(_HERE) and (code not in self._user_codes or "out" in frame.f_locals):
-                return True
-            frame = frame.f_back
-        return False
+        frame = frame.f_back
+    return False

@@ -5,14 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shadowrun.store.schema import POSITIONS
 from shadowrun.types import RunInfo, TensorDiff, TensorMeta
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from _typeshed import DataclassInstance
+
 __all__ = [
+    "SIZES",
     "PackedDiff",
+    "decode_facts",
     "decode_float",
     "decode_info",
     "diff_from_row",
@@ -22,9 +30,16 @@ __all__ = [
     "encode_info",
     "encode_int",
     "jsonable",
+    "storable",
 ]
 
 INT64_MAX = 2**63 - 1
+MOST_RANKS = 2**20
+MOST_NESTED = 20
+SIZES = re.compile(r"\[(-?\d{1,19}(, ?-?\d{1,19}){0,999})?\]", re.ASCII)
+"""A JSON list of whole numbers, such as a shape."""
+_BUDGET = {"ratio", "achieved", "n_signatures", "n_verified", "n_calls", "n_replayed", "n_steps", "n_unwatched"}
+_Facts = TypeVar("_Facts", bound="DataclassInstance")
 N_FORM_COLUMNS = 5
 PackedDiff = tuple[tuple[Any, ...], tuple[float, ...]]
 # These getters take a third of the time of as many attributes.
@@ -51,6 +66,11 @@ def encode_int(value: int) -> int | float:
     return value if -INT64_MAX <= value <= INT64_MAX else float(value)
 
 
+def storable(value: Any) -> Any:
+    """A text that UTF-8 can hold; half a character, as in a file's name that is not UTF-8, becomes its escape."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
 def jsonable(value: Any) -> Any:
     """A copy that strict JSON can hold: non-finite floats as ``"nan"``, ``"inf"``, ``"-inf"``; the rest by `str`."""
     if isinstance(value, float):
@@ -74,15 +94,79 @@ def encode_info(info: RunInfo) -> str:
 
 
 def decode_info(text: str) -> RunInfo:
-    """A `RunInfo` from JSON; keys of a later shadowrun are ignored."""
-    found: dict[str, Any] = json.loads(text)
-    known = {f.name for f in dataclasses.fields(RunInfo)}
-    values = {k: v for k, v in found.items() if k in known}
-    for name in ("argv", "notes"):
-        values[name] = tuple(values.get(name, ()))
-    for name in ("wall_s", "own_s", "behind_s"):
-        values[name] = float(values.get(name, 0.0))
-    return RunInfo(**values)
+    """A `RunInfo` from JSON; keys of a later shadowrun are ignored.
+
+    Raises:
+        ValueError: It is none.
+    """
+    info = decode_facts(RunInfo, text)
+    if not 0 <= info.rank < info.world_size <= MOST_RANKS:
+        raise ValueError(f"rank {info.rank} of {info.world_size}")
+    for name, value in (("slow_ratio", info.config.get("slow_ratio", 0)), *info.budget.items()):
+        if not _is_number(value):
+            raise ValueError(f"{name} is no number")
+    missing = _BUDGET - info.budget.keys() if info.budget else ()
+    if missing:
+        raise ValueError(f"the budget lacks {', '.join(sorted(missing))}")
+    return dataclasses.replace(info, budget={name: _number(value) for name, value in info.budget.items()})
+
+
+def decode_facts(kind: type[_Facts], text: str) -> _Facts:
+    """A dataclass of texts, numbers, lists and dictionaries from JSON; unknown keys are ignored.
+
+    Raises:
+        ValueError: It is none: a field is of another type, or missing.
+    """
+    try:
+        found = _of_type(dict)(json.loads(text))
+        given = {f.name: (str(f.type), found[f.name]) for f in dataclasses.fields(kind) if f.name in found}
+        return kind(**{name: _DECODERS[type_name](value) for name, (type_name, value) in given.items()})
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        raise ValueError(f"its information cannot be read: {type(error).__name__} {error}"[:200]) from error
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or value in ("nan", "inf", "-inf")
+
+
+def _number(value: Any) -> float:
+    """What `jsonable` made of a number."""
+    if not _is_number(value):
+        raise TypeError(f"{value!r:.40} is no number")
+    return float(value) if isinstance(value, str) else value
+
+
+def _of_type(*types: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) not in types:
+            raise TypeError(f"{value!r:.40} is no {types[0].__name__}")
+        return value
+
+    return check
+
+
+def _dictionary(value: Any) -> dict[str, Any]:
+    _of_type(dict)(value)
+    if _depth(value) > MOST_NESTED:
+        raise ValueError("nested too deeply")
+    return dict(value)
+
+
+def _depth(value: Any, above: int = 0) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return above if above > MOST_NESTED else max((_depth(part, above + 1) for part in parts), default=above)
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "str": _of_type(str),
+    "int": _of_type(int),
+    "float": lambda value: float(_number(value)),
+    "bool": _of_type(bool),
+    "dict[str, Any]": _dictionary,
+    "dict[str, str]": lambda value: {name: str(text) for name, text in _dictionary(value).items()},
+    "tuple[str, ...]": lambda value: tuple(_of_type(str)(text) for text in _of_type(list)(value)),
+}
+"""By the type of a field."""
 
 
 def encode_form(meta: TensorMeta) -> tuple[str, ...]:
@@ -112,7 +196,7 @@ def _encode_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int | str |
 
 
 def _decode_index(place: int | str | None, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if place is None:
+    if place is None or (0 in shape and not isinstance(place, str)):
         return ()
     if isinstance(place, str):
         return tuple(json.loads(place))

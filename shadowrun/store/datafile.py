@@ -74,6 +74,7 @@ class DataFile:
         self._info: RunInfo | None = None
         self._earlier_s = (0.0, 0.0, 0.0)
         self._folder: Path | None = None
+        self._n_changes = 0
 
     @classmethod
     def create(
@@ -134,13 +135,18 @@ class DataFile:
             opening.check_writable(path)
 
     @classmethod
-    def open(cls, path: Path) -> DataFile:
+    def open(cls, path: Path, *, salvage: bool = False) -> DataFile:
         """Open for reading, also while another process records or after it was killed.
+
+        Args:
+            path: The file.
+            salvage: Of a damaged file, read what can be read; a note of its `info` says what is missing.
 
         Raises:
             DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         """
-        return cls(path, opening.connect_existing(path), writable=False)
+        connect = opening.salvage if salvage else opening.connect_existing
+        return cls(path, connect(path), writable=False)
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -201,6 +207,10 @@ class DataFile:
         """Record that the inputs of call `seq` were kept, in a file of `tensors`."""
         self._waiting["capture"].append((seq, file, n_bytes))
 
+    def drop_capture(self, file: str) -> None:
+        """Record that the inputs in a file of `tensors` are there no more."""
+        self._waiting["capture gone"].append((file,))
+
     def add_region(self, op: str, backend: str, n_operators: int, site: str) -> None:
         """Record what is known of a compiled region: its backend, its size, its first line."""
         self._pending.region(op, backend, n_operators, site)
@@ -230,7 +240,10 @@ class DataFile:
         row = next(self.query("select value from meta where key = 'info'"), None)
         if row is None:
             raise opening.corrupt(self.path, ValueError("it has no run information"))
-        return decode_info(row[0])
+        try:
+            return decode_info(row[0])
+        except ValueError as error:
+            raise opening.corrupt(self.path, error) from error
 
     @functools.cached_property
     def sources(self) -> tuple[SourceRun, ...]:
@@ -241,6 +254,14 @@ class DataFile:
     def block(self) -> int:
         """How many numbers of calls each of its runs has: ``seq // block`` is the number of a call's run."""
         return block_of(self.sources)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Other than before once calls were written, by this process or another; reading again is worth it only then.
+
+        What `update_info` writes does not count: a comparison that is still there does so before each part of a report.
+        """
+        return self._n_changes, next(self.query("pragma data_version"))[0]
 
     def update_info(self, info: RunInfo) -> None:
         """Replace the run's information; in a file that is appended to, earlier times are added."""
@@ -265,9 +286,10 @@ class DataFile:
                 return
             if self._flushed_at < self._retry_at:
                 return
+            self._n_changes += bool(self.rows) or any(rows for name, rows in self._waiting.items() if name != "meta")
             try:
                 n_rows = self._pending.write(self._connection, self._packed)
-            except (sqlite3.Error, OSError, OverflowError) as error:
+            except Exception as error:  # whatever it is, the program goes on
                 self._give_up(error)
                 return
             self.n_records += n_rows
@@ -322,7 +344,7 @@ class DataFile:
             self._settle()
             try:
                 return iter(self._connection.execute(sql, values).fetchall())
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeError) as error:
                 raise opening.corrupt(self.path, error) from error
 
     def _move_tensors(self, path: Path) -> None:

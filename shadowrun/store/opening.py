@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import DataFileError
+from shadowrun.store import untrusted
+from shadowrun.store.checking import check_values
 from shadowrun.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
-from shadowrun.store.upgrading import fill_from
+from shadowrun.store.untrusted import Guarded
+from shadowrun.store.upgrading import fill_from, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +25,7 @@ __all__ = [
     "corrupt",
     "move",
     "remove",
+    "salvage",
     "unwritable",
     "up_to_date",
     "upgrade",
@@ -68,27 +72,68 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def connect_existing(path: Path, *, write: bool = False) -> sqlite3.Connection:
-    """Open a data file that exists, for reading unless `write`.
+    """Open a data file that exists: for reading, after all of it was checked, or to write to one that was.
 
     What is read of a file of an older schema is a copy in the present one, as of now.
 
     Raises:
         DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
     """
-    connection, version = _connect(path, "rw" if write else "ro")
-    if version < SCHEMA_VERSION:
-        connection.close()
-        return _upgraded_copy(path, version)
     if write:
+        connection = _connect(path, "rw")[0]
         connection.execute("pragma synchronous = off")
         connection.execute(f"pragma busy_timeout = {int(WRITE_TIMEOUT_S * 1000)}")
-    else:
+        return connection
+    return _checked(path)
+
+
+def salvage(path: Path) -> sqlite3.Connection:
+    """Open a data file for reading as `connect_existing` does; of a damaged one, what can still be read of it.
+
+    Raises:
+        DataFileError: As `connect_existing`, where nothing can be read.
+    """
+    try:
+        return _checked(path)
+    except DataFileError as error:
+        if error.slug != "data-file-corrupt":
+            raise
+    from shadowrun.store.salvage import salvaged
+
+    try:
+        return salvaged(path)
+    except (sqlite3.Error, ValueError, OSError) as error:
+        raise corrupt(path, error) from error
+
+
+def _checked(path: Path) -> sqlite3.Connection:
+    """A connection to a data file, or to a copy of an older one, which holds nothing but what readers expect."""
+    connection, version = _connect(path, "ro")
+    with _naming(path, connection):
+        untrusted.check(connection, SCHEMA if version == SCHEMA_VERSION else schema_of(version))
+        if version < SCHEMA_VERSION:
+            connection.close()
+            connection = _copy(path, version)
+        check_values(connection)
         connection.execute("pragma query_only = on")
     return connection
 
 
+@contextlib.contextmanager
+def _naming(path: Path, connection: sqlite3.Connection) -> Iterator[None]:
+    """What goes wrong in the block is the file's fault; the connection is closed then."""
+    try:
+        yield
+    except (sqlite3.Error, ValueError) as error:
+        connection.close()
+        raise corrupt(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
+
+
 def upgrade(path: Path) -> None:
-    """Bring a data file of an older schema to the present one, before it is written to.
+    """Bring a data file of an older schema, which was checked, to the present one, before it is written to.
 
     Raises:
         DataFileError: As `connect_existing`, or it cannot be written.
@@ -98,14 +143,14 @@ def upgrade(path: Path) -> None:
     if version >= SCHEMA_VERSION:
         return
     new = path.with_name(path.name + ".part")
-    with contextlib.closing(connect_new(new)) as connection:
-        try:
+    try:
+        with contextlib.closing(connect_new(new)) as connection:
             fill_from(connection, path, version)
-        except sqlite3.Error as error:
-            connection.close()
-            remove(new)
-            raise unwritable(path, error) from error
-    move(new, path)
+        move(new, path)
+    except sqlite3.Error as error:
+        raise unwritable(path, error) from error
+    finally:
+        remove(new)
 
 
 @contextlib.contextmanager
@@ -125,21 +170,22 @@ def up_to_date(path: Path) -> Iterator[Path]:
         with contextlib.closing(connect_new(copy)) as connection:
             try:
                 fill_from(connection, path, version)
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeError) as error:
                 raise corrupt(path, error) from error
         yield copy
 
 
-def _upgraded_copy(path: Path, version: int) -> sqlite3.Connection:
+def _copy(path: Path, version: int) -> sqlite3.Connection:
+    """A copy in the present schema."""
     # A database without a name lies in memory, and in a file of SQLite's own where it is large.
-    connection = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False, factory=Guarded)
     try:
+        connection.guard(path.stat().st_size)
         _make_tables(connection)
         fill_from(connection, path, version)
-    except sqlite3.DatabaseError as error:
+    except BaseException:
         connection.close()
-        raise corrupt(path, error) from error
-    connection.execute("pragma query_only = on")
+        raise
     return connection
 
 
@@ -159,11 +205,8 @@ def _connect(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
         # A journal left by a killed process can only be rolled back by a connection that may write.
         connection.close()
         connection = _open(path, "rw")
-        try:
+        with _naming(path, connection):
             version = _version(connection, path)
-        except sqlite3.OperationalError as error:
-            connection.close()
-            raise corrupt(path, error) from error
     except BaseException:
         connection.close()
         raise
@@ -179,17 +222,18 @@ def _connect(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
 
 def corrupt(path: Path | None, error: Exception) -> DataFileError:
     """The error for a file that begins like a data file and then cannot be read."""
+    where = "in memory" if path is None else repr(str(path))
     return DataFileError(
-        f"The data file {str(path)!r} is damaged ({error}). Record the run again.", slug="data-file-corrupt"
+        f"The data file {where} is damaged, or was not written by shadowrun ({error}). "
+        "`shadowrun report --salvage` shows what can still be read of it; or record the run again.",
+        slug="data-file-corrupt",
     )
 
 
 def _open(path: Path, mode: str) -> sqlite3.Connection:
-    # as_uri() escapes '?', '#' and '%', which would end or change the name in a URI.
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
     try:
-        return sqlite3.connect(uri, timeout=READ_TIMEOUT_S, uri=True, isolation_level=None, check_same_thread=False)
-    except sqlite3.Error as error:
+        return untrusted.connect(path, mode, READ_TIMEOUT_S)
+    except (sqlite3.Error, OSError) as error:
         if mode == "rw":
             raise unwritable(path, error) from error
         raise corrupt(path, error) from error
@@ -199,10 +243,10 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     try:
         application = connection.execute("pragma application_id").fetchone()[0]
         version = connection.execute("pragma user_version").fetchone()[0]
-        connection.execute("select value from meta").fetchall() if application == APPLICATION_ID else None
+        connection.execute("select 1 from meta").fetchall() if application == APPLICATION_ID else None
     except sqlite3.OperationalError:
         raise
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeError) as error:
         raise corrupt(path, error) from error
     if application != APPLICATION_ID:
         raise _not_ours(path)
@@ -210,16 +254,17 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _check_magic(path: Path) -> None:
+    """Refuse what does not begin like a data file."""
     try:
         with path.open("rb") as file:
-            start = file.read(len(MAGIC))
+            start = file.read(72)
     except IsADirectoryError as error:
         raise _not_ours(path) from error
     except OSError as error:
         raise DataFileError(
             f"Cannot read the data file {str(path)!r}: {error.strerror}.", slug="data-file-unreadable"
         ) from error
-    if start != MAGIC:
+    if not start.startswith(MAGIC) or start[68:] != APPLICATION_ID.to_bytes(4, "big"):
         raise _not_ours(path)
 
 
@@ -237,11 +282,7 @@ def check_writable(path: Path) -> None:
     if not path.exists():
         return
     if path.is_dir() or path.stat().st_size > 0:
-        try:
-            connect_existing(path).close()
-        except DataFileError as error:
-            if error.slug != "data-file-newer":  # a newer one is ours all the same
-                raise
+        _check_magic(path)  # a damaged one of ours may be replaced: its error tells to record the run again
 
 
 def _clear(path: Path) -> None:

@@ -11,20 +11,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
+from shadowrun.store import untrusted
 from shadowrun.store.claim import Claim
+from shadowrun.store.codec import decode_facts, storable
+from shadowrun.store.untrusted import COUNT, SIGNED, TEXT, one_of
 from shadowrun.sweep.cases import Case, Part
 from shadowrun.sweep.outcome import Finding, Kind, Outcome
 from shadowrun.sweep.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+from shadowrun.types import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from shadowrun.store.untrusted import Guarded
 
 __all__ = ["ALL", "CoverageFile", "SweepInfo", "is_coverage_file"]
 
 ALL = -1
 """Limit of samples that is none."""
 _COMMIT_S = 0.5
+_TIMEOUT_S = 5.0
 _MAGIC = b"SQLite format 3\0"
 _RESULTS = """
 select result.id, operator.name, dtype, part, sample, result.kind, inputs
@@ -34,6 +41,21 @@ _FINDINGS = """
 select result_id, kind, op, kernel, cause, explanation, message
 from result_finding join finding on finding.id = finding_id order by result_id, position
 """
+
+
+COLUMNS: untrusted.Columns = {
+    "meta": {"key": one_of("info"), "value": TEXT},
+    "operator": {"name": TEXT},
+    "task": {"dtype": TEXT, "part": one_of(*Part), "samples": SIGNED, "n_duplicates": COUNT},
+    "result": {"dtype": TEXT, "part": one_of(*Part), "sample": COUNT, "kind": one_of(*Kind), "inputs": TEXT},
+    "finding": {
+        **dict.fromkeys(("op", "kernel", "explanation", "message"), TEXT),
+        "kind": one_of(*Kind),
+        "cause": one_of("", *Cause),
+    },
+    "result_finding": {"position": COUNT},
+}
+"""What each column may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +124,8 @@ class CoverageFile:
     def _begun(cls, path: Path, info: SweepInfo) -> CoverageFile:
         new = not path.exists() or path.stat().st_size == 0
         if not new:
-            _check_magic(path)
+            with contextlib.closing(_checked(path)):
+                pass
         try:
             connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None)
             connection.execute("pragma journal_mode = delete")
@@ -110,8 +133,6 @@ class CoverageFile:
             if new:
                 numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
                 connection.executescript("begin;" + numbers + SCHEMA + "commit;")
-            else:
-                _check_version(connection, path)
             file = cls(connection, path)
         except sqlite3.Error as error:
             raise _unusable(path, f"cannot be written: {error}. Choose a folder that you may write to") from error
@@ -124,20 +145,12 @@ class CoverageFile:
 
     @classmethod
     def open(cls, path: Path) -> CoverageFile:
-        """Open a file to read, also one that is being written.
+        """Open a file to read, also one that is being written, after all of it was checked.
 
         Raises:
             DataFileError: Missing, no coverage file, damaged, or of a newer shadowrun.
         """
-        if not path.exists():
-            raise _unusable(path, "does not exist. `shadowrun sweep --file FILE` writes one")
-        _check_magic(path)
-        try:
-            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
-            _check_version(connection, path)
-            return cls(connection, path)
-        except sqlite3.Error as error:
-            raise _unusable(path, f"is damaged ({error}). Sweep again into another file") from error
+        return cls(_checked(path), path)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -153,7 +166,10 @@ class CoverageFile:
     def _add(self, case: Case, outcome: Outcome) -> None:
         cursor = self._connection.execute(
             "insert or ignore into result (operator_id, dtype, part, sample, kind, inputs) values (?, ?, ?, ?, ?, ?)",
-            (self._operator(case.operator), case.dtype, case.part, case.sample, outcome.kind, outcome.inputs),
+            (
+                *(self._operator(case.operator), storable(case.dtype), case.part, case.sample),
+                *(outcome.kind, storable(outcome.inputs)),
+            ),
         )
         if not cursor.rowcount:
             return
@@ -195,13 +211,10 @@ class CoverageFile:
     def info(self) -> SweepInfo:
         """What the sweep is."""
         rows = list(self._rows("select value from meta where key = 'info'"))
-        if not rows:
-            raise _unusable(self.path, "is damaged (it has no info). Sweep again into another file")
-        found = json.loads(rows[0][0])
-        known = {f.name for f in dataclasses.fields(SweepInfo)}
-        values = {k: v for k, v in found.items() if k in known}
-        values["argv"] = tuple(values.get("argv", ()))
-        return SweepInfo(**values)
+        try:
+            return decode_facts(SweepInfo, rows[0][0] if rows else "")
+        except ValueError as error:
+            raise _damaged(self.path, error) from error
 
     def results(self) -> Iterator[tuple[Case, Outcome]]:
         """All cases that were run, by operator, dtype, part and sample."""
@@ -259,6 +272,7 @@ class CoverageFile:
         self._connection.execute("insert or replace into meta values ('info', ?)", (text,))
 
     def _operator(self, name: str) -> int:
+        name = storable(name)
         number = self._operators.get(name)
         if number is None:
             cursor = self._connection.execute("insert into operator (name) values (?)", (name,))
@@ -266,7 +280,7 @@ class CoverageFile:
         return number
 
     def _finding(self, finding: Finding) -> int:
-        *rest, message = dataclasses.astuple(finding)
+        *rest, message = (storable(value) for value in dataclasses.astuple(finding))
         key = tuple(rest)
         number = self._findings.get(key)
         if number is None:
@@ -286,8 +300,8 @@ class CoverageFile:
     def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
         try:
             return iter(self._connection.execute(sql).fetchall())
-        except sqlite3.DatabaseError as error:
-            raise _unusable(self.path, f"is damaged ({error}). Sweep again into another file") from error
+        except (sqlite3.DatabaseError, UnicodeError) as error:
+            raise _damaged(self.path, error) from error
 
 
 def is_coverage_file(path: Path) -> bool:
@@ -300,24 +314,60 @@ def is_coverage_file(path: Path) -> bool:
     return start.startswith(_MAGIC) and start[68:] == APPLICATION_ID.to_bytes(4, "big")
 
 
-def _check_magic(path: Path) -> None:
+def _checked(path: Path) -> Guarded:
+    """A connection to a coverage file that holds nothing but what readers expect."""
+    if not path.exists():
+        raise _unusable(path, "does not exist. `shadowrun sweep --file FILE` writes one")
     try:
-        with path.open("rb") as file:
-            start = file.read(len(_MAGIC))
+        path.open("rb").close()
     except OSError as error:
         raise _unusable(path, f"cannot be read: {error.strerror}") from error
-    if start != _MAGIC:
+    if not is_coverage_file(path):
         raise _unusable(path, "is no coverage file; it is left as it is. Choose another name")
-
-
-def _check_version(connection: sqlite3.Connection, path: Path) -> None:
-    if connection.execute("pragma application_id").fetchone()[0] != APPLICATION_ID:
-        raise _unusable(path, "is no coverage file; it is left as it is. Choose another name")
-    version = connection.execute("pragma user_version").fetchone()[0]
+    try:
+        connection, version = _opened(path)
+    except (sqlite3.Error, UnicodeError, OSError) as error:
+        raise _damaged(path, error) from error
     if version > SCHEMA_VERSION:
+        connection.close()
         raise _unusable(
             path, f"was written by schema {version}, and this shadowrun reads up to {SCHEMA_VERSION}: upgrade it"
         )
+    try:
+        untrusted.check(connection, SCHEMA)
+        untrusted.check_values(connection, COLUMNS)
+        rows = connection.execute("select value from meta").fetchall()
+        decode_facts(SweepInfo, rows[0][0] if rows else "")
+    except (sqlite3.Error, ValueError) as error:
+        connection.close()
+        raise _damaged(path, error) from error
+    return connection
+
+
+def _opened(path: Path) -> tuple[Guarded, int]:
+    """A connection, and the file's schema."""
+    mode = "ro"
+    while True:
+        connection = untrusted.connect(path, mode, _TIMEOUT_S)
+        try:
+            connection.execute("select 1 from meta").fetchall()
+            return connection, int(connection.execute("pragma user_version").fetchone()[0])
+        except sqlite3.OperationalError:
+            connection.close()
+            if mode == "rw":
+                raise
+            mode = "rw"  # a journal of a killed sweep: only who may write can roll it back
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _damaged(path: Path, error: Exception) -> DataFileError:
+    return DataFileError(
+        f"The coverage file {str(path)!r} is damaged, or was not written by shadowrun ({error}). "
+        "Sweep again into another file.",
+        slug="data-file-corrupt",
+    )
 
 
 def _unusable(path: Path, why: str) -> DataFileError:

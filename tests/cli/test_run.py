@@ -296,3 +296,20 @@ def test_unknown_kind_of_finding(program, capsys, kinds):
         compare("--fail-on", kinds, program(TRAIN))
     assert caught.value.code == 2
     assert "is no kind of finding; use unsupported, error, mismatch, fallback, slow, or none" in capsys.readouterr().err
+
+
+ACCELERATORS = """
+import sys, torch
+print(torch.accelerator.is_available(), torch.ones(1, device=DEVICE).device if "DEVICE" in globals() else "cpu")
+"""
+
+
+def test_a_program_that_does_not_name_sim_does_not_see_it(tmp_path):
+    (tmp_path / "plain.py").write_text(ACCELERATORS)
+    (tmp_path / "places.py").write_text("DEVICE = 'sim'\n")
+    (tmp_path / "named.py").write_text("from places import DEVICE\n" + ACCELERATORS)
+    (tmp_path / "told.py").write_text("import sys; DEVICE = sys.argv[1]\n" + ACCELERATORS)
+    assert shell("run", "--target", "sim", tmp_path / "plain.py").stdout.startswith("False cpu\n")
+    assert shell("run", "--target", "sim", "--flaws", "missing-lerp", tmp_path / "plain.py").stdout.startswith("False ")
+    assert shell("run", "--target", "sim", tmp_path / "named.py").stdout.startswith("True sim:0\n")
+    assert shell("run", "--target", "sim", tmp_path / "told.py", "sim").stdout.startswith("True sim:0\n")

@@ -171,8 +171,9 @@ def failing(_):
         try:
             call()
         except Exception as error:
-            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-            errors.append((type(error).__name__, str(error), [f for f in files if "shadowrun" not in f]))
+            frames = traceback.extract_tb(error.__traceback__)  # Python's way shows its call at the program's line
+            files = [f.filename for f in frames if "shadowrun" not in f.filename and f.name != "<operator>"]
+            errors.append((type(error).__name__, str(error), files))
     return errors
 
 

@@ -47,18 +47,24 @@ def nothing_is_left_behind():
     assert torchapi.modes() == []
 
 
+@torch.no_grad()
+def update(model):
+    """By hand: an optimizer's step would end one."""
+    for p in model.parameters():
+        p.addcdiv_(p.grad, p.grad.abs() + 1, value=-1e-2)
+        p.grad = None
+
+
 def train(run, n=40):
     torch.manual_seed(0)
     model = Looking()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     x = torch.randn(16, 4)
     losses = []
     with run if run is not None else torch.enable_grad():
         for _ in range(n):
-            optimizer.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
-            optimizer.step()
+            update(model)
             losses.append(loss.item())
     return losses, [p.detach().clone() for p in model.parameters()], torch.get_rng_state(), model.seen
 

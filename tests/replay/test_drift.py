@@ -9,25 +9,29 @@ from torch import nn
 import shadowrun
 from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms.device import resolve
-from shadowrun.replay.drift import DriftChain
+from shadowrun.replay.drift import Drift
 from shadowrun.replay.execution import Executor
+from shadowrun.replay.stage import Role
 
 aten = torch.ops.aten
+ON_TARGET = Role(torch.device("cpu"), on_target=True, on_ref=False, shared=True)
 
 
 class Chain:
-    """A chain whose user computes ``wrong(result)`` where the reference computes the result."""
+    """A program on the target that computes ``wrong(result)`` where the reference computes the result."""
 
     def __init__(self, max_bytes=1 << 30):
-        self.chain = DriftChain(Executor(resolve("cpu")), max_bytes)
+        cpu = Executor(resolve("cpu"))
+        self.drifting = Drift(cpu, cpu, max_bytes)
+        self.chain = self.drifting._of_ref
 
     def call(self, func, *args, wrong=lambda t: t, **kwargs):
         plan = make_plan(func, 0)
-        self.chain.before(args, kwargs)
+        self.drifting.before(ON_TARGET, args, kwargs)
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
             out.copy_(wrong(out))
-        self.drift = self.chain.after(plan, args, kwargs, out, None, None)
+        self.drift = self.drifting.after(plan, args, kwargs, out, None, None)
         return out
 
     def add(self, x, n=1.0, **kwargs):
@@ -100,9 +104,9 @@ def test_other_layouts_of_a_result_are_adopted():
     c = Chain()
     x = torch.zeros(3, 4)
     plan = make_plan(aten.add.Tensor, 0)
-    c.chain.before((x, 1), {})
+    c.drifting.before(ON_TARGET, (x, 1), {})
     mine = torch.full((4, 3), 7.0).t()  # the user's device chose other strides
-    assert c.chain.after(plan, (x, 1), {}, mine, None, None)[0] == 6
+    assert c.drifting.after(plan, (x, 1), {}, mine, None, None)[0] == 6
     c.add(mine)
     assert c.drift[0] == 6
 
@@ -139,8 +143,8 @@ def test_layouts_without_a_storage_are_not_followed():
     c = Chain()
     sparse = torch.eye(2).to_sparse()
     plan = make_plan(aten.neg.default, 0)
-    c.chain.before((sparse,), {})
-    assert c.chain.after(plan, (sparse,), {}, sparse.neg(), None, None) == (-1, -1)
+    c.drifting.before(ON_TARGET, (sparse,), {})
+    assert c.drifting.after(plan, (sparse,), {}, sparse.neg(), None, None) == (-1, -1)
 
 
 def test_twins_die_with_the_storage_and_not_before():
@@ -182,8 +186,8 @@ def test_the_chain_does_not_grow_over_200_steps(clean_sim, device):
             model(x).square().sum().backward()
             optimizer.step()
             run.step()
-            chain = run._replayer._drift
-            sizes.append((len(chain._twins), chain._held))
+            chains = run._replayer._drift._of_target, run._replayer._drift._of_ref
+            sizes.append((sum(len(c._twins) for c in chains), sum(c._held for c in chains)))
     assert sizes[-1] == sizes[5]
     assert sizes[-1][0] < 60
     assert max(r.drift_abs for r in run.records()) < 1e-5
@@ -198,3 +202,86 @@ def test_what_happened_between_two_blocks_was_not_seen():
     with run:
         y.neg()
     assert [r.drift_abs for r in run.records(op="aten::neg")] == [0]
+
+
+def chain_of_products(device, run, n=4):
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 8).to(device), (torch.randn(8, 8) / 3).to(device)
+    with run:
+        for _ in range(n):
+            x = (x @ w).tanh()
+    return x.cpu()
+
+
+def test_a_program_on_the_reference_drifts_as_the_same_one_on_the_target(clean_sim):
+    with clean_sim.flaws("matmul-in-bf16"):
+        there = shadowrun.compare("sim", drift=True)
+        wrong = chain_of_products("sim", there)
+        here = shadowrun.compare("sim", drift=True)
+        right = chain_of_products("cpu", here)
+    assert not torch.equal(wrong, right)
+    of = {run: [r.drift_abs for r in run.records(op="aten::tanh")] for run in (there, here)}
+    assert of[here] == pytest.approx(of[there])
+    assert of[here][-1] == pytest.approx(float((wrong - right).abs().max()))
+
+
+def test_a_training_on_the_reference_drifts(clean_sim):
+    def train(device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        x = torch.randn(16, 8).to(device)
+        with shadowrun.compare("sim", drift=True) as run:
+            for _ in range(4):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+        return run, [p.detach().cpu().sum().item() for p in model.parameters()]
+
+    with clean_sim.flaws("matmul-in-bf16"):
+        (there, wrong), (here, right) = train("sim"), train("cpu")
+    assert wrong != right
+    assert [s.step for s in here.drift()] == [0, 1, 2, 3]
+    assert [s.drift_rel for s in here.drift()] == pytest.approx([s.drift_rel for s in there.drift()], rel=0.2)
+    assert here.drift()[-1].drift_rel > here.drift()[0].drift_rel > 0
+    clean = train("cpu")[0].drift()
+    assert max(s.drift_rel for s in clean) < 1e-5
+
+
+def test_what_the_program_reads_back_from_the_target_goes_on_in_the_reference_s_chain(clean_sim):
+    with clean_sim.flaws("matmul-in-bf16"), shadowrun.compare("sim", drift=True) as run:
+        x = torch.randn(8, 8)
+        ((x.to("sim") @ x.to("sim")).cpu() + 1).neg()
+    of = {op: [r.drift_abs for r in run.records(op=op)][-1] for op in ("aten::mm", "aten::add.Tensor", "aten::neg")}
+    assert of["aten::mm"] == of["aten::add.Tensor"] == of["aten::neg"] > 0
+
+
+def test_a_program_on_neither_has_two_chains(clean_sim):
+    torch.manual_seed(0)
+    x = torch.randn(8, 8)
+    with clean_sim.flaws("matmul-in-bf16"), shadowrun.compare("sim", ref="cpu[threads=1]", drift=True) as run:
+        (x @ x).neg()
+    assert [r.drift_abs > 0 for r in run.records()] == [True, True]
+
+
+def test_an_operator_that_the_target_lacks_goes_on_from_the_program_s_values(clean_sim):
+    with clean_sim.flaws("matmul-in-bf16", "missing-cumsum"), shadowrun.compare("sim", drift=True) as run:
+        x = torch.randn(8, 8)
+        (x @ x).cumsum(0).neg()
+    of = {r.call.op: r.drift_abs for r in run.records()}
+    assert of["aten::mm"] > 0
+    assert of["aten::neg"] == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize("options", [{"steps": [0, 3]}, {"ops": ["aten::mul*", "aten::add.*"]}])
+def test_what_is_not_compared_leaves_no_stale_values(clean_sim, device, options):
+    x = torch.ones(3).to(device)
+    with shadowrun.compare("sim", drift=True, **options) as run:
+        for _ in range(4):
+            y = x * 2
+            x.sub_(0.5)
+            y + x
+            run.step()
+    assert {r.drift_abs for r in run.records()} <= {0.0, -1.0}

@@ -39,6 +39,8 @@ __all__ = [
     "enable",
     "flaws",
     "is_enabled",
+    "is_named",
+    "register",
     "trigger",
 ]
 
@@ -48,7 +50,9 @@ _board: Switchboard | None = None
 
 
 def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", *, asynchronous: bool = False) -> None:
-    """Registers the device, or changes the flaws of the registered one.
+    """Registers the device under a name, or changes the flaws of the registered one.
+
+    From here on the program has an accelerator: torch counts a device with a name of its own as one.
 
     Args:
         name: Device type, ``"sim"``; one per process.
@@ -64,14 +68,35 @@ def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", 
     names = _checked([*_choose(preset, PRESETS, "preset", "sim-unknown-preset"), *flaws])
     if _board is None:
         _board = _register(name)
-    elif _board.name != name:
+    if not is_named():
+        _board.give_name(name)
+    elif device_name() != name:
         raise PlatformError(
-            f"the simulated device is registered as {_board.name!r} and cannot be {name!r} as well: torch renames "
-            f"PrivateUse1 once per process. Use {_board.name!r}, or start another process.",
+            f"the simulated device is registered as {device_name()!r} and cannot be {name!r} as well: torch renames "
+            f"PrivateUse1 once per process. Use {device_name()!r}, or start another process.",
             slug="sim-one-name",
         )
     _board.switch(names)
     _switch_asynchronous(asynchronous)
+
+
+def register(flaws: Iterable[str] = (), preset: str = "clean") -> None:
+    """Registers the device for comparisons only: the program has no more accelerators than before.
+
+    Programs cannot name the device until they `enable` it. Nothing happens where it is registered.
+
+    Args:
+        flaws: As for `enable`.
+        preset: As for `enable`.
+
+    Raises:
+        PlatformError: An unknown flaw or preset; another backend holds PrivateUse1.
+    """
+    global _board  # noqa: PLW0603 - torch has one PrivateUse1 per process as well
+    names = _checked([*_choose(preset, PRESETS, "preset", "sim-unknown-preset"), *flaws])
+    if _board is None:
+        _board = _register("sim")
+        _board.switch(names)
 
 
 @contextmanager
@@ -119,12 +144,20 @@ def is_enabled() -> bool:
 
 
 def device_name() -> str:
-    """The registered device's name.
+    """The name that torch has for the registered device.
 
     Raises:
         PlatformError: `enable` was not called.
     """
-    return _enabled().name
+    from shadowrun.platforms.sim import device
+
+    _enabled()
+    return device.current_name()
+
+
+def is_named() -> bool:
+    """Whether programs can name the device, and torch counts it among the accelerators."""
+    return _board is not None and device_name() != "privateuseone"
 
 
 def trigger(name: str) -> Callable[[str], None]:
@@ -160,7 +193,7 @@ def _register(name: str) -> Switchboard:
     from shadowrun.platforms.sim import faults  # noqa: F401 - fills FAULTS
     from shadowrun.platforms.sim.switch import Switchboard
 
-    return Switchboard(name)
+    return Switchboard()
 
 
 def _switch_asynchronous(wanted: bool) -> bool:

@@ -51,15 +51,15 @@ def _kernel(op: Any, dtype_of: Any) -> Kernel:
     return kernel
 
 
-def register(name: str) -> Library:
-    """Registers the casts of autocast for the device `name`."""
+def register() -> Library:
+    """Registers the casts of autocast for the device."""
 
     def lower(_: Any) -> torch.dtype:
-        return torch.get_autocast_dtype(name)
+        return torch.get_autocast_dtype(device.current_name())
 
     def widest(args: Any) -> torch.dtype:
         values = args[0] if isinstance(args[0], (list, tuple)) else [a for a in args if isinstance(a, torch.Tensor)]
-        return torch.float32 if any(v.dtype == torch.float32 for v in values) else torch.get_autocast_dtype(name)
+        return torch.float32 if any(v.dtype == torch.float32 for v in values) else lower(args)
 
     entries = [
         *((n, lower) for n in _LOWER),

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.library import Library
 
+from shadowrun.platforms.torchnames import need
+
 __all__ = [
     "Kernel",
     "NoTorchFunction",
@@ -28,6 +30,7 @@ __all__ = [
     "all_operators",
     "below_autocast",
     "current_name",
+    "give_name",
     "has_kernel",
     "is_taken",
     "native",
@@ -47,6 +50,18 @@ __all__ = [
 Kernel = Callable[..., Any]
 
 KEY = "PrivateUse1"
+need(
+    *("torch._C.DisableTorchFunction", "torch._C.DispatchKeySet", "torch._C.DispatchKey.AutocastPrivateUse1"),
+    *("torch._C.DispatchKey.CPU", "torch._C._ExcludeDispatchKeyGuard", "torch._C._ImperativeEngine"),
+    *("torch._C._acc.DeviceGuard", "torch._C._acc.register_python_privateuseone_hook"),
+    *("torch._C._acc.register_python_privateuseone_device_guard", "torch._C._autograd.DeviceType.PrivateUse1"),
+    *("torch._C._construct_storage_from_data_pointer", "torch._C._dispatch_get_all_op_names"),
+    *("torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._get_privateuse1_backend_name"),
+    *("torch._C._from_dlpack", "torch._C._to_dlpack", "torch._conj", "torch._neg_view"),
+    *("torch._register_device_module", "torch.autograd.Variable._execution_engine"),
+    *("torch.ops.aten.add.Tensor._op_dk", "torch.utils.backend_registration._DummyPrivateUse1Hook"),
+)
+
 _CPU = torch.device("cpu")
 _DL_EXTENSION = 12
 
@@ -242,15 +257,32 @@ _probe = ctypes.pythonapi.Py_IsInitialized
 _PRIVATE_USE_1 = torch._C._autograd.DeviceType.PrivateUse1
 
 
-def set_up(name: str, module: Any) -> None:
-    """Renames PrivateUse1 and registers the device module, hooks and guard.
+def set_up(module: Any) -> None:
+    """Registers the device module, hooks and guard, under the name that torch has for the device by itself.
 
-    Private: without the Python hooks and guard, autograd finds no device thread and aborts the process.
+    Private: without the Python hooks and guard, autograd finds no device thread and aborts the process. As long as the
+    device has no name of its own, torch does not count it as an accelerator: `torch.accelerator`, `torch.Event`,
+    `torch.Stream`, `torch.device(0)` and pinned memory are what they are without it.
     """
     from torch.utils import backend_registration
 
-    backend_registration._setup_privateuseone_for_python_backend(name, backend_module=module, device_guard=_Guard())
+    torch._register_device_module(current_name(), module)  # type: ignore[no-untyped-call]
+    torch._C._acc.register_python_privateuseone_hook(backend_registration._DummyPrivateUse1Hook())
+    torch._C._acc.register_python_privateuseone_device_guard(_Guard())
     torch.autograd.Variable._execution_engine = _Engine()
+
+
+def give_name(name: str, module: Any) -> None:
+    """Renames PrivateUse1: from here on, torch counts the device as its accelerator, and programs can name it."""
+    from torch.utils import backend_registration
+
+    backend_registration.rename_privateuse1_backend(name)
+    backend_registration.generate_methods_for_privateuse1_backend()
+    module.__name__ = f"torch.{name}"
+    torch._register_device_module(name, module)  # type: ignore[no-untyped-call]
+    cls = torch.UntypedStorage
+    setattr(cls, name, _storage_to_device)
+    setattr(cls, f"is_{name}", property(lambda self: self.device.type == name))
 
 
 def below_autocast(call: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -287,16 +319,24 @@ def unregister(library: Library) -> None:
     library._destroy()  # type: ignore[no-untyped-call]
 
 
-def patch_storages(name: str) -> None:
-    """Makes `torch.UntypedStorage(n, device=name)` and moves between storages work.
+def _storage_to_device(storage: Any, device: Any = None, non_blocking: bool = False) -> Any:  # noqa: ARG001
+    if storage.device.type == current_name():
+        return storage
+    made = torch.UntypedStorage(storage.nbytes(), device=current_name())  # type: ignore[no-untyped-call]
+    return made.copy_(storage, False)
 
-    No allocator can be registered from Python: without this, `torch.UntypedStorage(n, device=name)`, hence
+
+def patch_storages() -> None:
+    """Makes `torch.UntypedStorage(n, device="sim")` and moves between storages work.
+
+    No allocator can be registered from Python: without this, `torch.UntypedStorage(n, device="sim")`, hence
     `copy.deepcopy` and `torch.load`, ends in a segmentation fault.
     """
     cls = torch.UntypedStorage
     made: Kernel = cls.__new__
 
     def new(kind: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        name = current_name()
         if device is None or torch.device(device).type != name:
             return made(kind, *args, **kwargs) if device is None else made(kind, *args, device=device, **kwargs)
         (size,) = args or (0,)
@@ -305,25 +345,21 @@ def patch_storages(name: str) -> None:
                 return torch.empty(size, dtype=torch.uint8, device=name).untyped_storage()
             return torch.tensor(list(size), dtype=torch.uint8).to(name).untyped_storage()
 
-    def to_device(self: Any, device: Any = None, non_blocking: bool = False) -> Any:  # noqa: ARG001
-        return self if self.device.type == name else new(cls, self.nbytes(), device=name).copy_(self, False)
-
     def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
-        if torch.device(device).type == name:
-            return to_device(self)
+        if torch.device(device).type == current_name():
+            return _storage_to_device(self)
         return (
             self.cpu() if torch.device(device).type == "cpu" else moved(self, device=device, non_blocking=non_blocking)
         )
 
     def clone(self: Any) -> Any:
+        name = current_name()
         return new(cls, self.nbytes(), device=name).copy_(self) if self.device.type == name else cloned(self)
 
     moved: Kernel = cls.to
     cloned: Kernel = cls.clone
     cls.__new__ = staticmethod(new)  # type: ignore[assignment]
-    for attribute, method in (("to", to), ("clone", clone), (name, to_device)):
-        setattr(cls, attribute, method)
-    setattr(cls, f"is_{name}", property(lambda self: self.device.type == name))
+    cls.to, cls.clone = to, clone  # type: ignore[method-assign]
 
 
 def current_name() -> str:

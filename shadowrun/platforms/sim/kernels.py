@@ -62,7 +62,7 @@ class OpKernel:
         "_takes_generator",
         "_uses_global_rng",
         "_waits",
-        "_writes_out",
+        "_written",
         "after",
         "before",
         "compute",
@@ -82,8 +82,8 @@ class OpKernel:
         self._uses_global_rng = not self._takes_generator and torch.Tag.nondeterministic_seeded in overload.tags
         # The host needs their values to go on, so every device waits there.
         self._waits = not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(overload.tags)
-        self._writes_out = tuple(
-            a.name for a in schema.arguments if a.is_out or (a.kwarg_only and a.alias_info and a.alias_info.is_write)
+        self._written = tuple(
+            (i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
         )
         self._numbers_to_tensors = tuple(i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor")
         self._returns = _returned_arguments(schema)
@@ -104,6 +104,8 @@ class OpKernel:
             if kwargs:
                 self._keywords(kwargs, pairs)
             result = self._run(inputs, kwargs)
+            for i, key in self._written:
+                _resized(inputs[i] if i < len(inputs) else kwargs.get(key), pairs)
             if self._returns is not None:
                 result = self._given(args, kwargs, pairs)
             elif type(result) is torch.Tensor:
@@ -165,10 +167,6 @@ class OpKernel:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], pairs: list[tuple[torch.Tensor, torch.Tensor]]
     ) -> Any:
         """The caller's own tensors, for operators that return what they wrote."""
-        for key in self._writes_out:
-            value = kwargs.get(key)
-            if isinstance(value, torch.Tensor):
-                _resized(value, pairs)
         tensors = {id(alias): tensor for alias, tensor in pairs}
         results = []
         for i, name in self._returns or ():
@@ -192,8 +190,11 @@ def _dtype_of(number: complex) -> torch.dtype:
     return torch.get_default_dtype() if isinstance(number, float) else torch.complex64
 
 
-def _resized(alias: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Carries over to the device's tensor that the CPU's operator resized its ``out=`` argument."""
+def _resized(alias: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Carries over to the device's tensor that the CPU's operator gave what it writes to another size."""
+    if isinstance(alias, list):
+        for one in alias:
+            _resized(one, pairs)
     for seen, tensor in pairs:
         if seen is alias and (
             alias.size() != tensor.size() or alias.stride() != tensor.stride() or alias.data_ptr() != tensor.data_ptr()

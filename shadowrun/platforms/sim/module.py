@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shadowrun.platforms.sim import device as sim_device
 from shadowrun.platforms.sim import rng, stream
 
 __all__ = ["make_module"]
@@ -23,41 +24,38 @@ class _DeviceContext:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _index(device: Any, name: str) -> int:
+def _index(device: Any = None) -> int:
     if device is None:
         return 0
     index = device if isinstance(device, int) else torch.device(device).index or 0
     if index not in (-1, 0):
-        raise RuntimeError(f"invalid device ordinal {index}: {name} has 1 device")
+        raise RuntimeError(f"invalid device ordinal {index}: {sim_device.current_name()} has 1 device")
     return 0
 
 
-def make_module(name: str) -> types.ModuleType:
+def make_module() -> types.ModuleType:
     """The device module.
 
     Memory statistics are absent on purpose: the device has no memory of its own, and a stub that returns 0
     would be believed.
 
-    Args:
-        name: Name of the device.
-
     Returns:
         A module to be registered as ``torch.<name>``.
     """
-    module = types.ModuleType(f"torch.{name}", f"Simulated accelerator {name!r} of shadowrun.")
+    module = types.ModuleType("torch.sim", "Simulated accelerator of shadowrun.")
 
     def set_device(device: Any) -> None:
-        _index(device, name)
+        _index(device)
 
     def manual_seed(seed: int) -> None:
         rng.GENERATOR.manual_seed(int(seed))
 
-    def get_rng_state(device: Any = name) -> torch.Tensor:
-        _index(device, name)
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        _index(device)
         return rng.GENERATOR.get_state()
 
-    def set_rng_state(new_state: torch.Tensor, device: Any = name) -> None:
-        _index(device, name)
+    def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+        _index(device)
         rng.GENERATOR.set_state(new_state)
 
     def set_rng_state_all(states: list[torch.Tensor]) -> None:
@@ -76,8 +74,8 @@ def make_module(name: str) -> types.ModuleType:
         "current_device": lambda: 0,
         "set_device": set_device,
         "device": _DeviceContext,
-        "get_device_name": lambda device=None: f"shadowrun simulated accelerator {_index(device, name)}",
-        "synchronize": _make_synchronize(name),
+        "get_device_name": lambda device=None: f"shadowrun simulated accelerator {_index(device)}",
+        "synchronize": _synchronize,
         "is_asynchronous": lambda: stream.STREAM.asynchronous,
         "current_stream": stream.current_stream,
         "Stream": stream.Stream,
@@ -100,9 +98,6 @@ def make_module(name: str) -> types.ModuleType:
     return module
 
 
-def _make_synchronize(name: str) -> Any:
-    def synchronize(device: Any = None) -> None:
-        _index(device, name)
-        stream.STREAM.synchronize()
-
-    return synchronize
+def _synchronize(device: Any = None) -> None:
+    _index(device)
+    stream.STREAM.synchronize()

@@ -22,12 +22,11 @@ __all__ = ["Switchboard"]
 class Switchboard:
     """The registered device.
 
-    Args:
-        name: The device's name, ``"sim"``.
+    Attributes:
+        active: Names of the active flaws.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.active: tuple[str, ...] = ()
         self._kernels: dict[str, OpKernel | OwnKernel] = {**kernels.standard_kernels()}
         self._kernels.update(kernels.own_kernels())
@@ -36,15 +35,20 @@ class Switchboard:
         everything = Bench()
         for build in FAULTS.values():
             build(everything)
-        device.set_up(name, module.make_module(name))
-        device.patch_storages(name)
-        self._libraries = [*device.register_fallthroughs(), autocast.register(name)]
+        self._module = module.make_module()
+        device.set_up(self._module)
+        device.patch_storages()
+        self._libraries = [*device.register_fallthroughs(), autocast.register()]
         # Kernels that a flaw may take away have a library each: a kernel leaves with its library only.
         self._removable: dict[str, Library | None] = {
             n: device.register([(n, self._kernels[n])]) for n in sorted(everything.removed)
         }
         fixed = ((n, k) for n, k in self._kernels.items() if n not in self._removable)
         self._libraries.append(device.register(fixed))
+
+    def give_name(self, name: str) -> None:
+        """Lets programs name the device, as which torch counts it among its accelerators; once per process."""
+        device.give_name(name, self._module)
 
     def switch(self, names: Iterable[str]) -> None:
         """Makes exactly these flaws active."""

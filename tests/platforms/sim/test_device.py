@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import shadowrun
+
 
 def test_tensors_are_genuine_privateuse1_tensors():
     x = torch.randn(2, 3).to("sim")
@@ -232,3 +234,31 @@ def test_memory_is_released():
     del y
     gc.collect()
     assert storage() is None
+
+
+def _observed(device):
+    """The running minimum, maximum, scale and zero point of an observer, empty before."""
+    like = {"device": device}
+    state = [torch.empty(0, **like) for _ in range(3)] + [torch.empty(0, dtype=torch.int32, **like)]
+    on = torch.ones(1, dtype=torch.long, **like)
+    x = torch.arange(36.0).reshape(4, 9).to(device)
+    torch.ops.aten._fused_moving_avg_obs_fq_helper(x, on, on, *state, 0.01, -128, 127, 0, True, True)
+    return [t.cpu() for t in state]
+
+
+def _grown(device):
+    """`addbmm_` on the CPU gives what it writes to the size of the product."""
+    x = torch.ones(1, device=device)
+    same = x.addbmm_(torch.ones(2, 5, 4, device=device), torch.ones(2, 4, 10, device=device))
+    assert same is x
+    return [x.cpu()]
+
+
+@pytest.mark.parametrize("program", [_observed, _grown])
+def test_operators_that_resize_what_they_write_to(sim, program):
+    here, there = program("cpu"), program("sim")
+    assert [t.shape for t in here] == [t.shape for t in there]
+    assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+    with shadowrun.compare("sim") as run:
+        program("cpu")
+    assert not run.findings(), run.findings()
