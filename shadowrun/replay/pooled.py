@@ -62,7 +62,7 @@ class _Sums:
     @property
     def error(self) -> float:
         """Standard error; infinite where a few calls outweigh all others."""
-        if self.pp * self.pp < CERTAIN / 2 * self.pppp or not self.pp:
+        if self.pp * self.pp < CERTAIN * self.pppp or not self.pp:
             return float("inf")
         b = self.factor
         return float(max(self.ppzz - 2 * b * self.pppz + b * b * self.pppp, 0.0) ** 0.5) / self.pp

@@ -72,7 +72,7 @@ _STAGES: Final = frozenset(
 _IEEE: Final = frozenset({"add", "sub", "mul", "div"})
 _BATCHED: Final = frozenset({"native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"})
 """Norms that some kernels turn into one factor and one shift of each channel, rounded to 16 bits."""
-_NORMS: Final = {"native_layer_norm": "input", "_fused_rms_norm": "input"}
+_NORMS: Final = frozenset({"native_layer_norm", "_fused_rms_norm"})
 
 
 class Drawn(NamedTuple):
@@ -80,17 +80,19 @@ class Drawn(NamedTuple):
 
     Attributes:
         factor: The least squares estimate.
-        error: Its standard error: the greatest of those that take elements, or what lies at one place of a dimension,
-            for independent.
-        rows: Elements of the shortest dimension that has more than one.
+        error: Its standard error: the greatest of those that take elements, rows (which share statistics), or what
+            lies at one place of a dimension for independent.
+        rows: How many rows, or places of a dimension, there are of equal weight.
     """
 
     factor: float
     error: float
-    rows: int
+    rows: float
 
 
-def drawn(errors: Array, result: Array, shape: tuple[int, ...], roundoff: float) -> Drawn | None:
+def drawn(
+    errors: Array, result: Array, shape: tuple[int, ...], roundoff: float, rows: _Rows | None = None
+) -> Drawn | None:
     """How errors follow the result; None where too few elements tell.
 
     Args:
@@ -98,6 +100,7 @@ def drawn(errors: Array, result: Array, shape: tuple[int, ...], roundoff: float)
         result: What they are errors of.
         shape: Of the result.
         roundoff: Unit roundoff of its dtype.
+        rows: Which elements share statistics.
     """
     with np.errstate(all="ignore"):
         fine = np.isfinite(errors) & np.isfinite(result)
@@ -107,15 +110,33 @@ def drawn(errors: Array, result: Array, shape: tuple[int, ...], roundoff: float)
     o, d = np.where(fine, result, 0.0), np.where(fine, errors, 0.0)
     unit = np.maximum(np.abs(o), level)
     p, z = o / unit, d / (unit * roundoff)
-    weight = float(np.dot(p, p))
-    factor = float(np.dot(p, z)) / weight
+    weights = p * p
+    whole = float(weights.sum())
+    if _equal(weights) < ENOUGH / 2:
+        return None  # A few elements are the result.
+    factor = float(np.dot(p, z)) / whole
     score = p * (z - factor * p)
-    sums = [score]
-    for k, length in enumerate(shape):
-        if length > 1:
-            sums.append(score.reshape(prod(shape[:k]), length, -1).sum((0, 2)))
-    error = max(float(np.sqrt(np.sum(np.square(s)))) for s in sums) / weight
-    return Drawn(factor, error, min(s.size for s in sums))
+    places = [_Rows((prod(shape[:k]), n, prod(shape[k + 1 :])), (0, 2)) for k, n in enumerate(shape) if n > 1]
+    groups = [*places, *([rows] if rows else [])]
+    error = max(float(np.linalg.norm(s)) for s in (score, *(g.of(score) for g in groups))) / whole
+    return Drawn(factor, error, min((_equal(g.of(weights)) for g in ([rows] if rows else places)), default=1.0))
+
+
+class _Rows(NamedTuple):
+    """Which elements share statistics: those that differ only in some axes of another shape."""
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def of(self, values: Array) -> Array:
+        """Sums over the elements of each row."""
+        sums: Array = values.reshape(self.shape).sum(self.axes).reshape(-1)
+        return sums
+
+
+def _equal(weights: Array) -> float:
+    """How many equal weights tell as much as these."""
+    return float(np.sum(weights) ** 2 / np.sum(np.square(weights)))
 
 
 def may_be_systematic(case: Case, position: int, d: TensorDiff) -> bool:
@@ -155,7 +176,8 @@ def systematic(case: Case, finding: Finding) -> Verdict | None:
         return None
     if units(case, finding.position, fmt.roundoff, 1) is None and base_name(op_name(case)) not in _NORMS:
         return None
-    ours, theirs = (t.to(torch.float64).numpy() - truth.value for t in (finding.actual, finding.expected))
+    with np.errstate(all="ignore"):
+        ours, theirs = (t.to(torch.float64).numpy() - truth.value for t in (finding.actual, finding.expected))
     if evidence := _one_factor(case, finding, ours, theirs):
         verdict = Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", f"{finding.name}: {evidence}", 0.5)
     elif evidence := _in_rows(case, finding, ours, theirs):
@@ -172,11 +194,14 @@ def _one_factor(case: Case, finding: Finding, ours: Array, theirs: Array) -> str
     assert finding.fmt is not None
     value, roundoff = case.expected[finding.position], finding.fmt.roundoff
     assert isinstance(value, torch.Tensor)
-    shape = tuple(value.shape)
-    between = drawn(ours - theirs, finding.truth.value, shape, roundoff)
+    shape, rows = tuple(value.shape), _rows(case, finding.position)
+    with np.errstate(all="ignore"):
+        gap = ours - theirs
+    between = drawn(gap, finding.truth.value, shape, roundoff, rows)
     if between is None:
         return None
-    own = units(case, finding.position, roundoff, between.rows)
+    length = finding.actual.numel() // rows.of(finding.truth.value).size if rows else 0
+    own = units(case, finding.position, roundoff, between.rows, length)
     if own is None:
         return None
     if finding.fmt.mantissa >= 23:
@@ -187,7 +212,7 @@ def _one_factor(case: Case, finding: Finding, ours: Array, theirs: Array) -> str
     limit = own + DEVIATIONS * between.error
     if not abs(between.factor) > limit:
         return None
-    one, other = (drawn(d, finding.truth.value, shape, roundoff) for d in (ours, theirs))
+    one, other = (drawn(d, finding.truth.value, shape, roundoff, rows) for d in (ours, theirs))
     if one is None or other is None or abs(one.factor) <= max(own, 2 * abs(other.factor)):
         return None
     return (
@@ -196,7 +221,7 @@ def _one_factor(case: Case, finding: Finding, ours: Array, theirs: Array) -> str
     )
 
 
-def units(case: Case, position: int, roundoff: float, rows: int | None) -> float | None:
+def units(case: Case, position: int, roundoff: float, rows: float | None, length: int = 0) -> float | None:
     """Unit roundoffs by which all of a right result may be off; None where nothing is known of that.
 
     Args:
@@ -204,6 +229,7 @@ def units(case: Case, position: int, roundoff: float, rows: int | None) -> float
         position: Which result.
         roundoff: Unit roundoff of its dtype.
         rows: How many sums there are at least whose errors are independent; None for any number.
+        length: Terms of each, where that is more than enter an element.
     """
     op, named = base_name(op_name(case)), arguments(case)
     if any(named.get(k, 1) not in (0, 1) for k in ("alpha", "beta")):
@@ -219,32 +245,31 @@ def units(case: Case, position: int, roundoff: float, rows: int | None) -> float
         return None
     n = n_terms(case, position)
     if fine:
-        length = _row(op, named)
-        if length and rows is not None:
-            n, rows = length, _n_elements(case, position) // length
-        return UNITS + (UNITS_ROOT * float((n / max(rows, 1)) ** 0.5) if rows is not None else 0.0)
+        n = length or n
+        return UNITS + (UNITS_ROOT * float((n / max(rows, 1.0)) ** 0.5) if rows is not None else 0.0)
     if partial_sums(case, position) > 1 or op in _BATCHED:
         return None
     least = UNITS_COARSE if op in ONE_SUM else UNITS_SCALED if "attention" in op else UNITS_STAGES
     return least + n / _BLOCK * _FLOAT32 / roundoff
 
 
-def _row(op: str, named: dict[str, Any]) -> int:
-    """Elements that share the statistics of one row, group or channel; 0 for operators without such."""
-    if "softmax" in op:
-        x = named.get("self", named.get("output"))
-        return int(x.shape[named["dim"]]) if isinstance(x, torch.Tensor) and x.dim() else 0
-    if "normalized_shape" in named:
-        return prod(named["normalized_shape"])
+def _rows(case: Case, position: int) -> _Rows | None:
+    """Elements that share the statistics of one row, group or channel; None for operators without such."""
+    op, named, value = base_name(op_name(case)), arguments(case), case.expected[position]
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return None
+    shape = tuple(value.shape)
+    if "softmax" in op and shape:
+        k = int(named["dim"]) % len(shape)
+        return _Rows((prod(shape[:k]), shape[k], prod(shape[k + 1 :])), (1,))
     x = named.get("input")
-    if not isinstance(x, torch.Tensor) or "norm" not in op:
-        return 0
-    return x.numel() // max(x.shape[0] * int(named["group"]) if "group" in named else x.shape[1], 1)
-
-
-def _n_elements(case: Case, position: int) -> int:
-    value = case.expected[position]
-    return value.numel() if isinstance(value, torch.Tensor) else 1
+    if "norm" not in op or not isinstance(x, torch.Tensor) or shape != tuple(x.shape):
+        return None
+    if "normalized_shape" in named:
+        return _Rows((-1, prod(named["normalized_shape"])), (1,))
+    if "group" in named:
+        return _Rows((shape[0] * int(named["group"]), -1), (1,))
+    return _Rows((shape[0], shape[1], -1), (0, 2)) if len(shape) > 1 else None
 
 
 def _in_rows(case: Case, finding: Finding, ours: Array, theirs: Array) -> str | None:
