@@ -64,7 +64,7 @@ def _key(core: ModuleType, sample: torch.Tensor) -> object:
     return core.context_key(0, None, ("", "", ""), (sample,), {})
 
 
-if core is not None and core.setup(torch.Tensor, torch.nn.Parameter, _EXACT):
+if core is not None and core.setup(torch.Tensor, torch.nn.Parameter, _EXACT, torch.strided):
     plainly_equal, context_key = core.plainly_equal, core.context_key
     _answers = False
     with contextlib.suppress(Exception):  # a torch that lacks a part of it
