@@ -44,7 +44,7 @@ def program(folder):
 def shell(*argv, **options):
     """In a process of its own: what flaws and signals need."""
     command = [sys.executable, "-m", "shadowrun", *argv]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, **options)
 
 
 def compare(*argv):
@@ -218,6 +218,15 @@ def test_nested_compare_says_why_not(program, capsys):
     assert "NestingError: A comparison (cpu[threads=1] against cpu) is running already" in capsys.readouterr().err
 
 
+@pytest.fixture
+def interrupts():
+    """A shell that starts the tests in the background has them, and all that they start, ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_reports_what_was_seen(program):
     script = program(
         """
@@ -231,7 +240,7 @@ def test_ctrl_c_reports_what_was_seen(program):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         os.kill(process.pid, signal.SIGINT)
-        out, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "aten::relu" in out
     assert error.rstrip().endswith("KeyboardInterrupt")
