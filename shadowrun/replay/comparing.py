@@ -23,6 +23,7 @@ from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
 from shadowrun.replay.offsets import at_offsets, offsets
 from shadowrun.replay.randomness import implausible
+from shadowrun.replay.room import n_bytes
 from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
@@ -163,12 +164,15 @@ class Comparing:
             def again() -> Ran:
                 args, kwargs = pristine
                 if not shared:
-                    reruns.append(executor.run_mirrored(plan, args, kwargs, self._max_bytes))
-                    return reruns[-1]
-                if plan.mutated:
-                    args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
-                reruns.append(executor.run(plan, args, kwargs))
-                return reruns[-1]
+                    ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                else:
+                    if plan.mutated:
+                        args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+                    ran = executor.run(plan, args, kwargs)
+                if n_bytes(results.values(plan, ran.args, ran.kwargs, ran.out)) > _MAX_REMEMBERED_BYTES:
+                    reruns.clear()
+                reruns.append(ran)
+                return ran
 
             actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
         times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
@@ -329,8 +333,7 @@ class Comparing:
         """Keep the right results of an operator that was wrong before."""
         if plan.index not in self.suspects:
             return
-        tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        if sum(t.nbytes for t in tensors if t.layout is torch.strided) > _MAX_REMEMBERED_BYTES:
+        if n_bytes(values) > _MAX_REMEMBERED_BYTES:
             return
         self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
 

@@ -86,7 +86,7 @@ class Judge:
         """Judge one call, and give the results that mismatched element by element; they hold its tensors."""
         try:
             if sampling.is_large(case) and not _is_random(case) and not self._is_told(case):
-                # A pool of their own: the slices are the farthest off, so their errors lean more than the whole result's.
+                # With a pool of their own: the slices that are farthest off lean more than the whole result does.
                 sampled = sampling.by_slices(case, lambda part: self._whole(part, Pool()))
                 if sampled is not None:
                     self.sampled = True
