@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,7 +186,7 @@ class Run:
 
         format = format or ("terminal" if str(path) == "-" else report.format_of(path))  # noqa: A001
         if str(path) == "-":
-            sys.stdout.write(report.render(self, format))
+            report.show(report.render(self, format))
         else:
             report.save(report.render(self, format), Path(path))
 
@@ -289,18 +288,19 @@ def _no_inputs(finding: Finding, sources: tuple[SourceRun, ...]) -> str:
     return why + "Record it again with more."
 
 
-def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None) -> Run:
+def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None, salvage: bool = False) -> Run:
     """Open a data file, also of a run that still records or was killed.
 
     Args:
         path: The file.
         known: Ledger of known divergences: a file, False for none; None looks upward from the working directory.
+        salvage: Of a damaged file, read what can still be read; `Run.info.notes` says what is missing.
 
     Raises:
         DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         UsageError: The ledger cannot be read.
     """
-    return Run(DataFile.open(Path(path)), read_settings(known).known)
+    return Run(DataFile.open(Path(path), salvage=salvage), read_settings(known).known)
 
 
 def combine(

@@ -45,6 +45,15 @@ _BY_CAUSE = {
     ): "Fix the form that the target's {op} returns; values cannot be trusted before the form is.",
     (
         "mismatch",
+        Cause.MEMORY_EFFECTS,
+    ): "Look at what the target's {op} writes to and returns: its values are right, and it does to memory what its "
+    "schema rules out ({why}).",
+    (
+        "mismatch",
+        Cause.NO_ERROR,
+    ): "Add the check of the inputs of {call} to the target's {op}: what it returns for an invalid call means nothing.",
+    (
+        "mismatch",
         Cause.NON_DETERMINISM,
     ): "Run {op} several times on the same inputs, or ask for deterministic algorithms, before calling it wrong.",
     ("mismatch", Cause.RANDOMNESS): "Compare distributions, not values: the two random streams differ.",

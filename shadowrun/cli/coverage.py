@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
     from shadowrun.analysis.gate import cut_short
     from shadowrun.analysis.words import command
+    from shadowrun.report.tame import tame
 
     recorded = shadowrun.load(args.data)
-    coverage = recorded.coverage()
+    coverage, info = tame(recorded.coverage()), tame(recorded.info)
     supported = coverage.n_by_state["supported"]
-    print(f"target {recorded.info.target}, reference {recorded.info.ref}: the program {coverage.verdict}")
+    print(f"target {info.target}, reference {info.ref}: the program {coverage.verdict}")
     print(f"operators  {_share(supported, coverage.n_operators, coverage.percent_operators)}")
     print(f"calls      {_share(coverage.n_supported_calls, coverage.n_calls, coverage.percent_calls)}")
     for state, n in coverage.n_by_state.items():

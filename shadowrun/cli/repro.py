@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import ShadowrunError, UsageError
+from shadowrun.report.tame import clip, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -155,10 +156,10 @@ def _list(found: list[Found], data: str) -> None:
         if counts and not f.counts:
             print("on the reference, not counted against the target:")
         counts = f.counts
-        print(f"{number}. {f.title}: {f.shown_by}")
-        print(f"     {f.reason}"[:200])
+        print(f"{number}. {one_line(f.title)}: {f.shown_by}")
+        print(f"     {clip(f.reason, 195)}")
     show = command("repro", Path(data), "--finding")
-    print(f"\n`{show} N` writes a script; N may be a pattern of operators, or all.")
+    print(f"\n`{one_line(show)} N` writes a script; N may be a pattern of operators, or all.")
 
 
 def _write(
@@ -174,11 +175,11 @@ def _write(
     written = 0
     for number, (title, name) in titles.items():
         folder = Path(args.output) / re.sub(r"[^A-Za-z0-9_.]+", "-", f"{number:0>2}-{name}-{kinds[number]}")
-        print(f"{number}. {title}: ", end="", flush=True)
+        print(f"{number}. {one_line(title)}: ", end="", flush=True)
         try:
             made = write(number, folder)
         except ShadowrunError as error:
-            print(f"no script. {error}")
+            print(f"no script. {one_line(str(error))}")
             continue
         written += 1
         _tell(made)
@@ -214,6 +215,6 @@ def _chosen(wanted: list[str] | None, operators: Mapping[int, str]) -> list[int]
 
 def _tell(made: Repro) -> None:
     shown = {True: "exits 1 here", False: "exits 0 here", None: "was not tried"}[made.shows_fault]
-    print(f"{made.script} ({made.inputs}), {shown}")
+    print(f"{made.script} ({one_line(made.inputs)}), {shown}")
     for line in (*made.said.splitlines()[:4], *(f"note: {note}" for note in made.notes)):
-        print(f"     {line}")
+        print(f"     {one_line(line)}")

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
+from shadowrun.report.tame import one_line
 from shadowrun.sweep.cases import PARTS, PROBES, Part
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _write(path: Path, outputs: dict[str, Path], *, everything: bool) -> Support
     if any(operator.failing for operator in table.operators):
         print(f"scripts that show this alone: {command('repro', path)}")
     if table.not_invariant:
-        names = ", ".join(table.not_invariant)
+        names = one_line(", ".join(table.not_invariant))
         print(f"not batch-invariant, which is no failure: {len(table.not_invariant)} operators ({names})")
     texts: dict[str, Callable[[], str]] = {
         "json": lambda: report.as_json(table, info),

@@ -20,7 +20,7 @@ from torch import fx
 from shadowrun.compiled import before, standins, torchcompile, torchregions
 from shadowrun.compiled.captured import capture
 from shadowrun.compiled.draws import reproduced
-from shadowrun.compiled.graph import Graph, copied, place
+from shadowrun.compiled.graph import Graph, copied, place, without_layouts
 from shadowrun.compiled.how import INDUCTOR, How
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.listening import Listening, unseen, watches
@@ -244,7 +244,7 @@ class Regions:
         if found is None:
             module = torchregions.graph_of(code)
             whole, line = (module, "") if module is None else _WHOLE.get(module, (module, ""))
-            graph = None if whole is None else Graph(reproduced(whole))
+            graph = None if whole is None else Graph(without_layouts(copied(reproduced(whole))))
             how = How.by_inductor({} if module is None else _SETTINGS.get(module, {}))
             found = self._new(_Region(code, self._plan(), graph, how), INDUCTOR, line)
         return found

@@ -40,6 +40,7 @@ class Recorder:
 
     Attributes:
         attribution: Tells where a call comes from.
+        at_times: Called about once a second, while calls are recorded.
     """
 
     def __init__(self, data: DataFile, attribution: Attribution, capturing: Capturing | None = None) -> None:
@@ -55,6 +56,7 @@ class Recorder:
         self._collect: Callable[[Counter[tuple[str, str, str]]], None] | None = None
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
+        self.at_times: Callable[[], None] | None = None
 
     def inner_parts(self) -> dict[str, Any]:
         """What the compiled handler writes to, by its names; none of it is ever replaced by another object."""
@@ -120,6 +122,8 @@ class Recorder:
         if len(self._rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S:
             # A database in memory outlives nothing: counts are put there when somebody reads them.
             self._flush(counts=self.data.path is not None)
+            if self.at_times is not None:
+                self.at_times()
 
     def verdict(
         self,

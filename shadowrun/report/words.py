@@ -7,6 +7,8 @@ import math
 import os.path
 from typing import TYPE_CHECKING
 
+from shadowrun.report.tame import clip
+
 if TYPE_CHECKING:
     from shadowrun.analysis import Finding, MinTolerance, OperatorSummary, RegionSummary
     from shadowrun.types import OpRecord, RunInfo, TensorDiff
@@ -34,7 +36,6 @@ __all__ = [
     "worst",
 ]  # fmt: skip
 
-MAX_TEXT = 400
 MAX_COMMAND = 10_000
 SHOWN = "script"
 """Label of a command, which is given as it is to be typed."""
@@ -45,13 +46,6 @@ REGIONS_LEAD = (
     "What torch.compile made of the program: it ran compiled, and each graph was run eagerly on the same inputs, "
     "as a whole."
 )
-
-
-def clip(text: str, length: int = MAX_TEXT) -> str:
-    """At most `length` characters on one line, none of which a terminal would obey."""
-    text = " ".join(text[: 4 * length].split())
-    text = text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def figure(value: float) -> str:

@@ -120,12 +120,13 @@ class Bench:
 
     Args:
         info: The run: its platforms, the flaws of a simulated one, and its options.
+        memory: Look at what each call does to memory.
 
     Raises:
         PlatformError: A platform is not here.
     """
 
-    def __init__(self, info: RunInfo) -> None:
+    def __init__(self, info: RunInfo, *, memory: bool = False) -> None:
         simulated = info.target_fingerprint.get("simulated_flaws")
         self._flaws = None if simulated is None else tuple(map(str, simulated))
         if self._flaws is not None and not sim.is_enabled():
@@ -143,6 +144,7 @@ class Bench:
         self.tolerance = config.tolerance_on(str(target))
         self._judge = _Judge(tolerance=self.tolerance, max_bytes=min(config.max_bytes, 1 << 30))
         self._comparing.judge_with(self._judge)
+        self._comparing.effects.always = memory
         self._failure = TargetFailure(config, self.target, self.ref, self._listener)
 
     def __enter__(self) -> Self:
