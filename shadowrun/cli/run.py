@@ -25,8 +25,8 @@ import sys
 from shadowrun.cli import options
 from shadowrun.cli.gate import add_gate_argument, passes
 from shadowrun.errors import UsageError
-from shadowrun.report.tame import forgiving
 from shadowrun.platforms.spec import parse
+from shadowrun.report.tame import forgiving
 
 __all__ = ["add_arguments", "run"]
 
