@@ -27,7 +27,7 @@ from shadowrun.errors import ShadowrunWarning, UsageError
 from shadowrun.settings import read_settings
 from shadowrun.store.choosing import choose
 from shadowrun.store.combine import combine_files
-from shadowrun.store.datafile import DataFile
+from shadowrun.store.datafile import ENDED_EARLY, DataFile
 from shadowrun.store.records import REGION, first_mismatch, read_records
 from shadowrun.store.tensors import NOT_KEPT
 from shadowrun.types import Allowed, Cause, Status
@@ -75,7 +75,7 @@ class Run:
         self._sync()
         info = self._data.info
         if self._data.failure:
-            text = f"recording ended early: {self._data.failure}"
+            text = f"{ENDED_EARLY}{self._data.failure}"
             info = dataclasses.replace(info, notes=(*info.notes, text))
         return info
 

@@ -346,3 +346,26 @@ def test_a_program_that_does_not_name_sim_does_not_see_it(tmp_path):
     assert shell("run", "--target", "sim", "--flaws", "missing-lerp", tmp_path / "plain.py").stdout.startswith("False ")
     assert shell("run", "--target", "sim", tmp_path / "named.py").stdout.startswith("True sim:0\n")
     assert shell("run", "--target", "sim", tmp_path / "told.py", "sim").stdout.startswith("True sim:0\n")
+
+
+def test_a_data_file_that_cannot_be_made_ends_in_one_line(program, capsys):
+    """In /proc, since root may write to any other folder."""
+    assert compare("--data", "/proc/x.shadowrun", program(TRAIN)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("shadowrun: error: Cannot write the data file '/proc/x.shadowrun'")
+    assert said.err.count("\n") == 1
+
+
+def test_a_second_run_into_one_file_tells_where_it_went(program, capsys):
+    from shadowrun.store.claim import Claim
+
+    held = Claim(Path(".shadowrun"))
+    try:
+        assert compare(program(TRAIN)) == 0
+    finally:
+        held.release()
+    out = " ".join(capsys.readouterr().out.split())
+    (there,) = Path().glob("*.pid*")
+    assert "Another process was writing .shadowrun" in out
+    assert f"this run is in {there.name}." in out
