@@ -27,7 +27,7 @@ from shadowrun.errors import ShadowrunWarning, UsageError
 from shadowrun.settings import read_settings
 from shadowrun.store.choosing import choose
 from shadowrun.store.combine import combine_files
-from shadowrun.store.datafile import DataFile
+from shadowrun.store.datafile import ENDED_EARLY, DataFile
 from shadowrun.store.records import REGION, first_mismatch, read_records
 from shadowrun.store.tensors import NOT_KEPT
 from shadowrun.types import Allowed, Cause, Status
@@ -75,7 +75,7 @@ class Run:
         self._sync()
         info = self._data.info
         if self._data.failure:
-            text = f"recording ended early: {self._data.failure}"
+            text = f"{ENDED_EARLY}{self._data.failure}"
             info = dataclasses.replace(info, notes=(*info.notes, text))
         return info
 
@@ -142,7 +142,7 @@ class Run:
 
     def coverage(self) -> Coverage:
         """How much of what the program used the target has."""
-        return analysis.cover(self._read())
+        return analysis.cover(self._read(), self._data.info.raised)
 
     def sources(self) -> tuple[SourceRun, ...]:
         """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""
@@ -166,7 +166,8 @@ class Run:
         found, kinds = self._all_findings(), self.fail_on if fail_on is None else fail_on
         new = [finding for finding in found if finding.known is None]
         known = [finding for finding in found if finding.known is not None]
-        return analysis.judge(new, self.counts(), kinds, known, self.regions().line)
+        info = self._data.info
+        return analysis.judge(new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The summary as dictionaries, for a data frame."""

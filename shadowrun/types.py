@@ -247,6 +247,8 @@ class RunInfo:
         complete: False while the run goes on or after it was killed.
         notes: Sentences the reader should know (``target and reference are the same platform``).
         behind_s: Seconds of processor time of the thread that compares behind the program, which did not wait for it.
+        raised: Exception that ended the program: ``ValueError: negative (train.py:12 in step)``; empty without one.
+        unselected: Why nothing, or not all that was asked for, fitted `steps`, `ops` and `modules`.
     """
 
     target: str
@@ -265,6 +267,8 @@ class RunInfo:
     complete: bool = False
     notes: tuple[str, ...] = ()
     behind_s: float = 0.0
+    raised: str = ""
+    unselected: str = ""
 
 
 @dataclass(frozen=True, slots=True)

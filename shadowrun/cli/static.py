@@ -97,6 +97,9 @@ def _write(text: str, output: str) -> None:
 
 def _gate(coverage: StaticCoverage, least: float | None) -> int:
     status = 0
+    if least is not None and not coverage.operators:
+        print("shadowrun: FAILED: there is no operator to look for", file=sys.stderr)
+        return 1
     for device in coverage.devices:
         percent = coverage.percent(device)
         if least is not None and percent < least:

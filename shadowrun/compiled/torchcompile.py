@@ -46,7 +46,9 @@ __all__ = [
     "module_of",
     "no_modes",
     "profiler_is_on",
+    "saving_is_hooked",
     "through_autograd",
+    "uses_cuda_graphs",
     "without",
     "wrapped_backends",
 ]
@@ -264,7 +266,9 @@ _ONE_BY_ONE = frozenset(
 
 
 @contextlib.contextmanager
-def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -> Iterator[None]:
+def wrapped_backends(
+    wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]], whole: Callable[[Any, Asked], Any]
+) -> Iterator[None]:
     """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
 
     Seen on 2.11 and 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in
@@ -274,9 +278,13 @@ def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -
     Args:
         wrap: Takes a graph, before it is compiled, what was asked of `torch.compile`, and whether the graph is one of
             plain operators (forward or backward); returns a function from the code to what is used in its place.
+        whole: A context for each graph of Dynamo's while it is compiled, by Inductor too, which gives such a function;
+            it is used where AOT autograd splits the graph.
     """
     aot: Any = importlib.import_module("torch._functorch.aot_autograd")
     original, original_stage = torch._TorchCompileWrapper.__call__, aot.aot_stage2_compile
+    inductor: Any = torch._TorchCompileInductorWrapper
+    original_inductor = inductor.__call__
 
     @functools.wraps(original)
     def call(self: Any, module: Any, inputs: Any) -> Any:
@@ -287,10 +295,18 @@ def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -
         _compiling.asked, _compiling.split = asked, False
         try:
             finish = wrap(module, asked, False)
-            code: Any = original(self, module, inputs)  # type: ignore[no-untyped-call]
-            return code if _compiling.split else finish(code)
+            with whole(module, asked) as finish_whole:
+                code: Any = original(self, module, inputs)  # type: ignore[no-untyped-call]
+            return finish_whole(code) if _compiling.split else finish(code)
         finally:
             _compiling.asked, _compiling.split = before
+
+    @functools.wraps(original_inductor)
+    def call_inductor(self: Any, module: Any, inputs: Any, **named: Any) -> Any:
+        options = dict(self.config)
+        with whole(module, Asked("inductor", "inductor", None, options, self.dynamic, self)) as finish:
+            code = original_inductor(self, module, inputs, **named)
+        return finish(code)
 
     def wrapped(compiler: Any) -> Any:
         asked = _compiling.asked
@@ -312,14 +328,31 @@ def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -
         return original_stage(state, capture, partition, *map(wrapped, compilers), **named)
 
     torch._TorchCompileWrapper.__call__ = call  # type: ignore[method-assign]
+    inductor.__call__ = call_inductor
     aot.aot_stage2_compile = stage
     try:
         yield
     finally:
         if torch._TorchCompileWrapper.__call__ is call:
             torch._TorchCompileWrapper.__call__ = original  # type: ignore[method-assign]
+        if inductor.__call__ is call_inductor:
+            inductor.__call__ = original_inductor
         if aot.aot_stage2_compile is stage:
             aot.aot_stage2_compile = original_stage
+
+
+def saving_is_hooked() -> bool:
+    """Whether hooks of the user's are told what autograd saves. Seen on 2.13; without it, they are told of ours too."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+def uses_cuda_graphs(asked: Asked) -> bool:
+    """Whether a backend's code may be a CUDA graph, which another run would disturb. Seen on 2.11 and 2.13."""
+    from torch._inductor import config
+
+    known = bool(asked.options.get("triton.cudagraphs", config.triton.cudagraphs))
+    return known or asked.name == "cudagraphs" or asked.mode in ("reduce-overhead", "max-autotune")
 
 
 def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:

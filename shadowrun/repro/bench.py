@@ -15,7 +15,7 @@ from shadowrun.intercept.untrusted import operator_named
 from shadowrun.platforms import parse, sim
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.untrusted import simulated_flaws
-from shadowrun.replay.comparing import Comparing
+from shadowrun.replay.comparing import Comparing, bytes_for_oracle
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
@@ -143,7 +143,7 @@ class Bench:
         self._listener = _Listener()
         self._comparing = Comparing(config, self.target, self.ref, self._listener)
         self.tolerance = config.tolerance_on(str(target))
-        self._judge = _Judge(tolerance=self.tolerance, max_bytes=min(config.max_bytes, 1 << 30))
+        self._judge = _Judge(tolerance=self.tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._comparing.judge_with(self._judge)
         self._comparing.effects.always = memory
         self._failure = TargetFailure(config, self.target, self.ref, self._listener)
