@@ -252,7 +252,7 @@ def test_inputs_that_cannot_be_made_are_left_out(attack, capsys, name, inputs, s
         ("aten::ones", [[1 << 40]], {}),
         ("aten::relu", [{"tensor": 0}] * 9, {}),
         ("aten::relu", ["PWNED"], {}),
-        ("aten::add.Scalar", [{"tensor": 0}, 10**5000], {}),
+        ("aten::add.Scalar", [{"tensor": 0}, 10**30], {}),
     ],
 )
 def test_captured_arguments_fit_their_schema(attack, capsys, name, args, kwargs):
@@ -586,7 +586,7 @@ def test_a_graph_that_eager_refuses_is_never_compiled(attack, capsys, monkeypatc
     attack.target("cpu")
     attack.graph(INPUT, *nodes, output(nodes[-1][1]), inputs=inputs, name="inductor")
     said = refused(capsys, "repro", "x.shadowrun", "--no-minimise")
-    assert "does not run eagerly" in said or "not called for a file" in said
+    assert "does not run eagerly" in said or "No script is written" in said
 
 
 def test_lists_that_hold_themselves_many_times_end(attack, capsys):
