@@ -5,7 +5,7 @@ from __future__ import annotations
 from shadowrun.store.records import REGION
 from shadowrun.types import Cause
 
-__all__ = ["how_to_show", "next_step", "worst_call"]
+__all__ = ["next_step", "worst_call"]
 
 _BY_CAUSE = {
     ("unsupported", Cause.MISSING_OPERATOR): "Write {kernel} for the target, or decompose {op} into operators it has.",
@@ -109,9 +109,3 @@ def next_step(
         call=call,
         ratio=f"{ratio:.3g}",
     )
-
-
-def how_to_show(op: str) -> str:
-    """What to add where the inputs of a call were kept."""
-    name = f"'{op}'" if " " in op else op
-    return f" `shadowrun repro --finding {name}` writes a script that shows it alone."

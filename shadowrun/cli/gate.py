@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from shadowrun.report.tame import tame
+
 if TYPE_CHECKING:
     from shadowrun.run import Run
 
@@ -35,8 +37,10 @@ def passes(run: Run, fail_on: list[str]) -> bool:
     judged = run.gate(fail_on)
     if judged.passed:
         return True
+    if judged.only_cut_short:  # its traceback stands there
+        return False
     print(f"shadowrun: {judged.line}", file=sys.stderr)
-    findings = run.findings()
+    findings = tame(run.findings())
     for kind in fail_on:
         ops = list(dict.fromkeys(finding.op for finding in findings if finding.kind == kind))
         if ops:

@@ -25,6 +25,7 @@ from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, as_given, copy_mutated, mirror, move, tensors_in, written_to
 from shadowrun.replay.refused import refused
 from shadowrun.replay.results import argument
+from shadowrun.replay.room import may_run_again
 from shadowrun.replay.snapshots import Copies, Snapshots, Stale, Unsuitable
 from shadowrun.replay.stage import BUDGET, Role, Stage
 from shadowrun.replay.stand_ins import Feeding, HandedOver
@@ -142,10 +143,17 @@ class BehindPath:
             own = self._target.run_user(plan, args, kwargs)
         except Exception as error:
             copies.wait()
-            answer = self._across.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
-            if answer is None:
-                raise
-            return answer
+            if plan.action is Action.RANDOM or not may_run_again(error, plan, args, kwargs, pristine):
+                answer = self._across.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
+                if answer is None:
+                    raise
+                return answer
+            pristine = None
+        if pristine is None:  # what waits takes the memory that the call needs
+            del copies
+            self._pipeline.drain()
+            self._snapshots.forget_all()
+            return self._across.observe(plan, args, kwargs, role, place, reason)
         if self._target.expects_hearing(plan, args):
             self._hear(plan, own, copies, pristine)
         self._order(plan, args, kwargs, own, copies, pristine, role, place)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
@@ -20,7 +21,10 @@ from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Executor, Ran, to_cpu
 from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
+from shadowrun.replay.offsets import at_offsets, offsets
 from shadowrun.replay.randomness import implausible
+from shadowrun.replay.room import n_bytes
+from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -160,12 +164,15 @@ class Comparing:
             def again() -> Ran:
                 args, kwargs = pristine
                 if not shared:
-                    reruns.append(executor.run_mirrored(plan, args, kwargs, self._max_bytes))
-                    return reruns[-1]
-                if plan.mutated:
-                    args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
-                reruns.append(executor.run(plan, args, kwargs))
-                return reruns[-1]
+                    ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                else:
+                    if plan.mutated:
+                        args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+                    ran = executor.run(plan, args, kwargs)
+                if n_bytes(results.values(plan, ran.args, ran.kwargs, ran.out)) > _MAX_REMEMBERED_BYTES:
+                    reruns.clear()
+                reruns.append(ran)
+                return ran
 
             actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
         times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
@@ -211,7 +218,8 @@ class Comparing:
             else:
                 self._recorder.match(context, *times, drift)
             return
-        case = self._case(plan, pristine, left, right, expected, rng, previous, shared=shared)
+        laid = () if stand_in else offsets(actual.args, actual.kwargs)
+        case = self._case(plan, pristine, left, right, expected, rng, previous, laid, shared=shared)
         verdict, diffs = self._judge(case)
         if verdict.status is Status.MISMATCH:
             if len(self.suspects) < _MAX_REMEMBERED:
@@ -227,7 +235,7 @@ class Comparing:
             verdict = replace(verdict, evidence=f"{verdict.evidence}; besides, {looked[0].evidence}")
         elif looked is not None:
             verdict, diffs = looked
-        captured = self._recorder.keep(plan, verdict, pristine)
+        captured = self._recorder.keep(plan, verdict, pristine, (), max(map(severity, diffs), default=0.0))
         self._recorder.verdict(context, verdict, diffs, times=times, drift=drift, captured=captured)
 
     def conclude_random(self, plan: OpPlan, context: int, pristine: Any, drawn: Ran) -> None:
@@ -271,6 +279,7 @@ class Comparing:
         expected: Ran,
         rng: tuple[torch.Generator, torch.Tensor] | None,
         previous: tuple[Value, ...] | None,
+        laid: tuple[int, ...],
         *,
         shared: bool,
     ) -> Case:
@@ -278,16 +287,22 @@ class Comparing:
             left, right = [_contiguous(v) for v in left], [_contiguous(v) for v in right]
         args, kwargs = pristine if not shared else _on_cpu(pristine)
 
-        def runner(executor: Executor, plan: OpPlan) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
+        def runner(
+            executor: Executor, plan: OpPlan, laid: tuple[int, ...] = ()
+        ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
             def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
                 after = None
                 if rng is not None:
                     after = rng[0].get_state()
                     rng[0].set_state(rng[1])
                 try:
+                    if laid:
+                        if not shared:
+                            args, kwargs = executor.to_device(plan, args, kwargs, executor.device, self._max_bytes)
+                        args, kwargs = torchapi.unheard(at_offsets, (), (args, kwargs, laid))
                     ran = (
                         executor.run(plan, args, kwargs)
-                        if shared
+                        if shared or laid
                         else executor.run_mirrored(plan, args, kwargs, self._max_bytes)
                     )
                 finally:
@@ -311,14 +326,14 @@ class Comparing:
             run_reference=runner(self._ref, plan if shared else for_reference(plan)),
             same_device=shared,
             previous_actual=previous,
+            run_as_it_lay=runner(self._target, plan, laid) if any(laid) else None,
         )
 
     def remember_if_suspect(self, plan: OpPlan, values: list[Value]) -> None:
         """Keep the right results of an operator that was wrong before."""
         if plan.index not in self.suspects:
             return
-        tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        if sum(t.nbytes for t in tensors if t.layout is torch.strided) > _MAX_REMEMBERED_BYTES:
+        if n_bytes(values) > _MAX_REMEMBERED_BYTES:
             return
         self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shadowrun.store.rows import Row, Rows
     from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
 
-__all__ = ["FLUSH_ROWS", "DataFile"]
+__all__ = ["ENDED_EARLY", "FLUSH_ROWS", "DataFile"]
 
 FLUSH_ROWS = 1000
 FLUSH_S = 0.5
@@ -37,6 +37,8 @@ MAX_WAITING_ROWS = 200 * FLUSH_ROWS
 """Rows kept while another process locks the file; past them, recording is given up."""
 CLOSE_TIMEOUT_S = 5.0
 LOCKED_RETRY_S = 0.5
+ENDED_EARLY = "recording ended early: "
+"""Begins the note on why."""
 
 
 class DataFile:
@@ -135,13 +137,18 @@ class DataFile:
             opening.check_writable(path)
 
     @classmethod
-    def open(cls, path: Path) -> DataFile:
+    def open(cls, path: Path, *, salvage: bool = False) -> DataFile:
         """Open for reading, also while another process records or after it was killed.
+
+        Args:
+            path: The file.
+            salvage: Of a damaged file, read what can be read; a note of its `info` says what is missing.
 
         Raises:
             DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         """
-        return cls(path, opening.connect_existing(path), writable=False)
+        connect = opening.salvage if salvage else opening.connect_existing
+        return cls(path, connect(path), writable=False)
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -201,6 +208,10 @@ class DataFile:
     def add_capture(self, seq: int, file: str, n_bytes: int) -> None:
         """Record that the inputs of call `seq` were kept, in a file of `tensors`."""
         self._waiting["capture"].append((seq, file, n_bytes))
+
+    def drop_capture(self, file: str) -> None:
+        """Record that the inputs in a file of `tensors` are there no more."""
+        self._waiting["capture gone"].append((file,))
 
     def add_region(self, op: str, backend: str, n_operators: int, site: str) -> None:
         """Record what is known of a compiled region: its backend, its size, its first line."""
@@ -280,7 +291,7 @@ class DataFile:
             self._n_changes += bool(self.rows) or any(rows for name, rows in self._waiting.items() if name != "meta")
             try:
                 n_rows = self._pending.write(self._connection, self._packed)
-            except (sqlite3.Error, OSError, OverflowError) as error:
+            except Exception as error:  # whatever it is, the program goes on
                 self._give_up(error)
                 return
             self.n_records += n_rows
@@ -351,6 +362,16 @@ class DataFile:
             return
         self.failure = f"{error} (after {self.n_records} calls)"
         self._drop()
+        self._leave_reason()
+
+    def _leave_reason(self) -> None:
+        """Write the reason over what the file has of the run: that takes no room, nor does a journal in memory."""
+        if self._info is None or self.path is None:
+            return
+        info = dataclasses.replace(self._info, notes=(*self._info.notes, f"{ENDED_EARLY}{self.failure}"))
+        with contextlib.suppress(sqlite3.Error, OSError):
+            self._connection.execute("pragma journal_mode = memory")
+            self._connection.execute("update meta set value = ? where key = 'info'", (encode_info(info),))
 
     def _drop(self) -> None:
         self.n_records += self._pending.drop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import os
@@ -177,10 +178,14 @@ def test_rows_wait_while_the_file_is_locked(tmp_path: Path, monkeypatch: pytest.
     record(data, 0)
     data.flush()
     assert (len(data.rows), data.failure) == (1, "")
-    started = time.perf_counter()
+    tried = []
+    monkeypatch.setattr(data._pending, "write", lambda *_: tried.append(1))
+    now = data._flushed_at
+    monkeypatch.setattr("shadowrun.store.datafile.time.monotonic", lambda: now)
     for _ in range(100):
         data.flush()  # does not wait for the lock again at each call
-    assert time.perf_counter() - started < 0.05
+    assert tried == []
+    monkeypatch.undo()
     other.execute("commit")
     other.close()
     data.close()
@@ -203,6 +208,9 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path: Path) -> N
     assert (len(data.rows), data._waiting["context"]) == (0, [])
     assert "recording ended early" in Run(data).info.notes[-1]
     assert load(path).counts()[Status.MATCH] >= 1
+    assert load(path).info.notes[-1] == f"recording ended early: {data.failure}"
+    load(path).write(path.with_suffix(".txt"))
+    assert "still going on" not in path.with_suffix(".txt").read_text(encoding="utf-8")
 
 
 def test_a_forked_worker_does_not_write(tmp_path: Path) -> None:
@@ -374,3 +382,35 @@ def test_a_cycle_with_its_connection_is_collected_without_a_warning():
         del data
         gc.collect()
     assert [str(w.message) for w in heard if "database" in str(w.message)] == []
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_half_a_character_loses_nothing(tmp_path: Path, in_file: bool) -> None:
+    """As `os.listdir` has it in a name that is not UTF-8."""
+    odd = "layer\udce9"
+    path = tmp_path / "x.shadowrun"
+    for k in range(2 if in_file else 1):
+        data = DataFile.create(path if in_file else None, dataclasses.replace(INFO, argv=(odd,)), append=True)
+        meta = TensorMeta("f32", (2,), device=odd)
+        for seq in (2 * k, 2 * k + 1):
+            place = data.context_id(f"aten::{odd}", odd, ("f32",), "[2]", odd, Phase.FORWARD, f"s{odd}.py:1", "cpu")
+            verdict = data.verdict_id(Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, odd, odd), odd)
+            data.add_diffs(seq, [TensorDiff("self", meta, meta, detail=odd)])
+            data.add((seq, 0, place, verdict, 1.0, 1.0, -1.0, -1.0))
+        data.add_region(odd, odd, 1, odd)
+        data.add_skipped({(odd, odd, odd): 1})
+        data.close()
+        assert not data.failure
+    run = load(path) if in_file else Run(data)
+    assert [r.call.module for r in run.records()] == ["layer\\udce9"] * (4 if in_file else 2)
+    assert run.info.argv == (odd,)
+    run.write(tmp_path / "r.md")
+    run.write(tmp_path / "r.json")
+
+
+def test_whatever_fails_in_a_flush_ends_the_recording_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DataFile.create(tmp_path / "x.shadowrun", INFO)
+    record(data, 0)
+    monkeypatch.setattr(data._pending, "write", lambda *_: 1 // 0)
+    data.flush()
+    assert "division" in data.failure
