@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shadowrun.types import Cause
 
-__all__ = ["Failure", "classify", "first_sentence", "limit_of_host"]
+__all__ = ["Failure", "classify", "first_sentence", "is_out_of_memory", "limit_of_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,14 @@ def limit_of_host(error: BaseException) -> str:
     """Which limit of this machine or process an exception tells of, no fault of a platform's; empty if of none."""
     if isinstance(error, RecursionError) or "RecursionError" in str(error):  # ctypes makes it an error of its own
         return "the program is at Python's limit of recursion"
+    return "there is no memory for it" if is_out_of_memory(error) else ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that there is no memory left."""
     names = {t.__name__ for t in type(error).__mro__}
     lacking = isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
-    return "there is no memory for it" if lacking or names & {"MemoryError", "OutOfMemoryError"} else ""
+    return lacking or bool(names & {"MemoryError", "OutOfMemoryError"})
 
 
 def classify(error: BaseException) -> Failure:

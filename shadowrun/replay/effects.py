@@ -46,7 +46,8 @@ _REST_S: Final = 1.0
 _REST: Final = 100.0
 """Between two of these, at least so many seconds, and so many times as long as the last one took."""
 _MAX_SIGNATURES: Final = 50_000
-_MOST_BYTES: Final = 1 << 30
+_MOST_BYTES: Final = 64 << 20
+"""For the copies of one call: beside the program, memory that nobody expects is memory that is not there."""
 _CPU = torch.device("cpu")
 
 Looked = tuple[Verdict, tuple["TensorDiff", ...]]
@@ -99,6 +100,8 @@ class MemoryEffects:
             return False
         if self.always:
             return True
+        if len(self._contexts) > _MAX_SIGNATURES:
+            self._contexts.clear()
         n = self._contexts[context] = self._contexts.get(context, 0) + 1
         if plan.index in self.due:
             self.due.discard(plan.index)

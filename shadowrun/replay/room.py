@@ -8,6 +8,7 @@ import torch
 
 from shadowrun.intercept.torchapi import unheard
 from shadowrun.numerics.bits import Uncomparable, bits_equal
+from shadowrun.platforms.unsupported import is_out_of_memory
 from shadowrun.replay.execution import to_cpu
 from shadowrun.replay.mirror import tensors_in, written_to
 from shadowrun.types import Status, Verdict
@@ -25,7 +26,6 @@ __all__ = [
     "TOO_LARGE",
     "Draws",
     "are_too_large",
-    "is_out_of_memory",
     "may_run_again",
     "n_bytes",
 ]
@@ -35,16 +35,6 @@ TOO_LARGE = Verdict(Status.UNVERIFIED, None, "budget: the results of this call e
 
 BYTES_PER_NS = 1000
 """No processor writes as much: a call that took less time than that has no results worth measuring."""
-
-_NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that there is no memory left."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
-    )
-
 
 def may_run_again(
     error: BaseException, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], copies: Arguments | None

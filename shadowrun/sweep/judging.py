@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shadowrun.platforms.remote import Unsendable, WorkerDied
-from shadowrun.platforms.unsupported import classify, first_sentence
-from shadowrun.replay.room import is_out_of_memory
+from shadowrun.platforms.unsupported import classify, first_sentence, is_out_of_memory
 from shadowrun.sweep.outcome import Finding, Kind
 from shadowrun.types import Cause, Status
 

@@ -29,7 +29,11 @@ def test_a_changing_flaw_shows_first_on_its_operators(record, flaw):
         if different:
             break
     assert different, "no effect"
-    assert different[0] in flaw.operators
+    if flaw.kind == "memory":  # its values are right: what reads that memory later shows it
+        names = [name for name, _ in clean]
+        assert set(names[: names.index(different[0])]) & set(flaw.operators) or different[0] in flaw.operators
+    else:
+        assert different[0] in flaw.operators
     assert record(flaw) == clean, "the flaw stays after it was switched off"
 
 
