@@ -2,8 +2,9 @@
 
 A table of small functions, tried from the most specific evidence to the least; the first that holds for every
 mismatched element of every mismatched result is the cause. Some look at the values only (`patterns`), some run the
-target again (as it was, or on contiguous copies), some ask the float64 oracle on changed inputs. At most 4 runs of the
-target and 26 of the oracle, on calls that are wrong: they are few.
+target again (as it was, or on contiguous copies), some ask the float64 oracle on changed inputs (`alternatives`). At
+most 4 runs of the target and 46 of the oracle, on calls that are wrong: they are few, and what held for a call is tried
+first on the next of its kind.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ __all__ = ["HYPOTHESES", "Hypothesis", "Known", "explain", "order_varies", "to_t
 
 RERUNS: Final = 3
 CERTAIN: Final = 0.8
-"""Confidence from which an explanation is tried first on the next such call: a guess might keep a better one away."""
+"""Confidence from which an explanation is tried first on the next such call."""
+GUESSES: Final = 2
+"""How often in succession one of less confidence has to be the first that holds, before it is tried first: it might
+keep a better one away."""
 MOST_KNOWN: Final = 1024
 
 
@@ -63,8 +67,8 @@ class Hypothesis(NamedTuple):
     test: Callable[[Suspect], str | None]
 
 
-Known: TypeAlias = "dict[tuple[object, ...], tuple[Hypothesis, str]]"
-"""Explanations that held, by the kind of call."""
+Known: TypeAlias = "dict[tuple[object, ...], tuple[Hypothesis, str, int]]"
+"""Explanations that held, by the kind of call, and how often in succession."""
 
 
 def explain(
@@ -105,17 +109,18 @@ def _first(
     suspect: Suspect, table: tuple[Hypothesis, ...], known: Known | None, key: tuple[object, ...]
 ) -> tuple[Hypothesis, str | None]:
     """The hypothesis that held for such a call before, where it does again; else the first of the table that does."""
-    before = None if known is None else known.get(key)
-    if before is not None and before[0] in table:
-        hypothesis, explanation = before
-        if hypothesis.test(replace(suspect, known=explanation)) == explanation:
-            return before
-    for hypothesis in table:
-        found = hypothesis.test(suspect)
+    known = {} if known is None else known
+    hypothesis, explanation, times = known.get(key, (table[-1], "", 0))
+    enough = 1 if hypothesis.confidence >= CERTAIN else GUESSES
+    first = hypothesis in table and times >= enough
+    if first and hypothesis.test(replace(suspect, known=explanation)) == explanation:
+        return hypothesis, explanation
+    for other in table:
+        found = other.test(suspect)
         if found is not None:
-            if known is not None and len(known) < MOST_KNOWN and hypothesis.confidence >= CERTAIN:
-                known[key] = hypothesis, found
-            return hypothesis, found
+            if key in known or len(known) < MOST_KNOWN:
+                known[key] = other, found, times + 1 if found == explanation else 1
+            return other, found
     return table[-1], None
 
 

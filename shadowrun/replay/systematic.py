@@ -33,6 +33,8 @@ __all__ = ["DEVIATIONS", "ENOUGH", "Drawn", "drawn", "follows", "may_be_systemat
 
 ENOUGH: Final = 64
 """Elements of different value below which a mean says nothing."""
+DIFFERENT: Final = 0.8
+"""Share of the elements of a float32 result that have values of their own where rows are independent."""
 DIFFERING: Final = 0.1
 """Share of the elements of a 16-bit result that differ at least where it was truncated (a half) or computed from
 rounded statistics; kernels that add in float32 and round once differ in less than 1 in 50."""
@@ -105,7 +107,11 @@ def drawn(
     with np.errstate(all="ignore"):
         fine = np.isfinite(errors) & np.isfinite(result)
         level = float(np.sqrt(np.mean(np.square(result[fine])))) if fine.any() else 0.0
-    if not 0.0 < level < np.inf or np.unique(np.abs(result[fine][:_SOME])).size < ENOUGH:
+    if not 0.0 < level < np.inf:
+        return None
+    some = np.abs(result[fine & (result != 0.0)][:_SOME])
+    different = np.unique(some).size
+    if different < ENOUGH:
         return None
     o, d = np.where(fine, result, 0.0), np.where(fine, errors, 0.0)
     unit = np.maximum(np.abs(o), level)
@@ -119,7 +125,9 @@ def drawn(
     places = [_Rows((prod(shape[:k]), n, prod(shape[k + 1 :])), (0, 2)) for k, n in enumerate(shape) if n > 1]
     groups = [*places, *([rows] if rows else [])]
     error = max(float(np.linalg.norm(s)) for s in (score, *(g.of(score) for g in groups))) / whole
-    return Drawn(factor, error, min((_equal(g.of(weights)) for g in ([rows] if rows else places)), default=1.0))
+    # Sums of the same few values err alike in all rows.
+    independent = min((_equal(g.of(weights)) for g in ([rows] if rows else places)), default=1.0)
+    return Drawn(factor, error, independent if different > DIFFERENT * some.size else 1.0)
 
 
 class _Rows(NamedTuple):

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from shadowrun.replay.judge import Judge
@@ -48,10 +49,14 @@ def one_by_one(a, b):
     return total.to(a.dtype)
 
 
+def in_turn(x, dim):
+    """A sum over one dimension in float32, one term after the other (torch's own cumsum adds in float64)."""
+    return torch.from_numpy(np.add.accumulate(x.float().numpy(), axis=dim).take(-1, axis=dim))
+
+
 def lanes(x, n):
     """A sum by n lanes, each one term after the other."""
-    rows = torch.nn.functional.pad(x, (0, -x.numel() % n)).view(-1, n)
-    return rows.cumsum(0, dtype=torch.float32)[-1].double().sum().to(x.dtype)
+    return in_turn(torch.nn.functional.pad(x, (0, -x.numel() % n)).view(-1, n), 0).sum().to(x.dtype)
 
 
 def softmax(x, dim, _half):
@@ -69,8 +74,8 @@ def layer_norm(x, _shape, w, b, eps):
 
 def layer_norm_one_by_one(x, _shape, w, b, eps):
     """Its sums term after term, and a root that is one unit off."""
-    mean = x.cumsum(-1)[..., -1:] / x.shape[-1]
-    rstd = torch.rsqrt(((x - mean) ** 2).cumsum(-1)[..., -1:] / x.shape[-1] + eps) * (1 + 2**-23)
+    mean = in_turn(x, -1).unsqueeze(-1) / x.shape[-1]
+    rstd = torch.rsqrt(in_turn((x - mean) ** 2, -1).unsqueeze(-1) / x.shape[-1] + eps) * (1 + 2**-23)
     return (x - mean) * rstd * w + b, mean, rstd
 
 

@@ -221,3 +221,21 @@ def test_a_known_cause_that_does_not_hold_gives_way(make_case, monkeypatch):
     (verdict, _), tried, _ = counted.during(lambda: judge(flipped))
     assert verdict.explanation == "sign flipped"
     assert tried > 1
+
+
+def test_a_guess_is_tried_first_where_it_was_right_twice(make_case, monkeypatch):
+    def attention(q, k, v):
+        return aten._scaled_dot_product_flash_attention_for_cpu(*(t.bfloat16() for t in (q, k, v)))
+
+    def target(q, k, v):
+        return tuple(t.float() for t in attention(q, k, v))
+
+    counted, judge = Counted(monkeypatch), Judge()
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    tried = []
+    for seed in (0, 10, 20):
+        case = make_case(op, target, *(normal(2, 2, 48, 16, seed=seed + i) for i in range(3)))
+        (verdict, _), n, _ = counted.during(lambda case=case: judge(case))
+        assert verdict.confidence < hypotheses.CERTAIN, verdict
+        tried.append(n)
+    assert tried[0] == tried[1] > tried[2] == 1
