@@ -101,6 +101,7 @@ class Regions:
         self._lock = threading.Lock()
         self._known: dict[int, _Region] = {}
         self._wholes: dict[int, Whole] = {}
+        self._n_wrong = 0  # calls of regions of which nobody knows what they are parts of
         self._wrapping: contextlib.ExitStack | None = None
 
     def start(self) -> None:
@@ -166,7 +167,7 @@ class Regions:
                 plan = self._plan()
             if self._selection.reason_to_skip(plan, place):
                 return None, place
-            whole.n_checked, whole.drawn = whole.n_checked + 1, None
+            whole.n_checked, whole.drawn, whole.n_wrong = whole.n_checked + 1, None, self._n_wrong
             tensors = [t for t in given if isinstance(t, torch.Tensor)]
             refused = ""
             if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
@@ -193,6 +194,10 @@ class Regions:
         try:
             known = bool(whole.drawn) and together.drawing(whole.drawn or ())
             verdict, judged = together.judge(code)
+            if verdict.status is Status.MISMATCH and known and together.has_ties:
+                together.drawing(whole.drawn or (), rounded=True)
+                verdict, judged = together.judge(code)
+                together.draws, known = True, False
             if verdict.status is Status.MISMATCH:
                 if together.draws and not known:
                     self.not_seen(_NOT_WHOLE + "it draws otherwise than eager")
@@ -206,6 +211,8 @@ class Regions:
     def _tell(self, whole: Whole) -> None:
         """Record that a graph of Dynamo's is wrong as a whole, where no region of it is."""
         seen, whole.seen = whole.seen, None
+        # A backward that was compiled when it was first called may be a part of any.
+        whole.is_wrong |= whole.n_checked > 0 and whole.n_wrong != self._n_wrong
         if seen is None or whole.is_wrong:
             return
         place, snapshot, verdict, judged = seen
@@ -295,8 +302,11 @@ class Regions:
         is_random = graph.is_random or (made is not None and bool(draws.kept))
         if verdict.status is Status.MISMATCH and is_random:
             verdict = _OTHER_DRAWS
-        if of is not None and verdict.status is Status.MISMATCH:
-            of.is_wrong = True
+        if verdict.status is Status.MISMATCH:
+            if of is None:
+                self._n_wrong += 1
+            else:
+                of.is_wrong = True
         captured, why_not = self._captured(begun, verdict)
         if why_not:
             verdict = replace(verdict, evidence="; ".join(filter(None, (verdict.evidence, why_not))))

@@ -85,6 +85,7 @@ class Whole:
         line: First line of the user's code in it.
         cuda_graphs: Its code may be a CUDA graph.
         n_checked: Calls of it that were compared as a whole.
+        n_wrong: Calls of wrong regions of unknown graphs before the latest of these.
         is_wrong: One of its regions was found to be wrong.
         drawn: What Inductor's code drew in the latest call, in order; None where that is not known.
         seen: Seen to be wrong as a whole, with what is needed to tell it.
@@ -97,7 +98,7 @@ class Whole:
             node.meta = {"place": place(node)}
         self.how, self.backend = How.asked(asked), asked.name
         self.cuda_graphs = torchcompile.uses_cuda_graphs(asked)
-        self.n_checked, self.is_wrong = 0, False
+        self.n_checked, self.n_wrong, self.is_wrong = 0, 0, False
         self.drawn: list[torch.Tensor] | None = None
         self.seen: Any = None
 

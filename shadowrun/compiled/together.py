@@ -45,6 +45,7 @@ class Together(Program):
         snapshot: What the call began with; any tensor may be written to.
         has_sizes: Some inputs are sizes.
         draws: It drew, eagerly, when it was judged.
+        has_ties: Whether a dropout keeps an element depends on the precision in which that is decided.
     """
 
     def __init__(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
@@ -55,7 +56,7 @@ class Together(Program):
         self._names = tuple(n.name for n in module.graph.nodes if n.op == "placeholder")
         plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
         self.snapshot = Snapshot.take(plain, [k for k, a in enumerate(plain) if isinstance(a, torch.Tensor)])
-        self.draws = False
+        self.draws = self.has_ties = False
         self.has_sizes = any(type(a) is int for a in plain)
         # In the program they are results of operators, which may be written to where leaves may not.
         shared = {k for group in self.snapshot.shared if len(group) > 1 for k in group}
@@ -101,11 +102,12 @@ class Together(Program):
             fresh = self.snapshot.fresh(change)
         return [t.requires_grad_() if k in self._needs_grad else t for k, t in enumerate(fresh)]
 
-    def drawing(self, drawn: Sequence[torch.Tensor]) -> bool:
+    def drawing(self, drawn: Sequence[torch.Tensor], *, rounded: bool = False) -> bool:
         """Have eager draw what Inductor's code drew, number by number.
 
         Args:
             drawn: What it drew, in order.
+            rounded: To the dtype of the result, before a dropout compares it with its rate.
 
         Returns:
             Whether it is known which of eager's calls drew what.
@@ -123,6 +125,10 @@ class Together(Program):
             with graph.module.graph.inserting_before(n):
                 given = graph.module.graph.get_attr(name)
             value = run.values[n.name]
+            if n.target in _DROPOUT:
+                short, rate = numbers.to(value.dtype), _rate(n)
+                self.has_ties |= bool(((numbers > rate) != (short > rate)).any())
+                setattr(graph.module, name, short if rounded else numbers)
             like = {} if n.target in _DROPOUT else {"dtype": value.dtype}
             n.args, n.kwargs, n.target = (given, *n.args), {**n.kwargs, **like}, _DRAWN[n.target]
         graph.module.recompile()
@@ -180,6 +186,10 @@ class _Drawing(Recorder):
 def _dropped(numbers: torch.Tensor, x: torch.Tensor, p: float = 0.5, *_args: Any, **_kwargs: Any) -> torch.Tensor:
     """Dropout by numbers between 0 and 1, as torch's decomposition of it uses them."""
     return x * (numbers > p) * (1 / (1 - p))
+
+
+def _rate(n: fx.Node) -> Any:
+    return n.kwargs.get("p", n.args[1] if len(n.args) > 1 else 0.5)
 
 
 def _as_drawn(numbers: torch.Tensor, *_args: Any, dtype: torch.dtype, **_kwargs: Any) -> torch.Tensor:
