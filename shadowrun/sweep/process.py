@@ -85,7 +85,16 @@ class WorkerProcess:
         self._lines, there = os.pipe()
         lifeline, self._life = os.pipe()
         os.set_inheritable(self._life, False)
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), json.dumps(settings), str(there), str(lifeline)]
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            _START,
+            json.dumps(sys.path),
+            json.dumps(settings),
+            str(there),
+            str(lifeline),
+        ]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 command,

@@ -208,6 +208,9 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path: Path) -> N
     assert (len(data.rows), data._waiting["context"]) == (0, [])
     assert "recording ended early" in Run(data).info.notes[-1]
     assert load(path).counts()[Status.MATCH] >= 1
+    assert load(path).info.notes[-1] == f"recording ended early: {data.failure}"
+    load(path).write(path.with_suffix(".txt"))
+    assert "still going on" not in path.with_suffix(".txt").read_text(encoding="utf-8")
 
 
 def test_a_forked_worker_does_not_write(tmp_path: Path) -> None:

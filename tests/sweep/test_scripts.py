@@ -138,7 +138,7 @@ def test_invalid_inputs_that_a_real_device_accepts(quick, tmp_path):
     text = made.script.read_text(encoding="utf-8")
     assert "torch.gather(" in text
     assert made.shows_fault, (found.inputs, made.said, made.notes)
-    made.script.write_text(text.replace("TARGET_DEVICE = 'lazy'", "TARGET_DEVICE = 'cpu'"), encoding="utf-8")
+    made.script.write_text(text.replace('TARGET_DEVICE = "lazy"', 'TARGET_DEVICE = "cpu"'), encoding="utf-8")
     assert quick.run(made.script).returncode == 0
 
 
