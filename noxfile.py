@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,13 @@ nox.needs_version = ">=2024.4"
 nox.options.sessions = ["lint", "typecheck", "tests", "examples"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
+
+FAST = (
+    *(f"tests/{name}" for name in ("native", "intercept", "replay", "numerics", "platforms")),
+    *(f"tests/transparency/test_{name}.py" for name in ("features", "tensors", "loader", "function_modes")),
+    *(f"tests/transparency/test_{name}.py" for name in ("warnings", "found")),
+)
+"""What may differ between versions of torch, but for compilers: a quarter of an hour on two cores."""
 
 EXAMPLES = sorted(Path(__file__).resolve().parent.glob("examples/[0-9][0-9]_*/run.*"))
 
@@ -41,6 +49,28 @@ def pure(session: nox.Session) -> None:
     install(session, "test")
     folders = ("native", "numerics", "intercept", "replay", "transparency")
     session.run("pytest", *(f"tests/{name}" for name in folders), *session.posargs, env={"SHADOWRUN_NATIVE": "0"})
+
+
+@nox.session(name="torch")
+def torch_version(session: nox.Session) -> None:
+    """The fast tests with another version of torch: ``nox -s torch -- 2.15.0``, once for each of them.
+
+    Options of pytest may follow; ``--force-python 3.13`` before the ``--`` chooses another Python. Each version has an
+    environment of its own, of several GB where its wheel brings CUDA.
+    """
+    versions = [a for a in session.posargs if re.match(r"\d+\.\d+", a)]
+    options = [a for a in session.posargs if a not in versions]
+    pinned = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
+    for version in versions or [next(line.partition("==")[2] for line in pinned if line.startswith("torch=="))]:
+        place = Path(session.create_tmp()) / f"torch-{version}"
+        constraints = place.with_suffix(".txt")
+        lines = [f"torch=={version}" if line.startswith("torch==") else line for line in pinned]
+        constraints.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        session.run("python", "-m", "venv", str(place))
+        python = str(next(p for p in (place / "bin/python", place / "Scripts/python.exe") if p.exists()))
+        command = (python, "-m", "pip", "install", "-q", "-c", str(constraints), "-e", ".[test]")
+        session.run(*command, external=True)
+        session.run(python, "-m", "pytest", *FAST, *options, external=True)
 
 
 @nox.session
