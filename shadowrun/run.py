@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,7 +185,7 @@ class Run:
 
         format = format or ("terminal" if str(path) == "-" else report.format_of(path))  # noqa: A001
         if str(path) == "-":
-            sys.stdout.write(report.render(self, format))
+            report.show(report.render(self, format))
         else:
             report.save(report.render(self, format), Path(path))
 
@@ -197,6 +196,7 @@ class Run:
         *,
         minimise: bool = True,
         time_limit_s: float = 30.0,
+        call: int | None = None,
     ) -> Repro:
         """Write a script that shows one finding: a few lines of plain torch, its inputs, and the versions.
 
@@ -208,17 +208,28 @@ class Run:
             directory: Folder to write ``repro.py``, ``inputs.pt`` and ``versions.json`` to.
             minimise: Make the inputs smaller, if the target is on this machine.
             time_limit_s: How long that may take.
+            call: Number of the call whose inputs are wanted, one of `captured`; by default the finding's first.
 
         Raises:
             UsageError: No script can show it, or no inputs were kept.
             DataFileError: The inputs that were kept cannot be read.
         """
+        if call is not None:
+            finding = dataclasses.replace(finding, captured=call)
         if finding.captured < 0:
             raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
         make = self._maker(finding)
         self._sync()
         record = next(read_records(self._data, seq=finding.captured))
         return make(self._data, finding, record, Path(directory), minimise=minimise, time_limit_s=time_limit_s)
+
+    def captured(self) -> dict[int, Finding]:
+        """Calls whose inputs were kept, the first and the worst of each finding: number of the call to its finding."""
+        found: dict[int, Finding] = {}
+        for finding in self._all_findings():  # a slow operator's come last: what was wrong in a call says more
+            for seq in finding.kept:
+                found.setdefault(seq, finding)
+        return found
 
     @staticmethod
     def _maker(finding: Finding) -> Callable[..., Repro]:
@@ -276,18 +287,19 @@ def _no_inputs(finding: Finding, sources: tuple[SourceRun, ...]) -> str:
     return why + "Record it again with more."
 
 
-def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None) -> Run:
+def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None, salvage: bool = False) -> Run:
     """Open a data file, also of a run that still records or was killed.
 
     Args:
         path: The file.
         known: Ledger of known divergences: a file, False for none; None looks upward from the working directory.
+        salvage: Of a damaged file, read what can still be read; `Run.info.notes` says what is missing.
 
     Raises:
         DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         UsageError: The ledger cannot be read.
     """
-    return Run(DataFile.open(Path(path)), read_settings(known).known)
+    return Run(DataFile.open(Path(path), salvage=salvage), read_settings(known).known)
 
 
 def combine(

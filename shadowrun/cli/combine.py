@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shadowrun.report.tame import one_line
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
@@ -58,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     for problem in combined.skipped:
-        print(f"shadowrun: left out: {problem}", file=sys.stderr)
+        print(f"shadowrun: left out: {one_line(str(problem))}", file=sys.stderr)
     if args.delete:
         _delete(combined, out)
-    print(f"{out}: {_described(combined)}")
+    print(f"{out}: {one_line(_described(combined))}")
     return 0
 
 

@@ -11,6 +11,7 @@ Examples:
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
@@ -33,11 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the coverage; returns the exit status."""
     import shadowrun
+    from shadowrun.analysis.words import command
+    from shadowrun.report.tame import tame
 
     recorded = shadowrun.load(args.data)
-    coverage = recorded.coverage()
+    coverage, info = tame(recorded.coverage()), tame(recorded.info)
     supported = coverage.n_by_state["supported"]
-    print(f"target {recorded.info.target}, reference {recorded.info.ref}: the program {coverage.verdict}")
+    print(f"target {info.target}, reference {info.ref}: the program {coverage.verdict}")
     print(f"operators  {_share(supported, coverage.n_operators, coverage.percent_operators)}")
     print(f"calls      {_share(coverage.n_supported_calls, coverage.n_calls, coverage.percent_calls)}")
     for state, n in coverage.n_by_state.items():
@@ -61,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
             name = module.module or "(outside of modules)"
             print(f"  {percent:>5.1f} % of {module.n_calls} calls  {name}  {_places(module.lacking)}")
         if len(lacking) > MAX_MODULES:
-            print(f"  … and {len(lacking) - MAX_MODULES} more: `shadowrun export -f json` has all")
+            everything = command("export", Path(args.data), "-f", "json")
+            print(f"  … and {len(lacking) - MAX_MODULES} more: `{everything}` has all")
     if coverage.fallback_share:
         print(f"\ntime on the target that went into fallbacks: {100 * coverage.fallback_share:.2g} %")
     n_skipped = sum(skipped.n for skipped in coverage.skipped)

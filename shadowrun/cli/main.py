@@ -15,6 +15,7 @@ Exit status:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -23,6 +24,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
 from shadowrun.errors import ShadowrunError
+from shadowrun.report.tame import forgiving, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,16 +37,33 @@ COMMANDS = (
 )
 """Modules of this package. None imports torch, rich or jinja2 before its `run` is called."""
 
+RUN_PROGRAM = ("run", "compile")
+"""Those that run a program of the user's, whose own output stays as it is."""
+
 
 class _Version(argparse.Action):
-    """Reads the versions only when asked: metadata costs more than the rest of ``--help``."""
+    """Reads the versions only when asked: metadata costs more than the rest of ``--help``, and torch two seconds."""
 
     def __call__(self, *_: object) -> NoReturn:
         from shadowrun import native
 
-        versions = (f"{name} {metadata.version(name)}" for name in ("shadowrun", "torch"))
+        versions = [f"{name} {metadata.version(name)}" for name in ("shadowrun", "torch")]
+        try:
+            note = _what_torch_lacks()
+        except ShadowrunError as error:
+            note = f"error: {error} [docs/messages.md#{error.slug}]"
         print(*versions, f"native {native.state()}", sep=", ")
+        if note:
+            print(f"shadowrun: {note}")
         sys.exit(0)
+
+
+def _what_torch_lacks() -> str:
+    """Have everything looked up in torch that a comparison uses; says what there is to say of this version."""
+    from shadowrun.intercept import torchapi  # noqa: F401 - it looks
+    from shadowrun.platforms import torchnames
+
+    return torchnames.untested()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         text = module.__doc__ or ""
         command = _parser(commands.add_parser, name, text, help=text.partition("\n")[0].rstrip("."))
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, runs_program=name in RUN_PROGRAM)
     return parser
 
 
@@ -74,11 +93,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         KeyboardInterrupt: After Ctrl-C, where this is the process's program.
     """
     try:
-        args = build_parser().parse_args(argv)
-        status: int = args.run(args)
+        with forgiving():
+            args = build_parser().parse_args(argv)
+        with contextlib.nullcontext() if args.runs_program else forgiving():
+            status: int = args.run(args)
         sys.stdout.flush()
     except ShadowrunError as error:
-        print(f"shadowrun: error: {error} [docs/messages.md#{error.slug}]", file=sys.stderr)
+        with forgiving():
+            print(f"shadowrun: error: {one_line(str(error))} [docs/messages.md#{error.slug}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if argv is not None:
@@ -90,8 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception:
-        traceback.print_exc()
-        print("shadowrun: internal error: please report the lines above.", file=sys.stderr)
+        with forgiving():
+            traceback.print_exc()
+            print("shadowrun: internal error: please report the lines above.", file=sys.stderr)
         return 2
     return status
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.config import ON_UNSUPPORTED
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
+from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +30,6 @@ __all__ = [
     "words",
 ]
 
-DATA_FILE = ".shadowrun"
 FORMATS = ("json", "md", "txt", "html")
 
 

@@ -26,6 +26,7 @@ from shadowrun.cli import options
 from shadowrun.cli.gate import add_gate_argument, passes
 from shadowrun.errors import UsageError
 from shadowrun.platforms.spec import parse
+from shadowrun.report.tame import forgiving
 
 __all__ = ["add_arguments", "run"]
 
@@ -79,10 +80,11 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.flush()
 
     comparison.fail_on = args.fail_on
-    comparison.write("-")
-    for output in args.output:
-        comparison.write(output)
-    passed = passes(comparison, args.fail_on)
+    with forgiving():
+        comparison.write("-")
+        for output in args.output:
+            comparison.write(output)
+        passed = passes(comparison, args.fail_on)
     if outcome.interrupted:
         raise KeyboardInterrupt  # it ended the program, and ends the command as it ends Python
     return outcome.status if passed else 1

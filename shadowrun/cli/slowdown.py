@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     found = Slowdown.of(measured, chosen.n_steps, args.intolerable, of_program=chosen.of_program)
     text = FORMATS[args.format](found, f"{target} against {ref}")
     if args.output == "-":
-        sys.stdout.write(text)
+        report.show(text)
     else:
         report.save(text, Path(args.output))
     if args.fail_over is not None and found.step.ratio > args.fail_over:

@@ -99,7 +99,7 @@ def _write(text: str, output: str) -> None:
     from shadowrun import report
 
     if output == "-":
-        sys.stdout.write(text)
+        report.show(text)
     else:
         report.save(text, Path(output))
 

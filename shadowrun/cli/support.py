@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     changes = Changes.between(*sweeps) if args.diff else None
     text = PLATFORMS[args.format](Platforms.of(sweeps)) if changes is None else CHANGES[args.format](changes)
     if args.output == "-":
-        sys.stdout.write(text)
+        report.show(text)
     else:
         report.save(text, Path(args.output))
     return _gate(args, sweeps[1:] if args.diff else sweeps, changes)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
+from shadowrun.report.tame import one_line
 from shadowrun.sweep.cases import PARTS, PROBES, Part
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ def _wish(args: argparse.Namespace, *, simulated: bool) -> Wish:
 
 
 def _write(path: Path, outputs: dict[str, Path], *, everything: bool) -> SupportTable:
+    from shadowrun.analysis.words import command
     from shadowrun.sweep import report
     from shadowrun.sweep.coveragefile import CoverageFile
     from shadowrun.sweep.support import SupportTable
@@ -197,9 +199,9 @@ def _write(path: Path, outputs: dict[str, Path], *, everything: bool) -> Support
     file.close()
     print(report.as_text(table, info, everything=everything), end="")
     if any(operator.failing for operator in table.operators):
-        print(f"scripts that show this alone: shadowrun repro {path}")
+        print(f"scripts that show this alone: {command('repro', path)}")
     if table.not_invariant:
-        names = ", ".join(table.not_invariant)
+        names = one_line(", ".join(table.not_invariant))
         print(f"not batch-invariant, which is no failure: {len(table.not_invariant)} operators ({names})")
     texts: dict[str, Callable[[], str]] = {
         "json": lambda: report.as_json(table, info),

@@ -23,6 +23,7 @@ from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.dispatch import ShadowMode, handing_over_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
+from shadowrun.platforms.torchnames import warn_of_untested
 from shadowrun.replay.budget import Budget
 from shadowrun.replay.capturing import Capturing
 from shadowrun.replay.drift import Drift
@@ -302,6 +303,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     if callable(target) and not isinstance(target, (str, torch.device)):
         raise TypeError('Name the target platform: @shadowrun.compare("npu"), not @shadowrun.compare.')
     config = Config.make(**options)
+    warn_of_untested(stacklevel=2)
     platforms = resolve(target), resolve(ref)
     why_not = why_not_behind(config, *platforms) if config.asynchronous else ""
     if why_not:

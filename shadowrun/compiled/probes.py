@@ -15,9 +15,20 @@ from shadowrun.compiled.snapshot import Snapshot, put_back
 from shadowrun.replay.case import exact_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Probe", "alone", "called", "computed", "given_draws", "intermediates", "prefix", "recorded", "single"]
+__all__ = [
+    "Probe",
+    "Recorder",
+    "alone",
+    "called",
+    "computed",
+    "given_draws",
+    "intermediates",
+    "prefix",
+    "recorded",
+    "single",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +46,15 @@ class Probe:
     origin: tuple[str, ...]
 
 
-class _Recorder(fx.Interpreter):
+class Recorder(fx.Interpreter):
+    """Keeps what each node returns."""
+
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.values: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run a node."""
         value = super().run_node(n)
         self.values[n.name] = _copy(value)
         return value
@@ -48,7 +62,7 @@ class _Recorder(fx.Interpreter):
 
 def recorded(graph: Graph, snapshot: Snapshot) -> dict[str, Any]:
     """What each node of a graph returns when it runs eagerly."""
-    recorder = _Recorder(graph.module)
+    recorder = Recorder(graph.module)
     with torch.no_grad():
         recorder.run(*snapshot.fresh(), enable_io_processing=False)
     put_back(snapshot.rng)
@@ -134,12 +148,22 @@ def called(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any, ...
     return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
 
 
-def given_draws(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe:
-    """The graph with what eager drew as further inputs, and what it drew from as further results."""
+def given_draws(
+    graph: Graph, snapshot: Snapshot, values: dict[str, Any], drawn: Sequence[fx.Node] | None = None
+) -> Probe:
+    """The graph with what eager drew as further inputs, and what it drew from as further results.
+
+    Args:
+        graph: It.
+        snapshot: Its inputs.
+        values: What its nodes return.
+        drawn: The nodes that draw; where it is None, they are known by their operators.
+    """
     new = fx.Graph()
     names: dict[fx.Node, fx.Node] = {}
     given = list(snapshot.inputs)
-    drawn = [n for n in graph.module.graph.nodes if is_random(n.target, n.args, n.kwargs)]
+    if drawn is None:
+        drawn = [n for n in graph.module.graph.nodes if is_random(n.target, n.args, n.kwargs)]
     for n in graph.module.graph.nodes:
         if n.op == "placeholder":
             names[n] = _input(new, n.name, n)

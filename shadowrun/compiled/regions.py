@@ -20,7 +20,7 @@ from torch import fx
 from shadowrun.compiled import before, standins, torchcompile, torchregions
 from shadowrun.compiled.captured import capture
 from shadowrun.compiled.draws import reproduced
-from shadowrun.compiled.graph import Graph, copied, place
+from shadowrun.compiled.graph import Graph, copied, place, without_layouts
 from shadowrun.compiled.how import INDUCTOR, How
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.listening import Listening, unseen, watches
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from shadowrun.compiled.standins import Made
     from shadowrun.intercept.attribution import Place
+    from shadowrun.replay.capturing import Kept
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.replayer import Replayer
     from shadowrun.replay.schedule import Selection
@@ -211,7 +212,7 @@ class Regions:
             verdict = replace(verdict, evidence="; ".join(filter(None, (verdict.evidence, why_not))))
         self._recorder.verdict(self._context(begun), verdict, tuple(j.diff for j in judged), captured=captured)
 
-    def _captured(self, begun: _Begun, verdict: Verdict) -> tuple[tuple[str, int] | None, str]:
+    def _captured(self, begun: _Begun, verdict: Verdict) -> tuple[Kept | None, str]:
         """Keep what a script needs to show a call; else why not, where it is wanted."""
         region, graph, snapshot = begun.region, begun.region.graph, begun.snapshot
         room = self._recorder.room(region.plan, verdict)
@@ -243,7 +244,7 @@ class Regions:
         if found is None:
             module = torchregions.graph_of(code)
             whole, line = (module, "") if module is None else _WHOLE.get(module, (module, ""))
-            graph = None if whole is None else Graph(reproduced(whole))
+            graph = None if whole is None else Graph(without_layouts(copied(reproduced(whole))))
             how = How.by_inductor({} if module is None else _SETTINGS.get(module, {}))
             found = self._new(_Region(code, self._plan(), graph, how), INDUCTOR, line)
         return found

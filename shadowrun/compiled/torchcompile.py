@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MODES_IN_GRAPHS",
     "Asked",
+    "apart",
     "backend_names",
     "boxed",
     "compiled_functions",
@@ -127,6 +128,20 @@ def forgotten() -> Iterator[None]:
         yield
     finally:
         torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """What is compiled inside leaves nothing behind in the compilation that is going on.
+
+    Seen on 2.13 (`torch._guards.TracingContext`). Without it, two backends that are given one graph share its record.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        yield
+    else:
+        with torch._guards.tracing(torch._guards.TracingContext(context.fake_mode)):
+            yield
 
 
 class Asked(NamedTuple):

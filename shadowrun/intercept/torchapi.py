@@ -13,11 +13,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.multiprocessing import reductions
 from torch.utils import _python_dispatch as _modes
 
+from shadowrun import native
 from shadowrun.intercept.own_call import on_one_line
 from shadowrun.native.tensors import addresses_in_torch
+from shadowrun.platforms.torchnames import need, optional
 from shadowrun.platforms.torchplatform import below_autograd
 
 if TYPE_CHECKING:
@@ -64,6 +65,24 @@ __all__ = [
     "unwrapped",
 ]
 
+need(
+    *("torch._ops.HigherOrderOperator", "torch._ops.OpOverload", "torch.ops.aten.add.Tensor._op_dk"),
+    *("torch.Tensor._is_zerotensor", "torch.UntypedStorage._cdata"),
+    *("torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node"),
+    *("torch._C._functions.AccumulateGrad._sequence_nr", "torch._C._functorch.peek_interpreter_stack"),
+    *("torch._C._len_torch_dispatch_stack", "torch._C._get_dispatch_mode"),
+    *("torch._C._TorchDispatchModeKey.FAKE", "torch._C._TorchDispatchModeKey.PROXY"),
+    *("torch._C._is_torch_function_mode_enabled", "torch._C.DisableTorchFunction", "torch._C._DisableAutocast"),
+    *("torch._C._PreserveDispatchKeyGuard", "torch._C._dispatch_tls_set_dispatch_key_excluded"),
+    *("torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C.DispatchKey.CompositeExplicitAutograd"),
+    *("torch._C.DispatchKey.CompositeImplicitAutograd", "torch._C.DispatchKey.ADInplaceOrView"),
+    *("torch._C.DispatchKey.AutogradFunctionality", "torch._C.DispatchKey.Functionalize"),
+    *("torch._C.DispatchKey.Conjugate", "torch._C.DispatchKey.Negative"),
+    *("torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._python_dispatch._get_current_dispatch_mode"),
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+    *("torch.utils._python_dispatch._pop_mode", "torch.utils._python_dispatch._push_mode"),
+)
+
 # Seen on 2.11 and 2.13. Base class of cond, while_loop, flex_attention: they reach a dispatch mode as
 # something that is no OpOverload and has no schema.
 HigherOrderOperator: type = torch._ops.HigherOrderOperator
@@ -99,16 +118,17 @@ asks_functions: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 # Seen on 2.11 and 2.13: nobody is asked about functions meanwhile. Without it, such a mode sees what we do.
 asking_nobody: Callable[[], Any] = torch._C.DisableTorchFunction
 
-_BEHIND: dict[str, tuple[str, Any, Callable[[], Any]]] = {
+_graph_task_id: Callable[[], Any] | None = getattr(torch._C, "_current_graph_task_id", None)
+
+_BEHIND: dict[str, tuple[str, Any, Callable[[], Any] | None]] = {
     "next_number": ("_ZN2at15sequence_number4peekEv", ctypes.c_uint64, next_sequence_number),
-    "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, torch._C._current_graph_task_id),
+    "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, _graph_task_id),
     "asks_functions": ("_ZN2at4impl27torch_function_mode_enabledEv", ctypes.c_bool, asks_functions),
     "n_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", ctypes.c_int64, n_modes_below),
 }
 """Names in C++ (mangled otherwise on Windows), what they return, and the same in Python."""
 
 
-@functools.cache
 def address_behind(name: str) -> int:
     """Address of a C++ function without arguments; 0 where it is not found or does not answer as Python's does.
 
@@ -119,9 +139,13 @@ def address_behind(name: str) -> int:
 
     Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the compiled part calls Python's.
     """
+    return _addresses[name]
+
+
+def _address(name: str) -> int:
     symbol, returns, in_python = _BEHIND[name]
     (address,) = addresses_in_torch(symbol)
-    if not address:
+    if not address or in_python is None:
         return 0
     function = ctypes.CFUNCTYPE(returns)(address)
     same = function() == in_python()
@@ -210,7 +234,7 @@ top_mode: Callable[[], Any] = _modes._get_current_dispatch_mode
 
 # Seen on 2.11 and 2.13: what torch.futures.Future is made of and what `Work.get_future` returns. Without its methods,
 # operators of a callback that a thread of C++ runs (gloo's, for the communication hooks of DDP) are not seen.
-Future: type = torch._C.Future
+Future: type = optional("torch._C.Future", type("NoFuture", (), {}), "operators in callbacks of futures are not seen")
 FUTURE_CALLBACKS = tuple(name for name in ("then", "add_done_callback") if name in vars(Future))
 
 # Seen on 2.11 and 2.13: the modes of this thread.
@@ -223,10 +247,16 @@ def pop_mode(mode: Any) -> None:
         _modes._pop_mode()
 
 
+def _merely_called(run: Callable[..., Any], _types: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
+    return run(*args, **(kwargs or {}))
+
+
 # Seen on 2.11 and 2.13. `unheard(run, (), args, kwargs)` calls `run`, and the warnings that C++ code gives meanwhile
 # come at the line of this call; without it, they are collected with those of the user's own call and come at his
 # line, twice. (Its purpose is to switch `__torch_function__` off, which a handler has no use for. 0.17 µs.)
-unheard: Callable[..., Any] = torch._C._disabled_torch_function_impl
+unheard: Callable[..., Any] = optional(
+    "torch._C._disabled_torch_function_impl", _merely_called, "warnings of replays may come with the program's own"
+)
 
 
 def is_zero_tensor(t: torch.Tensor) -> bool:
@@ -242,31 +272,52 @@ def is_undefined_error(error: RuntimeError) -> bool:
     return "tensor does not have a device" in str(error)
 
 
-# Seen on 2.11 and 2.13: whether two tensors lie on one storage (0.2 µs; by `_cdata` it takes 1 µs).
-shares_memory = torch._C._is_alias_of  # type: ignore[attr-defined]
-
-
 def storage_key(t: torch.Tensor) -> int:
     """Identity of the tensor's storage while that lives (0.45 µs). Seen on 2.11 and 2.13."""
     return int(t.untyped_storage()._cdata)
 
 
+def _have_one_key(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return storage_key(left) == storage_key(right)
+
+
+# Seen on 2.11 and 2.13: whether two tensors lie on one storage (0.2 µs; by their keys it takes 1 µs).
+shares_memory: Callable[[torch.Tensor, torch.Tensor], bool] = optional(
+    "torch._C._is_alias_of", _have_one_key, "a quick answer to whether tensors share memory"
+)
+
+
+class _Unwatched:
+    """No reference: it tells that the storage is gone at once, so nothing is kept for its next use."""
+
+    def __init__(self, _storage: object) -> None:
+        pass
+
+    def expired(self) -> bool:
+        return True
+
+
+_storage_reference: Callable[[Any], Any] = optional(
+    "torch.multiprocessing.reductions.StorageWeakRef", _Unwatched, "copies serve one call only"
+)
+
+
 class StorageWatch:
     """Tells whether a storage has been freed; while it is held, no other storage gets the same `storage_key`.
 
-    Seen on 2.11 and 2.13 (`torch.multiprocessing.reductions.StorageWeakRef`, as CUDA graph trees use it). Without it, a
-    finalizer on each storage would do, at 3.5 µs.
+    Seen on 2.11 and 2.13 (`torch.multiprocessing.reductions.StorageWeakRef`, as CUDA graph trees use it). Without it,
+    no copy serves a second call.
     """
 
     __slots__ = ("_reference",)
 
     def __init__(self, t: torch.Tensor) -> None:
-        self._reference = reductions.StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
+        self._reference = _storage_reference(t.untyped_storage())
 
     @property
     def freed(self) -> bool:
         """Whether nobody has it any more."""
-        return bool(self._reference.expired())  # type: ignore[no-untyped-call]
+        return bool(self._reference.expired())
 
 
 _BACKENDS = ("CPU", "CUDA", "MPS", "XPU", "XLA", "HPU", "MTIA", "PrivateUse1", "Lazy")
@@ -448,3 +499,8 @@ def compiling_threads() -> set[threading.Thread]:
     if pool is None or made is None or not made().currsize:
         return set()
     return set(getattr(pool(), "_threads", ()))
+
+
+_addresses = dict.fromkeys(_BEHIND, 0) if native.core is None else {name: _address(name) for name in _BEHIND}
+if native.core is not None and not all(_addresses.values()):
+    native.lacks.append(f"functions of torch's C++ library: {', '.join(n for n, at in _addresses.items() if not at)}")

@@ -16,13 +16,14 @@ import torch
 
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import unheard
-from shadowrun.replay.across import AcrossPath, is_certain, reference_raised
+from shadowrun.replay.across import AcrossPath, is_certain
 from shadowrun.replay.ambient import Ambient
 from shadowrun.replay.comparing import Comparing, landed_elsewhere
 from shadowrun.replay.counterparts import for_reference
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, as_given, copy_mutated, mirror, move, tensors_in, written_to
+from shadowrun.replay.refused import refused
 from shadowrun.replay.results import argument
 from shadowrun.replay.room import may_run_again
 from shadowrun.replay.snapshots import Copies, Snapshots, Stale, Unsuitable
@@ -294,7 +295,9 @@ class BehindPath:
                 args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
             return self._ref.run(for_reference(plan), args, kwargs)
         except Exception as error:
-            self.recorder.verdict(call.context, reference_raised(error))
+            verdict = refused(plan, *call.pristine, error)
+            captured = self.recorder.keep(plan, verdict, call.pristine)
+            self.recorder.verdict(call.context, verdict, captured=captured)
             return None
 
 

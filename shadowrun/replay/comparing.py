@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
@@ -14,18 +16,22 @@ from shadowrun.replay import results
 from shadowrun.replay.capturing import SLOW
 from shadowrun.replay.case import Case, Value
 from shadowrun.replay.counterparts import COUNTERPARTS, compared, for_reference
+from shadowrun.replay.effects import OVERWRITTEN, MemoryEffects
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Executor, Ran, to_cpu
 from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
+from shadowrun.replay.offsets import at_offsets, offsets
 from shadowrun.replay.randomness import implausible
 from shadowrun.replay.room import n_bytes
+from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.config import Config
+    from shadowrun.replay.effects import Looked
     from shadowrun.replay.recorder import Recorder
 
 __all__ = ["Comparing", "landed_elsewhere"]
@@ -46,6 +52,8 @@ class Comparing:
 
     Attributes:
         suspects: Numbers of the plans whose operators were wrong before.
+        effects: Decides which calls are looked at for what they do to memory.
+        watched: Numbers of the plans that no shortcut may pass by: suspects, and those due for such a look.
         slow_ratio: From which on an operator may be called slow.
     """
 
@@ -59,6 +67,9 @@ class Comparing:
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
         self.suspects: set[int] = set()
+        self.effects = MemoryEffects(target, ref, config.max_bytes)
+        self.watched: set[int] = set()
+        recorder.at_times = self._at_times
         self._previous: dict[int, tuple[Value, ...]] = {}
         self.slow_ratio = config.slow_ratio
         self._slow: Counter[int] = Counter()
@@ -66,6 +77,19 @@ class Comparing:
     def judge_with(self, judge: Judge) -> None:
         """Have calls judged by another judge, who sees what it judges."""
         self._judge = judge
+
+    def _at_times(self) -> None:
+        """Have the next call of another operator looked at, about once a second."""
+        index = self.effects.next_due()
+        if index is not None:
+            self.watched.add(index)
+
+    def _effects_of(self, plan: OpPlan, context: int, pristine: Any) -> Looked | None:
+        """What the target does to memory in this call and may not; None where it is not looked at."""
+        wanted = self.effects.wants(plan, context, *pristine)
+        if plan.index in self.watched and plan.index not in self.suspects:
+            self.watched.discard(plan.index)
+        return self.effects.look(plan, pristine) if wanted else None
 
     def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], Ran]) -> int:
         """Time of the target's run, measured again before an operator is called slow.
@@ -168,7 +192,12 @@ class Comparing:
             verdict = Verdict(Status.UNVERIFIED, None, str(error))
             self._recorder.verdict(context, verdict, times=times, drift=drift)
             return
+        looked = None if stand_in else self._effects_of(plan, context, pristine)
         previous = self._previous.get(plan.index)
+        if equal and looked is not None:
+            captured = self._recorder.keep(plan, looked[0], pristine)
+            self._recorder.verdict(context, *looked, times=times, drift=drift, captured=captured)
+            return
         if equal:
             self.remember_if_suspect(plan, left)
             slow = self._recorder.keep(plan, SLOW, pristine) if self.is_slow(actual_ns, expected.ns) else None
@@ -182,17 +211,24 @@ class Comparing:
             else:
                 self._recorder.match(context, *times, drift)
             return
-        case = self._case(plan, pristine, left, right, expected, rng, previous, shared=shared)
+        laid = () if stand_in else offsets(actual.args, actual.kwargs)
+        case = self._case(plan, pristine, left, right, expected, rng, previous, laid, shared=shared)
         verdict, diffs = self._judge(case)
         if verdict.status is Status.MISMATCH:
             if len(self.suspects) < _MAX_REMEMBERED:
                 self.suspects.add(plan.index)
+                self.watched.add(plan.index)
             if plan.unstable:
                 verdict = Verdict(Status.UNVERIFIED, Cause.NON_DETERMINISM, plan.unstable, verdict.evidence)
         elif actual.fallback is not None:
             cause, evidence = actual.fallback
             verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
-        captured = self._recorder.keep(plan, verdict, pristine)
+        spoiled = shared and looked is not None and looked[0].explanation == OVERWRITTEN
+        if looked is not None and verdict.status is Status.MISMATCH and not spoiled:
+            verdict = replace(verdict, evidence=f"{verdict.evidence}; besides, {looked[0].evidence}")
+        elif looked is not None:
+            verdict, diffs = looked
+        captured = self._recorder.keep(plan, verdict, pristine, (), max(map(severity, diffs), default=0.0))
         self._recorder.verdict(context, verdict, diffs, times=times, drift=drift, captured=captured)
 
     def conclude_random(self, plan: OpPlan, context: int, pristine: Any, drawn: Ran) -> None:
@@ -236,6 +272,7 @@ class Comparing:
         expected: Ran,
         rng: tuple[torch.Generator, torch.Tensor] | None,
         previous: tuple[Value, ...] | None,
+        laid: tuple[int, ...],
         *,
         shared: bool,
     ) -> Case:
@@ -243,16 +280,22 @@ class Comparing:
             left, right = [_contiguous(v) for v in left], [_contiguous(v) for v in right]
         args, kwargs = pristine if not shared else _on_cpu(pristine)
 
-        def runner(executor: Executor, plan: OpPlan) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
+        def runner(
+            executor: Executor, plan: OpPlan, laid: tuple[int, ...] = ()
+        ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
             def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
                 after = None
                 if rng is not None:
                     after = rng[0].get_state()
                     rng[0].set_state(rng[1])
                 try:
+                    if laid:
+                        if not shared:
+                            args, kwargs = executor.to_device(plan, args, kwargs, executor.device, self._max_bytes)
+                        args, kwargs = torchapi.unheard(at_offsets, (), (args, kwargs, laid))
                     ran = (
                         executor.run(plan, args, kwargs)
-                        if shared
+                        if shared or laid
                         else executor.run_mirrored(plan, args, kwargs, self._max_bytes)
                     )
                 finally:
@@ -276,6 +319,7 @@ class Comparing:
             run_reference=runner(self._ref, plan if shared else for_reference(plan)),
             same_device=shared,
             previous_actual=previous,
+            run_as_it_lay=runner(self._target, plan, laid) if any(laid) else None,
         )
 
     def remember_if_suspect(self, plan: OpPlan, values: list[Value]) -> None:

@@ -46,7 +46,8 @@ class Ending:
         """
         actual, expected = (mine, theirs) if role.on_target else (theirs, mine)
         comparing = self._stage.comparing
-        if equal and not comparing.is_slow(actual.ns, expected.ns):
+        new = comparing.effects.concerns(plan, context)
+        if equal and not new and not comparing.is_slow(actual.ns, expected.ns):
             if plan.index in comparing.suspects:
                 comparing.remember_if_suspect(plan, results.values(plan, mine.args, mine.kwargs, mine.out))
             self._stage.recorder.match(context, expected.ns / 1000, actual.ns / 1000)
@@ -54,7 +55,7 @@ class Ending:
         if not equal and plan.mutated and unheard(overlaps_unnoticed, (), (plan, mine.args, mine.kwargs)):
             self._stage.unverified(context, ONE_MEMORY, plan, None)
             return
-        # A slow one is run again, and what comes back is compared again.
+        # A slow one is run again, and what comes back is compared again; a new one is looked at for effects on memory.
         unheard(comparing.conclude, (), (plan, context, pristine, actual, expected, None), {"shared": True})
 
     def without_copies(

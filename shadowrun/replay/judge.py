@@ -33,6 +33,7 @@ from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
     from shadowrun.replay.case import Case, Value
+    from shadowrun.replay.hypotheses import Known
 
 __all__ = ["Judge"]
 
@@ -63,6 +64,7 @@ class Judge:
         self._tolerance: ToleranceOf = tolerance or (lambda _op, _dtype: given)
         self._max_bytes = max_bytes
         self._hypotheses = hypotheses
+        self._known: Known = {}
 
     def __call__(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]]:
         """Judge one call.
@@ -75,7 +77,7 @@ class Judge:
 
     def examine(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...], tuple[Finding, ...]]:
         """Judge one call, and give the results that mismatched element by element; they hold its tensors."""
-        trial = _Trial(case, self._tolerance, self._max_bytes, self._hypotheses)
+        trial = _Trial(case, self._tolerance, self._max_bytes, self._known if self._hypotheses else None)
         try:
             verdict, diffs = trial.run()
         except Uncomparable as error:
@@ -86,13 +88,13 @@ class Judge:
 class _Trial:
     """The judgement of one call; each step leaves `diffs` and `findings` richer."""
 
-    def __init__(self, case: Case, tolerance: ToleranceOf, max_bytes: int, ask_hypotheses: bool) -> None:
+    def __init__(self, case: Case, tolerance: ToleranceOf, max_bytes: int, known: Known | None) -> None:
         self.case = case
         self.op = op_name(case)
         self.tolerance = tolerance
         self.tolerances: tuple[float, float] | None = None  # of the result in hand
         self.max_bytes = max_bytes
-        self.ask_hypotheses = ask_hypotheses
+        self.known = known  # None: no hypotheses are asked
         self.diffs: dict[int, TensorDiff] = {}
         self.screen = Screen(case, max_bytes)
         self.oracle: Oracle | None = None
@@ -138,15 +140,15 @@ class _Trial:
                     findings.append(finding)
         # Among matches, one that a reader should know of comes first.
         worst = min(verdicts, key=lambda v: (_ORDER[v.status], v.cause in _LAST))
-        if worst.status is Status.MISMATCH and worst.cause is not Cause.REFERENCE and self.ask_hypotheses:
-            found = hypotheses.explain(self.case, findings, self._oracle_or_none)
+        if worst.status is Status.MISMATCH and worst.cause is not Cause.REFERENCE and self.known is not None:
+            found = hypotheses.explain(self.case, findings, self._oracle_or_none, self.known)
             if found is not None:
                 return replace(found, evidence=f"{worst.evidence}; {found.evidence}")
             if all(f.has_only_classes for f in findings):
                 return replace(
                     worst, cause=Cause.EXCEPTIONAL_VALUES, explanation="exceptional values treated otherwise"
                 )
-        if worst.status is Status.MATCH and self.ask_hypotheses and hypotheses.order_varies(self.case):
+        if worst.status is Status.MATCH and self.known is not None and hypotheses.order_varies(self.case):
             return replace(worst, cause=Cause.NON_DETERMINISM, explanation="another run of the target differs")
         return worst
 
@@ -235,6 +237,7 @@ class _Trial:
         """The cheap bound; None if the oracle has to decide."""
         if cheap == 0:
             finding.bad = finding.where
+            finding.exact = True
             # The neighbour in float64 is another number than that in float32.
             if base_name(self.op) != "nextafter" and self._oracle_agrees(finding):
                 return reference_wrong(f"{finding.bad.size} elements of {finding.name}, an exact operator")

@@ -32,7 +32,7 @@ class Quick:
         recorder: Whose rows it adds to.
         selection: What is wanted.
         attribution: Tells where calls come from.
-        comparing: Knows the suspects.
+        comparing: Knows which operators are watched.
         shared: The same ways in Python.
         role: What the CPU means.
 
@@ -62,7 +62,7 @@ class Quick:
             places=attribution.quick,
             selection=selection,
             device=role.device,
-            suspects=comparing.suspects,
+            suspects=comparing.watched,
             spares=shared.short.spares.by_form,
             make_spare=shared.short.spares.make,
             again=_again,

@@ -51,7 +51,8 @@ class ShortWay:
         self._target, self._ref = stage.target, stage.ref
         self._recorder = stage.recorder
         self._comparing = stage.comparing
-        self._suspects = stage.comparing.suspects
+        self._watched = stage.comparing.watched
+        self._effects = stage.comparing.effects
         self.ending = ending
         self.spares = Spares(stage.config.max_bytes)
         self._forms = self.spares.by_form
@@ -86,7 +87,8 @@ class ShortWay:
             theirs = unheard(run, (), args, kwargs) if other.plain else other.call(plan, args, kwargs)
             other_ns = _clock() - ended
             plainly = type(out) is torch.Tensor and plainly_equal(out, theirs)
-            if plainly and ns + other_ns < WORTH_TIMING_NS and plan.index not in self._suspects:
+            known = context <= self._effects.newest and plan.index not in self._watched
+            if plainly and known and ns + other_ns < WORTH_TIMING_NS:
                 if on_target:
                     self._recorder.match(context, other_ns / 1000, ns / 1000)
                 else:
@@ -109,7 +111,8 @@ class ShortWay:
         """Record a call of `fresh` that took long, or whose results are not plainly equal: numbers, say."""
         out = mine.out
         equal = plainly or (type(out) in _FRESH and self._comparing.equal(out, theirs.out))
-        if equal and mine.ns + theirs.ns < WORTH_TIMING_NS and plan.index not in self._suspects:
+        known = context <= self._effects.newest and plan.index not in self._watched
+        if equal and known and mine.ns + theirs.ns < WORTH_TIMING_NS:
             ours, other = mine.ns / 1000, theirs.ns / 1000
             self._recorder.match(context, *((other, ours) if role.on_target else (ours, other)))
             return
@@ -171,7 +174,8 @@ class ShortWay:
                 and first.shape == shape == work.shape
                 and not differs(at, work_at, n_bytes)
                 and ns + other_ns < WORTH_TIMING_NS
-                and plan.index not in self._suspects
+                and context <= self._effects.newest
+                and plan.index not in self._watched
             ):
                 if on_target:
                     self._recorder.match(context, other_ns / 1000, ns / 1000)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from shadowrun.errors import UsageError
+from shadowrun.report.tame import show
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from shadowrun.report.content import Source
 
-__all__ = ["FORMATS", "Reporter", "format_of", "render", "save", "summary_html"]
+__all__ = ["FORMATS", "Reporter", "format_of", "render", "save", "show", "summary_html"]
 
 FORMATS = {
     "json": "jsonfile:JsonReport",
@@ -80,7 +81,7 @@ def save(text: str, path: Path) -> None:
     """
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="replace")  # of halves of characters
         part.replace(path)
     except OSError as error:
         if part.is_file():

@@ -143,7 +143,7 @@ class Content:
     digest: Top[Finding]
     facts: tuple[tuple[str, str], ...]
     first_divergence: OpRecord | None
-    first_advice: str
+    first_finding: Finding | None
     first_origin: str
     drift: Top[DriftStep]
     sections: tuple[Section, ...]
@@ -174,7 +174,7 @@ class Content:
             digest=Top.of(findings, MAX_DIGEST),
             facts=tuple(_facts(info, run.steps(), sources)),
             first_divergence=tame(first),
-            first_advice=clip(_advice(first, findings)),
+            first_finding=tame(_finding_of(first, findings)),
             first_origin=clip(_origin(first, sources)),
             drift=_thin(run.drift()),
             sections=tuple(
@@ -210,13 +210,13 @@ def _counts(run: Source) -> Iterable[tuple[str, int]]:
     return [(name, n) for name, n in [*((str(status), n) for status, n in counts.items()), ("own failures", own)] if n]
 
 
-def _advice(first: OpRecord | None, findings: list[Finding]) -> str:
-    """What the finding that a record belongs to says to do."""
+def _finding_of(first: OpRecord | None, findings: list[Finding]) -> Finding | None:
+    """The finding that a record belongs to."""
     if first is None:
-        return ""
+        return None
     key = (first.call.op, first.verdict.cause, without_numbers(first.verdict.explanation))
     same = (f for f in findings if f.kind == "mismatch" and (f.op, f.cause, without_numbers(f.explanation)) == key)
-    return next((f.next_step for f in same), "")
+    return next(same, None)
 
 
 def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = ["cell", "clip", "columns", "comma_separated", "pipes"]
+
+
+_BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -39,6 +44,12 @@ def comma_separated(head: Iterable[object], rows: Iterable[Iterable[object]]) ->
     """CSV with a head."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
+    writer.writerows([_harmless(value) for value in row] for row in (head, *rows))
     return out.getvalue()
+
+
+def _harmless(value: object) -> object:
+    """A text that a spreadsheet would take for a formula begins with an apostrophe; numbers stay numbers."""
+    if isinstance(value, str) and value[:1] in _BEGINS_FORMULA and len(value) > 1 and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return value

@@ -44,4 +44,4 @@ class JsonReport:
             "steps": run.steps(),
             "sources": run.sources(),
         }
-        return json.dumps(jsonable(document), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+        return json.dumps(jsonable(document), indent=1, sort_keys=True, allow_nan=False) + "\n"

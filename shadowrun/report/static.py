@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shadowrun.report.grid import columns, comma_separated, pipes
+from shadowrun.report.tame import one_line, tame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,9 +96,9 @@ def _csv(coverage: StaticCoverage, _: str) -> str:
 
 
 FORMATS: dict[str, Callable[[StaticCoverage, str], str]] = {
-    "txt": _text,
-    "md": _markdown,
+    "txt": lambda coverage, what: _text(tame(coverage, whole=True), one_line(what)),
+    "md": lambda coverage, what: _markdown(tame(coverage, whole=True), one_line(what)),
     "json": _json,
-    "csv": _csv,
+    "csv": lambda coverage, what: _csv(tame(coverage, whole=True), what),
 }
 """Format to function of a coverage and the name of what was looked at."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from shadowrun.replay.capturing import Kept
     from shadowrun.replay.case import Case
     from shadowrun.replay.finding import Finding
     from shadowrun.types import RunInfo
@@ -87,7 +88,7 @@ class _Listener(Recorder):
         missing_kernel: str = "",
         times: tuple[float, float] = (-1.0, -1.0),
         drift: tuple[float, float] = (-1.0, -1.0),
-        captured: tuple[str, int] | None = None,
+        captured: Kept | None = None,
     ) -> int:
         """Anything else."""
         del context, times, drift, captured
@@ -95,10 +96,10 @@ class _Listener(Recorder):
         return 0
 
     def keep(
-        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
-    ) -> tuple[str, int] | None:
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
+    ) -> Kept | None:
         """Nothing is kept here."""
-        del plan, verdict, inputs, written
+        del plan, verdict, inputs, written, severity
         return None
 
 
@@ -119,12 +120,13 @@ class Bench:
 
     Args:
         info: The run: its platforms, the flaws of a simulated one, and its options.
+        memory: Look at what each call does to memory.
 
     Raises:
         PlatformError: A platform is not here.
     """
 
-    def __init__(self, info: RunInfo) -> None:
+    def __init__(self, info: RunInfo, *, memory: bool = False) -> None:
         simulated = info.target_fingerprint.get("simulated_flaws")
         self._flaws = None if simulated is None else tuple(map(str, simulated))
         if self._flaws is not None and not sim.is_enabled():
@@ -142,6 +144,7 @@ class Bench:
         self.tolerance = config.tolerance_on(str(target))
         self._judge = _Judge(tolerance=self.tolerance, max_bytes=min(config.max_bytes, 1 << 30))
         self._comparing.judge_with(self._judge)
+        self._comparing.effects.always = memory
         self._failure = TargetFailure(config, self.target, self.ref, self._listener)
 
     def __enter__(self) -> Self:

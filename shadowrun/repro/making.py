@@ -20,6 +20,7 @@ from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.repro import calls, script, telling
 from shadowrun.repro.bench import Bench, Judged, operator
 from shadowrun.repro.checks import Check, checks_of
+from shadowrun.repro.effects import returned_arguments
 from shadowrun.repro.minimise import Minimiser
 from shadowrun.repro.places import places_of
 from shadowrun.store import tensors
@@ -157,6 +158,10 @@ class _Maker:
         self._args, self._kwargs = call.args, call.kwargs
         self._target, self._ref = places_of(info)
         self._kind = _KINDS[finding.kind]
+        if finding.cause is Cause.MEMORY_EFFECTS:
+            self._kind = "memory"
+        if finding.cause is Cause.NO_ERROR:
+            self._kind = "accepts"
         self._notes: list[str] = []
         self._checks: tuple[Check, ...] = ()
         self._refuse_what_cannot_be_shown()
@@ -182,7 +187,7 @@ class _Maker:
         before = calls.named_inputs(self._plan, self._args, self._kwargs)
         present = True
         try:
-            with Bench(self._info) as bench:
+            with Bench(self._info, memory=self._kind == "memory") as bench:
                 self._on_the_bench(bench, record, seconds)
         except PlatformError as error:
             present = False
@@ -203,6 +208,9 @@ class _Maker:
 
     def _on_the_bench(self, bench: Bench, record: OpRecord, seconds: float) -> None:
         replays = [bench.judge(self._plan, self._args, self._kwargs)]
+        if self._kind == "accepts":
+            self._notes.append("a call that the reference refuses is not minimised")
+            return
         if self._kind == "slow":
             self._notes.append("a slow operator is not minimised: its time is the fault")
             return
@@ -273,6 +281,9 @@ class _Maker:
     def _script(self, record: OpRecord, before: dict[str, Any], inputs: dict[str, Any]) -> script.Script:
         plan, finding = self._plan, self._finding
         checks = self._checks if self._kind in ("mismatch", "unstable") else self._all_results()
+        memory = self._kind == "memory"
+        if memory:
+            checks = tuple(c for c in checks if c.name.startswith("output "))
         if any(concerns(finding.op, _position(plan, c.name)) for c in self._checks):
             raise _refusal(
                 f"{finding.op} was judged by the equation that defines its result: element by element, right results "
@@ -290,7 +301,9 @@ class _Maker:
             target=self._target,
             ref=self._ref,
             allowed=tuple((c.name, None if isinstance(c.allowed, torch.Tensor) else c.allowed) for c in checks),
-            laid=calls.needs_layout(inputs),
+            laid=memory or calls.needs_layout(inputs),
+            written=plan.mutated_names if memory else (),
+            returned=tuple(returned_arguments(plan).items()) if memory else (),
             on_cpu=tuple(name for name in plan.on_cpu if name in inputs),
             strides=any(c.strides for c in checks),
             signed_zeros=any(c.signed_zeros for c in checks),

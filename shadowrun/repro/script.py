@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shadowrun.repro.bodies import BODIES, CRASHES
+from shadowrun.repro.effects import COPY_GUARDED, EFFECTS
 
 if TYPE_CHECKING:
     from shadowrun.repro.places import Place
@@ -113,7 +114,8 @@ class Script:
         title: The finding in one line.
         story: Where it was seen, with which versions; lines.
         kind: ``mismatch``, ``unstable`` (a mismatch that depends on earlier calls), ``raises``, ``fallback``, ``slow``,
-            ``accepts`` (what the reference refuses, or refuses it by another exception).
+            ``accepts`` (what the reference refuses, or refuses it by another exception), ``memory`` (what a call does
+            to memory).
         operator: ``aten::add.Tensor``.
         call: The call as an expression.
         results: Names of the results that are looked at, with their expressions.
@@ -127,6 +129,8 @@ class Script:
         preamble: Lines before all that; `modules` is what they need.
         before, after: Lines around the call.
         modules: Further modules to import.
+        written: For ``memory``, the arguments that the call may write to.
+        returned: For ``memory``, expressions for what should be one of these, by the argument.
     """
 
     title: str
@@ -148,6 +152,8 @@ class Script:
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    returned: tuple[tuple[str, str], ...] = ()
 
     @property
     def in_processes(self) -> bool:
@@ -157,7 +163,10 @@ class Script:
 
 def write(script: Script) -> str:
     """The text of a script."""
-    parts = [head(script), COPY_LAID if script.laid else COPY, call(script)]
+    if script.kind == "memory":
+        parts = [head(script), COPY_GUARDED, EFFECTS, call(script)]
+    else:
+        parts = [head(script), COPY_LAID if script.laid else COPY, call(script)]
     if script.kind == "unstable":
         parts.append(_DISTURBED)
     if script.kind in ("mismatch", "unstable"):
@@ -191,6 +200,8 @@ def head(script: Script) -> str:
         sides = {"target": dict(script.target.environment), "reference": dict(script.ref.environment)}
         lines.append(f"ENVIRONMENT = {json.dumps(sides)}")
     lines.append('INPUTS = torch.load(Path(__file__).with_name("inputs.pt"), weights_only=True)')
+    if script.kind == "memory":
+        lines.append(f"WRITTEN = {script.written!r}")
     if script.kind in ("mismatch", "unstable"):
         stored = any(bound is None for _, bound in script.allowed)
         shown = ", ".join(f'"{name}": {_bound(bound)}' for name, bound in script.allowed if bound is not None)
@@ -217,8 +228,14 @@ def call(script: Script) -> str:
         lines.append("    memory = {}")
     lines.append(f"    x = {{name: copied({values}, {where}{memory}) for name, value in INPUTS.items()}}")
     lines += [f"    {line}" for line in (*script.before, f"out = {script.call}", *script.after)]
-    shown = ", ".join(f'"{name}": {expression}' for name, expression in script.results)
-    return "\n".join([*lines, f"    return {{{shown}}}"]) + "\n"
+    results, returned = (
+        "{" + ", ".join(f'"{name}": {expression}' for name, expression in pairs) + "}"
+        for pairs in (script.results, script.returned)
+    )
+    if script.kind == "memory":
+        lines[3] = '    """Run the operator; gives what it did to memory."""'
+        return "\n".join([*lines, f"    return effects(x, {results}, {returned}, memory)"]) + "\n"
+    return "\n".join([*lines, f"    return {results}"]) + "\n"
 
 
 def _sides(script: Script) -> str:

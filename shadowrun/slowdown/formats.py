@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.report.grid import clip, columns, comma_separated, pipes
+from shadowrun.report.tame import one_line, tame
 from shadowrun.slowdown.measuring import Spread
 from shadowrun.slowdown.table import BOUNDS
 
@@ -150,5 +151,10 @@ def _csv(found: Slowdown, _: str) -> str:
     return comma_separated(head, rows)
 
 
-FORMATS: dict[str, Callable[[Slowdown, str], str]] = {"txt": _text, "md": _markdown, "json": _json, "csv": _csv}
+FORMATS: dict[str, Callable[[Slowdown, str], str]] = {
+    "txt": lambda found, title: _text(tame(found, whole=True), one_line(title)),
+    "md": lambda found, title: _markdown(tame(found, whole=True), one_line(title)),
+    "json": _json,
+    "csv": lambda found, title: _csv(tame(found, whole=True), title),
+}
 """Format to function of a slowdown and its title."""

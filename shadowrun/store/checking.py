@@ -13,7 +13,7 @@ from shadowrun.types import Cause, Phase, Status
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["COLUMNS", "check_values"]
+__all__ = ["COLUMNS", "check_sources", "check_values"]
 
 _NUMBERED = f"{COUNT} and {{0}} < {2**63 // POSITIONS}"
 """A number of a call: times `POSITIONS`, it has 63 bits."""
@@ -84,11 +84,15 @@ def check_values(connection: sqlite3.Connection) -> None:
     if len(infos) != 1:
         raise ValueError("it has no run information")
     decode_info(infos[0][0])
-    _check_sources(connection)
+    check_sources(connection)
 
 
-def _check_sources(connection: sqlite3.Connection) -> None:
-    """Each run of a combined file has a block of numbers of its own, all blocks are of one length."""
+def check_sources(connection: sqlite3.Connection) -> None:
+    """Each run of a combined file has a block of numbers of its own, all blocks are of one length.
+
+    Raises:
+        ValueError: Not in this one.
+    """
     sources = connection.execute("select id, first_seq, info from source order by id").fetchall()
     if not sources:
         return

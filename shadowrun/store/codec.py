@@ -30,6 +30,7 @@ __all__ = [
     "encode_info",
     "encode_int",
     "jsonable",
+    "storable",
 ]
 
 INT64_MAX = 2**63 - 1
@@ -63,6 +64,11 @@ def decode_float(value: float | str) -> float:
 def encode_int(value: int) -> int | float:
     """Integers past 63 bits (a distance in ULP between two f64) become the nearest float."""
     return value if -INT64_MAX <= value <= INT64_MAX else float(value)
+
+
+def storable(value: Any) -> Any:
+    """A text that UTF-8 can hold; half a character, as in a file's name that is not UTF-8, becomes its escape."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 
 def jsonable(value: Any) -> Any:

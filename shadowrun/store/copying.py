@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.store import opening
-from shadowrun.store.codec import encode_info
+from shadowrun.store.codec import encode_info, storable
 from shadowrun.store.schema import POSITIONS
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Copier:
             run(f"insert into {table} select * from new_{table} order by id")  # noqa: S608 - names from above
         self._connection.executemany(
             "insert into source values (?, ?, ?, ?)",
-            ((s.number, s.file, encode_info(s.info), s.first_seq) for s in sources),
+            ((s.number, storable(s.file), encode_info(s.info), s.first_seq) for s in sources),
         )
         run("insert into meta values ('info', ?)", (info,))
         run("commit")

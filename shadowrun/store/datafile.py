@@ -135,13 +135,18 @@ class DataFile:
             opening.check_writable(path)
 
     @classmethod
-    def open(cls, path: Path) -> DataFile:
+    def open(cls, path: Path, *, salvage: bool = False) -> DataFile:
         """Open for reading, also while another process records or after it was killed.
+
+        Args:
+            path: The file.
+            salvage: Of a damaged file, read what can be read; a note of its `info` says what is missing.
 
         Raises:
             DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         """
-        return cls(path, opening.connect_existing(path), writable=False)
+        connect = opening.salvage if salvage else opening.connect_existing
+        return cls(path, connect(path), writable=False)
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -201,6 +206,10 @@ class DataFile:
     def add_capture(self, seq: int, file: str, n_bytes: int) -> None:
         """Record that the inputs of call `seq` were kept, in a file of `tensors`."""
         self._waiting["capture"].append((seq, file, n_bytes))
+
+    def drop_capture(self, file: str) -> None:
+        """Record that the inputs in a file of `tensors` are there no more."""
+        self._waiting["capture gone"].append((file,))
 
     def add_region(self, op: str, backend: str, n_operators: int, site: str) -> None:
         """Record what is known of a compiled region: its backend, its size, its first line."""
@@ -280,7 +289,7 @@ class DataFile:
             self._n_changes += bool(self.rows) or any(rows for name, rows in self._waiting.items() if name != "meta")
             try:
                 n_rows = self._pending.write(self._connection, self._packed)
-            except (sqlite3.Error, OSError, OverflowError) as error:
+            except Exception as error:  # whatever it is, the program goes on
                 self._give_up(error)
                 return
             self.n_records += n_rows

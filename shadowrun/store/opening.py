@@ -25,6 +25,7 @@ __all__ = [
     "corrupt",
     "move",
     "remove",
+    "salvage",
     "unwritable",
     "up_to_date",
     "upgrade",
@@ -84,6 +85,25 @@ def connect_existing(path: Path, *, write: bool = False) -> sqlite3.Connection:
         connection.execute(f"pragma busy_timeout = {int(WRITE_TIMEOUT_S * 1000)}")
         return connection
     return _checked(path)
+
+
+def salvage(path: Path) -> sqlite3.Connection:
+    """Open a data file for reading as `connect_existing` does; of a damaged one, what can still be read of it.
+
+    Raises:
+        DataFileError: As `connect_existing`, where nothing can be read.
+    """
+    try:
+        return _checked(path)
+    except DataFileError as error:
+        if error.slug != "data-file-corrupt":
+            raise
+    from shadowrun.store.salvage import salvaged
+
+    try:
+        return salvaged(path)
+    except (sqlite3.Error, ValueError, OSError) as error:
+        raise corrupt(path, error) from error
 
 
 def _checked(path: Path) -> sqlite3.Connection:

@@ -8,7 +8,7 @@ from math import isnan
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.store.codec import encode_diff, encode_float, encode_form
+from shadowrun.store.codec import encode_diff, encode_float, encode_form, storable
 from shadowrun.store.rows import Rows, unpacked
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _INSERTS = {
     "verdict": "insert into verdict values (?, ?, ?, ?)",
     "packed_diff": f"insert into packed_diff values ({', '.join('?' * 20)})",  # noqa: S608
     "capture": "insert into capture values (?, ?, ?)",
+    "capture gone": "delete from capture where file = ?",
     "region": "insert or ignore into region values (?, ?, ?, ?)",
     "step": "insert or replace into step (step, started_s, wall_s) values (?, ?, ?)",
     "skipped": "insert into skipped values (?, ?, ?, ?) "
@@ -156,7 +157,11 @@ class Pending:
         lengths = {table: len(rows) for table, rows in self.tables.items() if rows}
         calls = self.rows.head(n_rows)
         if lengths or (calls and packed is None):
-            self._insert(connection, lengths, b"" if packed is not None else calls)
+            calls_in_table = b"" if packed is not None else calls
+            try:
+                self._insert(connection, lengths, calls_in_table)
+            except UnicodeEncodeError:  # so rare that nothing looks for it before
+                self._insert(connection, lengths, calls_in_table, odd=True)
         if packed is not None:
             packed.add(calls)
         self.rows.drop(n_rows)
@@ -164,13 +169,16 @@ class Pending:
             del self.tables[table][:n]
         return n_rows
 
-    def _insert(self, connection: sqlite3.Connection, lengths: Mapping[str, int], calls: bytes) -> None:
-        """Insert the first rows of tables, so many of each, and calls, all or nothing."""
+    def _insert(
+        self, connection: sqlite3.Connection, lengths: Mapping[str, int], calls: bytes, *, odd: bool = False
+    ) -> None:
+        """Insert the first rows of tables, so many of each, and calls, all or nothing; `odd` if a text is not UTF-8."""
         connection.execute("begin immediate")
         try:
             for table, n in lengths.items():
                 rows = self.tables[table][:n]
-                connection.executemany(_INSERTS[table], _packed(rows) if table == "packed_diff" else rows)
+                rows = _packed(rows) if table == "packed_diff" else rows
+                connection.executemany(_INSERTS[table], [tuple(map(storable, row)) for row in rows] if odd else rows)
             if calls:
                 connection.executemany(INSERT_CALLS, _encoded(calls))
             connection.execute("commit")
@@ -197,6 +205,9 @@ class Pending:
 
     def _intern(self, table: str, value: Any) -> int:
         number = self._ids[table].get(value)
+        if number is None and table in _UNIQUE:
+            value = storable(value)
+            number = self._ids[table].get(value)
         if number is None:
             number = self._number(table, value)
             columns = value if isinstance(value, tuple) else (value,)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.errors import DataFileError
 from shadowrun.store import untrusted
 from shadowrun.store.claim import Claim
-from shadowrun.store.codec import decode_facts
+from shadowrun.store.codec import decode_facts, storable
 from shadowrun.store.untrusted import COUNT, SIGNED, TEXT, one_of
 from shadowrun.sweep.cases import Case, Part
 from shadowrun.sweep.outcome import Finding, Kind, Outcome
@@ -166,7 +166,10 @@ class CoverageFile:
     def _add(self, case: Case, outcome: Outcome) -> None:
         cursor = self._connection.execute(
             "insert or ignore into result (operator_id, dtype, part, sample, kind, inputs) values (?, ?, ?, ?, ?, ?)",
-            (self._operator(case.operator), case.dtype, case.part, case.sample, outcome.kind, outcome.inputs),
+            (
+                *(self._operator(case.operator), storable(case.dtype), case.part, case.sample),
+                *(outcome.kind, storable(outcome.inputs)),
+            ),
         )
         if not cursor.rowcount:
             return
@@ -269,6 +272,7 @@ class CoverageFile:
         self._connection.execute("insert or replace into meta values ('info', ?)", (text,))
 
     def _operator(self, name: str) -> int:
+        name = storable(name)
         number = self._operators.get(name)
         if number is None:
             cursor = self._connection.execute("insert into operator (name) values (?)", (name,))
@@ -276,7 +280,7 @@ class CoverageFile:
         return number
 
     def _finding(self, finding: Finding) -> int:
-        *rest, message = dataclasses.astuple(finding)
+        *rest, message = (storable(value) for value in dataclasses.astuple(finding))
         key = tuple(rest)
         number = self._findings.get(key)
         if number is None:

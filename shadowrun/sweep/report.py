@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.report.grid import cell, comma_separated, pipes
+from shadowrun.report.tame import tame
 from shadowrun.store.codec import jsonable
 from shadowrun.sweep.outcome import FAILURES, Kind, Support
 
@@ -40,6 +41,7 @@ _MOST_SHOWN = 40
 
 def as_text(table: SupportTable, info: SweepInfo, *, everything: bool = False) -> str:
     """The tables for a terminal; of what fails the first `_MOST_SHOWN` lines, or all."""
+    table, info = tame(table, whole=True), tame(info, whole=True)
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -67,6 +69,7 @@ def as_text(table: SupportTable, info: SweepInfo, *, everything: bool = False) -
 
 def as_markdown(table: SupportTable, info: SweepInfo) -> str:
     """Both tables, and all that fails."""
+    table, info = tame(table, whole=True), tame(info, whole=True)
     lines = [f"# {cell(info.target)} against {cell(info.ref)}", "", _facts(table, info), ""]
     lines += pipes([["dtype", "part", *(name for name, _ in _COLUMNS)], *_case_rows(table)])
     lines += ["", _support_line(table), ""]
@@ -78,7 +81,7 @@ def as_markdown(table: SupportTable, info: SweepInfo) -> str:
 def as_csv(table: SupportTable) -> str:
     """One row for each operator, dtype and part, with counts by kind and the first reason for failing."""
     rows = []
-    for operator in table.operators:
+    for operator in tame(table, whole=True).operators:
         for (dtype, part), support in operator.parts.items():
             found = [f for f in operator.failing if (f.dtype, f.part) == (dtype, part)]
             why = "; ".join(_reason(f) for f in found)
@@ -100,7 +103,7 @@ def as_json(table: SupportTable, info: SweepInfo) -> str:
         ],
         "operators": [_operator_json(operator) for operator in table.operators],
     }
-    return json.dumps(jsonable(document), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(jsonable(document), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def closing_line(table: SupportTable) -> str:

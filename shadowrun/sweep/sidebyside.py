@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun.report import grid
 from shadowrun.report.grid import clip, columns, comma_separated, pipes
+from shadowrun.report.tame import tame
 from shadowrun.store.codec import jsonable
 from shadowrun.sweep.changes import Direction
 from shadowrun.sweep.outcome import Support
@@ -124,11 +125,11 @@ def _html(platforms: Platforms) -> str:
 
 
 PLATFORMS: dict[str, Callable[[Platforms], str]] = {
-    "txt": _text,
-    "md": _markdown,
+    "txt": lambda platforms: _text(tame(platforms, whole=True)),
+    "md": lambda platforms: _markdown(tame(platforms, whole=True)),
     "json": _json,
-    "csv": _csv,
-    "html": _html,
+    "csv": lambda platforms: _csv(tame(platforms, whole=True)),
+    "html": lambda platforms: _html(tame(platforms, whole=True)),
 }
 """Format to function of several platforms."""
 
@@ -174,13 +175,13 @@ def _changes_csv(changes: Changes) -> str:
 
 
 CHANGES: dict[str, Callable[[Changes], str]] = {
-    "txt": _changes_text,
-    "md": _changes_markdown,
+    "txt": lambda changes: _changes_text(tame(changes, whole=True)),
+    "md": lambda changes: _changes_markdown(tame(changes, whole=True)),
     "json": _changes_json,
-    "csv": _changes_csv,
+    "csv": lambda changes: _changes_csv(tame(changes, whole=True)),
 }
 """Format to function of the changes between two sweeps."""
 
 
 def _dumped(document: dict[str, Any]) -> str:
-    return json.dumps(jsonable(document), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(jsonable(document), indent=1, sort_keys=True, allow_nan=False) + "\n"

@@ -91,11 +91,11 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     run = shadowrun.load(tmp_path / "run.shadowrun")
     finding = only(run)
     assert finding.phases == (fault.phase,)
-    command = f"`shadowrun repro --finding '{finding.op}'`"
-    assert command in finding.next_step
-    assert [command in row.next_step for row in run.regions().rows] == [
-        row.name == finding.op for row in run.regions().rows
-    ]
+    file = tmp_path / "run.shadowrun"
+    assert finding.commands == (f"shadowrun repro {file} --finding 1",)
+    of = {row.name: row.commands for row in run.regions().rows}
+    assert of.pop(finding.op) == (f"shadowrun repro {file} --finding '{finding.op}'",)
+    assert not any(of.values())
     assert len(list((tmp_path / "run.shadowrun.tensors").iterdir())) == 1  # of two calls
     stream = torch.get_rng_state()
     made = run.repro(finding, tmp_path / "repro", time_limit_s=20)
@@ -214,7 +214,7 @@ def test_what_is_too_large_says_so(tmp_path):
         torch.compile(model, backend=faulty.tanh_is_wrong)(x)
     finding = only(run)
     assert finding.captured < 0
-    assert "shadowrun repro" not in finding.next_step
+    assert finding.commands == ()
     assert "inputs not kept: 0.000" in finding.evidence
     assert "where capture= has room for 0.000238 MiB" in finding.evidence
     with pytest.raises(UsageError, match=r"were kept: 0.000\d+ MiB, where .* `shadowrun compile --repro DIR`"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import os
@@ -374,3 +375,35 @@ def test_a_cycle_with_its_connection_is_collected_without_a_warning():
         del data
         gc.collect()
     assert [str(w.message) for w in heard if "database" in str(w.message)] == []
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_half_a_character_loses_nothing(tmp_path: Path, in_file: bool) -> None:
+    """As `os.listdir` has it in a name that is not UTF-8."""
+    odd = "layer\udce9"
+    path = tmp_path / "x.shadowrun"
+    for k in range(2 if in_file else 1):
+        data = DataFile.create(path if in_file else None, dataclasses.replace(INFO, argv=(odd,)), append=True)
+        meta = TensorMeta("f32", (2,), device=odd)
+        for seq in (2 * k, 2 * k + 1):
+            place = data.context_id(f"aten::{odd}", odd, ("f32",), "[2]", odd, Phase.FORWARD, f"s{odd}.py:1", "cpu")
+            verdict = data.verdict_id(Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, odd, odd), odd)
+            data.add_diffs(seq, [TensorDiff("self", meta, meta, detail=odd)])
+            data.add((seq, 0, place, verdict, 1.0, 1.0, -1.0, -1.0))
+        data.add_region(odd, odd, 1, odd)
+        data.add_skipped({(odd, odd, odd): 1})
+        data.close()
+        assert not data.failure
+    run = load(path) if in_file else Run(data)
+    assert [r.call.module for r in run.records()] == ["layer\\udce9"] * (4 if in_file else 2)
+    assert run.info.argv == (odd,)
+    run.write(tmp_path / "r.md")
+    run.write(tmp_path / "r.json")
+
+
+def test_whatever_fails_in_a_flush_ends_the_recording_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DataFile.create(tmp_path / "x.shadowrun", INFO)
+    record(data, 0)
+    monkeypatch.setattr(data._pending, "write", lambda *_: 1 // 0)
+    data.flush()
+    assert "division" in data.failure

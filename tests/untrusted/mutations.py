@@ -1,4 +1,4 @@
-"""Seeded damage to files: bytes as a disk or a sender may change them, and values as somebody with an SQLite client may."""
+"""Seeded damage to files: bytes and values as somebody with an SQLite client changes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ VALUES = (
     float("-inf"), "", "nan", "inf", "x", "1", "-1", "[]", "[1, 2]", "[0]", "[-3]", "[1e9]", "[[1]]", "{}", "null",
     "[" * 5000, '{"a": ' * 3000, "1" * 5000, "match", "mismatch", "skipped", "backward", "pass", "rounding",
     "compiled::graph 0", "aten::mm", "../../x.pt", "=1+1", "a\x00b", "\x1b[31m\nred", "\u202egnp.exe", "\ud7ff\ue000",
-    b"", b"\xff\xfe", b"\x80" * 100, b"not text", "é" * 3000, "cpu", "cuda:99999999999999999999", "[" + "1, " * 2000 + "1]",
+    b"", b"\xff\xfe", b"\x80" * 100, b"not text", "é" * 3000, "cpu", "cuda:999999999999999",
+    "[" + "1, " * 2000 + "1]",
 )  # fmt: skip
 JSON = (
     "null", "[]", "{}", "1", '"x"', "[", "{", "NaN", '{"target": 1, "ref": 2}', '{"target": "a"}',
@@ -26,7 +27,8 @@ JSON = (
     '{"target": "npu", "ref": "cpu", "wall_s": 1, "budget": {"ratio": 1}}',
     '{"target": "npu", "ref": "cpu", "config": {"slow_ratio": "fast"}}',
     '{"target": "npu", "ref": "cpu", "config": [1]}', '{"target": "npu", "ref": "cpu", "argv": "abc"}',
-    '{"target": "npu", "ref": "cpu", "notes": [1, null]}', '{"target": "npu", "ref": "cpu", "versions": {"torch": [1]}}',
+    '{"target": "npu", "ref": "cpu", "notes": [1, null]}',
+    '{"target": "npu", "ref": "cpu", "versions": {"torch": [1]}}',
     '{"target": "npu", "ref": "cpu", "versions": null}', '{"target": "npu", "ref": "cpu", "target_fingerprint": "x"}',
     '{"target": "npu", "ref": "cpu", "complete": "yes", "started": 5}', '{"target": "", "ref": ""}',
     '{"target": "npu", "ref": "cpu", "wall_s": Infinity, "own_s": NaN}', '{"a":' * 900 + "1" + "}" * 900,

@@ -5,9 +5,6 @@ A few of each kind in each run of the tests; ``pytest -m slow tests/untrusted`` 
 
 from __future__ import annotations
 
-import functools
-import os
-import random
 import re
 import shutil
 import sqlite3
@@ -15,13 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import ShadowrunError
-from shadowrun.settings import read_settings
 from shadowrun.slowdown.calls import read_mix
 from shadowrun.sweep.cases import Case, Part
 from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
@@ -32,7 +26,7 @@ from tests.untrusted.mutations import of_bytes, of_values
 FEW, MANY = 4, 520
 SLUGS = {"data-file-corrupt", "data-file-not-ours", "data-file-newer", "data-file-missing", "coverage-file"}
 """Errors of a file; what is left of its first bytes decides which."""
-OTHERS = {"unknown-finding", "combine-platforms", "combine-nothing", "combine-twice", "coverage-file-other", "data-file-append"}  # fmt: skip
+OTHERS = {"unknown-finding", "combine-platforms", "combine-nothing", "combine-twice", "coverage-file-other"}
 """Errors that do not blame the file: it was read."""
 OLD = Path(__file__).parents[1] / "store"
 
@@ -56,7 +50,9 @@ def files(sample, tmp_path_factory) -> dict[str, Path]:
     for operator in ("exp", "sin", "addmm"):
         for part in (Part.FORWARD, Part.BACKWARD, Part.OUT):
             for number, kind in enumerate((Kind.PASS, Kind.MISMATCH, Kind.UNSUPPORTED, Kind.REFERENCE)):
-                found = [] if kind is Kind.PASS else [Finding(kind, f"aten::{operator}", "", "implementation", "x", "y")]
+                found = (
+                    [] if kind is Kind.PASS else [Finding(kind, f"aten::{operator}", "", "implementation", "x", "y")]
+                )
                 sweep.add(Case(operator, "float32", part, number), Outcome.of(found, "f32[2]"))
             sweep.finish(operator, "float32", part, -1, 0)
     sweep.add_time(1.0, 1.0, complete=True)
@@ -135,7 +131,7 @@ OF_A_RUN = {
     "slowdown": function(read_mix),
     "sweep": function(read_calls),
     "library": function(all_of_a_run),
-    # "salvage": command("report", ..., "--salvage"),
+    "salvage": command("report", ..., "--salvage"),
 }
 OF_A_SWEEP = {
     **{f"support {f}": command("support", ..., "-f", f, "-o", f"s.{f}") for f in ("txt", "md", "json", "csv", "html")},
