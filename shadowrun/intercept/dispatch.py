@@ -105,6 +105,10 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         """Whether it has not gone blind."""
         return self._observer is not _BLIND
 
+    def count(self, name: str, reason: str) -> None:
+        """Count a call that went by."""
+        self._observer.count(name, reason)
+
     def go_blind(self) -> None:
         """Let calls pass from here on: nobody can take the mode off the stack of another thread."""
         self._leave_quick()

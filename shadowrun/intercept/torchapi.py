@@ -65,6 +65,7 @@ __all__ = [
     "unheard",
     "unrecorded",
     "unwrapped",
+    "without_modes",
 ]
 
 need(
@@ -303,6 +304,13 @@ def _merely_called(run: Callable[..., Any], _types: Any, args: tuple[Any, ...], 
 # line, twice. (Its purpose is to switch `__torch_function__` off, which a handler has no use for. 0.17 µs.)
 unheard: Callable[..., Any] = optional(
     "torch._C._disabled_torch_function_impl", _merely_called, "warnings of replays may come with the program's own"
+)
+
+
+# Seen on 2.11 and 2.13: no mode and no subclass is handed the calls meanwhile. Without it, subclasses of tensors cannot
+# be constructed by their old constructor under a mode.
+without_modes: Callable[[], Any] = optional(
+    "torch._C._DisableTorchDispatch", contextlib.nullcontext, "T([1.0]) of a tensor subclass T raises"
 )
 
 
