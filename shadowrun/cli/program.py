@@ -92,10 +92,16 @@ class Program:
         return False
 
     def execute(self, block: AbstractContextManager[Any]) -> Outcome:
-        """Run the program inside a ``with`` block, which sees its exceptions; print them like Python."""
+        """Run the program inside a ``with`` block, which sees its exceptions; print them like Python.
+
+        Raises:
+            ShadowrunError: The block does not begin: the data file cannot be written, for instance.
+        """
         with self.environment():
+            running = contextlib.ExitStack()
+            running.enter_context(block)  # what fails here is no exception of the program's
             try:
-                with block:
+                with running:
                     self._execute()
             except SystemExit as end:
                 return Outcome(_exit_status(end))

@@ -51,6 +51,8 @@ __all__ = [
     "n_modes_below",
     "next_sequence_number",
     "operator_is_composite",
+    "operator_is_dispatched",
+    "operator_names",
     "plain_kernel",
     "pop_mode",
     "profiling",
@@ -419,6 +421,14 @@ def _taking_numbers(operator: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def operator_is_dispatched(name: str) -> bool:
+    """Whether an operator is one of the dispatcher's, and no built-in function of TorchScript.
+
+    Seen on 2.11 and 2.13 (`_dispatch_has_kernel`).
+    """
+    return torch._C._dispatch_has_kernel(name)
+
+
 def operator_is_composite(name: str) -> bool:
     """Whether an operator only splits into others; `inference_mode` and higher-order operators hand such over whole.
 
@@ -430,6 +440,15 @@ def operator_is_composite(name: str) -> bool:
         return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _BACKENDS)
     except RuntimeError:  # Python's own (`aten::sym_size` of jagged tensors): the dispatcher does not know them
         return False
+
+
+def operator_names() -> frozenset[str]:
+    """All operators of this process, as ``aten::add.Tensor``; empty where torch does not tell.
+
+    Seen on 2.11 and 2.13 (`_dispatch_get_all_op_names`). Without it, a name that is written wrong is found out later.
+    """
+    names: Callable[[], list[str]] | None = getattr(torch._C, "_dispatch_get_all_op_names", None)
+    return frozenset(names()) if names is not None else frozenset()
 
 
 def decomposition(func: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -81,6 +81,9 @@ class BehindPath:
         recorder: Where the comparing thread records.
         pipeline: Does the work behind.
         transfers: Copies from the target.
+
+    Attributes:
+        comparing: Compares on the thread behind.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class BehindPath:
         self._max_bytes = stage.config.max_bytes
         self._pipeline = pipeline
         self._transfers = transfers
-        self._comparing = Comparing(stage.config, HandedOver(stage.target, pipeline), stage.ref, recorder)
+        self.comparing = Comparing(stage.config, HandedOver(stage.target, pipeline), stage.ref, recorder)
         feeding = Feeding(stage.target, transfers)
         self._elsewhere = TargetFailure(stage.config, feeding, stage.ref, stage.recorder)
         self._snapshots = Snapshots(transfers, self._max_bytes, pipeline.wait_for_oldest)
@@ -270,7 +273,7 @@ class BehindPath:
                 return
             with call.ambient.entered():
                 if plan.action is Action.RANDOM and not is_certain(plan, *call.pristine):
-                    unheard(self._comparing.conclude_random, (), (plan, call.context, call.pristine, call.actual))
+                    unheard(self.comparing.conclude_random, (), (plan, call.context, call.pristine, call.actual))
                     return
                 expected = call.expected or self._reference(call)
                 if expected is None:
@@ -279,7 +282,7 @@ class BehindPath:
                     self.recorder.verdict(call.context, _OTHER_SETTINGS)
                     return
                 concluded = (plan, call.context, call.pristine, call.actual, expected, None)
-                unheard(self._comparing.conclude, (), concluded, {"shared": False})
+                unheard(self.comparing.conclude, (), concluded, {"shared": False})
         except Stale:
             self._snapshots.shares = False
             self.recorder.verdict(call.context, _UNSEEN_WRITE)

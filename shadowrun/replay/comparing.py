@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.effects import Looked
     from shadowrun.replay.recorder import Recorder
 
-__all__ = ["Comparing", "landed_elsewhere"]
+__all__ = ["Comparing", "bytes_for_oracle", "landed_elsewhere"]
 
 _MAX_REMEMBERED = 16
 _MAX_REMEMBERED_BYTES = 8 << 20
@@ -63,7 +63,7 @@ class Comparing:
         self._recorder = recorder
         self._max_bytes = config.max_bytes
         tolerance = config.tolerance_on(str(target.platform))
-        self._judge = Judge(tolerance=tolerance, max_bytes=min(config.max_bytes, 1 << 30))
+        self._judge = Judge(tolerance=tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
         self.suspects: set[int] = set()
@@ -78,6 +78,11 @@ class Comparing:
         """Have calls judged by another judge, who sees what it judges."""
         self._judge = judge
 
+    @property
+    def sampled(self) -> bool:
+        """Whether a call was judged by slices."""
+        return self._judge.sampled
+
     def _at_times(self) -> None:
         """Have the next call of another operator looked at, about once a second."""
         index = self.effects.next_due()
@@ -87,7 +92,9 @@ class Comparing:
     def _effects_of(self, plan: OpPlan, context: int, pristine: Any) -> Looked | None:
         """What the target does to memory in this call and may not; None where it is not looked at."""
         wanted = self.effects.wants(plan, context, *pristine)
-        if plan.index in self.watched and plan.index not in self.suspects:
+        if self.effects.always:
+            self.watched.add(plan.index)
+        elif plan.index in self.watched and plan.index not in self.suspects:
             self.watched.discard(plan.index)
         return self.effects.look(plan, pristine) if wanted else None
 
@@ -329,6 +336,11 @@ class Comparing:
         if n_bytes(values) > _MAX_REMEMBERED_BYTES:
             return
         self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+
+
+def bytes_for_oracle(max_bytes: int) -> int:
+    """Of the memory that one call's copies may take, what the oracle may take besides: 1 GiB, or a quarter if more."""
+    return max(min(max_bytes, 1 << 30), max_bytes // 4)
 
 
 def landed_elsewhere(plan: OpPlan, out: Any, here: torch.device) -> tuple[Cause, str] | None:

@@ -11,6 +11,7 @@ from shadowrun.analysis.findings import without_numbers
 from shadowrun.analysis.words import plural
 from shadowrun.report.tame import tame
 from shadowrun.report.words import clip, overhead
+from shadowrun.store.datafile import ENDED_EARLY
 from shadowrun.store.records import REGION
 from shadowrun.store.sources import are_ranks, name_runs
 from shadowrun.types import Status
@@ -43,6 +44,8 @@ MAX_ROWS = 50
 MAX_DIGEST = 8
 MAX_STEPS = 12
 MAX_ARGV = 200
+
+_INCOMPLETE = "The run is still going on or was killed, or its disk was full: this is what it had recorded."
 
 _SECTIONS = {
     "unsupported": ("Unsupported operators", "The target has no kernel for these calls."),
@@ -163,14 +166,15 @@ class Content:
         findings, coverage, first, known = run.findings(), run.coverage(), run.first_divergence(), run.known()
         regions = run.regions()
         by_kind = {kind: [f for f in findings if f.kind == kind] for kind in _SECTIONS}
+        gate = run.gate()
         return cls(
             info=info,
-            gate=run.gate(),
+            gate=gate,
             coverage=dataclasses.replace(
                 coverage, missing_kernels=tame(coverage.missing_kernels[:MAX_OPERATORS]), operators=(), skipped=()
             ),
             counts=tuple(_counts(run)),
-            remarks=_remarks(info, known),
+            remarks=_remarks(info, known, gate),
             digest=Top.of(findings, MAX_DIGEST),
             facts=tuple(_facts(info, run.steps(), sources)),
             first_divergence=tame(first),
@@ -228,13 +232,15 @@ def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
     return f"{name} first, as its call {first.call.seq - source.first_seq:,}"
 
 
-def _remarks(info: RunInfo, known: Known) -> tuple[str, ...]:
-    incomplete = () if info.complete else ("The run is still going on or was killed: this is what it had recorded.",)
+def _remarks(info: RunInfo, known: Known, gate: Gate) -> tuple[str, ...]:
+    ended = info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)
+    incomplete = () if ended else (_INCOMPLETE,)
     ledger = [use.remark for use in known.lines if use.remark]
     more = (f"The ledger has {len(ledger) - MAX_DIGEST} more lines that are out of date.",)
     lines = (*ledger[:MAX_DIGEST], *(more if len(ledger) > MAX_DIGEST else ()))
     budget = (f"Not all was compared, to keep within the overhead budget: {overhead(info)}.",) if info.budget else ()
-    return tuple(clip(note) for note in (*incomplete, *budget, *info.notes, *lines))
+    unselected = (f"Not found: {info.unselected}.",) if info.unselected and info.unselected not in gate.line else ()
+    return tuple(clip(note) for note in (*incomplete, *unselected, *budget, *info.notes, *lines))
 
 
 def _facts(info: RunInfo, steps: tuple[Step, ...], sources: tuple[SourceRun, ...]) -> Iterable[tuple[str, str]]:
