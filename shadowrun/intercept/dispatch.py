@@ -105,6 +105,10 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         """Whether it has not gone blind."""
         return self._observer is not _BLIND
 
+    def count(self, name: str, reason: str) -> None:
+        """Count a call that went by."""
+        self._observer.count(name, reason)
+
     def go_blind(self) -> None:
         """Let calls pass from here on: nobody can take the mode off the stack of another thread."""
         self._leave_quick()
@@ -156,6 +160,12 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                 torchapi.pop_mode(self)
         if plan.passes:
             return self._observer.pass_by(plan, args, kwargs)
+        if torchapi.profiling():
+            with torchapi.unrecorded(plan.run) as run:
+                return self._observe(dataclasses.replace(plan, run=run), args, kwargs)
+        return self._observe(plan, args, kwargs)
+
+    def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torchapi.n_modes_below():
             return self._above_others(plan, args, kwargs)
         return self._observer.observe(plan, args, kwargs)

@@ -55,6 +55,7 @@ __all__ = [
     "operator_names",
     "plain_kernel",
     "pop_mode",
+    "profiling",
     "push_mode",
     "raw_operator",
     "shares_memory",
@@ -64,7 +65,9 @@ __all__ = [
     "storage_key",
     "top_mode",
     "unheard",
+    "unrecorded",
     "unwrapped",
+    "without_modes",
 ]
 
 need(
@@ -122,11 +125,20 @@ asking_nobody: Callable[[], Any] = torch._C.DisableTorchFunction
 
 _graph_task_id: Callable[[], Any] | None = getattr(torch._C, "_current_graph_task_id", None)
 
+# Seen on 2.11 and 2.13: whether a profiler of the program's listens on this thread (27 ns).
+profiling: Callable[[], bool] = optional(
+    "torch._C._autograd._profiler_enabled", lambda: False, "the program's own profiler counts replays"
+)
+_have_recorded: Callable[[bool], None] = optional(
+    "torch._C._autograd._enable_record_function", lambda _: None, "the program's own profiler counts replays"
+)
+
 _BEHIND: dict[str, tuple[str, Any, Callable[[], Any] | None]] = {
     "next_number": ("_ZN2at15sequence_number4peekEv", ctypes.c_uint64, next_sequence_number),
     "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, _graph_task_id),
     "asks_functions": ("_ZN2at4impl27torch_function_mode_enabledEv", ctypes.c_bool, asks_functions),
     "n_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", ctypes.c_int64, n_modes_below),
+    "profiling": ("_ZN5torch8profiler4impl15profilerEnabledEv", ctypes.c_bool, profiling),
 }
 """Names in C++ (mangled otherwise on Windows), what they return, and the same in Python."""
 
@@ -137,7 +149,8 @@ def address_behind(name: str) -> int:
     * ``next_number``: what `next_sequence_number` calls, ``uint64_t()``;
     * ``graph_task``: number of the backward pass on this thread, -1 where there is none and so no node, ``int()``;
     * ``asks_functions``: what `asks_functions` calls, ``bool()``;
-    * ``n_modes``: what `n_modes_below` calls, ``int64_t()``.
+    * ``n_modes``: what `n_modes_below` calls, ``int64_t()``;
+    * ``profiling``: what `profiling` calls, ``bool()``.
 
     Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the compiled part calls Python's.
     """
@@ -211,6 +224,41 @@ def modes_aside(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
             _modes._push_mode(mode)
 
 
+class _FirstRecorded:
+    """Calls an operator, the first time as profilers see it."""
+
+    __slots__ = ("_called", "_run")
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run, self._called = run, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._called:
+            return self._run(*args, **kwargs)
+        self._called = True
+        _have_recorded(True)
+        try:
+            return self._run(*args, **kwargs)
+        finally:
+            _have_recorded(False)
+
+
+@contextlib.contextmanager
+def unrecorded(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Have the program's profiler see its own call, and nothing that we call meanwhile.
+
+    Seen on 2.11 and 2.13. Memory that we take meanwhile is seen all the same.
+
+    Yields:
+        `run`, whose first call is the program's own.
+    """
+    _have_recorded(False)
+    try:
+        yield _FirstRecorded(run)
+    finally:
+        _have_recorded(True)
+
+
 @contextlib.contextmanager
 def as_in_handler() -> Iterator[None]:
     """What a mode's handler finds: no modes, and nothing between an operator and its kernel.
@@ -258,6 +306,13 @@ def _merely_called(run: Callable[..., Any], _types: Any, args: tuple[Any, ...], 
 # line, twice. (Its purpose is to switch `__torch_function__` off, which a handler has no use for. 0.17 µs.)
 unheard: Callable[..., Any] = optional(
     "torch._C._disabled_torch_function_impl", _merely_called, "warnings of replays may come with the program's own"
+)
+
+
+# Seen on 2.11 and 2.13: no mode and no subclass is handed the calls meanwhile. Without it, subclasses of tensors cannot
+# be constructed by their old constructor under a mode.
+without_modes: Callable[[], Any] = optional(
+    "torch._C._DisableTorchDispatch", contextlib.nullcontext, "T([1.0]) of a tensor subclass T raises"
 )
 
 

@@ -38,6 +38,8 @@ typedef struct {
     int64_t (*n_modes)(void); /* the same without Python; or NULL */
     PyObject *asks_functions; /* callable: whether a function mode is on */
     bool (*asks)(void);      /* the same without Python; or NULL */
+    PyObject *profiling;     /* callable: whether a profiler of the program's listens */
+    bool (*profiles)(void);  /* the same without Python; or NULL */
     PyObject *places;        /* Places */
     PyObject *selection;     /* its slot `everything`: all calls are wanted */
     Py_ssize_t everything;   /* where that lies */

@@ -132,7 +132,7 @@ static PyObject *clocks(Handler *self, PyObject *on) {
 }
 
 #define FIELDS(apply)                                                                                                  \
-    apply(n_modes_below) apply(asks_functions) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
+    apply(n_modes_below) apply(asks_functions) apply(profiling) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
         apply(matched) apply(seen_verdict) apply(suspects) apply(spares) apply(make_spare) apply(again)                \
             apply(shares_memory) apply(ended) apply(failed) apply(unrecorded) apply(acquire) apply(release)            \
                 apply(waited_for) apply(too_large)
@@ -154,7 +154,7 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;                                                                                                   \
     }
     FIELDS(TAKE)
-    void *n_modes = address_in(kwargs, "n_modes"), *asks = address_in(kwargs, "asks");
+    void *n_modes = address_in(kwargs, "n_modes"), *asks = address_in(kwargs, "asks"), *profiles = address_in(kwargs, "profiles");
     self->everything = slot_in(Py_TYPE(self->selection), "everything");
     if (PyErr_Occurred()) {
         Py_DECREF(self);
@@ -162,6 +162,7 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     }
     memcpy(&self->n_modes, &n_modes, sizeof n_modes);
     memcpy(&self->asks, &asks, sizeof asks);
+    memcpy(&self->profiles, &profiles, sizeof profiles);
     if (self->seen == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();

@@ -259,7 +259,24 @@ def init_lazy() -> None:
             # The user's program has started it: torch registers its kernels a second time and refuses.
             if "multiple backend fallbacks" not in str(error):
                 raise
+        else:
+            _let_the_program_start_lazy()
         _lazy_ready = True
+
+
+def _let_the_program_start_lazy() -> None:
+    """Have the first start of the lazy device by the program do nothing: it is started, and torch refuses a second."""
+    import torch._lazy.ts_backend as backend
+
+    original = backend.init
+
+    def init() -> None:
+        if backend.init is init:
+            backend.init = original
+        else:
+            original()  # type: ignore[no-untyped-call]
+
+    backend.init = init
 
 
 def lazy_counters() -> dict[str, int]:

@@ -59,6 +59,8 @@ class Quick:
             n_modes=torchapi.address_behind("n_modes"),
             asks_functions=torchapi.asks_functions,
             asks=torchapi.address_behind("asks_functions"),
+            profiling=torchapi.profiling,
+            profiles=torchapi.address_behind("profiling"),
             places=attribution.quick,
             selection=selection,
             device=role.device,

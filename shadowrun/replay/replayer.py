@@ -10,6 +10,7 @@ import torch
 
 from shadowrun.intercept.graphs import Recordings
 from shadowrun.intercept.own_call import own_call
+from shadowrun.intercept.subclasses import Constructor
 from shadowrun.platforms.streams import transfers
 from shadowrun.replay.across import AcrossPath
 from shadowrun.replay.behind import BehindPath
@@ -101,6 +102,7 @@ class Replayer:
         self._short: ShortWay | None = None
         self._replays = config.replay
         self._warnings = WarningFilter()
+        self._constructor = Constructor()
         self.plans: dict[int, OpPlan] = {}
         self._own_ns = 0
         self.lock = threading.RLock()
@@ -134,6 +136,7 @@ class Replayer:
         """Watch warnings, put the witnesses of fallback in place, and begin a new drift chain."""
         self._warnings.start()  # first: the witness hears what replays warn of, the user does not
         self._target.witness.start()
+        self._constructor.start()
         if self._drift is not None:
             self._drift.clear()
         self._running = True
@@ -159,6 +162,7 @@ class Replayer:
             self._pipeline.close()
             self._behind.stop()
         self._target.witness.stop()
+        self._constructor.stop()
         self._warnings.stop()
 
     def count(self, name: str, reason: str) -> None:

@@ -239,3 +239,17 @@ print(json.dumps([compared == plain, told(run)]))
     assert same
     assert result["findings"] == []
     assert result["counts"]["match"] >= 4
+
+
+def test_a_program_that_starts_the_lazy_device_itself(tmp_path):
+    script = tmp_path / "lazy.py"
+    script.write_text(
+        "import torch, torch._lazy.ts_backend\n"
+        "torch._lazy.ts_backend.init()\n"
+        "print((torch.ones(2, device='lazy') + 1).cpu())\n"
+        "try: torch._lazy.ts_backend.init()\n"
+        "except RuntimeError as error: print('twice', 'multiple backend fallbacks' in str(error))\n"
+    )
+    command = [sys.executable, "-m", "shadowrun", "run", "--target", "lazy", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    assert done.stdout.startswith("tensor([2., 2.])\ntwice True\n"), done.stderr

@@ -1,0 +1,56 @@
+"""The old constructor of tensor subclasses works under a comparison, as it does under no other dispatch mode."""
+
+import threading
+
+import pytest
+import torch
+
+import shadowrun
+from shadowrun import Status
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+class Named(torch.Tensor):
+    def __new__(cls, data, name):
+        made = super().__new__(cls, data)
+        made.label = name
+        return made
+
+
+PROGRAMS = [
+    lambda: Plain([1.0, 2.0]),
+    lambda: Plain(2, 3).zero_(),
+    lambda: Plain(torch.arange(3.0)),
+    Plain,
+    lambda: Plain([[1.0], [2.0]]) + 1,
+    lambda: Named([1.0, 2.0], "mine"),
+    lambda: torch.Tensor([1.0, 2.0]),
+]
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+@pytest.mark.parametrize("options", [{}, {"replay": False}], ids=str)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_it_gives_what_it_gives_plainly(clean_sim, target, options, program):
+    plain = program()
+    with shadowrun.compare(target, **options) as run:
+        found = program()
+    assert type(found) is type(plain)
+    assert vars(found) == vars(plain)
+    assert torch.equal(found.as_subclass(torch.Tensor), plain.as_subclass(torch.Tensor))
+    assert not run.findings()
+    assert "__new__" not in vars(torch.Tensor)
+
+
+def test_threads_and_what_is_counted():
+    with shadowrun.compare("cpu") as run:
+        made = []
+        thread = threading.Thread(target=lambda: made.append(Plain([1.0])))
+        thread.start()
+        thread.join()
+    assert type(made[0]) is Plain
+    assert run.counts()[Status.SKIPPED] == 1
+    assert type(Plain([2.0])) is Plain
