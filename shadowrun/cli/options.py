@@ -17,6 +17,7 @@ __all__ = [
     "FORMATS",
     "add_compare_arguments",
     "add_data_argument",
+    "add_import_argument",
     "add_known_arguments",
     "add_output_argument",
     "add_simulation_arguments",
@@ -35,6 +36,18 @@ FORMATS = ("json", "md", "txt", "html")
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
     """Which run to read."""
     parser.add_argument("data", nargs="?", default=DATA_FILE, metavar="DATA", help="data file (default: %(default)s)")
+
+
+def add_import_argument(parser: argparse.ArgumentParser) -> None:
+    """Modules that bring devices; `main` imports them before the command runs."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import the package that brings a device first (may be repeated)",
+    )
 
 
 def add_known_arguments(parser: argparse._ActionsContainer) -> None:

@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="source", metavar="DATA", help="of a sweep of recorded calls: the data file that has them"
     )
+    options.add_import_argument(parser)
     parser.add_argument("-o", "--output", default="repro", metavar="DIR", help="folder to write to (default: ./repro)")
     parser.add_argument("--no-minimise", action="store_true", help="leave the inputs as they were in the run")
     parser.add_argument(

@@ -53,6 +53,7 @@ _GROUPS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to try, with which limits, and where to write."""
+    options.add_import_argument(parser)
     parser.add_argument("--target", metavar="T", help="platform to test: npu, cuda:1, sim, 'cpu[threads=1]', ...")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_simulation_arguments(parser)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import ShadowrunError
+from shadowrun.platforms.importing import import_inherited
 from shadowrun.sweep import opinfo, programs, recorded
 from shadowrun.sweep.cases import PROBES, Part
 from shadowrun.sweep.inputs import key, printed
@@ -82,6 +83,7 @@ class _Worker:
         self._seed: int = settings["seed"]
         self._limit: int | None = settings["samples"]
         torch.set_num_threads(settings["threads"])
+        import_inherited()
         if settings["flaws"] is not None:
             from shadowrun.platforms import parse, sim
 
