@@ -38,7 +38,7 @@ def main(settings: dict[str, Any], lines: int, lifeline: int) -> None:
     """Run tasks until standard input ends.
 
     Args:
-        settings: target, ref, flaws, seed, samples, threads, call_limit_s.
+        settings: target, ref, flaws, database, seed, samples, threads, call_limit_s.
         lines: File descriptor to write to.
         lifeline: Pipe that ends with the process that started this one.
     """
@@ -88,6 +88,8 @@ class _Worker:
             from shadowrun.platforms import parse, sim
 
             sim.enable(parse(settings["target"]).device_type, flaws=settings["flaws"])
+        if settings["database"]:
+            opinfo.database()  # some seconds, which are no case's
         self._trial = Trial(
             settings["target"], settings["ref"], settings["call_limit_s"], lambda: self._tell(target=True)
         )
