@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
+    "Allowed",
     "Cause",
     "OpCall",
     "OpRecord",
@@ -268,3 +269,20 @@ class RunInfo:
     behind_s: float = 0.0
     raised: str = ""
     unselected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a data file may have started and imported, beyond what changes this process alone: see docs/security.md.
+
+    Attributes:
+        names: Platforms and modules that the person at the keyboard named.
+        modules: Whether modules need not be named, since the run is that of the program that asks.
+    """
+
+    names: tuple[str, ...] = ()
+    modules: bool = False
+
+    def has_module(self, name: str) -> bool:
+        """Whether a module may be imported."""
+        return self.modules or name in self.names

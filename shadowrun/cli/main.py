@@ -88,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, where this is the process's program.
     """
     try:
         with forgiving():
@@ -104,7 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"shadowrun: error: {one_line(str(error))} [docs/messages.md#{error.slug}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        if argv is not None:
+            return 130
+        sys.excepthook = lambda *_: None  # what there is to say was said
+        raise  # Python ends such a process by the signal, after all that it does at exit
     except BrokenPipeError:
         # The reader (`| head`) has left: keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

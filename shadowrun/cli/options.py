@@ -38,7 +38,7 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", nargs="?", default=DATA_FILE, metavar="DATA", help="data file (default: %(default)s)")
 
 
-def add_import_argument(parser: argparse.ArgumentParser) -> None:
+def add_import_argument(parser: argparse._ActionsContainer) -> None:
     """Modules that bring devices; `main` imports them before the command runs."""
     parser.add_argument(
         "--import",
@@ -46,7 +46,7 @@ def add_import_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="import the package that brings a device first (may be repeated)",
+        help="import the package that brings a device, operators or a backend first (may be repeated)",
     )
 
 

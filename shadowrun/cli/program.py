@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -90,10 +92,16 @@ class Program:
         return False
 
     def execute(self, block: AbstractContextManager[Any]) -> Outcome:
-        """Run the program inside a ``with`` block, which sees its exceptions; print them like Python."""
+        """Run the program inside a ``with`` block, which sees its exceptions; print them like Python.
+
+        Raises:
+            ShadowrunError: The block does not begin: the data file cannot be written, for instance.
+        """
         with self.environment():
+            running = contextlib.ExitStack()
+            running.enter_context(block)  # what fails here is no exception of the program's
             try:
-                with block:
+                with running:
                     self._execute()
             except SystemExit as end:
                 return Outcome(_exit_status(end))
@@ -107,9 +115,13 @@ class Program:
 
     def _execute(self) -> None:
         main = types.ModuleType("__main__")
-        main.__dict__.update(__file__=self._file, __builtins__=__builtins__, __spec__=self._spec)
+        main.__dict__.update(__file__=self._file, __builtins__=builtins, __spec__=self._spec, __cached__=None)
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", self._file)
+        if sys.version_info < (3, 14):  # from then on, modules make it when it is asked for
+            main.__annotations__ = {}
         if self._spec is not None:
-            main.__package__ = self._spec.parent
+            main.__package__, main.__loader__ = self._spec.parent, self._spec.loader
+            main.__dict__["__cached__"] = self._spec.cached
         sys.modules["__main__"] = main
         # Not inheriting: this file's __future__ imports are none of the program's business.
         code = compile(Path(self._file).read_bytes(), self._file, "exec", dont_inherit=True)

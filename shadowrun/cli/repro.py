@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_MOST_NAME = 100
+"""Characters in the name of a folder."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file, which findings, and where to."""
@@ -61,12 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="source", metavar="DATA", help="of a sweep of recorded calls: the data file that has them"
     )
-    options.add_import_argument(parser)
     parser.add_argument("-o", "--output", default="repro", metavar="DIR", help="folder to write to (default: ./repro)")
     parser.add_argument("--no-minimise", action="store_true", help="leave the inputs as they were in the run")
     parser.add_argument(
         "--time-limit", type=float, default=30.0, metavar="S", help="seconds to minimise one (default: %(default)g)"
     )
+    parser.add_argument("--target", metavar="T", help="the run's target, where the file alone must not name it")
+    parser.add_argument("--ref", metavar="R", help="the run's reference, where the file alone must not name it")
+    options.add_import_argument(parser)
     options.add_known_arguments(parser)
 
 
@@ -81,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
 
     recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    allow = _named(args, recorded.info.target, recorded.info.ref)
     wanted = _calls(recorded, args.call) if args.call else {}
     if args.finding or not args.call:
         known = recorded.known().findings if args.finding else ()
@@ -91,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     def write(title: str, folder: Path) -> Repro:
         finding, call = wanted[title]
         minimise, seconds = not args.no_minimise, args.time_limit
-        return recorded.repro(finding, folder, minimise=minimise, time_limit_s=seconds, call=call)
+        return recorded.repro(finding, folder, minimise=minimise, time_limit_s=seconds, call=call, allow=allow)
 
     titles = {title: (f"{finding.kind} {finding.op}", finding.op) for title, (finding, _) in wanted.items()}
     return _write(args, titles, {title: finding.kind for title, (finding, _) in wanted.items()}, write)
@@ -124,6 +130,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     from shadowrun.sweep.coveragefile import CoverageFile
     from shadowrun.sweep.found import found_in
     from shadowrun.sweep.scripts import write_script
+    from shadowrun.types import Allowed
 
     file = CoverageFile.open(Path(args.data))
     try:
@@ -135,14 +142,29 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
         info, origin = file.info, Origin.of(file, None if args.source is None else Path(args.source))
     finally:
         file.close()
+    allow = _named(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
 
     def write(number: str, folder: Path) -> Repro:
         minimise, seconds = not args.no_minimise, args.time_limit
-        return write_script(found[int(number) - 1], info, origin, folder, minimise=minimise, time_limit_s=seconds)
+        one = found[int(number) - 1]
+        return write_script(one, info, origin, folder, minimise=minimise, time_limit_s=seconds, allowed=Allowed(allow))
 
     shown = {str(n): found[n - 1] for n in chosen}
     titles = {n: (f.title, f"{f.first.operator}-{f.first.dtype}") for n, f in shown.items()}
     return _write(args, titles, {n: f.kind for n, f in shown.items()}, write)
+
+
+def _named(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
+    """Platforms and modules that the person at the keyboard named."""
+    from shadowrun.platforms.untrusted import named
+
+    given = (("--target", args.target, target), ("--ref", args.ref, ref))
+    for option, name, platform in given:
+        if name is not None and named(platform, [name]) is None:
+            raise UsageError(
+                f"{option} {name!r} is not the platform of {args.data!r}, which is {platform!r}.", slug="bad-option"
+            )
+    return (*(name for _, name, _ in given if name is not None), *args.imports)
 
 
 def _list(found: list[Found], data: str) -> None:
@@ -175,7 +197,8 @@ def _write(
         return 0
     written = 0
     for number, (title, name) in titles.items():
-        folder = Path(args.output) / re.sub(r"[^A-Za-z0-9_.]+", "-", f"{number:0>2}-{name}-{kinds[number]}")
+        short = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{number:0>2}-{name}-{kinds[number]}")
+        folder = Path(args.output) / short[:_MOST_NAME]
         print(f"{number}. {one_line(title)}: ", end="", flush=True)
         try:
             made = write(number, folder)

@@ -34,6 +34,7 @@ from shadowrun.replay.replayer import Replayer, why_not_behind
 from shadowrun.replay.run_info import run_info
 from shadowrun.replay.schedule import Selection, check_operators
 from shadowrun.run import Run
+from shadowrun.types import Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
     from shadowrun.compiled.regions import Regions
 
 __all__ = ["Comparison", "compare", "current"]
+
+_SAMPLED = (
+    "Calls that are too large to be judged as a whole were judged by slices of them, those farthest from the reference "
+    "among them; their evidence says which."
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_TOLD = 200
@@ -70,6 +76,10 @@ class Comparison(Run):
         self._mode: ShadowMode | None = None
         self._marks_steps = False
         self._raised = ""
+
+    def _own(self) -> Allowed:
+        # What was in a file before this run may be somebody else's.
+        return Allowed((str(self._target.spec), str(self._ref.spec)), modules=not self._config.append)
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -219,6 +229,7 @@ class Comparison(Run):
         notes: tuple[str, ...] = ()
         with contextlib.suppress(Exception):
             notes = (*self._threads.unseen.notes(), *self._steps.notes())
+            notes += (_SAMPLED,) if self._replayer.sampled else ()
         wall_s = self._steps.wall_s
         self._output.update(
             notes,

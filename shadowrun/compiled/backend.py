@@ -13,7 +13,7 @@ from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import Graph, copied, without_layouts
 from shadowrun.compiled.judging import Judged, judge
 from shadowrun.compiled.ladder import first_line
-from shadowrun.compiled.probes import Probe, given_draws, recorded
+from shadowrun.compiled.probes import Probe, given_draws, kept_elements, recorded
 from shadowrun.compiled.rounding import Draws, Redrawn
 from shadowrun.compiled.snapshot import Snapshot, kept, put_back, undisturbed_draws
 from shadowrun.compiled.together import NotEager, Together
@@ -254,9 +254,15 @@ class CheckedBackend:
 
     def _with_given_draws(self, case: Case) -> Case:
         """Judge a region that draws once more, with what eager drew: a compiler may draw in another way."""
-        probe = given_draws(case.graph, case.snapshot, recorded(case.graph, case.snapshot))
+        values = recorded(case.graph, case.snapshot)
+        probe = given_draws(case.graph, case.snapshot, values)
         verdict, judged = judge_probe(self.compiler, probe)
         if verdict.status is Status.MATCH:
+            kept = kept_elements(case.graph, case.snapshot, values)
+            if kept is not None:
+                found, wrong = judge_probe(self.compiler, kept)
+                if found.status is Status.MISMATCH:
+                    return Case(kept.graph, kept.snapshot, Draws(), found, wrong)
             verdict = _OTHER_DRAWS
         return Case(probe.graph, probe.snapshot, Draws(), verdict, judged)
 

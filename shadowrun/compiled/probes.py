@@ -17,6 +17,8 @@ from shadowrun.replay.case import exact_copy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+aten = torch.ops.aten
+
 __all__ = [
     "Probe",
     "Recorder",
@@ -25,6 +27,7 @@ __all__ = [
     "computed",
     "given_draws",
     "intermediates",
+    "kept_elements",
     "prefix",
     "recorded",
     "single",
@@ -180,6 +183,43 @@ def given_draws(
     output.args = ((*output.args[0], *(n for n in new.nodes if n in needed)),)
     probe = Graph(fx.GraphModule(graph.module, new))
     return Probe(probe, Snapshot(tuple(given), snapshot.rng), probe.names())
+
+
+def kept_elements(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe | None:
+    """What each dropout returns less what it should return for the mask that it has drawn itself: 0 but for rounding.
+
+    Each residual has the dropout as ``meta["of"]``, and its name as origin. None where there is no dropout.
+    """
+    dropouts = [n for n in graph.module.graph.nodes if n.target is aten.native_dropout.default and _drops(n, values)]
+    new = fx.Graph()
+    sources = list(dict.fromkeys(n.args[0] for n in dropouts))
+    given = {source: _input(new, f"given_{source.name}", source) for source in sources}
+    residuals = []
+    for n in dropouts:
+        x, p = given[n.args[0]], _value(n.args[1], values)
+        made = new.call_function(aten.native_dropout.default, (x, p, True))
+        out, mask = (new.call_function(operator.getitem, (made, k)) for k in (0, 1))
+        kept = new.call_function(aten.mul.Tensor, (x, mask))
+        right = new.call_function(aten.mul.Tensor, (kept, 1 / (1 - p)))
+        residual = new.call_function(aten.sub.Tensor, (out, right))
+        made.meta = dict(n.meta)
+        residual.meta["of"] = n
+        residuals.append(residual)
+    if not residuals:
+        return None
+    new.output(tuple(residuals))
+    inputs = tuple(values[source.name] for source in sources)
+    probe = Graph(fx.GraphModule(graph.module, new))
+    return Probe(probe, Snapshot(inputs, snapshot.rng), tuple(n.name for n in dropouts))
+
+
+def _drops(n: fx.Node, values: dict[str, Any]) -> bool:
+    p, train = (_value(a, values) for a in n.args[1:3])
+    return train is not False and isinstance(p, float) and 0 < p < 1
+
+
+def _value(argument: Any, values: dict[str, Any]) -> Any:
+    return values[argument.name] if isinstance(argument, fx.Node) else argument
 
 
 def intermediates(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe:

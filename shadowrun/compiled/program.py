@@ -44,6 +44,7 @@ class Program:
     Attributes:
         name: Of the function or model.
         train: Also compute gradients.
+        mantissa: Bits of the shortest mantissa that runs with other roundings have met.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Program:
     ) -> None:
         self._function, self._args, self._kwargs = function, args, dict(kwargs)
         self.train = train
+        self.mantissa = 52
         self._rng = kept()
         self.name = getattr(function, "__name__", type(function).__name__)
 
@@ -91,8 +93,10 @@ class Program:
     def moved(self, generator: torch.Generator) -> Sequence[Value]:
         """Results of an eager run with other roundings."""
         whole = self.copy(generator=generator)
-        with OtherRoundings(generator):
-            return whole.run()[1]
+        with OtherRoundings(generator) as mode:
+            values = whole.run()[1]
+        self.mantissa = min(self.mantissa, mode.mantissa)
+        return values
 
 
 class Copy:

@@ -6,7 +6,7 @@ backward graphs, its decompositions) shows in the results and gradients of the g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -44,6 +44,7 @@ class Together(Program):
     Attributes:
         snapshot: What the call began with; any tensor may be written to.
         has_sizes: Some inputs are sizes.
+        draws: It drew, eagerly, when it was judged.
     """
 
     def __init__(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
@@ -54,6 +55,7 @@ class Together(Program):
         self._names = tuple(n.name for n in module.graph.nodes if n.op == "placeholder")
         plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
         self.snapshot = Snapshot.take(plain, [k for k, a in enumerate(plain) if isinstance(a, torch.Tensor)])
+        self.draws = False
         self.has_sizes = any(type(a) is int for a in plain)
         # In the program they are results of operators, which may be written to where leaves may not.
         shared = {k for group in self.snapshot.shared if len(group) > 1 for k in group}
@@ -83,6 +85,7 @@ class Together(Program):
         with undisturbed_draws(), torchcompile.no_modes():
             try:
                 expected = Expected(self)
+                self.draws = bool(expected.draws.kept)
             except Exception as error:
                 raise NotEager(f"{type(error).__name__}: {error}") from error
             names, actual = self.copy().run(self._called(code))
@@ -97,6 +100,34 @@ class Together(Program):
         with torch.no_grad():
             fresh = self.snapshot.fresh(change)
         return [t.requires_grad_() if k in self._needs_grad else t for k, t in enumerate(fresh)]
+
+    def drawing(self, drawn: Sequence[torch.Tensor]) -> bool:
+        """Have eager draw what Inductor's code drew, number by number.
+
+        Args:
+            drawn: What it drew, in order.
+
+        Returns:
+            Whether it is known which of eager's calls drew what.
+        """
+        graph = Graph(self._module)
+        with torch.no_grad(), undisturbed_draws(), torchcompile.no_modes():
+            run = _Drawing(graph.module)
+            run.run(*self.snapshot.fresh(), enable_io_processing=False)
+        shapes = [tuple(v.shape) if isinstance(v := run.values[n.name], torch.Tensor) else None for n in run.drawing]
+        known = not run.in_place and all(n.target in _DRAWN for n in run.drawing)
+        if not known or shapes != [tuple(t.shape) for t in drawn]:
+            return False
+        for k, (n, numbers) in enumerate(zip(run.drawing, drawn, strict=True)):
+            graph.module.register_buffer(name := f"_drawn_{k}", numbers)
+            with graph.module.graph.inserting_before(n):
+                given = graph.module.graph.get_attr(name)
+            value = run.values[n.name]
+            like = {} if n.target in _DROPOUT else {"dtype": value.dtype}
+            n.args, n.kwargs, n.target = (given, *n.args), {**n.kwargs, **like}, _DRAWN[n.target]
+        graph.module.recompile()
+        self._forward = graph.module.forward
+        return True
 
     def with_given_draws(self) -> Together | None:
         """The graph with what eager drew as further inputs: a compiler may draw in another way.
@@ -144,6 +175,23 @@ class _Drawing(Recorder):
             self.drawing.append(n)
             self.in_place |= versions != [t._version for t in tensors if isinstance(t, torch.Tensor)]
         return value
+
+
+def _dropped(numbers: torch.Tensor, x: torch.Tensor, p: float = 0.5, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """Dropout by numbers between 0 and 1, as torch's decomposition of it uses them."""
+    return x * (numbers > p) * (1 / (1 - p))
+
+
+def _as_drawn(numbers: torch.Tensor, *_args: Any, dtype: torch.dtype, **_kwargs: Any) -> torch.Tensor:
+    return numbers.to(dtype)
+
+
+_DROPOUT: Final = (torch.nn.functional.dropout, torch.dropout)
+_DRAWN: Final[dict[Any, Any]] = {
+    **dict.fromkeys(_DROPOUT, _dropped),
+    **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _as_drawn),
+}
+"""Functions that draw in a known way, and what does the same with what was drawn."""
 
 
 class _Leaves(Copy):

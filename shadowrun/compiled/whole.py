@@ -65,7 +65,8 @@ class Expected:
             values = self._program.truth(self.draws)
             return None if values is None or len(values) != len(self._names) else named(values)
 
-        runs = Runs(truth, lambda: named(self._program.moved(generator)))
+        program = self._program
+        runs = Runs(truth, lambda: named(program.moved(generator)), mantissa=lambda: program.mantissa)
         return judge(both, [ours[n] for n in both], [theirs[n] for n in both], runs)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils import _python_dispatch as _modes
 
 from shadowrun import native
+from shadowrun.intercept.own_call import on_one_line
 from shadowrun.native.tensors import addresses_in_torch
 from shadowrun.platforms.torchnames import need, optional
 from shadowrun.platforms.torchplatform import below_autograd
@@ -23,6 +24,7 @@ from shadowrun.platforms.torchplatform import below_autograd
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
+    from types import CodeType
 
 __all__ = [
     "FUTURE_CALLBACKS",
@@ -43,11 +45,13 @@ __all__ = [
     "in_infra_mode",
     "is_undefined_error",
     "is_zero_tensor",
+    "leave_out",
     "modes",
     "modes_aside",
     "n_modes_below",
     "next_sequence_number",
     "operator_is_composite",
+    "operator_is_dispatched",
     "operator_names",
     "plain_kernel",
     "pop_mode",
@@ -362,6 +366,14 @@ def _taking_numbers(operator: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def operator_is_dispatched(name: str) -> bool:
+    """Whether an operator is one of the dispatcher's, and no built-in function of TorchScript.
+
+    Seen on 2.11 and 2.13 (`_dispatch_has_kernel`).
+    """
+    return torch._C._dispatch_has_kernel(name)
+
+
 def operator_is_composite(name: str) -> bool:
     """Whether an operator only splits into others; `inference_mode` and higher-order operators hand such over whole.
 
@@ -447,8 +459,23 @@ def stand_for_module_call(wrapper: Any, original: Any) -> None:
     it compiles what it finds there, and code of ours, by its file, is what it must not compile: without this, each
     module inside a compiled one breaks the graph, and `fullgraph=True` raises.
     """
-    wrapper.__code__ = wrapper.__code__.replace(co_filename=original.__code__.co_filename)
+    code = original.__code__
+    # In tracebacks, one frame of ours is left, which looks as that of the original does.
+    line = max((line for _, _, line in code.co_lines() if line is not None), default=code.co_firstlineno)
+    wrapper.__code__ = on_one_line(wrapper.__code__, code.co_name).replace(
+        co_filename=code.co_filename, co_firstlineno=line
+    )
     _replace_in_dynamo(original, wrapper)
+
+
+def leave_out(error: BaseException, code: CodeType) -> None:
+    """Take the frames of some code out of an exception's traceback, but for the first one, which is in it yet to be."""
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_next is not None and entry.tb_next.tb_frame.f_code is code:
+            entry.tb_next = entry.tb_next.tb_next
+        else:
+            entry = entry.tb_next
 
 
 def stand_no_more(wrapper: Any, original: Any) -> None:

@@ -33,7 +33,7 @@ static int failures, still_rests; /* how often DLPack did not know a tensor late
 /* What torch's C shim of its stable ABI tells of a tensor, given the address of the at::Tensor: 0, or an error. */
 typedef int32_t (*Ask)(void *tensor, void *answer);
 
-enum { MOST_CODES = 128, CPU_TYPE = 0 };
+enum { MOST_CODES = 128, MOST_DIMS = 64, CPU_TYPE = 0, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
 
 static struct {
     Py_ssize_t offset; /* of the at::Tensor in its Python object; 0: not known */
@@ -80,17 +80,34 @@ PyObject *setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     for (int i = 0; i < 4; i++) {
         memcpy(asks[i], &addresses[1 + i], sizeof(void *));
     }
+    for (int code = 0; code < MOST_CODES; code++) {
+        Py_CLEAR(shim.dtypes[code]);
+    }
     shim.kind = *(void **)addresses[0];
     shim.offset = offset;
     Py_RETURN_TRUE;
 }
 
+/* A number that the shim tells, of 32 or 64 bits: there is room for either, should a torch exchange the functions. 0, or
+ * an error. */
+static int ask(Ask function, void *tensor, int64_t *answer) {
+    *answer = -1;
+    return function(tensor, answer);
+}
+
 /* The shape and dtype of a tensor without an object for them: 1; 0 where it must be asked in Python. */
 int shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype) {
     void *asked = shim_tensor(tensor);
+    int64_t told;
+    *sizes = NULL;
+    if (asked == NULL || ask(shim.n_dims, asked, n_dims) || *n_dims < 0 || *n_dims > MOST_DIMS ||
+        ask(shim.dtype, asked, &told) || shim.sizes(asked, (void *)sizes) ||
+        (*n_dims > 0 && (uintptr_t)*sizes < FIRST_PAGE)) {
+        return 0;
+    }
     int32_t code;
-    if (asked == NULL || shim.n_dims(asked, n_dims) || shim.sizes(asked, (void *)sizes) || shim.dtype(asked, &code) ||
-        code < 0 || code >= MOST_CODES) {
+    memcpy(&code, &told, sizeof code);
+    if (code < 0 || code >= MOST_CODES) {
         return 0;
     }
     if (shim.dtypes[code] == NULL) {
@@ -211,8 +228,10 @@ int is_on_cpu(const Tensor *t) { return t->device.type == ON_CPU; }
 int has_cpu(PyObject *tensor) {
     NAME(is_cpu, "is_cpu") { return 0; }
     void *asked = shim_tensor(tensor);
-    int32_t type;
-    if (asked != NULL && shim.device(asked, &type) == 0) {
+    int64_t told;
+    if (asked != NULL && ask(shim.device, asked, &told) == 0) {
+        int32_t type;
+        memcpy(&type, &told, sizeof type);
         return type == CPU_TYPE;
     }
     PyObject *answer = computed(tensor, cpu_descriptor, is_cpu);

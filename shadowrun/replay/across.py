@@ -18,6 +18,7 @@ from shadowrun.replay.counterparts import for_reference
 from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, as_given, mirror, written_to
 from shadowrun.replay.refused import reference_raised, refused
+from shadowrun.replay.room import NO_ROOM, TOO_LARGE, Draws, are_too_large, may_run_again
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
 from shadowrun.replay.target_failure import TargetFailure
 from shadowrun.replay.views import ViewCheck
@@ -88,23 +89,35 @@ class AcrossPath:
         drift = self._stage.drift if not reason and aside is None else None
         if drift is not None:
             unheard(drift.before, (), (role, args, kwargs))
-        if role.on_target:
+        draws = None
+        if plan.action is Action.RANDOM and pristine is not None:
+            draws = Draws(self._target.platform if role.on_target else None, kwargs)
+        runs = self._target.run_user if role.on_target else self._ref.run_user if role.on_ref else _plainly
+        while True:
             try:
-                own = self._target.run_user(plan, args, kwargs)
+                own = runs(plan, args, kwargs)
+                break
             except Exception as error:
-                answer = self.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
-                if answer is None:
+                if aside is None and may_run_again(error, plan, args, kwargs, pristine):
+                    problem, pristine = NO_ROOM, None
+                elif not role.on_target:
                     raise
-                if drift is not None:
-                    drift.reseed(plan, args, kwargs, answer.out)
-                if aside is not None:
-                    unheard(aside.uncompared, (), (plan, answer, None))
-                return answer
-            if pristine is not None or (own.fallback is not None and reason == plan.reason):
-                unheard(self._target.hear, (), (plan, own, pristine, self._max_bytes))
-        else:
-            own = self._ref.run_user(plan, args, kwargs) if role.on_ref else _plainly(plan, args, kwargs)
+                else:
+                    answer = self.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
+                    if answer is None:
+                        raise
+                    if drift is not None:
+                        drift.reseed(plan, args, kwargs, answer.out)
+                    if aside is not None:
+                        unheard(aside.uncompared, (), (plan, answer, None))
+                    return answer
+            if draws is not None:
+                draws.restore()
+        if role.on_target and (pristine is not None or (own.fallback is not None and reason == plan.reason)):
+            unheard(self._target.hear, (), (plan, own, pristine, self._max_bytes))
         try:
+            if aside is None and problem is None and not reason and are_too_large(plan, own.out, self._max_bytes):
+                problem = TOO_LARGE
             if aside is not None and (reason or problem is not None):
                 unheard(aside.uncompared, (), (plan, own, pristine))
             if reason:

@@ -23,6 +23,7 @@ from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
 from shadowrun.replay.offsets import at_offsets, offsets
 from shadowrun.replay.randomness import implausible
+from shadowrun.replay.room import n_bytes
 from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.effects import Looked
     from shadowrun.replay.recorder import Recorder
 
-__all__ = ["Comparing", "landed_elsewhere"]
+__all__ = ["Comparing", "bytes_for_oracle", "landed_elsewhere"]
 
 _MAX_REMEMBERED = 16
 _MAX_REMEMBERED_BYTES = 8 << 20
@@ -62,7 +63,7 @@ class Comparing:
         self._recorder = recorder
         self._max_bytes = config.max_bytes
         tolerance = config.tolerance_on(str(target.platform))
-        self._judge = Judge(tolerance=tolerance, max_bytes=min(config.max_bytes, 1 << 30))
+        self._judge = Judge(tolerance=tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
         self.suspects: set[int] = set()
@@ -77,6 +78,11 @@ class Comparing:
         """Have calls judged by another judge, who sees what it judges."""
         self._judge = judge
 
+    @property
+    def sampled(self) -> bool:
+        """Whether a call was judged by slices."""
+        return self._judge.sampled
+
     def _at_times(self) -> None:
         """Have the next call of another operator looked at, about once a second."""
         index = self.effects.next_due()
@@ -86,7 +92,9 @@ class Comparing:
     def _effects_of(self, plan: OpPlan, context: int, pristine: Any) -> Looked | None:
         """What the target does to memory in this call and may not; None where it is not looked at."""
         wanted = self.effects.wants(plan, context, *pristine)
-        if plan.index in self.watched and plan.index not in self.suspects:
+        if self.effects.always:
+            self.watched.add(plan.index)
+        elif plan.index in self.watched and plan.index not in self.suspects:
             self.watched.discard(plan.index)
         return self.effects.look(plan, pristine) if wanted else None
 
@@ -156,12 +164,15 @@ class Comparing:
             def again() -> Ran:
                 args, kwargs = pristine
                 if not shared:
-                    reruns.append(executor.run_mirrored(plan, args, kwargs, self._max_bytes))
-                    return reruns[-1]
-                if plan.mutated:
-                    args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
-                reruns.append(executor.run(plan, args, kwargs))
-                return reruns[-1]
+                    ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                else:
+                    if plan.mutated:
+                        args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+                    ran = executor.run(plan, args, kwargs)
+                if n_bytes(results.values(plan, ran.args, ran.kwargs, ran.out)) > _MAX_REMEMBERED_BYTES:
+                    reruns.clear()
+                reruns.append(ran)
+                return ran
 
             actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
         times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
@@ -322,10 +333,14 @@ class Comparing:
         """Keep the right results of an operator that was wrong before."""
         if plan.index not in self.suspects:
             return
-        tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        if sum(t.nbytes for t in tensors if t.layout is torch.strided) > _MAX_REMEMBERED_BYTES:
+        if n_bytes(values) > _MAX_REMEMBERED_BYTES:
             return
         self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+
+
+def bytes_for_oracle(max_bytes: int) -> int:
+    """Of the memory that one call's copies may take, what the oracle may take besides: 1 GiB, or a quarter if more."""
+    return max(min(max_bytes, 1 << 30), max_bytes // 4)
 
 
 def landed_elsewhere(plan: OpPlan, out: Any, here: torch.device) -> tuple[Cause, str] | None:

@@ -89,11 +89,12 @@ class MemoryEffects:
 
     def concerns(self, plan: OpPlan, context: int) -> bool:
         """Whether a call may have to be looked at that a shortcut would pass by."""
-        return context > self.newest or plan.index in self.due
+        return context > self.newest or self.always or plan.index in self.due
 
     def wants(self, plan: OpPlan, context: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call is to be looked at."""
-        self.newest = max(self.newest, context)
+        if not self.always:
+            self.newest = max(self.newest, context)
         if not self._able or plan.action is not Action.REPLAY:
             return False
         if self.always:

@@ -299,6 +299,7 @@ def _has_subnormals(t: torch.Tensor) -> bool:
 
 
 _TRUNCATED: Final = Hypothesis(Cause.REDUCED_PRECISION, 0.9, alternatives.truncated_results)
+_SCALED: Final = Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.scaled)
 _COARSE: Final = Hypothesis(Cause.REDUCED_PRECISION, 0.85, patterns.coarse_sums)
 HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.stale),
@@ -324,7 +325,7 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Hypothesis(Cause.REDUCED_PRECISION, 0.9, patterns.rounded_results),
     Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.sign_flipped),
     Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.last_elements),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.scaled),
+    _SCALED,
     Hypothesis(Cause.IMPLEMENTATION, 0.85, patterns.update_scaled),
     Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.offset),
     Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.equals_input),
@@ -333,4 +334,4 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     _COARSE,
     Hypothesis(Cause.REDUCED_PRECISION, 0.4, patterns.coarse_noise),
 )
-_ON_THE_WHOLE: Final = (_TRUNCATED, _COARSE)
+_ON_THE_WHOLE: Final = (_TRUNCATED, _SCALED, _COARSE)

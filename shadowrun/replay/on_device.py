@@ -33,6 +33,7 @@ from shadowrun.replay.mirror import (
     written_to,
 )
 from shadowrun.replay.refused import refused
+from shadowrun.replay.room import NO_ROOM, TOO_LARGE, are_too_large, may_run_again
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
 from shadowrun.types import Status, Verdict
 
@@ -98,12 +99,20 @@ class OnDevicePath:
             problem = BUDGET
         except Exception as error:
             problem = stage.harness("copying the inputs of", plan, error, (*args, *kwargs.values()))
-        if role.on_target:
-            own = stage.target.run_user(plan, args, kwargs)
-        elif role.on_ref:
-            own = stage.ref.run_user(plan, args, kwargs)
-        else:
-            own = _plainly(plan, args, kwargs)
+        runs = stage.target.run_user if role.on_target else stage.ref.run_user if role.on_ref else _plainly
+        while True:
+            try:
+                own = runs(plan, args, kwargs)
+                break
+            except Exception as error:
+                if not may_run_again(error, plan, args, kwargs, pristine):
+                    raise
+                pristine, problem = None, NO_ROOM
+            self.flush()
+            if state is not None:
+                platform.set_rng_state(state) if generator is None else generator.set_state(state)
+        if problem is None and are_too_large(plan, own.out, self._max_bytes):
+            problem = TOO_LARGE
         context = -1
         try:
             context = stage.recorder.context(plan, args, kwargs, place, role.device)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shadowrun.replay.case import Case, Value
 
-__all__ = ["FEW_DRAWS", "MANY_DRAWS", "NoOracle", "Oracle", "n_terms", "tensors"]
+__all__ = ["FEW_DRAWS", "MANY_DRAWS", "NoOracle", "Oracle", "bytes_needed", "n_terms", "tensors"]
 
 FEW_DRAWS: Final = 4
 """Perturbed runs before a first opinion: the greatest of four normal deviates is below a tenth of their standard
@@ -80,8 +80,7 @@ class Oracle:
 
     def __init__(self, case: Case, max_bytes: int) -> None:
         self._case = case
-        needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))
-        needed += sum(40 * v.numel() for v in case.expected if isinstance(v, torch.Tensor))
+        needed = bytes_needed(case)
         if needed > max_bytes:
             raise NoOracle(f"no float64 oracle: it needs {needed / 2**20:.0f} MiB")
         self.roundoff = compute_roundoff(case)
@@ -210,6 +209,12 @@ class Oracle:
 
         changed = tuple(change(schema[i].name, a) for i, a in enumerate(args))
         return changed, {k: change(k, v) for k, v in kwargs.items()}
+
+
+def bytes_needed(case: Case) -> int:
+    """Memory that the widened inputs and results of a call take, with what is made of them."""
+    needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))
+    return needed + sum(40 * v.numel() for v in case.expected if isinstance(v, torch.Tensor))
 
 
 def compute_roundoff(case: Case) -> float:

@@ -70,6 +70,7 @@ class Quick:
             ended=self._ended,
             failed=self._failed,
             unrecorded=self._unrecorded,
+            too_large=shared.short.is_too_large,
             acquire=None,
             release=None,
             waited_for=None,
@@ -77,6 +78,7 @@ class Quick:
         )
         recorder.collect_from(self.handler.collect)
         self.handler.slow_ratio = comparing.slow_ratio
+        self.handler.max_bytes = shared.short.max_bytes
         self.handler.on_target = role.on_target
 
     @property

@@ -17,6 +17,7 @@ from shadowrun.numerics import memory
 from shadowrun.numerics.bits import plainly_equal
 from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
 from shadowrun.replay.execution import Ran
+from shadowrun.replay.room import BYTES_PER_NS, are_too_large, may_run_again
 from shadowrun.replay.spares import Spare, Spares
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ShortWay:
     Attributes:
         ending: As given.
         spares: Memory that is kept for copies.
+        max_bytes: Bound of the results of a call beside which there is a second.
     """
 
     def __init__(self, stage: Stage, ending: Ending) -> None:
@@ -54,6 +56,7 @@ class ShortWay:
         self.ending = ending
         self.spares = Spares(stage.config.max_bytes)
         self._forms = self.spares.by_form
+        self.max_bytes = stage.config.max_bytes
 
     def clear(self) -> None:
         """Let go of the memory that is kept for copies."""
@@ -79,6 +82,8 @@ class ShortWay:
         on_target = role.on_target
         other = self._ref if on_target else self._target
         try:
+            if ns * BYTES_PER_NS > self.max_bytes and self.is_too_large(plan, context, out):
+                return out, ns
             theirs = unheard(run, (), args, kwargs) if other.plain else other.call(plan, args, kwargs)
             other_ns = _clock() - ended
             plainly = type(out) is torch.Tensor and plainly_equal(out, theirs)
@@ -94,6 +99,13 @@ class ShortWay:
         except Exception as error:
             self.ending.fail(plan, args, kwargs, role, place, error)
         return out, ns
+
+    def is_too_large(self, plan: OpPlan, context: int, out: Any) -> bool:
+        """Whether there shall be no second result beside the one of a call, which is recorded then."""
+        if not are_too_large(plan, out, self.max_bytes):
+            return False
+        self.ending.too_large(plan, context)
+        return True
 
     def end_fresh(self, plan: OpPlan, context: int, mine: Ran, theirs: Ran, role: Role, *, plainly: bool) -> None:
         """Record a call of `fresh` that took long, or whose results are not plainly equal: numbers, say."""
@@ -134,9 +146,19 @@ class ShortWay:
         except Exception:  # the long way copies with more care, and records why it cannot
             return None
         run = plan.run
-        start = _clock()
-        out = own_call(run, args, kwargs)
-        ns = _clock() - start
+        try:
+            start = _clock()
+            out = own_call(run, args, kwargs)
+            ns = _clock() - start
+        except Exception as error:
+            self.spares.drop(spare)
+            before = ((spare.before, *args[1:]), kwargs)
+            if not may_run_again(error, plan, args, kwargs, before):
+                raise
+            spare = None
+            del before, work  # the copies are let go of
+        if spare is None:
+            return self.ending.without_copies(plan, args, kwargs, role, place)
         on_target = role.on_target
         other = self._ref if on_target else self._target
         try:

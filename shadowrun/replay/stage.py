@@ -112,6 +112,8 @@ def _odd_kind(tensors: Iterable[Any]) -> str:
             continue
         elif t.is_nested:
             found = "nested tensor"
+        elif t.is_meta:
+            found = "meta tensor: no values"
         elif t.is_quantized:
             found = "quantized tensor"
         elif t.layout is not torch.strided:

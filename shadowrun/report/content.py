@@ -11,6 +11,7 @@ from shadowrun.analysis.findings import without_numbers
 from shadowrun.analysis.words import plural
 from shadowrun.report.tame import tame
 from shadowrun.report.words import clip, overhead
+from shadowrun.store.datafile import ENDED_EARLY
 from shadowrun.store.records import REGION
 from shadowrun.store.sources import are_ranks, name_runs
 from shadowrun.types import Status
@@ -43,6 +44,8 @@ MAX_ROWS = 50
 MAX_DIGEST = 8
 MAX_STEPS = 12
 MAX_ARGV = 200
+
+_INCOMPLETE = "The run is still going on or was killed, or its disk was full: this is what it had recorded."
 
 _SECTIONS = {
     "unsupported": ("Unsupported operators", "The target has no kernel for these calls."),
@@ -230,7 +233,8 @@ def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
 
 
 def _remarks(info: RunInfo, known: Known, gate: Gate) -> tuple[str, ...]:
-    incomplete = () if info.complete else ("The run is still going on or was killed: this is what it had recorded.",)
+    ended = info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)
+    incomplete = () if ended else (_INCOMPLETE,)
     ledger = [use.remark for use in known.lines if use.remark]
     more = (f"The ledger has {len(ledger) - MAX_DIGEST} more lines that are out of date.",)
     lines = (*ledger[:MAX_DIGEST], *(more if len(ledger) > MAX_DIGEST else ()))

@@ -11,9 +11,11 @@ import torch
 from shadowrun.analysis import without_numbers
 from shadowrun.config import Config
 from shadowrun.intercept.plan import OpPlan, make_plan
-from shadowrun.platforms import sim
+from shadowrun.intercept.untrusted import operator_named
+from shadowrun.platforms import parse, sim
 from shadowrun.platforms.device import resolve
-from shadowrun.replay.comparing import Comparing
+from shadowrun.platforms.untrusted import simulated_flaws
+from shadowrun.replay.comparing import Comparing, bytes_for_oracle
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
@@ -127,13 +129,12 @@ class Bench:
     """
 
     def __init__(self, info: RunInfo, *, memory: bool = False) -> None:
-        simulated = info.target_fingerprint.get("simulated_flaws")
-        self._flaws = None if simulated is None else tuple(map(str, simulated))
+        self._flaws = simulated_flaws(info.target_fingerprint)
         if self._flaws is not None and not sim.is_enabled():
-            sim.enable(str(info.target_fingerprint["device"]))
+            sim.enable(parse(info.target).device_type)
         target, ref = resolve(info.target), resolve(info.ref)
         # Tolerances were those of the run; of its settings only what is printable is known.
-        options = {k: v for k, v in info.config.items() if k in _OPTIONS and v is not None}
+        options = {k: v for k, v in info.config.items() if k in _OPTIONS and type(v) in (int, float) and v == v}  # noqa: PLR0124
         config = Config.make(settings=False, known=False, **options)
         self._stack = contextlib.ExitStack()
         self._max_bytes = config.max_bytes
@@ -142,7 +143,7 @@ class Bench:
         self._listener = _Listener()
         self._comparing = Comparing(config, self.target, self.ref, self._listener)
         self.tolerance = config.tolerance_on(str(target))
-        self._judge = _Judge(tolerance=self.tolerance, max_bytes=min(config.max_bytes, 1 << 30))
+        self._judge = _Judge(tolerance=self.tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._comparing.judge_with(self._judge)
         self._comparing.effects.always = memory
         self._failure = TargetFailure(config, self.target, self.ref, self._listener)
@@ -198,16 +199,15 @@ class Bench:
         return executor.run(plan, args, kwargs)
 
 
-def operator(name: str) -> OpPlan:
-    """The plan of an operator.
+def operator(name: str, *, checked: bool = True) -> OpPlan:
+    """The plan of an operator that a file names.
 
     Args:
         name: ``aten::add.Tensor``.
+        checked: Whether it must be one that a file may name; not needed where this process itself recorded it.
 
     Raises:
         AttributeError: This torch has no such operator.
+        Refused: It does more than compute tensors.
     """
-    namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    func = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-    return make_plan(func, 0)
+    return make_plan(operator_named(name, checked=checked), 0)

@@ -77,15 +77,13 @@ def combine_files(
     if parts:
         check_platforms([(part.run.file, part.run.info) for part in parts])
     new = out.with_name(out.name + ".part")
-    connection = opening.connect_new(new)
     try:
-        combined = _copy(connection, _ordered(parts), problems, progress, ignore=ignore_errors)
-        connection.close()
+        with contextlib.closing(opening.connect_new(new)) as connection:
+            combined = _copy(connection, _ordered(parts), problems, progress, ignore=ignore_errors)
         opening.move(new, out)
     except sqlite3.Error as error:
         raise opening.unwritable(out, error) from error
     finally:
-        connection.close()
         opening.remove(new)
     return combined
 

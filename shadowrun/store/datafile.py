@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shadowrun.store.rows import Row, Rows
     from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
 
-__all__ = ["FLUSH_ROWS", "DataFile"]
+__all__ = ["ENDED_EARLY", "FLUSH_ROWS", "DataFile"]
 
 FLUSH_ROWS = 1000
 FLUSH_S = 0.5
@@ -37,6 +37,8 @@ MAX_WAITING_ROWS = 200 * FLUSH_ROWS
 """Rows kept while another process locks the file; past them, recording is given up."""
 CLOSE_TIMEOUT_S = 5.0
 LOCKED_RETRY_S = 0.5
+ENDED_EARLY = "recording ended early: "
+"""Begins the note on why."""
 
 
 class DataFile:
@@ -360,6 +362,16 @@ class DataFile:
             return
         self.failure = f"{error} (after {self.n_records} calls)"
         self._drop()
+        self._leave_reason()
+
+    def _leave_reason(self) -> None:
+        """Write the reason over what the file has of the run: that takes no room, nor does a journal in memory."""
+        if self._info is None or self.path is None:
+            return
+        info = dataclasses.replace(self._info, notes=(*self._info.notes, f"{ENDED_EARLY}{self.failure}"))
+        with contextlib.suppress(sqlite3.Error, OSError):
+            self._connection.execute("pragma journal_mode = memory")
+            self._connection.execute("update meta set value = ? where key = 'info'", (encode_info(info),))
 
     def _drop(self) -> None:
         self.n_records += self._pending.drop()

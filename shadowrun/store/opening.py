@@ -45,6 +45,7 @@ def connect_new(path: Path | None) -> sqlite3.Connection:
     """
     if path is not None:
         _clear(path)
+    connection: sqlite3.Connection | None = None
     try:
         # Threads of the autograd engine record too; DataFile serialises them.
         connection = sqlite3.connect(
@@ -61,6 +62,8 @@ def connect_new(path: Path | None) -> sqlite3.Connection:
         connection.execute("pragma synchronous = off")
         _make_tables(connection)
     except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
         raise unwritable(path, error) from error
     return connection
 

@@ -55,7 +55,7 @@ def scripts():
 def run_script(path, **environment):
     """In a process of its own."""
     return subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, check=False, timeout=200, env=os.environ | environment
+        [sys.executable, path], capture_output=True, text=True, check=False, timeout=600, env=os.environ | environment
     )
 
 

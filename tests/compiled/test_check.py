@@ -373,3 +373,19 @@ def test_inductors_own_planted_fault_is_named(monkeypatch, tmp_path):
     assert report.outcome is Outcome.MISMATCH
     (culprit,) = report.regions[0].localised.culprits
     assert culprit.op == "aten.relu.default"
+
+
+def other_scale(x, p, train):
+    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(7)) >= p
+    return x * mask * p, mask
+
+
+def test_a_dropout_with_another_scale_is_found_whatever_it_draws():
+    model, x = models.make("perceptron")
+    fault = planted.fault("", "", torch.ops.aten.native_dropout.default, other_scale, "")
+    report = shadowrun.compile_check(model, x, backend=planted.compiler(fault), ladder=False)
+    assert report.outcome is Outcome.MISMATCH
+    (culprit,) = report.regions[0].localised.culprits
+    assert (culprit.op, culprit.module) == ("aten.native_dropout.default", "drop")
+    assert culprit.how == "in the elements that it kept"
+    assert "models.py" in culprit.site

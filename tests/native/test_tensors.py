@@ -224,3 +224,27 @@ def test_dense_tensors_are_compared_again_after_many_that_dlpack_does_not_know(s
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+EXCHANGED = """
+import itertools, torch
+from shadowrun import native
+from shadowrun.native import tensors
+core = native.core
+addresses = tensors.addresses_in_torch(*tensors._SHIM)
+samples = [torch.ones(2, 3), torch.ones(()), torch.ones(0, 4, dtype=torch.bool), torch.ones(1, 2).t()]
+core.setup_shim(samples[0], 0, *addresses)
+by_python = [tensors._key(core, t) for t in samples]
+for given in itertools.permutations(range(4)):
+    core.setup_shim(samples[0], samples[0]._cdata, *(addresses[i] for i in given))
+    same = [tensors._key(core, t) for t in samples] == by_python
+    assert same or given[:3] != (0, 1, 2), given
+    print(*given, same)
+"""
+
+
+def test_a_shim_with_exchanged_functions_is_found_out():
+    """A number of dimensions that was not told, or cannot be, is not read as many sizes."""
+    done = subprocess.run([sys.executable, "-c", EXCHANGED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    assert len(done.stdout.splitlines()) == 24

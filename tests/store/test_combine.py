@@ -16,7 +16,7 @@ from shadowrun import report
 from shadowrun.errors import DataFileError, ShadowrunWarning
 from shadowrun.report.content import Content
 from shadowrun.run import Run, combine, load
-from shadowrun.store import DataFile
+from shadowrun.store import DataFile, opening
 from shadowrun.store.choosing import choose, name_together
 from shadowrun.store.sources import ranges
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
@@ -348,3 +348,22 @@ def test_combining_needs_no_torch(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("pages", [1, 3, 24])
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, pages):
+    paths = [build(tmp_path / f"run.{k}.shadowrun", info(k, 2), n=500) for k in range(2)]
+
+    class Full(sqlite3.Connection):
+        def executescript(self, *args):
+            if self.execute("pragma database_list").fetchone()[2]:  # not one in memory
+                self.execute(f"pragma max_page_count = {pages}")
+            return super().executescript(*args)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(opening.sqlite3, "connect", lambda *a, **k: connect(*a, **{"factory": Full} | k))
+    out = tmp_path / "out.shadowrun"
+    with pytest.raises(DataFileError, match="full") as error:
+        combine(paths, out)
+    assert error.value.slug == "data-file-unwritable"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)

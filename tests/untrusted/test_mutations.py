@@ -120,13 +120,11 @@ def gone_on_with(path: Path) -> None:
 
 OF_A_RUN = {
     "report": command("report", ...),
-    "report files": command("report", ..., "-o", "r.html", "-o", "r.md", "-o", "r.json", "-o", "r.txt"),
-    "export": command("export", ..., "-f", "json"),
+    "report files": command("report", ..., "-o", "r.html", "-o", "r.md", "-o", "r.json"),
     "coverage": command("coverage", ...),
     "static": command("static", "mps", ..., "-f", "csv"),
     "repro": command("repro", ..., "--finding", "no such operator"),
     "combine": command("combine", ..., "other.shadowrun", "-o", "c.shadowrun", "--force"),
-    "combine others": command("combine", "other.shadowrun", ..., "-o", "c.shadowrun", "--force", "--ignore-errors"),
     "report combined": command("report", "c.shadowrun"),
     "slowdown": function(read_mix),
     "sweep": function(read_calls),

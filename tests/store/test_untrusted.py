@@ -1,0 +1,207 @@
+"""A file from somebody else is data: what is no data file of ours to the letter is refused, quickly and in one line."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shadowrun
+from shadowrun.errors import DataFileError
+from shadowrun.store import untrusted
+from shadowrun.store.datafile import DataFile
+from shadowrun.sweep.cases import Case, Part
+from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
+from shadowrun.sweep.outcome import Finding, Kind, Outcome
+from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+META = TensorMeta("f32", (2, 3))
+ENDLESS = "with recursive n (i) as (select 1 union all select i + 1 from n) select i"
+VIEW = (
+    f"create view call as {ENDLESS} as seq, 0 as step, 1 as context_id, 1 as verdict_id, 1 as ref_ns, 1 as target_ns, "
+    "null as drift_abs, null as drift_rel from n"
+)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    path = tmp_path / "x.shadowrun"
+    data = DataFile.create(path, RunInfo("npu", "cpu"))
+    place = data.context_id("aten::mm", "f32[2, 3]", ("f32",), "[2, 3]", "Net", Phase.FORWARD, "a.py:1 in f", "npu:0")
+    for seq in range(10):
+        data.add((seq, 0, place, data.verdict_id(Verdict(Status.MISMATCH, Cause.LAYOUT)), 1.0, 1.0, -1.0, -1.0))
+        data.add_diffs(seq, [TensorDiff("output 0", META, META, 6, 1, 1, 0.1, 0.1, 0.1, 3, worst_index=(1, 2))])
+    data.close()
+    return path
+
+
+@pytest.fixture
+def sweep(tmp_path) -> Path:
+    path = tmp_path / "x.shadowcov"
+    file = CoverageFile.begin(path, SweepInfo("npu", "cpu"))
+    file.add(Case("exp", "float32", Part.FORWARD, 0), Outcome.of([Finding(Kind.MISMATCH, "aten::exp")], "f32[2]"))
+    file.close()
+    return path
+
+
+def edit(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for sql in statements:
+        connection.execute(sql)
+    connection.close()
+
+
+def refused(path: Path) -> str:
+    """The message."""
+    with pytest.raises(DataFileError) as error:
+        CoverageFile.open(path) if path.suffix == ".shadowcov" else shadowrun.load(path)
+    assert error.value.slug == "data-file-corrupt"
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (
+            ["alter table call rename to was", VIEW],
+            "it has the table 'was'",
+        ),
+        (["create view more as select 1"], "it has the view 'more', which shadowrun did not make"),
+        (["create trigger t after insert on op begin delete from op; end"], "it has the trigger 't'"),
+        (["create index i on op (length(name))"], "it has the index 'i'"),
+        (["create index i on op (name)"], "it has the index 'i'"),
+        (["alter table op add column more as (hex(name))"], "it has the table 'op'"),
+        (["alter table op add column more text default 'x'"], "it has the table 'op'"),
+        (["alter table op add column more text check (length(more) > 0)"], "it has the table 'op'"),
+        (["create table more (a)"], "it has the table 'more'"),
+        (["create virtual table more using fts5 (a)"], "it has the table 'more'"),
+        (["drop view diff"], "it lacks the view 'diff'"),
+        (["drop table region"], "it lacks the table 'region'"),
+        (["drop view diff", f"create view diff as {ENDLESS} from n"], "it has the view 'diff'"),
+        (["drop table region", "create table region (op_id integer primary key, backend, site)"], "region"),
+        (["drop table op", "create table op (id integer primary key, name text not null)"], "it has the table 'op'"),
+        (["pragma user_version = 4"], "it has the table 'call'"),
+        (["pragma user_version = 0"], "there is no schema 0"),
+        (["pragma user_version = -7"], "there is no schema -7"),
+    ],
+)  # fmt: skip
+def test_another_schema(path, statements, said):
+    edit(path, *statements)
+    assert said in refused(path)
+
+
+def test_comments_and_spaces_of_a_schema_do_not_matter(path):
+    edit(
+        path,
+        "pragma writable_schema = on",
+        "update sqlite_master set sql = replace(sql, ' not null', '\tnot /* x */\nnull -- y\n')",
+    )
+    assert shadowrun.load(path).counts()[Status.MISMATCH] == 10
+
+
+def test_what_looks_like_a_comment_in_a_string_is_none(path):
+    hidden = "update sqlite_master set sql = replace(sql, 'name text not null', 'name text default ''--'' not null')"
+    edit(path, "pragma writable_schema = on", hidden)
+    assert "'tensor'" in refused(path) or "'op'" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("update outcome set status = 'odd'", "outcome.status"),
+        ("update outcome set cause = 'odd'", "outcome.cause"),
+        ("update outcome set explanation = x'ff'", "outcome.explanation"),
+        ("update context set phase = 'odd'", "context.phase"),
+        ("update context set module = cast(x'ff' as text)", "context.module"),
+        ("update call set step = 'x'", "call.step"),
+        ("update call set ref_ns = -5", "call.ref_ns"),
+        ("update call set seq = 9223372036854775807 where seq = 9", "call.seq"),
+        ("update call set drift_abs = 'much'", "call.drift_abs"),
+        ("update call set context_id = 77", "a row of call refers to one of context that is not there"),
+        ("update form set shape = '[1e9]'", "form.shape"),
+        ("update form set shape = '[[[1]]]'", "form.shape"),
+        ("update form set stride = printf('[%.*c]', 9000, '1')", "form.stride"),
+        ("update packed_diff set max_ulp = 9e999", "packed_diff.max_ulp"),
+        ("update packed_diff set max_abs = 'x'", "packed_diff.max_abs"),
+        ("update packed_diff set worst_index = '[x]'", "packed_diff.worst_index"),
+        ("update verdict set confidence = 'sure'", "verdict.confidence"),
+        ("delete from meta", "no run information"),
+        ("update meta set value = '['", "JSONDecodeError"),
+        ("update meta set value = '[1]'", "is no dict"),
+        ("update meta set value = '{\"target\": 1, \"ref\": \"cpu\"}'", "1 is no str"),
+        ("update meta set value = '{\"target\": \"npu\"}'", "TypeError"),
+        ("update meta set value = json_set(value, '$.world_size', 999999999)", "rank 0 of 999999999"),
+        ("update meta set value = json_set(value, '$.budget', json('{\"ratio\": 1}'))", "the budget lacks"),
+        ("update meta set value = json_set(value, '$.config', json('{\"slow_ratio\": \"x\"}'))", "slow_ratio"),
+        ("update meta set value = replace(value, '\"argv\": []', '\"argv\": ' || printf('%.*c', 9999, '['))", "rror"),
+        ("insert into source values (0, 'a', '{}', 0)", "its information cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_value_that_shadowrun_does_not_write(path, sql, said):
+    edit(path, sql)
+    assert said in refused(path)
+
+
+@pytest.mark.parametrize("rows", ["(0, 0), (1, 0)", "(0, 0), (1, -5)", "(0, 0), (2, 10)", "(0, 0), (1, 4)", "(1, 0)"])
+def test_runs_of_a_combined_file_have_blocks_in_order(path, rows):
+    edit(
+        path,
+        f"insert into source select v.column1, 'a', value, v.column2 from meta, (values {rows}) v",
+    )
+    said = refused(path)
+    assert any(words in said for words in ("runs are not in order", "is of no run", "source.first_seq"))
+
+
+def test_a_shape_without_elements_has_no_worst_place(path):
+    edit(path, "update form set shape = '[0, 3]'")
+    assert next(iter(shadowrun.load(path).records())).diffs[0].worst_index == ()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "update result set kind = 'odd'", "update result set part = 'odd'", "update result set sample = -3",
+        "update finding set cause = 'odd'", "update finding set message = x'00'", "update operator set name = 5.5e3",
+        "update result_finding set finding_id = 9", "update meta set value = '{}'", "create view v as select 1",
+        "drop table task", "update meta set value = json_set(value, '$.seed', 'x')",
+    ],
+)  # fmt: skip
+def test_a_coverage_file_that_shadowrun_does_not_write(sweep, sql):
+    edit(sweep, sql) if "5.5e3" not in sql else edit(sweep, "update operator set name = x'35'")
+    refused(sweep)
+
+
+def test_a_query_has_an_end(path, monkeypatch):
+    monkeypatch.setattr(untrusted, "_STEPS", 1_000_000)
+    monkeypatch.setattr(untrusted, "_STEPS_PER_BYTE", 0)
+    data = DataFile.open(path)
+    for _ in range(20):  # each query has a budget of its own
+        assert len(list(data.query("select 1 from call a, call b, call c"))) == 1000
+    with pytest.raises(DataFileError, match="interrupted"):
+        data.query(f"{ENDLESS} from n")
+
+
+def test_a_journal_that_names_another_file_is_not_rolled_back(path, tmp_path):
+    """SQLite would remove that file."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    name = str(victim).encode()
+    magic = bytes.fromhex("d9d505f920a163d7")
+    head = magic + b"".join(n.to_bytes(4, "big") for n in (0, 0, 1, 512, 4096))
+    check = sum(name) % 2**32
+    tail = b"\x00\x00\x00\x03" + name + len(name).to_bytes(4, "big") + check.to_bytes(4, "big") + magic
+    path.with_name(path.name + "-journal").write_bytes(head.ljust(512, b"\x00") + tail)
+    assert "names another file" in refused(path)
+    assert victim.read_text() == "precious"
+
+
+def test_a_damaged_file_of_ours_may_be_recorded_over(path):
+    path.write_bytes(path.read_bytes()[:5000])
+    assert "record the run again" in refused(path)
+    DataFile.create(path, RunInfo("npu", "cpu")).close()
+    assert shadowrun.load(path).info.target == "npu"

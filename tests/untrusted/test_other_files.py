@@ -1,0 +1,88 @@
+"""Ledgers, settings and captured inputs that somebody damaged: a result, or an error of ours."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shadowrun.errors import DataFileError, UsageError
+from shadowrun.settings import read_settings
+from shadowrun.store.tensors import Captured, load, save
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEDGER = """\
+[[known]]
+operator = "aten::mm"
+platform = "npu*"
+module = "*.encoder"
+status = "mismatch"
+reason = "bf16, ticket 1"
+expires = 2031-01-01
+
+[[tolerance]]
+operator = "aten::exp"
+rtol = 1e-3
+atol = 0.0
+"""
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+VALUES = st.sampled_from(
+    ["1", "-1", "1e999", "nan", "true", "[]", "{}", "''", '"["', "2031-99-01", "1979-05-27T07:32:00Z", "[" * 100_000,
+     "9" * 5000, '"\\u0000"', '"***[!"', "{a = {b = {}}}", '"""\n\n"""', '"\\ud800"', "0x_", "[[known]]"]
+)  # fmt: skip
+
+
+def outcome(path: Path, content: bytes) -> None:
+    """A ledger is read, or refused; nothing else."""
+    path.write_bytes(content)
+    try:
+        found = type(read_settings(path).known).__name__
+    except UsageError as error:
+        found = error.slug
+    assert found in ("tuple", "bad-settings")
+
+
+@QUICK
+@given(st.integers(0, len(LEDGER)), st.integers(0, 40), st.binary(max_size=40))
+def test_a_ledger_with_other_bytes(tmp_path, at, n, new):
+    outcome(tmp_path / "ledger.toml", LEDGER.encode()[:at] + new + LEDGER.encode()[at + n :])
+
+
+@QUICK
+@given(st.integers(0, LEDGER.count("=") - 1), VALUES)
+def test_a_ledger_with_other_values(tmp_path, which, value):
+    lines = LEDGER.splitlines()
+    at = [k for k, line in enumerate(lines) if "=" in line][which]
+    lines[at] = f"{lines[at].partition('=')[0]}= {value}"
+    outcome(tmp_path / "ledger.toml", "\n".join(lines).encode("utf-8", "surrogatepass"))
+
+
+@QUICK
+@given(st.text(max_size=300))
+def test_a_ledger_of_any_text(tmp_path, text):
+    outcome(tmp_path / "ledger.toml", text.encode("utf-8", "surrogatepass"))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_captured_inputs_with_other_bytes(tmp_path, seed):
+    call = Captured("aten::mm", (torch.ones(2, 3), [torch.zeros(3, dtype=torch.int64), 1.5]), {"dim": 1})
+    folder = tmp_path / "x.shadowrun.tensors"
+    save(folder, "0.pt", call)
+    chance = random.Random(seed)
+    data = bytearray((folder / "0.pt").read_bytes())
+    for _ in range(chance.choice((1, 2, 20))):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    if seed % 5 == 0:
+        del data[chance.randrange(len(data)) :]
+    (folder / "0.pt").write_bytes(data)
+    try:
+        found = type(load(folder, "0.pt")).__name__
+    except DataFileError as error:
+        found = error.slug
+    assert found in ("Captured", "captured-inputs")
