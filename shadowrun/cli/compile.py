@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shadowrun.cli import options
 from shadowrun.errors import UsageError
 from shadowrun.report.tame import forgiving
 
@@ -39,6 +40,7 @@ _UNVERIFIED = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options, then the program; what follows the program is its own."""
     parser.usage = "shadowrun compile [options] (script.py | -m module) [arguments of the program]"
+    options.add_import_argument(parser)
     parser.add_argument(
         "--calls", type=_count, default=10, metavar="N", help="calls to check of each graph (default: %(default)s)"
     )

@@ -28,6 +28,7 @@ MAX_NAMES = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file and a bound."""
     options.add_data_argument(parser)
+    options.add_import_argument(parser)
     parser.add_argument("--fail-under", type=float, metavar="N", help="exit with 1 below N percent of the operators")
 
 

@@ -96,6 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with forgiving():
             args = build_parser().parse_args(argv)
         with contextlib.nullcontext() if args.runs_program else forgiving():
+            if getattr(args, "imports", None):
+                from shadowrun.platforms.importing import import_plugins
+
+                import_plugins(args.imports, inherit=not args.runs_program)
             status: int = args.run(args)
         sys.stdout.flush()
     except ShadowrunError as error:

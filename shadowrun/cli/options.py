@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ __all__ = [
     "check_outputs",
     "compare_options",
     "enable_simulation",
-    "import_modules",
     "known_ledger",
     "operators",
     "step_numbers",
@@ -38,6 +36,18 @@ FORMATS = ("json", "md", "txt", "html")
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
     """Which run to read."""
     parser.add_argument("data", nargs="?", default=DATA_FILE, metavar="DATA", help="data file (default: %(default)s)")
+
+
+def add_import_argument(parser: argparse._ActionsContainer) -> None:
+    """Modules that bring devices; `main` imports them before the command runs."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import the package that brings a device, operators or a backend first (may be repeated)",
+    )
 
 
 def add_known_arguments(parser: argparse._ActionsContainer) -> None:
@@ -55,31 +65,6 @@ def add_known_arguments(parser: argparse._ActionsContainer) -> None:
 def known_ledger(args: argparse.Namespace) -> str | bool | None:
     """What `add_known_arguments` read, as `shadowrun.load` takes it."""
     return False if args.no_known else args.known
-
-
-def add_import_argument(parser: argparse._ActionsContainer) -> None:
-    """Modules to import first."""
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import the package that brings a device, operators or a backend first (may be repeated)",
-    )
-
-
-def import_modules(args: argparse.Namespace) -> None:
-    """Import what `add_import_argument` read.
-
-    Raises:
-        UsageError: There is no such module.
-    """
-    for module in args.modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise UsageError(f"--import {module}: {error}.", slug="bad-option") from None
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:

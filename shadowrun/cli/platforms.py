@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shadowrun.cli import options
+
 if TYPE_CHECKING:
     import argparse
 
@@ -17,6 +19,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to list."""
+    options.add_import_argument(parser)
     parser.add_argument("--flaws", action="store_true", help="list the flaws and presets of the simulated device")
 
 

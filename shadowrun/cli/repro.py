@@ -79,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the scripts; returns the exit status."""
     from shadowrun.sweep.coveragefile import is_coverage_file
 
-    options.import_modules(args)
     if is_coverage_file(Path(args.data)):
         return _run_of_sweep(args)
     if args.source is not None:
@@ -165,7 +164,7 @@ def _named(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
             raise UsageError(
                 f"{option} {name!r} is not the platform of {args.data!r}, which is {platform!r}.", slug="bad-option"
             )
-    return (*(name for _, name, _ in given if name is not None), *args.modules)
+    return (*(name for _, name, _ in given if name is not None), *args.imports)
 
 
 def _list(found: list[Found], data: str) -> None:

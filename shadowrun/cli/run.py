@@ -21,12 +21,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.cli.gate import add_gate_argument, passes
-from shadowrun.errors import UsageError
+from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
 from shadowrun.report.tame import forgiving
+
+if TYPE_CHECKING:
+    from shadowrun.comparison import Comparison
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "shadowrun run --target T [options] (script.py | -m module) [arguments of the program]"
     parser.add_argument("--target", metavar="T", help="platform to test: npu, cuda:1, sim, 'cpu[threads=1]', ...")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
+    options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
     options.add_compare_arguments(parser)
     options.add_output_argument(parser)
@@ -62,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     target = args.target or "sim"
     options.check_outputs(args.output)
 
+    from shadowrun.cli.awaited import Awaited
     from shadowrun.cli.program import Program
 
     program = Program(args.module or args.script, is_module=bool(args.module))
@@ -71,12 +77,24 @@ def run(args: argparse.Namespace) -> int:
 
     import shadowrun
 
+    def make() -> Comparison:
+        return shadowrun.compare(target, args.ref, **options.compare_options(args))
+
+    awaited = None
     with program.environment():  # the data file names the program's own arguments
-        comparison = shadowrun.compare(target, args.ref, **options.compare_options(args))
+        try:
+            comparison = make()
+        except PlatformError as error:
+            device = target.partition(":")[0]
+            if error.slug != "unknown-device" or not device.isidentifier() or not program.names(device):
+                raise
+            awaited = Awaited(device, make)
     process = os.getpid()
-    outcome = program.execute(comparison)
+    outcome = program.execute(comparison if awaited is None else awaited)
     if os.getpid() != process:  # a child that the program forked: the report is its parent's
         return outcome.status
+    if awaited is not None:
+        comparison = awaited.required()
     sys.stdout.flush()
 
     comparison.fail_on = args.fail_on

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file, platforms, how exactly, and what to write."""
     parser.add_argument("data", nargs="?", metavar="DATA", help=f"data file (default: {options.DATA_FILE})")
     parser.add_argument("--database", action="store_true", help="operators of torch's own database, not of a run")
+    options.add_import_argument(parser)
     parser.add_argument("--target", metavar="T", help="platform to time (default: the run's target)")
     parser.add_argument("--ref", metavar="R", help="platform to time it against (default: the run's reference, or cpu)")
     options.add_simulation_arguments(parser)

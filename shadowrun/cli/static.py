@@ -54,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.replay.equivalents import is_device_specific
     from shadowrun.report import static
 
-    options.import_modules(args)
     if not args.devices:
         raise UsageError("No device is named: shadowrun static mps, for one.", slug="bad-option")
     tables = {device.lower(): kernels(device) for device in args.devices}

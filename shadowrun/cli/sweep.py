@@ -53,6 +53,7 @@ _GROUPS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to try, with which limits, and where to write."""
+    options.add_import_argument(parser)
     parser.add_argument("--target", metavar="T", help="platform to test: npu, cuda:1, sim, 'cpu[threads=1]', ...")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_simulation_arguments(parser)
@@ -136,6 +137,9 @@ def run(args: argparse.Namespace) -> int:
     with _Progress(len(what.tasks)) as (on_result, on_task):
         complete = sweep(wish, what, path, jobs=jobs, limits=limits, on_result=on_result, on_task=on_task)
     table = _write(path, outputs, everything=args.everything)
+    if complete and not _is_complete(path):
+        print("shadowrun: parts of some operators ended too many processes; the same command tries them again.",
+              file=sys.stderr)  # fmt: skip
     if not complete:
         print(f"shadowrun: stopped. The same command goes on where it stopped ({path}).", file=sys.stderr)
         return 130
@@ -232,9 +236,19 @@ class _Progress:
 
     def __init__(self, n_tasks: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+            *(TextColumn("left"), TimeRemainingColumn()),
+        )
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         self._task = self._bar.add_task("starting", total=n_tasks)
         self._n_failed = 0
@@ -253,6 +267,16 @@ class _Progress:
 
     def _on_task(self, task: Task) -> None:
         self._bar.update(self._task, advance=1, description=f"{task.operator} {task.dtype}, {self._n_failed} failed")
+
+
+def _is_complete(path: Path) -> bool:
+    from shadowrun.sweep.coveragefile import CoverageFile
+
+    file = CoverageFile.open(path)
+    try:
+        return file.info.complete
+    finally:
+        file.close()
 
 
 def _remove(path: Path) -> None:

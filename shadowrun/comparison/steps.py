@@ -53,6 +53,7 @@ class Steps:
         self._optimizers: Optimizers | None = None
         self._end_step: Callable[[], None] = lambda: None
         self._due = self._at_once = self._guessed = False
+        self._n_to_rest = self._n_rested = self._rest_ns = self._rested_at = 0
         self._running = False
         self._began = 0.0
         self._step_began = 0.0
@@ -118,6 +119,9 @@ class Steps:
         Returns:
             Whether it was such a step; else it is left to `end`.
         """
+        if self._n_to_rest:
+            self._rest(began_ns)
+            return True
         budget, lock = self._budget, self._replayer.lock
         if budget is None or budget.watched or not lock.acquire(False):
             return False
@@ -127,12 +131,27 @@ class Steps:
             if now - self._flushed_at > _FLUSH_S:  # no call does it meanwhile
                 self._flushed_at = now
                 self._recorder.flush()
+            self._end_rest()
             self._watch(budget, began_ns)
+            self._n_to_rest = budget.n_to_rest
         except Exception:  # noqa: S110 - a step's row is not worth the user's program
             pass
         finally:
             lock.release()
         return True
+
+    def _rest(self, began_ns: int) -> None:
+        """End a step of those that are left out whatever they bring: nothing is weighed."""
+        self._n_to_rest -= 1
+        self._n_rested += 1
+        self._rested_at = began_ns
+        self._begin_step(began_ns / 1e9)
+        self._rest_ns += time.perf_counter_ns() - began_ns
+
+    def _end_rest(self) -> None:
+        if self._n_rested and self._budget is not None:
+            self._budget.rested(self._rested_at, self._n_rested, self._rest_ns)
+        self._n_to_rest = self._n_rested = self._rest_ns = 0
 
     def end(self, began_ns: int) -> None:
         """End the step; arguments as for `end_unwatched`."""
@@ -147,6 +166,7 @@ class Steps:
 
     def leave(self) -> None:
         """The last step is over: take our mode off."""
+        self._end_rest()
         self._running = False
         if self.watching is not None:
             self.watching.end()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -36,6 +37,7 @@ _STDLIB = str(Path(threading.__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 _OWN_PARENT = str(Path(__file__).parents[2]) + os.sep
 _DEMO = _OWN + f"cli{os.sep}demo"
+_CELL = re.compile(r"<ipython-input-(\d+)-")
 _NOWHERE: Found = ("", False, None)
 _MOST = 100_000
 
@@ -108,8 +110,16 @@ class Sites:
         return _NOWHERE
 
     def _in_optimizer(self, frame: FrameType, above: Found) -> Found:
-        """What is found from an optimizer's frame on; it gets a mark that says so."""
-        found = above[0], True, above[2]
+        """What is found from an optimizer's frame on; it gets a mark that says so.
+
+        Where a library steps the optimizer (accelerate, Lightning), its line tells nobody which one: the user's that
+        led there comes first.
+        """
+        site, is_told, code = above
+        if not is_told and code is not None and _is_package(code.co_filename):
+            own = _own_line(frame.f_back)
+            site = f"{own} ({site})" if own else site
+        found = site, True, code
         # A generator may go on below another caller.
         if frame.f_trace is None and not frame.f_code.co_flags & _GENERATORS and sys.gettrace() is None:
             frame.f_trace = Mark(found)
@@ -118,7 +128,7 @@ class Sites:
     def _new(self, code: CodeType, frame: FrameType) -> Found:
         if len(self.known) >= _MOST:  # a program that makes code as it goes
             self.known.clear()
-        site = f"{_shown(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}"
+        site = _line(code, frame.f_lineno)
         found = self.known[id(code), frame.f_lasti] = site, _steps_an_optimizer(frame), code
         return found
 
@@ -129,9 +139,48 @@ def site_of(traceback: TracebackType | None) -> str:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if _kind(code.co_filename) == _USER:
-            site = f"{_shown(code.co_filename)}:{traceback.tb_lineno} in {code.co_qualname}"
+            site = _line(code, traceback.tb_lineno)
         traceback = traceback.tb_next
     return site
+
+
+def _line(code: CodeType, number: int) -> str:
+    """``train.py:12 in step``; ``In [3], line 2 in <module>`` of a notebook."""
+    cell = _cell(code.co_filename)
+    where = f"In [{cell}], line {number}" if cell else f"{_shown(code.co_filename)}:{number}"
+    return f"{where} in {code.co_qualname}"
+
+
+def _cell(filename: str) -> int:
+    """Number of the cell that IPython compiled under a file's name; 0 where it is none.
+
+    `CachingCompiler._filename_map` is IPython's own, since 7.23; without it, the name of the file is shown.
+    """
+    named = _CELL.match(filename)
+    if named:
+        return int(named[1])
+    if "ipykernel" not in filename:
+        return 0
+    try:
+        number: int = sys.modules["IPython"].get_ipython().compile._filename_map[filename]
+    except (KeyError, AttributeError):
+        return 0
+    return number
+
+
+def _own_line(frame: FrameType | None) -> str:
+    """The first line from here on that is of no library."""
+    while frame is not None:
+        code = frame.f_code
+        if _kind(code.co_filename) == _USER and not _is_package(code.co_filename):
+            return _line(code, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def _is_package(filename: str) -> bool:
+    """Whether a file is of an installed package."""
+    return filename.startswith(_PACKAGES) or "site-packages" in filename or "dist-packages" in filename
 
 
 def _kind(filename: str) -> int:

@@ -124,7 +124,8 @@ def parse(spec: Any) -> PlatformSpec:
     if device_type not in known:
         raise PlatformError(
             f"Unknown device {device_type!r} in platform {spec!r}.{_nearest(device_type, known)} "
-            f"Devices: {', '.join(known)}. `shadowrun platforms` tells which of them this machine has.",
+            f"Devices: {', '.join(known)}. `shadowrun platforms` tells which of them this machine has. One that a "
+            f"package brings: --import PACKAGE, or an entry point of it in the group {ENTRY_POINT_GROUP!r}.",
             slug="unknown-device",
         )
     index = None if match["index"] is None else int(match["index"])

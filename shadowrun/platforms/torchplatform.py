@@ -6,12 +6,16 @@ Seen on torch 2.11.0 and 2.13.0, where no other version is named.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _python_dispatch as _modes
 
 from shadowrun.platforms.torchnames import need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "allow_tf32",
@@ -38,6 +42,7 @@ __all__ = [
     "set_mkldnn_precision",
     "settle_lazy",
     "wait_for_lazy",
+    "watching_registrations",
     "wrapped_number",
 ]
 
@@ -68,6 +73,38 @@ def private_device_name() -> str:
     Without ``torch._C._get_privateuse1_backend_name`` only the plug-in's own import could be asked.
     """
     return torch._C._get_privateuse1_backend_name()
+
+
+@contextlib.contextmanager
+def watching_registrations(registered: Callable[[], None]) -> Iterator[None]:
+    """While inside, call `registered` after torch's private-use device got its name, a device its module, or a kernel.
+
+    Seen on 2.11 to 2.13 (`torch._register_device_module`, `torch.utils.rename_privateuse1_backend`). A plug-in that
+    registers from C++ alone is not noticed: `--import` it.
+    """
+
+    def noticing(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def register(*args: Any, **kwargs: Any) -> Any:
+            done = original(*args, **kwargs)
+            registered()
+            return done
+
+        return register
+
+    with contextlib.ExitStack() as undo:
+        places: tuple[tuple[Any, str], ...] = (
+            (torch, "_register_device_module"),
+            (torch.utils, "rename_privateuse1_backend"),
+            (torch.utils.backend_registration, "rename_privateuse1_backend"),
+            (torch.library.Library, "impl"),
+        )
+        for module, name in places:
+            original = getattr(module, name, None)
+            if original is not None:
+                undo.callback(setattr, module, name, original)
+                setattr(module, name, noticing(original))
+        yield
 
 
 def private_device_present() -> bool:

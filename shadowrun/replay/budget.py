@@ -37,6 +37,9 @@ _REPLAYS_FOR_WATCHING = 2.0
 """What goes into replays of a step that is watched on credit, for each nanosecond that went into watching it."""
 _CHOSEN_FOR_STEPS = 1.0
 """With more to choose from, what comes early in the step would be taken too often."""
+_SHORT_STEP_NS = 5e6
+_MOST_REST = 64
+"""So many steps pass at most without a look at the clock."""
 _MOST_SIGNATURES = 50_000
 """Past them, those that came longest ago are forgotten: shapes that never come again would fill the memory."""
 
@@ -234,6 +237,26 @@ class Budget:
         ledger.forfeit(ceiling_ns)
         self.watched = must_watch or (may_watch and self._affords(ceiling_ns) and not self._calibrates())
         return self.watched
+
+    @property
+    def n_to_rest(self) -> int:
+        """How many of the coming steps are left out whatever they bring: the debt is not paid before.
+
+        To weigh each of them takes 10 µs and more, which is much of a short step.
+        """
+        ledger = self._ledger
+        is_short = 0 < ledger.plain_step_ns < _SHORT_STEP_NS
+        if self.watched or not is_short or not ledger.knows_plain or ledger.n_plain < self._plain_wanted:
+            return 0
+        if ledger.in_wake:  # how much slower they are is looked at
+            return 0
+        return max(0, min(int(-ledger.credit_ns / ledger.allowed_ns) - 1, _MOST_REST))
+
+    def rested(self, now: int, n_steps: int, own_ns: int) -> None:
+        """So many steps were left out without a look; arguments as for `Ledger.pass_over`."""
+        self._ledger.pass_over(now, n_steps, own_ns)
+        self._n_steps += n_steps
+        self._n_unwatched += n_steps
 
     def _affords(self, ceiling_ns: float) -> bool:
         """Whether the coming step can be paid, at least afterwards; in it, the program's own time earns credit too."""

@@ -141,6 +141,25 @@ class Ledger:
             self.plain_step_ns = max(statistics.median(self._steps_plain_ns), 0.0)
         self._step_began = (self.elapsed_ns, self._by_our_clock_ns, self.spent_ns)
 
+    @property
+    def in_wake(self) -> bool:
+        """Whether the coming step may be slower for a watched one before it."""
+        return self.elapsed_ns < self._wake_ends_ns and self._n_in_wake < _WAKE_STEPS
+
+    def pass_over(self, now: int, n_steps: int, by_our_clock_ns: float) -> None:
+        """Steps that nobody watched, nor timed, are over; the next begins.
+
+        Args:
+            now: Their end.
+            n_steps: How many.
+            by_our_clock_ns: What counting them took.
+        """
+        self.advance(max(now, self._clock))
+        self.spend_seen(by_our_clock_ns)
+        self._n_steps += n_steps
+        self.since_plain += n_steps
+        self._step_began = (self.elapsed_ns, self._by_our_clock_ns, self.spent_ns)
+
     def _weigh_watched(self, elapsed_ns: float, spent_ns: float) -> None:
         """Find how much longer a watched step took than a plain one, and those after it."""
         if not self.calibrated:

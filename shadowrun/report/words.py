@@ -54,8 +54,10 @@ def figure(value: float) -> str:
 
 
 def short_site(site: str) -> str:
-    """``model.py:12 in forward`` for a line that is given with the file's whole path."""
-    return os.path.basename(site)  # noqa: PTH119 - line and function follow the path
+    """``model.py:12 in forward`` for a line with the whole path of its file; that of a library comes after it."""
+    own, _, library = site.removesuffix(")").rpartition(" (") if site.endswith(")") else (site, "", "")
+    name = os.path.basename(own)  # noqa: PTH119 - line and function follow the path
+    return f"{name} ({os.path.basename(library)})" if library else name  # noqa: PTH119
 
 
 def percent(part: float, whole: float) -> str:

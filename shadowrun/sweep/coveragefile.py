@@ -188,6 +188,16 @@ class CoverageFile:
             )
             self._commit_now_and_then()
 
+    def forget_given_up(self) -> None:
+        """Take out what was said of parts whose rest was not tried: they are tried now."""
+        gone = (
+            "select id from result where sample < 0 and not exists (select 1 from task where task.operator_id = "
+            "result.operator_id and task.dtype = result.dtype and task.part = result.part)"
+        )
+        with self._written():
+            self._connection.execute(f"delete from result_finding where result_id in ({gone})")  # noqa: S608 - from above
+            self._connection.execute(f"delete from result where id in ({gone})")  # noqa: S608
+
     def add_time(self, wall_s: float, cpu_s: float, *, complete: bool) -> None:
         """Add the time of this start, and say whether all was run."""
         info = self.info

@@ -21,6 +21,7 @@ from shadowrun.errors import DataFileError
 from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.platforms import sim
 from shadowrun.platforms.device import resolve
+from shadowrun.platforms.importing import import_inherited
 from shadowrun.replay.mirror import move, without_strides
 from shadowrun.store import tensors
 from shadowrun.sweep.again import Origin, make_again
@@ -121,6 +122,7 @@ def main(told: dict[str, Any], folder: str) -> None:
         folder: Where to keep the call in hand.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    import_inherited()
     operator, dtype, part, sample = told["case"]
     case = Case(operator, dtype, Part(part), sample)
     source = None if told["source"] is None else Path(told["source"])

@@ -20,6 +20,7 @@ __all__ = ["Limits", "Pool"]
 
 _LOOK_S = 0.1
 _START_LIMIT_S = 300.0
+_MUCH_MEMORY = 1 << 28
 _MOST_DEATHS = 3
 """Workers that a part of an operator may cost."""
 
@@ -48,6 +49,9 @@ class Pool:
         on_result: Called with each case and its outcome.
         on_part: Called when all cases of a part were run: task, part, number of duplicates.
         on_task: Called when a task has ended.
+
+    Attributes:
+        n_given_up: Parts of operators that cost so many processes that the rest of them was not tried.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Pool:
         self._waiting: deque[Task] = deque()
         self._selector = selectors.DefaultSelector()
         self._deaths: dict[tuple[str, str, Part], int] = {}
+        self.n_given_up = 0
 
     def run(self, tasks: Iterable[Task]) -> None:
         """Run all tasks; returns when they have ended.
@@ -144,7 +149,8 @@ class Pool:
 
     def _watch(self, worker: WorkerProcess) -> None:
         """End a worker whose case takes too long or too much."""
-        took = time.monotonic() - worker.step.since
+        step = worker.step
+        took = time.monotonic() - step.since
         if not worker.is_ready:
             if took > _START_LIMIT_S:
                 self._dismiss(worker)
@@ -153,12 +159,15 @@ class Pool:
         if worker.task is None:
             return
         worker.end_greater(self._limits.n_bytes)
-        grown = worker.memory_bytes() - worker.step.base_bytes
-        if took > self._limits.seconds:
-            self._lost(worker, Finding(Kind.TIMEOUT, explanation=f"no end within {self._limits.seconds:g} s"))
-        elif grown > self._limits.n_bytes:
+        grown = worker.memory_bytes() - step.base_bytes
+        # Between cases inputs are made, which is none of the target's business: a case has its time for itself.
+        seconds = self._limits.seconds if step.case is not None else max(self._limits.seconds, _START_LIMIT_S)
+        if grown > self._limits.n_bytes:  # first: who takes all memory takes long over it
             limit = f"more than {self._limits.n_bytes / 2**30:.3g} GiB"
             self._lost(worker, Finding(Kind.OUT_OF_MEMORY, explanation=limit))
+        elif took > seconds:
+            meanwhile = f"it had taken {grown / 2**30:.2g} GiB by then" if grown > _MUCH_MEMORY else ""
+            self._lost(worker, Finding(Kind.TIMEOUT, explanation=f"no end within {seconds:g} s", message=meanwhile))
 
     def _died(self, worker: WorkerProcess) -> None:
         how = worker.obituary()
@@ -192,8 +201,8 @@ class Pool:
             self._on_task(task)
 
     def _give_up(self, task: Task, part: Part, finding: Finding) -> None:
-        """Each of hundreds of samples could hang: what is left of the part is not tried, and counts neither way."""
-        words = f"{_MOST_DEATHS} cases ended their process: the rest of this part was not tried"
+        """Each of hundreds of samples could hang: what is left of the part is left to the next start of the sweep."""
+        words = f"{_MOST_DEATHS} processes ended in it: the rest of this part was not tried; the same command goes on"
         outcome = Outcome((Finding(Kind.UNVERIFIED, explanation=words, message=finding.explanation),))
         self._on_result(Case(task.operator, task.dtype, part, -1), outcome)
-        self._on_part(task, part, 0)
+        self.n_given_up += 1

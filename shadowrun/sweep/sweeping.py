@@ -127,7 +127,7 @@ def sweep(
     file = CoverageFile.begin(path, _info(wish))
     limit = ALL if wish.samples is None else wish.samples
     began, cpu = time.monotonic(), _cpu_s()
-    complete = False
+    complete, n_open = False, 0
 
     def result(case: Case, outcome: Outcome) -> None:
         file.add(case, outcome)
@@ -138,6 +138,7 @@ def sweep(
 
     try:
         tasks = []
+        file.forget_given_up()
         for task in _remaining(what.tasks, file, limit):
             if task.parts:
                 tasks.append(task)
@@ -147,14 +148,17 @@ def sweep(
             "target": wish.target,
             "ref": wish.ref,
             "flaws": wish.flaws,
+            "database": what.calls is None,
             "seed": wish.seed,
             "samples": wish.samples,
             "threads": max(1, _n_processors() // jobs),
             "call_limit_s": limits.seconds / 2,  # a platform's own process is ended before the worker that waits for it
         }
         if tasks:
-            Pool(settings, jobs, limits, what.calls, result, finish, on_task).run(tasks)
-        complete = True
+            pool = Pool(settings, jobs, limits, what.calls, result, finish, on_task)
+            pool.run(tasks)
+            n_open = pool.n_given_up
+        complete = not n_open
     except KeyboardInterrupt:
         return False
     finally:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import ShadowrunError
+from shadowrun.platforms.importing import import_inherited
 from shadowrun.sweep import opinfo, programs, recorded
 from shadowrun.sweep.cases import PROBES, Part
 from shadowrun.sweep.inputs import key, printed
@@ -37,7 +38,7 @@ def main(settings: dict[str, Any], lines: int, lifeline: int) -> None:
     """Run tasks until standard input ends.
 
     Args:
-        settings: target, ref, flaws, seed, samples, threads, call_limit_s.
+        settings: target, ref, flaws, database, seed, samples, threads, call_limit_s.
         lines: File descriptor to write to.
         lifeline: Pipe that ends with the process that started this one.
     """
@@ -82,10 +83,13 @@ class _Worker:
         self._seed: int = settings["seed"]
         self._limit: int | None = settings["samples"]
         torch.set_num_threads(settings["threads"])
+        import_inherited()
         if settings["flaws"] is not None:
             from shadowrun.platforms import parse, sim
 
             sim.enable(parse(settings["target"]).device_type, flaws=settings["flaws"])
+        if settings["database"]:
+            opinfo.database()  # some seconds, which are no case's
         self._trial = Trial(
             settings["target"], settings["ref"], settings["call_limit_s"], lambda: self._tell(target=True)
         )

@@ -191,3 +191,50 @@ def test_of_steps_that_take_turns_each_kind_is_watched():
         seen[n % 4] += program.watched
         program.step()
     assert min(seen.values()) >= 0.4 * max(seen.values()), seen
+
+
+def test_while_in_debt_steps_pass_without_a_look_and_no_more_than_it_takes():
+    """Weighing each costs as much as a tenth of a short step."""
+    budget, step_ns = Budget(1.2, 1000.0), 200_000
+    budget.start(0)
+    now = looked_at = 0
+    rests = []
+    for _ in range(400):
+        if budget.watched:
+            now += step_ns + 3_000_000  # a call that costs far more than a step allows
+            budget.exhausted(now)
+            if budget.wants("call"):
+                budget.verified("call", 3_000_000)
+            budget.spend(now, 3_000_000)
+        else:
+            now += step_ns
+        budget.end_step(now)
+        looked_at += 1
+        n = budget.n_to_rest
+        if n:
+            assert not budget.watched
+            assert budget._ledger.credit_ns < 0
+            now += n * step_ns
+            budget.rested(now, n, n * 1000)
+            rests.append(n)
+            assert budget._ledger.credit_ns <= budget._ledger.allowed_ns, "the step after is not too late"
+    report = budget.report()
+    assert report.n_steps == looked_at + sum(rests)
+    assert max(rests) <= 64
+    assert sum(rests) > looked_at, "most are not weighed"
+    assert report.achieved <= 1.25
+
+
+@pytest.mark.parametrize("step_ns", [10_000_000, 50_000_000])
+def test_long_steps_are_all_weighed(step_ns):
+    budget = Budget(1.2, 1000.0)
+    budget.start(0)
+    now = 0
+    for _ in range(50):
+        now += step_ns
+        if budget.watched:
+            budget.exhausted(now)
+            budget.spend(now, step_ns)
+            now += step_ns
+        budget.end_step(now)
+        assert budget.n_to_rest == 0

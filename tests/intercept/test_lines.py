@@ -1,0 +1,93 @@
+"""Whose line it is: the user's where a library steps the optimizer, and the cell of a notebook."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+import shadowrun
+from shadowrun.report.words import short_site
+
+LIBRARY = """
+class Wrapped:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        self.optimizer.step()
+"""
+
+
+@pytest.fixture
+def wrapped(tmp_path, monkeypatch):
+    """A library that wraps optimizers, as accelerate does."""
+    folder = tmp_path / "site-packages" / "acc"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(LIBRARY, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    import acc  # type: ignore[import-not-found]
+
+    yield acc.Wrapped
+    del sys.modules["acc"]
+
+
+def sites(run):
+    return {record.call.site for record in run.records() if record.call.phase == "optimizer"}
+
+
+def test_the_user_s_line_comes_first_where_a_library_steps_the_optimizer(wrapped):
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    optimizer = wrapped(torch.optim.AdamW([weight]))
+    with shadowrun.compare("cpu[threads=1]") as run:
+        for _ in range(2):
+            optimizer.step()
+    (site,) = sites(run)
+    own, _, library = site.partition(" (")
+    assert own.endswith("in test_the_user_s_line_comes_first_where_a_library_steps_the_optimizer")
+    assert own.partition(":")[0].endswith("test_lines.py")
+    assert library.endswith("site-packages/acc/__init__.py:7 in Wrapped.step)")
+    assert short_site(site) == f"{own.rpartition('/')[2]} (__init__.py:7 in Wrapped.step)"
+
+
+def test_a_line_of_the_user_s_own_stays_alone():
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.AdamW([weight])
+    with shadowrun.compare("cpu[threads=1]") as run:
+        optimizer.step()
+    (site,) = sites(run)
+    assert "(" not in site
+
+
+@pytest.mark.parametrize(
+    ("site", "short"),
+    [
+        ("src/train.py:3 in step", "train.py:3 in step"),
+        ("my (1)/train.py:3 in step", "train.py:3 in step"),
+        ("a/train.py:3 in f (lib/o.py:7 in step)", "train.py:3 in f (o.py:7 in step)"),
+        ("In [3], line 2 in <module>", "In [3], line 2 in <module>"),
+        ("", ""),
+    ],
+)
+def test_short_lines(site, short):
+    assert short_site(site) == short
+
+
+@pytest.mark.parametrize(
+    ("filename", "shown"),
+    [
+        ("/tmp/ipykernel_17/2937.py", "In [3], line 2"),
+        ("<ipython-input-5-0c1f>", "In [5], line 2"),
+        ("/tmp/ipykernel_17/404.py", "404.py:2"),
+    ],
+)
+def test_cells_of_a_notebook_have_their_number(monkeypatch, filename, shown):
+    shell = types.SimpleNamespace(compile=types.SimpleNamespace(_filename_map={"/tmp/ipykernel_17/2937.py": 3}))
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    names = {"torch": torch}
+    with shadowrun.compare("cpu[threads=1]") as run:
+        exec(compile("x = torch.ones(2)\nx.exp()\n", filename, "exec"), names)
+    (record,) = run.records(op="aten::exp")
+    assert record.call.site.partition(" in <")[0].endswith(shown)
