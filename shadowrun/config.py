@@ -94,8 +94,8 @@ class Config:
         compiled: Also compare each graph that torch.compile makes inside of the block, forward and backward, as a
             whole with eager; it runs compiled all the same.
         capture: Bytes that the inputs of failing calls may take, kept in a folder beside the data file for
-            `Run.repro`: those of the first call of each finding, none of more than a quarter. True is 64 MiB, False
-            is none; None is 64 MiB where there is a `file`.
+            `Run.repro`: those of the first and of the worst call of each finding, none of more than a quarter. True is
+            64 MiB, False is none; None is 64 MiB where there is a `file`.
     """
 
     on_unsupported: str = "fallback"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -29,7 +30,7 @@ from shadowrun.store.combine import combine_files
 from shadowrun.store.datafile import ENDED_EARLY, DataFile
 from shadowrun.store.records import REGION, first_mismatch, read_records
 from shadowrun.store.tensors import NOT_KEPT
-from shadowrun.types import Cause, Status
+from shadowrun.types import Allowed, Cause, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -141,7 +142,7 @@ class Run:
 
     def coverage(self) -> Coverage:
         """How much of what the program used the target has."""
-        return analysis.cover(self._read())
+        return analysis.cover(self._read(), self._data.info.raised)
 
     def sources(self) -> tuple[SourceRun, ...]:
         """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""
@@ -165,7 +166,8 @@ class Run:
         found, kinds = self._all_findings(), self.fail_on if fail_on is None else fail_on
         new = [finding for finding in found if finding.known is None]
         known = [finding for finding in found if finding.known is not None]
-        return analysis.judge(new, self.counts(), kinds, known, self.regions().line)
+        info = self._data.info
+        return analysis.judge(new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The summary as dictionaries, for a data frame."""
@@ -196,6 +198,8 @@ class Run:
         *,
         minimise: bool = True,
         time_limit_s: float = 30.0,
+        call: int | None = None,
+        allow: Iterable[str] = (),
     ) -> Repro:
         """Write a script that shows one finding: a few lines of plain torch, its inputs, and the versions.
 
@@ -207,17 +211,43 @@ class Run:
             directory: Folder to write ``repro.py``, ``inputs.pt`` and ``versions.json`` to.
             minimise: Make the inputs smaller, if the target is on this machine.
             time_limit_s: How long that may take.
+            call: Number of the call whose inputs are wanted, one of `captured`; by default the finding's first.
+            allow: Platforms and modules that the data file names and that may be started and imported, as it names
+                them: a data file may be somebody else's. Not needed in the process that made the run.
 
         Raises:
             UsageError: No script can show it, or no inputs were kept.
+            PlatformError: A platform takes more than settings of this process, and `allow` does not name it.
             DataFileError: The inputs that were kept cannot be read.
         """
+        if call is not None:
+            finding = dataclasses.replace(finding, captured=call)
         if finding.captured < 0:
             raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
+        from shadowrun.repro.memory import bounded
+
         make = self._maker(finding)
         self._sync()
         record = next(read_records(self._data, seq=finding.captured))
-        return make(self._data, finding, record, Path(directory), minimise=minimise, time_limit_s=time_limit_s)
+        own = self._own()
+        allowed = dataclasses.replace(own, names=(*own.names, *allow))
+        folder = Path(directory)
+        with contextlib.nullcontext() if own.modules else bounded():
+            return make(
+                self._data, finding, record, folder, minimise=minimise, time_limit_s=time_limit_s, allowed=allowed
+            )
+
+    def _own(self) -> Allowed:
+        """What this process itself may have named: nothing where the run was read from a file."""
+        return Allowed()
+
+    def captured(self) -> dict[int, Finding]:
+        """Calls whose inputs were kept, the first and the worst of each finding: number of the call to its finding."""
+        found: dict[int, Finding] = {}
+        for finding in self._all_findings():  # a slow operator's come last: what was wrong in a call says more
+            for seq in finding.kept:
+                found.setdefault(seq, finding)
+        return found
 
     @staticmethod
     def _maker(finding: Finding) -> Callable[..., Repro]:

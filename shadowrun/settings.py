@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
+    "DATA_FILE",
     "KINDS",
     "KnownLine",
     "Settings",
@@ -33,6 +34,9 @@ __all__ = [
     "read_settings",
     "tolerance_rules",
 ]
+
+DATA_FILE = ".shadowrun"
+"""The data file of a run, where none is named."""
 
 KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 """As in `shadowrun.analysis`, which lies above; a test compares them."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
+    "Allowed",
     "Cause",
     "OpCall",
     "OpRecord",
@@ -54,6 +55,10 @@ class Cause(enum.StrEnum):
     LAYOUT = "layout or path"
     METADATA = "metadata"
     """Wrong shape, dtype, stride, layout, device or number of results."""
+    MEMORY_EFFECTS = "memory effects"
+    """An input overwritten, memory beside a view written, a result in memory that is not its own."""
+    NO_ERROR = "no error raised"
+    """The target answered a call that is invalid: the reference raised."""
     NON_DETERMINISM = "non-determinism"
     RANDOMNESS = "randomness"
     UNDEFINED = "undefined behaviour"
@@ -242,6 +247,8 @@ class RunInfo:
         complete: False while the run goes on or after it was killed.
         notes: Sentences the reader should know (``target and reference are the same platform``).
         behind_s: Seconds of processor time of the thread that compares behind the program, which did not wait for it.
+        raised: Exception that ended the program: ``ValueError: negative (train.py:12 in step)``; empty without one.
+        unselected: Why nothing, or not all that was asked for, fitted `steps`, `ops` and `modules`.
     """
 
     target: str
@@ -260,3 +267,22 @@ class RunInfo:
     complete: bool = False
     notes: tuple[str, ...] = ()
     behind_s: float = 0.0
+    raised: str = ""
+    unselected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a data file may have started and imported, beyond what changes this process alone: see docs/security.md.
+
+    Attributes:
+        names: Platforms and modules that the person at the keyboard named.
+        modules: Whether modules need not be named, since the run is that of the program that asks.
+    """
+
+    names: tuple[str, ...] = ()
+    modules: bool = False
+
+    def has_module(self, name: str) -> bool:
+        """Whether a module may be imported."""
+        return self.modules or name in self.names

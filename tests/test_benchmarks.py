@@ -28,7 +28,7 @@ TOOLS = {
 
 def run(*args):
     command = [sys.executable, str(SCRIPT), *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

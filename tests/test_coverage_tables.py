@@ -17,7 +17,7 @@ FALLS = Finding(Kind.SILENT_FALLBACK, "aten::cos", "", "silent fallback", "compu
 
 def tables(folder, *arguments):
     command = [sys.executable, str(ROOT / "benchmarks/coverage_tables.py"), "--folder", str(folder), "--no-run"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -18,7 +18,7 @@ def test_it_gives_figures_and_the_same_bits(tmp_path, program, ways, identical):
     out = tmp_path / "gpu.json"
     way = ["--way", ways[0]] if len(ways) == 1 else []
     command = [sys.executable, str(SCRIPT), "--device", "sim", "--rounds", "1", "--program", program, *way]
-    done = subprocess.run([*command, "--json", str(out)], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([*command, "--json", str(out)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["repeats"]

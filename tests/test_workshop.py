@@ -78,7 +78,7 @@ def test_example_runs(example, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shadowrun.store.records import REGION
 from shadowrun.types import Cause
 
-__all__ = ["how_to_show", "next_step", "worst_call"]
+__all__ = ["next_step", "worst_call"]
 
 _BY_CAUSE = {
     ("unsupported", Cause.MISSING_OPERATOR): "Write {kernel} for the target, or decompose {op} into operators it has.",
@@ -43,6 +43,15 @@ _BY_CAUSE = {
         "mismatch",
         Cause.METADATA,
     ): "Fix the form that the target's {op} returns; values cannot be trusted before the form is.",
+    (
+        "mismatch",
+        Cause.MEMORY_EFFECTS,
+    ): "Look at what the target's {op} writes to and returns: its values are right, and it does to memory what its "
+    "schema rules out ({why}).",
+    (
+        "mismatch",
+        Cause.NO_ERROR,
+    ): "Add the check of the inputs of {call} to the target's {op}: what it returns for an invalid call means nothing.",
     (
         "mismatch",
         Cause.NON_DETERMINISM,
@@ -100,9 +109,3 @@ def next_step(
         call=call,
         ratio=f"{ratio:.3g}",
     )
-
-
-def how_to_show(op: str) -> str:
-    """What to add where the inputs of a call were kept."""
-    name = f"'{op}'" if " " in op else op
-    return f" `shadowrun repro --finding {name}` writes a script that shows it alone."

@@ -81,7 +81,7 @@ class Coverage:
         modules: Those that lack most calls first.
         fallback_share: Share of the time on the target that went into fallbacks, 0 to 1; 0 where nothing was timed.
         skipped: What was left out, and why.
-        runs: Whether the program would run on the target.
+        runs: Whether the program would run on the target; False where nothing was compared, or an exception ended it.
         verdict: The same in words.
     """
 
@@ -99,17 +99,17 @@ class Coverage:
 
     @property
     def percent_operators(self) -> float:
-        """Share of the operators that are fully supported, 0 to 100; 100 where none was used."""
-        return 100.0 * self.n_by_state["supported"] / self.n_operators if self.n_operators else 100.0
+        """Share of the operators that are fully supported, 0 to 100; 0 where none was used."""
+        return 100.0 * self.n_by_state["supported"] / self.n_operators if self.n_operators else 0.0
 
     @property
     def percent_calls(self) -> float:
-        """Share of the calls that ran on the target itself, 0 to 100; 100 where there was none."""
-        return 100.0 * self.n_supported_calls / self.n_calls if self.n_calls else 100.0
+        """Share of the calls that ran on the target itself, 0 to 100; 0 where there was none."""
+        return 100.0 * self.n_supported_calls / self.n_calls if self.n_calls else 0.0
 
 
-def cover(table: Table) -> Coverage:
-    """Coverage of the operators that a run used."""
+def cover(table: Table, raised: str = "") -> Coverage:
+    """Coverage of the operators that a run used; `raised` is the exception that ended it."""
     by_op: dict[str, list[Row]] = defaultdict(list)
     by_module: dict[str, list[Row]] = defaultdict(list)
     waiting: dict[str, list[Row]] = defaultdict(list)
@@ -138,14 +138,16 @@ def cover(table: Table) -> Coverage:
         modules=tuple(sorted(modules, key=lambda m: (m.n_supported_calls - m.n_calls, m.module))),
         fallback_share=share,
         skipped=_skipped(table),
-        runs=not (states["unsupported"] or states["error"]),
-        verdict=_verdict(states, len(operators), share),
+        runs=bool(operators) and not (raised or states["unsupported"] or states["error"]),
+        verdict=_verdict(states, len(operators), share, raised),
     )
 
 
 def _state(row: Row) -> str:
-    if row.outcome.is_own_failure or row.outcome.status is Status.UNVERIFIED:
+    if row.outcome.is_own_failure:
         return "unverified"
+    if row.outcome.status is Status.UNVERIFIED:  # it ran where its time was taken, as random operators do
+        return "supported" if row.group.n_target == row.group.n else "unverified"
     if row.outcome.status in (Status.MATCH, Status.MISMATCH):
         return "supported"
     return str(row.outcome.status)
@@ -198,15 +200,21 @@ def _skipped(table: Table) -> tuple[Skipped, ...]:
     return tuple(Skipped(*key, n) for key, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _verdict(states: dict[str, int], n_operators: int, fallback_share: float) -> str:
+def _verdict(states: dict[str, int], n_operators: int, fallback_share: float, raised: str) -> str:
     if not n_operators:
-        return "unknown: no operator was compared"
+        return (
+            f"ended with {raised}, before any operator was compared"
+            if raised
+            else "is unknown: no operator was compared"
+        )
     problems = []
     if states["unsupported"]:
         problems.append(f"{plural(states['unsupported'], 'operator')} missing")
     if states["error"]:
         problems.append(f"{plural(states['error'], 'operator')} raising errors")
     fallbacks = f"fallbacks on {plural(states['fallback'], 'operator')}" if states["fallback"] else ""
+    if raised:
+        return f"ended with {', '.join([raised, *problems, *filter(None, [fallbacks])])}"
     if problems:
         return "does not run: " + ", ".join([*problems, *filter(None, [fallbacks])])
     time = f" = {100 * fallback_share:.2g} % of the time" if fallback_share else ""

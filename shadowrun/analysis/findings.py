@@ -9,9 +9,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.analysis.advice import how_to_show, next_step, worst_call
+from shadowrun.analysis.advice import next_step, worst_call
 from shadowrun.analysis.mintolerance import NOTHING, MinTolerance, least, min_tolerances
 from shadowrun.analysis.summary import greatest, unique
+from shadowrun.analysis.words import command
 from shadowrun.store.codec import decode_float
 from shadowrun.store.records import read_diffs
 from shadowrun.store.sources import name_runs
@@ -73,6 +74,9 @@ class Finding:
         seen_on: The same in words, ``ranks 0-63`` or ``rank 17 only``; empty in the file of one run.
         everywhere: Whether all runs of the file have it.
         captured: Number of a call of these whose inputs were kept; -1 where there is none.
+        kept: Numbers of all such calls.
+        number: Place among all findings of the run, known ones included, from 1.
+        commands: Write a script that shows it alone; none where no inputs were kept, or the run has no file.
     """
 
     kind: str
@@ -105,6 +109,9 @@ class Finding:
     min_tolerance: MinTolerance | None = None
     known: KnownLine | None = None
     captured: int = -1
+    number: int = 0
+    commands: tuple[str, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,11 @@ def find(table: Table, data: DataFile, *, slow_ratio: float, ledger: Ledger | No
         modules = unique(row.context.module for row in table.rows if row.context.op == slow.op)
         known = ledger.excuse("slow", slow.op, modules) if ledger else None
         found.append(dataclasses.replace(slow, known=known))
-    return sorted(found, key=lambda f: (KINDS.index(f.kind), -f.severity, -_volume(f), f.first_seq))
+    found.sort(key=lambda f: (KINDS.index(f.kind), -f.severity, -_volume(f), f.first_seq))
+    return [
+        dataclasses.replace(finding, number=number, commands=_commands(finding, number, data))
+        for number, finding in enumerate(found, start=1)
+    ]
 
 
 def note(table: Table, data: DataFile) -> list[Note]:
@@ -196,7 +207,7 @@ def _finding(
     runs = tuple(sorted({number for row in rows for number in row.group.sources})) if data.sources else ()
     ref_min = min((row.group.ref_us_min for row in rows if row.group.n_ref), default=-1.0)
     target_min = min((row.group.target_us_min for row in rows if row.group.n_target), default=-1.0)
-    captured = _captured(kind, rows, captured_calls(data))
+    kept = _kept(kind, rows, captured_calls(data))
     advice = next_step(
         kind,
         cause,
@@ -207,8 +218,6 @@ def _finding(
         call=worst_call(worst_seq, first.first_seq, sum(row.group.n for row in rows)),
         ratio=target_min / ref_min if ref_min > 0 else math.inf,
     )
-    if captured >= 0 and cause is not Cause.RANDOMNESS:
-        advice += how_to_show(op)
     return Finding(
         kind=kind,
         op=op,
@@ -237,17 +246,28 @@ def _finding(
         runs=runs,
         seen_on=name_runs(data.sources, runs),
         everywhere=len(runs) == len(data.sources),
-        captured=captured,
+        captured=kept[0] if kept else -1,
+        kept=kept,
     )
 
 
-def _captured(kind: str, rows: list[Row], kept: dict[int, tuple[int, int, str]]) -> int:
-    """The first of these calls whose inputs were kept; of a slow operator, one that was right comes first."""
+def _commands(finding: Finding, number: int, data: DataFile) -> tuple[str, ...]:
+    """By the number, and, where that shows another call than the worst, by the worst call's."""
+    if finding.captured < 0 or finding.cause is Cause.RANDOMNESS or data.path is None:
+        return ()
+    shown = [command("repro", data.path, "--finding", str(number))]
+    if finding.worst_seq in finding.kept and finding.worst_seq != finding.captured:
+        shown.append(command("repro", data.path, "--call", str(finding.worst_seq)))
+    return tuple(shown)
+
+
+def _kept(kind: str, rows: list[Row], kept: dict[int, tuple[int, int, str]]) -> tuple[int, ...]:
+    """Those of these calls whose inputs were kept; of a slow operator, one that was right comes first."""
     of = {(row.group.context_id, row.group.outcome_id): row.outcome.status for row in rows}
     found = [(seq, of[context, outcome]) for seq, (context, outcome, _) in kept.items() if (context, outcome) in of]
     if kind == "slow":
         found.sort(key=lambda call: call[1] is not Status.MATCH)
-    return found[0][0] if found else -1
+    return tuple(seq for seq, _ in found)
 
 
 def without_numbers(explanation: str) -> str:

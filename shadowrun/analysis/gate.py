@@ -13,19 +13,36 @@ from shadowrun.types import Status
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["FAIL_ON", "Gate", "judge"]
+__all__ = ["FAIL_ON", "Gate", "cut_short", "judge"]
 
 FAIL_ON = frozenset({"unsupported", "error", "mismatch"})
 """Kinds of findings that fail a run unless told otherwise."""
 
 
+_NO_FAILURE = ("KeyboardInterrupt", "SystemExit")
+"""The program's own status says what they mean."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Whether a run passes, the line that says so, and the kinds of findings that decided."""
+    """Whether a run passes, the line that says so, and the kinds of findings that decided.
+
+    Attributes:
+        passed: Whether it does.
+        line: ``PASSED: 12 calls match``.
+        fail_on: Kinds of findings that would fail it.
+        only_cut_short: It fails for nothing else than the exception that ended the program.
+    """
 
     passed: bool
     line: str
     fail_on: frozenset[str] = FAIL_ON
+    only_cut_short: bool = False
+
+
+def cut_short(raised: str) -> bool:
+    """Whether an exception ended a program that would have gone on."""
+    return bool(raised) and not raised.startswith(_NO_FAILURE)
 
 
 def judge(
@@ -34,8 +51,10 @@ def judge(
     fail_on: Collection[str] = FAIL_ON,
     known: Iterable[Finding] = (),
     regions: str = "",
+    raised: str = "",
+    unselected: str = "",
 ) -> Gate:
-    """Judge a run: findings of the kinds in `fail_on` fail it, and so does a run that verified nothing.
+    """Judge a run: findings of the kinds in `fail_on` fail it, and so does one that verified nothing, or was cut short.
 
     Args:
         findings: Those that count.
@@ -43,6 +62,8 @@ def judge(
         fail_on: Kinds that fail the run.
         known: Those that a ledger excuses; they are named, and fail nothing.
         regions: How many compiled regions there were and what became of them, as `Regions.line` says it.
+        raised: Exception that ended the program.
+        unselected: Why nothing was selected.
     """
     kinds = Counter(finding.kind for finding in findings)
     named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
@@ -53,10 +74,15 @@ def judge(
     also = f" ({', '.join(passing)} not counted)" if passing else ""
     also += f"; {regions}" if regions else ""
     n_compared = counts[Status.MATCH] + counts[Status.MISMATCH]
+    ended = f"the program ended with {raised}" if raised else ""
     if failing:
-        return Gate(False, f"FAILED: {', '.join(failing)}{also}", frozenset(fail_on))
+        return Gate(False, f"FAILED: {'; '.join(filter(None, [ended, ', '.join(failing)]))}{also}", frozenset(fail_on))
     if not n_compared and fail_on:
-        return Gate(False, f"FAILED: no call could be compared{also}", frozenset(fail_on))
+        why = "; ".join(filter(None, [ended, "no call could be compared", unselected]))
+        return Gate(False, f"FAILED: {why}{also}", frozenset(fail_on))
+    if fail_on and cut_short(raised):
+        line = f"FAILED: {ended}; {plural(n_compared, 'call')} compared until then{also}"
+        return Gate(False, line, frozenset(fail_on), only_cut_short=True)
     unverified = f", {counts[Status.UNVERIFIED]:,} could not be verified" if counts[Status.UNVERIFIED] else ""
     verb = "matches" if counts[Status.MATCH] == 1 else "match"
     line = f"PASSED: {plural(counts[Status.MATCH], 'call')} {verb}{unverified}{also}"

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.analysis.advice import how_to_show, next_step
+from shadowrun.analysis.advice import next_step
 from shadowrun.analysis.findings import worst_diff
 from shadowrun.analysis.summary import unique
-from shadowrun.analysis.words import plural
+from shadowrun.analysis.words import command, plural
 from shadowrun.store.records import REGION
 from shadowrun.store.tensors import captured_calls
 from shadowrun.types import Phase, Status
@@ -45,6 +45,7 @@ class RegionSummary:
         worst: The worst difference of all; None where all were bit-identical.
         worst_seq: Number of its call, -1 where there is none.
         next_step: What to do; empty where nothing is.
+        commands: Write a script that shows it alone; none where no inputs were kept, or the run has no file.
     """
 
     name: str
@@ -64,6 +65,7 @@ class RegionSummary:
     worst: TensorDiff | None
     worst_seq: int
     next_step: str
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,8 @@ def _region(
     seq = farthest.group.worst_seq if farthest.group.severity >= 0 else -1
     callers = unique(row.context.site for row in rows)
     backend, n_operators, line = known
-    advice = _advice(name, status, shown)
-    if status is Status.MISMATCH and any((row.group.context_id, row.group.outcome_id) in kept for row in rows):
-        advice += how_to_show(name)
+    is_kept = any((row.group.context_id, row.group.outcome_id) in kept for row in rows)
+    has_script = status is Status.MISMATCH and is_kept and data.path is not None
     return RegionSummary(
         name=name,
         phase=phase,
@@ -142,7 +143,8 @@ def _region(
         explanation=shown.outcome.explanation,
         worst=worst_diff(data, seq) if seq >= 0 else None,
         worst_seq=seq,
-        next_step=advice,
+        next_step=_advice(name, status, shown),
+        commands=(command("repro", data.path, "--finding", name),) if has_script else (),
     )
 
 

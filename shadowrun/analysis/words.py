@@ -1,6 +1,27 @@
-"""Numbers with their nouns."""
+"""Numbers with their nouns, and commands as a shell takes them."""
 
-__all__ = ["plural"]
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from shadowrun.settings import DATA_FILE
+
+__all__ = ["command", "plural"]
+
+
+def command(name: str, data: Path | None, *words: str) -> str:
+    """``shadowrun repro run.shadowrun --finding 3``, to be pasted into a shell.
+
+    Args:
+        name: The command.
+        data: Its data file; left out where it is the one that the command reads by itself.
+        words: What follows.
+    """
+    given = [] if data is None or data == Path(DATA_FILE) else [str(data)]
+    if given and given[0].startswith("-"):
+        given = [f"./{given[0]}"]
+    return shlex.join(["shadowrun", name, *given, *words])
 
 
 def plural(n: int, noun: str) -> str:

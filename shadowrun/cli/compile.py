@@ -1,8 +1,9 @@
 """Run a program and check everything that it compiles with torch.compile.
 
-Each graph that the program compiles, forward and backward, runs compiled and eagerly on the same inputs. The program
-goes on with the eager results, so that one wrong graph is not reported by all that follow. Where a graph deviates, the
-operators at fault are looked for and named with the program's own lines; `--repro` writes a script for each.
+Each graph that the program compiles runs compiled and eagerly on the same inputs: as the program has it compiled,
+results and gradients, and its forward and backward pass each by itself. The program goes on with the eager results, so
+that one wrong graph is not reported by all that follow. Where a graph deviates, the operators at fault are looked for
+and named with the program's own lines; `--repro` writes a script for each.
 
 Examples:
   shadowrun compile train.py --epochs 1
@@ -10,7 +11,8 @@ Examples:
   shadowrun compile --calls 3 --time-limit 60 -m package.train
 
 Exit status:
-  0 or the program's own; 1 if a graph deviates or fails, or the program raised; 2 wrong usage; 130 Ctrl-C
+  0 or the program's own; 1 if a graph deviates or fails, or the program raised; 2 wrong usage; 3 if a graph could not
+  be verified, unless --allow-unverified is given; 130 Ctrl-C
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_UNVERIFIED = 3
+"""Exit status."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options, then the program; what follows the program is its own."""
@@ -46,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--repro", metavar="DIR", help="write a script for each operator at fault: a folder of its own in DIR"
+    )
+    parser.add_argument(
+        "--allow-unverified", action="store_true", help="exit with 0 also where a graph could not be verified"
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
@@ -71,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
         outcome = program.execute(contextlib.nullcontext())
     sys.stdout.flush()
     breaks = {r: n - before.get(r, 0) for r, n in torchcompile.graph_breaks().items() if n > before.get(r, 0)}
-    reports = reports_on(found, breaks, time.perf_counter() + args.time_limit, _progress())
+    until = time.perf_counter() + args.time_limit
+    reports = reports_on(found, breaks, until, _progress(), allow_unverified=args.allow_unverified)
     with forgiving():
         for report in reports:
             print(report.summary())
@@ -79,8 +88,12 @@ def run(args: argparse.Namespace) -> int:
             _write_repros(reports, Path(args.repro))
         if not reports:
             print("The program called nothing that torch.compile compiled.")
-    failed = any(not report.ok for report in reports)
-    return 1 if failed and not outcome.interrupted else outcome.status
+    if outcome.interrupted:
+        return outcome.status
+    if any(report.failed for report in reports):
+        return 1
+    unverified = any(not report.ok for report in reports)
+    return _UNVERIFIED if unverified and outcome.status == 0 else outcome.status
 
 
 def _write_repros(reports: list[CompileReport], folder: Path) -> None:

@@ -11,6 +11,7 @@ Examples:
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
@@ -33,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the coverage; returns the exit status."""
     import shadowrun
+    from shadowrun.analysis.gate import cut_short
+    from shadowrun.analysis.words import command
     from shadowrun.report.tame import tame
 
     recorded = shadowrun.load(args.data)
@@ -62,11 +65,20 @@ def run(args: argparse.Namespace) -> int:
             name = module.module or "(outside of modules)"
             print(f"  {percent:>5.1f} % of {module.n_calls} calls  {name}  {_places(module.lacking)}")
         if len(lacking) > MAX_MODULES:
-            print(f"  … and {len(lacking) - MAX_MODULES} more: `shadowrun export -f json` has all")
+            everything = command("export", Path(args.data), "-f", "json")
+            print(f"  … and {len(lacking) - MAX_MODULES} more: `{everything}` has all")
     if coverage.fallback_share:
         print(f"\ntime on the target that went into fallbacks: {100 * coverage.fallback_share:.2g} %")
     n_skipped = sum(skipped.n for skipped in coverage.skipped)
     print(f"\nnot counted: {n_skipped} calls of views and other operators that compute nothing to compare")
+    if args.fail_under is not None and not coverage.n_operators:
+        print("shadowrun: FAILED: no operator was compared, so nothing is known of the coverage", file=sys.stderr)
+        return 1
+    if args.fail_under is not None and cut_short(recorded.info.raised):
+        print(
+            f"shadowrun: FAILED: the program ended with {recorded.info.raised}: this is a part of it", file=sys.stderr
+        )
+        return 1
     if args.fail_under is not None and coverage.percent_operators < args.fail_under:
         share = f"{coverage.percent_operators:.1f} %"
         print(f"shadowrun: FAILED: operator coverage {share} is under {args.fail_under:g} %", file=sys.stderr)

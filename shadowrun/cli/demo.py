@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     import shadowrun
+    from shadowrun.analysis.words import command
 
     options.enable_simulation("sim", args.flaws, args.preset)
     torch.manual_seed(0)
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     comparison.write("-")
     page = folder / "shadowrun-demo.html"
     comparison.write(page)
-    print(f"\nData file: {data}   (shadowrun report {data})\nReport:    {page}")
+    print(f"\nData file: {data}   ({command('report', data)})\nReport:    {page}")
     return 0
 
 

@@ -37,6 +37,8 @@ def passes(run: Run, fail_on: list[str]) -> bool:
     judged = run.gate(fail_on)
     if judged.passed:
         return True
+    if judged.only_cut_short:  # its traceback stands there
+        return False
     print(f"shadowrun: {judged.line}", file=sys.stderr)
     findings = tame(run.findings())
     for kind in fail_on:

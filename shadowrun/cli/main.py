@@ -42,14 +42,28 @@ RUN_PROGRAM = ("run", "compile")
 
 
 class _Version(argparse.Action):
-    """Reads the versions only when asked: metadata costs more than the rest of ``--help``."""
+    """Reads the versions only when asked: metadata costs more than the rest of ``--help``, and torch two seconds."""
 
     def __call__(self, *_: object) -> NoReturn:
         from shadowrun import native
 
-        versions = (f"{name} {metadata.version(name)}" for name in ("shadowrun", "torch"))
+        versions = [f"{name} {metadata.version(name)}" for name in ("shadowrun", "torch")]
+        try:
+            note = _what_torch_lacks()
+        except ShadowrunError as error:
+            note = f"error: {error} [docs/messages.md#{error.slug}]"
         print(*versions, f"native {native.state()}", sep=", ")
+        if note:
+            print(f"shadowrun: {note}")
         sys.exit(0)
+
+
+def _what_torch_lacks() -> str:
+    """Have everything looked up in torch that a comparison uses; says what there is to say of this version."""
+    from shadowrun.intercept import torchapi  # noqa: F401 - it looks
+    from shadowrun.platforms import torchnames
+
+    return torchnames.untested()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -74,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, where this is the process's program.
     """
     try:
         with forgiving():
@@ -86,7 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"shadowrun: error: {one_line(str(error))} [docs/messages.md#{error.slug}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        if argv is not None:
+            return 130
+        sys.excepthook = lambda *_: None  # what there is to say was said
+        raise  # Python ends such a process by the signal, after all that it does at exit
     except BrokenPipeError:
         # The reader (`| head`) has left: keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

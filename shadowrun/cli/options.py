@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shadowrun.config import ON_UNSUPPORTED
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
-
-if TYPE_CHECKING:
-    import argparse
+from shadowrun.settings import DATA_FILE
 
 __all__ = [
     "DATA_FILE",
     "FORMATS",
     "add_compare_arguments",
     "add_data_argument",
+    "add_import_argument",
     "add_known_arguments",
     "add_output_argument",
     "add_simulation_arguments",
     "check_outputs",
     "compare_options",
     "enable_simulation",
+    "import_modules",
     "known_ledger",
+    "operators",
     "step_numbers",
     "words",
 ]
 
-DATA_FILE = ".shadowrun"
 FORMATS = ("json", "md", "txt", "html")
 
 
@@ -53,6 +55,31 @@ def add_known_arguments(parser: argparse._ActionsContainer) -> None:
 def known_ledger(args: argparse.Namespace) -> str | bool | None:
     """What `add_known_arguments` read, as `shadowrun.load` takes it."""
     return False if args.no_known else args.known
+
+
+def add_import_argument(parser: argparse._ActionsContainer) -> None:
+    """Modules to import first."""
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import the package that brings a device, operators or a backend first (may be repeated)",
+    )
+
+
+def import_modules(args: argparse.Namespace) -> None:
+    """Import what `add_import_argument` read.
+
+    Raises:
+        UsageError: There is no such module.
+    """
+    for module in args.modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f"--import {module}: {error}.", slug="bad-option") from None
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +115,9 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The keyword arguments of `shadowrun.compare` that make sense on a command line."""
     group = parser.add_argument_group("what is compared, and how")
     group.add_argument("--steps", type=step_numbers, metavar="0,2,5-7", help="training steps to compare (default: all)")
-    group.add_argument("--ops", type=words, metavar="GLOBS", help="operators to compare, such as 'aten::*mm*'")
+    group.add_argument(
+        "--ops", type=words, metavar="GLOBS", help="operators to compare, such as 'aten::*mm*', or functions: matmul"
+    )
     group.add_argument("--modules", type=words, metavar="GLOBS", help="modules to compare, such as '*.attn.*'")
     group.add_argument("--rtol", type=float, help="relative tolerance, instead of the rounding analysis; needs --atol")
     group.add_argument("--atol", type=float, help="absolute tolerance; needs --rtol")
@@ -149,18 +178,42 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 def compare_options(args: argparse.Namespace) -> dict[str, Any]:
     """The parsed arguments as keyword arguments of `shadowrun.compare`."""
     names = (
-        *("steps", "ops", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
+        *("steps", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
         *("compiled", "replay"),
     )
     settings = False if args.no_settings else args.settings
     files = {"settings": settings, "known": known_ledger(args)}
     return {
         "file": args.data,
+        "ops": None if args.ops is None else operators(args.ops),
         **files,
         "call_limit_s": args.call_limit,
         "capture": None if args.capture is None else int(args.capture * 2**20),
         **{name: getattr(args, name) for name in names},
     }
+
+
+def operators(wanted: list[str]) -> list[str]:
+    """Patterns of operators; a function that is no operator (``matmul``) is replaced by those that it calls.
+
+    Raises:
+        UsageError: There is no such operator and no such function, or torch's database of them cannot be used.
+    """
+    from shadowrun.replay.schedule import is_composite, why_unknown
+
+    found: list[str] = []
+    for name in wanted:
+        unknown = why_unknown(name)
+        if unknown or is_composite(name):
+            from shadowrun.sweep.opinfo import operators_called
+
+            called = operators_called(name.removeprefix("aten::"))
+            if unknown and not called:
+                raise UsageError(f"--ops {name}: {unknown}.", slug="unknown-operator")
+            found += called
+        if not unknown:
+            found.append(name)
+    return list(dict.fromkeys(found))
 
 
 def enable_simulation(target: str, flaws: list[str], preset: str | None, *, named: bool = True) -> None:
@@ -220,11 +273,19 @@ def words(text: str) -> list[str]:
 
 
 def step_numbers(text: str) -> list[int]:
-    """Read ``0,2,5-7``; a `ValueError` becomes argparse's own message."""
+    """Read ``0,2,5-7``.
+
+    Raises:
+        ArgumentTypeError: It names no step.
+    """
     steps: list[int] = []
     for word in words(text):
         first, dash, last = word.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{word!r} is no step: use numbers and ranges, such as 0,2,5-7")
+        if dash and int(last) < int(first):
+            raise argparse.ArgumentTypeError(f"{word!r} ends before it begins: use {last}-{first}")
         steps += range(int(first), int(last if dash else first) + 1)
     if not steps:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} names no step: use numbers and ranges, such as 0,2,5-7")
     return steps

@@ -30,11 +30,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_platforms() -> None:
+    from shadowrun.intercept import torchapi  # noqa: F401 - it looks up what a comparison uses, of which versions tell
     from shadowrun.platforms import devices, resolve
     from shadowrun.platforms.fingerprint import fingerprint, versions
+    from shadowrun.platforms.torchnames import untested
 
     listed = devices()
     print(", ".join(f"{name} {version}" for name, version in versions().items() if version))
+    if note := untested():
+        print(note)
     print("\npresent:")
     for device in listed:
         if device.present:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -113,9 +115,13 @@ class Program:
 
     def _execute(self) -> None:
         main = types.ModuleType("__main__")
-        main.__dict__.update(__file__=self._file, __builtins__=__builtins__, __spec__=self._spec)
+        main.__dict__.update(__file__=self._file, __builtins__=builtins, __spec__=self._spec, __cached__=None)
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", self._file)
+        if sys.version_info < (3, 14):  # from then on, modules make it when it is asked for
+            main.__annotations__ = {}
         if self._spec is not None:
-            main.__package__ = self._spec.parent
+            main.__package__, main.__loader__ = self._spec.parent, self._spec.loader
+            main.__dict__["__cached__"] = self._spec.cached
         sys.modules["__main__"] = main
         # Not inheriting: this file's __future__ imports are none of the program's business.
         code = compile(Path(self._file).read_bytes(), self._file, "exec", dont_inherit=True)

@@ -1,13 +1,14 @@
 """Write a script for each finding that shows it alone: plain torch, its inputs, and the versions.
 
-Of a run, the inputs are those of the first call that failed, which it kept beside its data file; those of a sweep are
-made again from its seed. They are made smaller and simpler while the fault stays. `python repro.py` exits 1 while the
-fault is there, and 0 when it is gone.
+Of a run, the inputs are those of the first call that failed, and of the worst, which it kept beside its data file;
+those of a sweep are made again from its seed. They are made smaller and simpler while the fault stays.
+`python repro.py` exits 1 while the fault is there, and 0 when it is gone.
 
 Examples:
   shadowrun repro                                  each finding of the last run, in ./repro
   shadowrun repro --finding 1 -o for-the-vendor   the first finding of the report
-  shadowrun repro --finding 'aten::*mm*' nightly.shadowrun
+  shadowrun repro --finding 'aten::*mm*' --finding 7 nightly.shadowrun
+  shadowrun repro --call 578                       a call that the report names, if its inputs were kept
   shadowrun repro --finding 'compiled::*' --time-limit 300   graphs of torch.compile (shadowrun run --compiled)
   shadowrun repro npu.shadowcov                    the findings of a sweep, with their numbers
   shadowrun repro npu.shadowcov --finding 3        a script for one of them
@@ -32,10 +33,15 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
+    from shadowrun.analysis import Finding
     from shadowrun.repro import Repro
+    from shadowrun.run import Run
     from shadowrun.sweep.found import Found
 
 __all__ = ["add_arguments", "run"]
+
+_MOST_NAME = 100
+"""Characters in the name of a folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--finding",
         metavar="N",
-        help="number of a finding in the report, a glob pattern of operators, or all (default; a sweep's are listed)",
+        action="append",
+        help="number of a finding in the report, a glob pattern of operators, or all (default; a sweep's are listed); "
+        "may be given several times",
+    )
+    parser.add_argument(
+        "--call",
+        metavar="N",
+        action="append",
+        type=int,
+        help="number of a call in the report: the first or the worst of a finding; may be given several times",
     )
     parser.add_argument(
         "--from", dest="source", metavar="DATA", help="of a sweep of recorded calls: the data file that has them"
@@ -54,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=float, default=30.0, metavar="S", help="seconds to minimise one (default: %(default)g)"
     )
+    parser.add_argument("--target", metavar="T", help="the run's target, where the file alone must not name it")
+    parser.add_argument("--ref", metavar="R", help="the run's reference, where the file alone must not name it")
+    options.add_import_argument(parser)
     options.add_known_arguments(parser)
 
 
@@ -61,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the scripts; returns the exit status."""
     from shadowrun.sweep.coveragefile import is_coverage_file
 
+    options.import_modules(args)
     if is_coverage_file(Path(args.data)):
         return _run_of_sweep(args)
     if args.source is not None:
@@ -68,23 +87,51 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
 
     recorded = shadowrun.load(args.data, known=options.known_ledger(args))
-    findings = recorded.findings()
-    chosen = _chosen(args.finding, [finding.op for finding in findings])
+    allow = _named(args, recorded.info.target, recorded.info.ref)
+    wanted = _calls(recorded, args.call) if args.call else {}
+    if args.finding or not args.call:
+        known = recorded.known().findings if args.finding else ()
+        findings = {finding.number: finding for finding in (*recorded.findings(), *known)}
+        operators = {number: findings[number].op for number in sorted(findings)}
+        wanted |= {str(number): (findings[number], None) for number in _chosen(args.finding, operators)}
 
-    def write(number: int, folder: Path) -> Repro:
+    def write(title: str, folder: Path) -> Repro:
+        finding, call = wanted[title]
         minimise, seconds = not args.no_minimise, args.time_limit
-        return recorded.repro(findings[number - 1], folder, minimise=minimise, time_limit_s=seconds)
+        return recorded.repro(finding, folder, minimise=minimise, time_limit_s=seconds, call=call, allow=allow)
 
-    titles = {n: (f"{findings[n - 1].kind} {findings[n - 1].op}", findings[n - 1].op) for n in chosen}
-    return _write(args, titles, {n: findings[n - 1].kind for n in chosen}, write)
+    titles = {title: (f"{finding.kind} {finding.op}", finding.op) for title, (finding, _) in wanted.items()}
+    return _write(args, titles, {title: finding.kind for title, (finding, _) in wanted.items()}, write)
+
+
+def _calls(recorded: Run, numbers: list[int]) -> dict[str, tuple[Finding, int | None]]:
+    """Calls whose inputs were kept, with their findings.
+
+    Raises:
+        UsageError: Of one of them, none were.
+    """
+    kept = recorded.captured()
+    for number in numbers:
+        if number not in kept:
+            near = ", ".join(f"{seq} ({kept[seq].op})" for seq in sorted(kept, key=lambda seq: abs(seq - number))[:8])
+            what = "was not recorded" if next(recorded.records(seq=number), None) is None else "has no inputs kept"
+            raise UsageError(
+                f"Call {number} {what}: those of the first and of the worst call of each finding are. "
+                f"There are: {near or 'none'}.",
+                slug="unknown-call",
+            )
+    return {f"call {number}": (kept[number], number) for number in numbers}
 
 
 def _run_of_sweep(args: argparse.Namespace) -> int:
     """The same for a coverage file."""
+    if args.call:
+        raise UsageError(f"--call belongs to a run, and {args.data!r} is a sweep.", slug="bad-option")
     from shadowrun.sweep.again import Origin
     from shadowrun.sweep.coveragefile import CoverageFile
     from shadowrun.sweep.found import found_in
     from shadowrun.sweep.scripts import write_script
+    from shadowrun.types import Allowed
 
     file = CoverageFile.open(Path(args.data))
     try:
@@ -92,21 +139,39 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
         if args.finding is None:
             _list(found, args.data)
             return 0
-        chosen = _chosen(args.finding, [f.first.operator for f in found])
+        chosen = _chosen(args.finding, {n: f.first.operator for n, f in enumerate(found, start=1)})
         info, origin = file.info, Origin.of(file, None if args.source is None else Path(args.source))
     finally:
         file.close()
+    allow = _named(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
 
-    def write(number: int, folder: Path) -> Repro:
+    def write(number: str, folder: Path) -> Repro:
         minimise, seconds = not args.no_minimise, args.time_limit
-        return write_script(found[number - 1], info, origin, folder, minimise=minimise, time_limit_s=seconds)
+        one = found[int(number) - 1]
+        return write_script(one, info, origin, folder, minimise=minimise, time_limit_s=seconds, allowed=Allowed(allow))
 
-    titles = {n: (found[n - 1].title, f"{found[n - 1].first.operator}-{found[n - 1].first.dtype}") for n in chosen}
-    return _write(args, titles, {n: found[n - 1].kind for n in chosen}, write)
+    shown = {str(n): found[n - 1] for n in chosen}
+    titles = {n: (f.title, f"{f.first.operator}-{f.first.dtype}") for n, f in shown.items()}
+    return _write(args, titles, {n: f.kind for n, f in shown.items()}, write)
+
+
+def _named(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
+    """Platforms and modules that the person at the keyboard named."""
+    from shadowrun.platforms.untrusted import named
+
+    given = (("--target", args.target, target), ("--ref", args.ref, ref))
+    for option, name, platform in given:
+        if name is not None and named(platform, [name]) is None:
+            raise UsageError(
+                f"{option} {name!r} is not the platform of {args.data!r}, which is {platform!r}.", slug="bad-option"
+            )
+    return (*(name for _, name, _ in given if name is not None), *args.modules)
 
 
 def _list(found: list[Found], data: str) -> None:
     """What a sweep found, by number."""
+    from shadowrun.analysis.words import command
+
     if not found:
         print("Nothing was found: there is nothing to show.")
         return
@@ -117,22 +182,24 @@ def _list(found: list[Found], data: str) -> None:
         counts = f.counts
         print(f"{number}. {one_line(f.title)}: {f.shown_by}")
         print(f"     {clip(f.reason, 195)}")
-    print(f"\n`shadowrun repro {data} --finding N` writes a script; N may be a pattern of operators, or all.")
+    show = command("repro", Path(data), "--finding")
+    print(f"\n`{one_line(show)} N` writes a script; N may be a pattern of operators, or all.")
 
 
 def _write(
     args: argparse.Namespace,
-    titles: Mapping[int, tuple[str, str]],
-    kinds: Mapping[int, str],
-    write: Callable[[int, Path], Repro],
+    titles: Mapping[str, tuple[str, str]],
+    kinds: Mapping[str, str],
+    write: Callable[[str, Path], Repro],
 ) -> int:
-    """Write the scripts of the findings with these numbers; titles come with what their folder is called by."""
+    """Write the scripts of findings or calls, by number; titles come with what their folder is called by."""
     if not titles:
         print("Nothing was found: there is nothing to show.")
         return 0
     written = 0
     for number, (title, name) in titles.items():
-        folder = Path(args.output) / f"{number:02}-{re.sub(r'[^A-Za-z0-9_.]+', '-', f'{name}-{kinds[number]}')}"
+        short = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{number:0>2}-{name}-{kinds[number]}")
+        folder = Path(args.output) / short[:_MOST_NAME]
         print(f"{number}. {one_line(title)}: ", end="", flush=True)
         try:
             made = write(number, folder)
@@ -146,19 +213,29 @@ def _write(
     return 0 if written else 2
 
 
-def _chosen(wanted: str | None, operators: list[str]) -> list[int]:
-    """Numbers of findings in the report, from 1."""
-    numbered = list(enumerate(operators, start=1))
-    if wanted is None or wanted == "all":
-        return [number for number, _ in numbered]
-    if wanted.isdecimal():
-        chosen = [number for number, _ in numbered if number == int(wanted)]
-    else:
-        chosen = [number for number, op in numbered if fnmatch.fnmatchcase(op, wanted)]
-    if not chosen:
-        ops = ", ".join(f"{n} {op}" for n, op in numbered[:8])
-        raise UsageError(f"No finding is {wanted!r}. There are: {ops or 'none'}.", slug="unknown-finding")
-    return chosen
+def _chosen(wanted: list[str] | None, operators: Mapping[int, str]) -> list[int]:
+    """Numbers of findings in the report.
+
+    Args:
+        wanted: Numbers, patterns, or ``all``; None for all.
+        operators: Number to operator.
+
+    Raises:
+        UsageError: One of them fits none.
+    """
+    chosen: dict[int, None] = {}
+    for one in wanted or ["all"]:
+        if one == "all":
+            found = list(operators)
+        elif one.isdecimal():
+            found = [number for number in operators if number == int(one)]
+        else:
+            found = [number for number, op in operators.items() if fnmatch.fnmatchcase(op, one)]
+        if not found and wanted:
+            ops = ", ".join(f"{n} {op}" for n, op in list(operators.items())[:8])
+            raise UsageError(f"No finding is {one!r}. There are: {ops or 'none'}.", slug="unknown-finding")
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
 
 
 def _tell(made: Repro) -> None:

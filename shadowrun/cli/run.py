@@ -45,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program; returns the exit status."""
+    """Run the program; returns the exit status.
+
+    Raises:
+        KeyboardInterrupt: It ended the program; the report is written.
+    """
     if not args.module and not args.script:
         raise UsageError("Give the program to run: shadowrun run --target npu train.py", slug="missing-script")
     simulated = bool(args.flaws or args.preset)
@@ -81,4 +85,6 @@ def run(args: argparse.Namespace) -> int:
         for output in args.output:
             comparison.write(output)
         passed = passes(comparison, args.fail_on)
-    return outcome.status if passed or outcome.interrupted else 1
+    if outcome.interrupted:
+        raise KeyboardInterrupt  # it ended the program, and ends the command as it ends Python
+    return outcome.status if passed else 1

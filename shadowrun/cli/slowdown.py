@@ -18,6 +18,7 @@ Examples:
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import sys
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Time and print; returns the exit status."""
     from shadowrun import report
     from shadowrun.platforms import resolve
+    from shadowrun.repro.memory import bounded
     from shadowrun.slowdown.formats import FORMATS
     from shadowrun.slowdown.table import Slowdown
 
@@ -79,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     target, ref = resolve(chosen.target), resolve(chosen.ref)
     if not chosen.of_program:
         _check_no_process(target, ref)
-    measured = _measured(chosen, target, ref, args.rounds, args.seed)
+    with bounded() if chosen.of_program else contextlib.nullcontext():
+        measured = _measured(chosen, target, ref, args.rounds, args.seed)
     found = Slowdown.of(measured, chosen.n_steps, args.intolerable, of_program=chosen.of_program)
     text = FORMATS[args.format](found, f"{target} against {ref}")
     if args.output == "-":
@@ -114,6 +117,7 @@ def _wants_database(args: argparse.Namespace) -> bool:
 
 
 def _of_run(args: argparse.Namespace) -> _Chosen:
+    from shadowrun.platforms.untrusted import accepted
     from shadowrun.slowdown.calls import read_mix
 
     data = args.data or options.DATA_FILE
@@ -121,7 +125,11 @@ def _of_run(args: argparse.Namespace) -> _Chosen:
     calls = [c for c in mix.calls if not args.ops or any(fnmatch.fnmatchcase(c.op, glob) for glob in args.ops)]
     if not calls:
         raise UsageError(f"{data!r} has no calls of {', '.join(args.ops) or 'operators'}.", slug="bad-option")
-    return _Chosen(calls, len(calls), args.target or mix.target, args.ref or mix.ref, mix.n_steps, of_program=True)
+    # The run's platforms are the file's, which may be somebody else's; those of the options are the person's.
+    names = [name for name in (args.target, args.ref) if name]
+    target = args.target or accepted(mix.target, names, simulated=bool(args.flaws or args.preset))
+    ref = args.ref or accepted(mix.ref, names, option="--ref")
+    return _Chosen(calls, len(calls), target, ref, mix.n_steps, of_program=True)
 
 
 def _of_database(args: argparse.Namespace) -> _Chosen:
@@ -150,7 +158,6 @@ def _check_no_process(*platforms: Platform) -> None:
 
 
 def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, seed: int) -> list[Measured]:
-    import contextlib
     import warnings
 
     from rich.console import Console

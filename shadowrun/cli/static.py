@@ -17,7 +17,6 @@ Examples:
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections import Counter
 from pathlib import Path
@@ -40,14 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("devices", type=options.words, metavar="DEVICES", help="devices, such as mps or cuda,mps,xpu")
     options.add_data_argument(parser)
     parser.add_argument("--all", action="store_true", help="look at all of ATen, not at a run's operators")
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import the package that brings a device's kernels first (may be repeated)",
-    )
+    options.add_import_argument(parser)
     parser.add_argument("-f", "--format", choices=("txt", "md", "json", "csv"), default="txt", help="(default: txt)")
     parser.add_argument("-o", "--output", default="-", metavar="FILE", help="file, or - for standard output (default)")
     parser.add_argument(
@@ -62,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.replay.equivalents import is_device_specific
     from shadowrun.report import static
 
-    for module in args.modules:
-        _import(module)
+    options.import_modules(args)
     if not args.devices:
         raise UsageError("No device is named: shadowrun static mps, for one.", slug="bad-option")
     tables = {device.lower(): kernels(device) for device in args.devices}
@@ -104,15 +95,11 @@ def _write(text: str, output: str) -> None:
         report.save(text, Path(output))
 
 
-def _import(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise UsageError(f"--import {module}: {error}.", slug="bad-option") from None
-
-
 def _gate(coverage: StaticCoverage, least: float | None) -> int:
     status = 0
+    if least is not None and not coverage.operators:
+        print("shadowrun: FAILED: there is no operator to look for", file=sys.stderr)
+        return 1
     for device in coverage.devices:
         percent = coverage.percent(device)
         if least is not None and percent < least:

@@ -189,6 +189,7 @@ def _wish(args: argparse.Namespace, *, simulated: bool) -> Wish:
 
 
 def _write(path: Path, outputs: dict[str, Path], *, everything: bool) -> SupportTable:
+    from shadowrun.analysis.words import command
     from shadowrun.sweep import report
     from shadowrun.sweep.coveragefile import CoverageFile
     from shadowrun.sweep.support import SupportTable
@@ -198,7 +199,7 @@ def _write(path: Path, outputs: dict[str, Path], *, everything: bool) -> Support
     file.close()
     print(report.as_text(table, info, everything=everything), end="")
     if any(operator.failing for operator in table.operators):
-        print(f"scripts that show this alone: shadowrun repro {path}")
+        print(f"scripts that show this alone: {command('repro', path)}")
     if table.not_invariant:
         names = one_line(", ".join(table.not_invariant))
         print(f"not batch-invariant, which is no failure: {len(table.not_invariant)} operators ({names})")

@@ -21,8 +21,10 @@ from shadowrun.config import Config, Options
 from shadowrun.errors import ShadowrunWarning, UsageError
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.dispatch import ShadowMode, handing_over_ns
+from shadowrun.intercept.sites import site_of
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
+from shadowrun.platforms.torchnames import warn_of_untested
 from shadowrun.replay.budget import Budget
 from shadowrun.replay.capturing import Capturing
 from shadowrun.replay.drift import Drift
@@ -30,8 +32,9 @@ from shadowrun.replay.execution import Executor
 from shadowrun.replay.recorder import Recorder
 from shadowrun.replay.replayer import Replayer, why_not_behind
 from shadowrun.replay.run_info import run_info
-from shadowrun.replay.schedule import Selection
+from shadowrun.replay.schedule import Selection, check_operators
 from shadowrun.run import Run
+from shadowrun.types import Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +46,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare", "current"]
 
+_SAMPLED = (
+    "Calls that are too large to be judged as a whole were judged by slices of them, those farthest from the reference "
+    "among them; their evidence says which."
+)
+
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST_TOLD = 200
 
 
 class Comparison(Run):
@@ -66,6 +75,11 @@ class Comparison(Run):
         self._assemble()
         self._mode: ShadowMode | None = None
         self._marks_steps = False
+        self._raised = ""
+
+    def _own(self) -> Allowed:
+        # What was in a file before this run may be somebody else's.
+        return Allowed((str(self._target.spec), str(self._ref.spec)), modules=not self._config.append)
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -150,6 +164,7 @@ class Comparison(Run):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._raised = "" if error is None else _told(error)
         self.stop()
 
     def __call__(self, function: F) -> F:
@@ -214,6 +229,7 @@ class Comparison(Run):
         notes: tuple[str, ...] = ()
         with contextlib.suppress(Exception):
             notes = (*self._threads.unseen.notes(), *self._steps.notes())
+            notes += (_SAMPLED,) if self._replayer.sampled else ()
         wall_s = self._steps.wall_s
         self._output.update(
             notes,
@@ -222,6 +238,8 @@ class Comparison(Run):
             behind_s=self._replayer.behind_ns / 1e9,
             budget={} if self._budget is None else dataclasses.asdict(self._budget.report()),
             complete=self._mode is None and wall_s > 0,
+            raised=self._raised,
+            unselected=self._selection.unmatched(),
         )
 
     def _release(self) -> None:
@@ -272,6 +290,19 @@ class Comparison(Run):
                 )
 
 
+def _told(error: BaseException) -> str:
+    """An exception in one line, with the user's line that it came through last; empty for an ordinary end."""
+    if isinstance(error, (GeneratorExit, SystemExit)) and (isinstance(error, GeneratorExit) or not error.code):
+        return ""
+    try:
+        lines = str(error).strip().splitlines()
+        text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        site = site_of(error.__traceback__)
+    except Exception:  # of the program's own class
+        return type(error).__name__
+    return f"{text[:_MOST_TOLD]} ({site})" if site else text[:_MOST_TOLD]
+
+
 def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Comparison:
     """Run every operator call on a second platform and record what differs.
 
@@ -302,6 +333,8 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     if callable(target) and not isinstance(target, (str, torch.device)):
         raise TypeError('Name the target platform: @shadowrun.compare("npu"), not @shadowrun.compare.')
     config = Config.make(**options)
+    check_operators(config.ops or ())
+    warn_of_untested(stacklevel=2)
     platforms = resolve(target), resolve(ref)
     why_not = why_not_behind(config, *platforms) if config.asynchronous else ""
     if why_not:

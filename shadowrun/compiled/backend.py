@@ -10,11 +10,13 @@ import torch
 from torch import fx
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.graph import Graph, copied
+from shadowrun.compiled.graph import Graph, copied, without_layouts
 from shadowrun.compiled.judging import Judged, judge
-from shadowrun.compiled.probes import Probe, given_draws, recorded
+from shadowrun.compiled.ladder import first_line
+from shadowrun.compiled.probes import Probe, given_draws, kept_elements, recorded
 from shadowrun.compiled.rounding import Draws, Redrawn
 from shadowrun.compiled.snapshot import Snapshot, kept, put_back, undisturbed_draws
+from shadowrun.compiled.together import NotEager, Together
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class Region:
     Attributes:
         name: ``graph 0 forward``.
         graph: As it was before it was compiled.
+        number: Of Dynamo's graph that it comes from.
+        is_whole: It is all of that, forward and backward together.
         compile_s: Seconds to compile it, all sizes of inputs together.
         n_compiled: For how many forms of inputs.
         n_calls: Calls checked.
@@ -62,6 +66,8 @@ class Region:
 
     name: str
     graph: Graph
+    number: int = 0
+    is_whole: bool = False
     compile_s: float = 0.0
     n_compiled: int = 0
     n_calls: int = 0
@@ -80,16 +86,19 @@ class CheckedBackend:
     Args:
         compiler: Takes a graph and inputs, returns a callable.
         max_calls: Calls to check of each graph.
-        as_given: Take Dynamo's graphs as they are, for a backend that works on these: without gradients only.
+        split: Check forward and backward of plain operators, each compiled by itself.
+        whole: Check Dynamo's graphs as the program has them compiled, forward and backward together.
 
     Attributes:
         regions: All graphs, in the order in which they were made.
         n_graphs: Graphs of Dynamo's so far.
     """
 
-    def __init__(self, compiler: Callable[..., Any], max_calls: int | None = None, *, as_given: bool = False) -> None:
+    def __init__(
+        self, compiler: Callable[..., Any], max_calls: int | None = None, *, split: bool = True, whole: bool = False
+    ) -> None:
         self.compiler = compiler
-        self._as_given = as_given
+        self._split, self._whole = split, whole
         self._max_calls = max_calls
         self.regions: list[Region] = []
         self.n_graphs = 0
@@ -97,20 +106,77 @@ class CheckedBackend:
     def __call__(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
         """Take one graph of Dynamo's."""
         number, self.n_graphs = self.n_graphs, self.n_graphs + 1
-        if self._as_given:
-            region = Region(f"graph {number} as Dynamo made it", Graph(module))
-            self.regions.append(region)
-            return lambda *args: self.check(region, list(args))
+        whole = self._whole_region(number, module, inputs) if self._whole else None
+        run = self._split_up(number, module, inputs) if self._split else copied(module).forward
+        if whole is None:
+            return run
+        self.regions.append(whole[0])
+        return lambda *args: self._check_whole(*whole, run, args)
 
+    def _split_up(self, number: int, module: fx.GraphModule, inputs: list[Any]) -> Any:
         def take(phase: str) -> Callable[..., Any]:
             def compile_later(module: fx.GraphModule, _inputs: Any) -> Any:
-                region = Region(f"graph {number} {phase}", Graph(module))
+                region = Region(f"graph {number} {phase}", Graph(module), number)
                 self.regions.append(region)
                 return torchcompile.boxed(lambda args: self.check(region, args))
 
             return compile_later
 
         return torchcompile.through_autograd(take("forward"), take("backward"), take("forward"))(module, inputs)
+
+    def _whole_region(self, number: int, module: fx.GraphModule, inputs: list[Any]) -> tuple[Region, Any]:
+        """A graph of Dynamo's, and what the backend makes of it here and now, as the program would have it."""
+        region = Region(f"graph {number} as Dynamo made it", Graph(module), number, is_whole=True)
+        began = time.perf_counter()
+        code = None
+        try:
+            with undisturbed_draws(), torchcompile.apart():
+                code = self.compiler(copied(module), list(inputs))
+        except Exception as error:
+            region.error = ("compile", error)
+        region.compile_s = time.perf_counter() - began
+        return region, code
+
+    def _check_whole(self, region: Region, code: Any, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if code is None or (self._max_calls is not None and region.n_calls >= self._max_calls):
+            return run(*args)
+        with torchcompile.no_modes():
+            together = Together(region.graph.module, args)
+        out = run(*args)
+        region.n_calls += 1
+        try:
+            verdict, judged = together.judge(code)
+            if verdict.status is Status.MISMATCH:
+                together, verdict, judged = self._with_draws_given(together, verdict, judged)
+        except NotEager as error:
+            verdict, judged = Verdict(Status.UNVERIFIED, Cause.HARNESS, "does not run eagerly", first_line(error)), ()
+        except Exception as error:
+            region.error = region.error or ("runtime", error)
+            return out
+        if region.worst is None or _RANK[verdict.status] > _RANK[region.worst.verdict.status]:
+            region.worst = Case(region.graph, together.snapshot, Draws(), verdict, judged)
+        return out
+
+    def _with_draws_given(
+        self, together: Together, verdict: Verdict, judged: tuple[Judged, ...]
+    ) -> tuple[Together, Verdict, tuple[Judged, ...]]:
+        """Judge a graph that draws once more, with what eager drew."""
+        try:
+            given = together.with_given_draws()
+            if given is None:
+                return together, verdict, judged
+            with undisturbed_draws(), torchcompile.no_modes(), torch.set_grad_enabled(given.train):
+                if given.has_sizes:  # a backend may do something else where sizes are symbols
+                    code = torch.compile(given.module(), backend=self.compiler, dynamic=True)
+                else:
+                    code = self.compiler(given.module(), given.inputs())
+                verdict, judged = given.judge(code)
+        except Exception as error:  # of a graph that is nobody's but ours
+            reason = f"with eager's draws it does not compile: {first_line(error)}"
+            return together, Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "it draws otherwise", reason), ()
+        if verdict.status is Status.MATCH:
+            verdict = _OTHER_DRAWS
+        return given, verdict, judged
 
     def check(self, region: Region, args: list[Any]) -> Any:
         """Run a region both ways on the same inputs and compare; returns what eager returned.
@@ -188,32 +254,24 @@ class CheckedBackend:
 
     def _with_given_draws(self, case: Case) -> Case:
         """Judge a region that draws once more, with what eager drew: a compiler may draw in another way."""
-        probe = given_draws(case.graph, case.snapshot, recorded(case.graph, case.snapshot))
+        values = recorded(case.graph, case.snapshot)
+        probe = given_draws(case.graph, case.snapshot, values)
         verdict, judged = judge_probe(self.compiler, probe)
         if verdict.status is Status.MATCH:
-            verdict = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "it draws otherwise", "right with eager's draws")
+            kept = kept_elements(case.graph, case.snapshot, values)
+            if kept is not None:
+                found, wrong = judge_probe(self.compiler, kept)
+                if found.status is Status.MISMATCH:
+                    return Case(kept.graph, kept.snapshot, Draws(), found, wrong)
+            verdict = _OTHER_DRAWS
         return Case(probe.graph, probe.snapshot, Draws(), verdict, judged)
 
 
 def compile_graph(compiler: Callable[..., Any], module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """Compile a copy of a graph for inputs like these; drawing meanwhile does not count."""
     with undisturbed_draws(), torch.no_grad():
-        code: Callable[..., Any] = compiler(_without_layouts(copied(module)), list(inputs))
+        code: Callable[..., Any] = compiler(without_layouts(copied(module)), list(inputs))
     return code
-
-
-def _without_layouts(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph with reshapes for views.
-
-    A view holds only for the layout that eager gave to what it views. What replaces an operator may give another (a
-    `cat` with an empty tensor, decomposed, keeps that of its other part); in the user's program the same line would be
-    traced anew on that.
-    """
-    for node in module.graph.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
-    module.recompile()
-    return module
 
 
 def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tuple[Judged, ...]]:
@@ -232,4 +290,5 @@ def _eager(region: Region, inputs: list[Any], draws: Draws) -> Any:
         return fx.Interpreter(region.graph.module).run(*inputs, enable_io_processing=False)
 
 
+_OTHER_DRAWS = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "it draws otherwise", "right with eager's draws")
 _RANK = {Status.MATCH: 0, Status.UNVERIFIED: 1, Status.MISMATCH: 2}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shadowrun.compiled.graph import Graph
     from shadowrun.compiled.snapshot import Snapshot
     from shadowrun.store.tensors import Captured
+    from shadowrun.types import Allowed
 
 __all__ = ["CapturedRegion", "capture", "closed"]
 
@@ -51,28 +52,39 @@ class CapturedRegion:
     is_plain: bool
 
     @classmethod
-    def read(cls, call: Captured) -> CapturedRegion:
+    def read(cls, call: Captured, allowed: Allowed) -> CapturedRegion:
         """From what `arguments` gave.
+
+        Args:
+            call: What a file holds.
+            allowed: What may be imported for it.
 
         Raises:
             DataFileError: It is something else.
-            UsageError: This torch or this machine lacks what it needs.
+            UsageError: This torch or this machine lacks what it needs, or it must not be run.
         """
         try:
-            return cls._read(call.args, call.kwargs)
+            return cls._read(call.args, call.kwargs, allowed)
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             raise DataFileError(
                 f"The captured inputs of {call.op} hold no graph of its own ({error}).", slug="captured-inputs"
             ) from None
 
     @classmethod
-    def _read(cls, args: tuple[Any, ...], named: dict[str, Any]) -> CapturedRegion:
-        how, module = How.from_text(named["how"]), graphtext.from_text(named["graph"])
+    def _read(cls, args: tuple[Any, ...], named: dict[str, Any], allowed: Allowed) -> CapturedRegion:
+        how = How.from_text(named["how"]).from_file(allowed)
+        module = graphtext.from_text(named["graph"])
         needs_grad = tuple(map(int, named["needs_grad"]))
         devices = [torch.device(d) if d else None for d in named["devices"]]
+        if not all(isinstance(v, (torch.Tensor, bool, int, float)) for v in args):
+            raise ValueError("inputs")
+        if any(d is not None and d.type == "meta" for d in devices):
+            raise ValueError("devices")
         if not len(args) == len(devices) == sum(n.op == "placeholder" for n in module.graph.nodes):
             raise ValueError("inputs")
         inputs = tuple(_on(v, d) for v, d in zip(args, devices, strict=True))
+        if not all(0 <= k < len(inputs) and _takes_gradient(inputs[k]) for k in needs_grad):
+            raise ValueError("needs_grad")
         return cls(module, inputs, how, needs_grad, bool(named["is_plain"]))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -193,6 +205,10 @@ def _one_tuple(module: fx.GraphModule) -> None:
     if any(isinstance(v, (list, tuple, dict)) for v in flat):
         raise Unkeepable("its graph has results within results")
     output.args = (tuple(v for v in flat if isinstance(v, fx.Node)),)
+
+
+def _takes_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _on(value: Any, device: torch.device | None) -> Any:

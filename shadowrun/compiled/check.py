@@ -12,21 +12,25 @@ from typing import Any
 import torch
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.backend import CheckedBackend, Region
+from shadowrun.compiled.backend import Case, CheckedBackend, Region
 from shadowrun.compiled.failing import failing_node
 from shadowrun.compiled.how import How
 from shadowrun.compiled.ladder import OUTCOME_OF, climb, first_line
 from shadowrun.compiled.localise import localise
 from shadowrun.compiled.outcome import CompileReport, Outcome, RegionReport, Stage
-from shadowrun.compiled.program import Program
+from shadowrun.compiled.program import GRADIENT, Program
 from shadowrun.compiled.repro import Shown
 from shadowrun.compiled.snapshot import undisturbed_draws
 from shadowrun.compiled.whole import Expected, Whole, run_whole
 from shadowrun.errors import UsageError
 from shadowrun.types import Cause, Status, Verdict
 
-__all__ = ["compile_check", "options_for", "region_reports"]
+__all__ = ["TOGETHER", "compile_check", "options_for", "region_reports"]
 
+TOGETHER = (
+    "No graph of plain operators deviates by itself: look at what the backend does to Dynamo's own graphs, or to "
+    "forward and backward together."
+)
 _NO_CACHE = {"fx_graph_cache": False}
 _SAME_DRAWS = {"fallback_random": True}
 Tell = Callable[[str, int, int], None]
@@ -42,6 +46,7 @@ def compile_check(
     fullgraph: bool = False,
     train: bool = True,
     ladder: bool = True,
+    allow_unverified: bool = False,
     time_limit_s: float = 600.0,
     tell: Tell | None = None,
     **kwargs: Any,
@@ -66,6 +71,7 @@ def compile_check(
         fullgraph: Whether a graph break is an error.
         train: Also compare gradients, in a random direction.
         ladder: Where something is wrong, find the stage that brings it in.
+        allow_unverified: `report.ok` is True also where something could not be verified.
         time_limit_s: Seconds after which nothing further is compiled, and what is known is the answer.
         tell: Told what is being done, how many compilations of it are done, and of how many.
         **kwargs: Arguments of the function by name.
@@ -89,7 +95,8 @@ def compile_check(
         check = _Check(
             Program(function, inputs, kwargs, train=train), backend, mode, chosen, options, dynamic, fullgraph
         )
-        return check.run(until, ladder=ladder, tell=tell or (lambda _what, _done, _of: None))
+        report = check.run(until, ladder=ladder, tell=tell or (lambda _what, _done, _of: None))
+    return replace(report, allow_unverified=allow_unverified)
 
 
 def options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -134,22 +141,20 @@ class _Check:
                 notes.append(f"The graphs could not be checked one by one: {error}")
         with steps("search"):
             reports = region_reports(checked.regions, self._compiler, until=until, tell=tell)
-            if whole.verdict.status is Status.MISMATCH and not any(r.outcome is Outcome.MISMATCH for r in reports):
+            alone = any(r.outcome is Outcome.MISMATCH for r in reports)
+            if whole.verdict.status is Status.MISMATCH and not alone:
                 reports += self._as_dynamo_made_them(until, tell)
         if not whole.error:
             reports = tuple(map(_not_alone, reports))
-        outcome = self._outcome(whole, reports)
-        if whole.verdict.status is Status.MISMATCH and not any(r.outcome is Outcome.MISMATCH for r in reports):
-            if self._expected.draws.kept and self._backend != "eager":
+        if whole.verdict.status is Status.MISMATCH and not alone:
+            shown = any(r.outcome is Outcome.MISMATCH for r in reports)
+            if self._expected.draws.kept and self._backend != "eager" and not shown:
                 whole.verdict = Verdict(
                     Status.UNVERIFIED, Cause.RANDOMNESS, "draws in another order", whole.verdict.evidence
                 )
-                outcome = self._outcome(whole, reports)
             else:
-                notes.append(
-                    "No graph of plain operators deviates by itself: look at what the backend does to Dynamo's own "
-                    "graphs, or to forward and backward together."
-                )
+                notes.append(TOGETHER)
+        outcome = self._outcome(whole, reports)
         stages: tuple[Stage, ...] = ()
         wrong = outcome in (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.MISMATCH)
         if ladder and wrong:
@@ -191,10 +196,8 @@ class _Check:
         return ""
 
     def _as_dynamo_made_them(self, until: float, tell: Tell) -> tuple[RegionReport, ...]:
-        """The graphs that a backend gets which works on Dynamo's own: no gradient passes through them here."""
-        if self._program.train:
-            return ()
-        checked = CheckedBackend(self._compiler, as_given=True)
+        """The graphs that a backend gets which works on Dynamo's own, forward and backward together."""
+        checked = CheckedBackend(self._compiler, split=False, whole=True)
         with torchcompile.forgotten():
             if self._regions(checked):
                 return ()
@@ -222,7 +225,9 @@ class _Check:
         if whole.error:
             # A region that fails to compile fails while the program runs for the first time.
             return Outcome.RUNTIME_ERROR if Outcome.RUNTIME_ERROR in of_regions else Outcome.COMPILE_ERROR
-        found = [OUTCOME_OF[whole.verdict.status], *of_regions]
+        # What is known of the program as a whole holds where only our own way to compile its parts failed.
+        told = [r for r in reports if whole.verdict.status is not Status.MATCH or r.verdict.cause is not Cause.HARNESS]
+        found = [OUTCOME_OF[whole.verdict.status], *(r.outcome for r in told)]
         if whole.storm:
             found.append(Outcome.RECOMPILE_STORM)
         if whole.breaks:
@@ -258,8 +263,25 @@ def _not_alone(report: RegionReport) -> RegionReport:
 def region_reports(
     regions: list[Region], compiler: Any, *, until: float, tell: Tell, search: bool = True
 ) -> tuple[RegionReport, ...]:
-    """What became of each region, with its wrong nodes."""
-    return tuple(_report(region, compiler, until, tell, search=search) for region in regions)
+    """What became of each region that the program called, with its wrong nodes.
+
+    One of Dynamo's graphs as a whole is left out where a part of it is at fault: that says the same, and more.
+    """
+    bad = {r.number for r in regions if not r.is_whole and _is_bad(r)}
+    told = [r for r in regions if (r.n_calls or r.error) and not (r.is_whole and r.number in bad and _is_bad(r))]
+    told.sort(key=lambda r: (r.number, r.is_whole))
+    return tuple(_report(region, compiler, until, tell, search=search) for region in told)
+
+
+def _is_bad(region: Region) -> bool:
+    worst = region.worst
+    return region.error is not None or (worst is not None and worst.verdict.status is Status.MISMATCH)
+
+
+def _in_gradients_only(case: Case) -> bool:
+    """Whether a graph's own results are right: then nothing in it is to be looked for."""
+    wrong = [j.diff.name for j in case.judged if j.verdict.status is Status.MISMATCH]
+    return bool(wrong) and all(name.startswith(GRADIENT) for name in wrong)
 
 
 def _report(region: Region, compiler: Any, until: float, tell: Tell, *, search: bool) -> RegionReport:
@@ -274,16 +296,17 @@ def _report(region: Region, compiler: Any, until: float, tell: Tell, *, search: 
     else:
         outcome = OUTCOME_OF[verdict.status]
     shown = None
+    deviates = worst is not None and outcome is Outcome.MISMATCH and not _in_gradients_only(worst)
     if region.failing is not None:
         shown = Shown(region.graph, region.failing)
-    elif worst is not None and outcome is Outcome.MISMATCH:
+    elif worst is not None and deviates:
         shown = Shown(worst.graph, worst.snapshot)
     localised = None
     if search:
         try:
             if region.failing is not None:
                 localised = failing_node(region, compiler, until=until, tell=tell)
-            elif worst is not None and outcome is Outcome.MISMATCH:
+            elif worst is not None and deviates:
                 localised = localise(region, worst, compiler, until=until, tell=tell)
         except Exception as failure:  # the finding itself stands
             warnings.warn(f"The search in {region.name} failed: {first_line(failure)}", stacklevel=2)

@@ -8,7 +8,9 @@ devices are not computed here, and regions that draw there stay random.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,11 +21,11 @@ from shadowrun.compiled.graph import copied
 from shadowrun.compiled.rounding import is_random
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["is_drawn", "philox", "reproduced"]
+__all__ = ["is_drawn", "noted", "philox", "reproduced"]
 
 _ROUNDS: Final = 10
 _KEYS: Final = (0x9E3779B9, 0xBB67AE85)
@@ -49,6 +51,23 @@ def reproduced(module: fx.GraphModule) -> fx.GraphModule:
         node.target = make
     new.recompile()
     return new
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[torch.Tensor]]:
+    """What graphs that `reproduced` gave draw inside, in order."""
+    before, _noting.found = _noting.found, []
+    try:
+        yield _noting.found
+    finally:
+        _noting.found = before
+
+
+class _Noting(threading.local):
+    found: list[torch.Tensor] | None = None
+
+
+_noting = _Noting()
 
 
 def is_drawn(node: fx.Node) -> bool:
@@ -81,7 +100,14 @@ def _seed(device: torch.device) -> torch.Tensor:
 
 
 def _random(size: Sequence[int], seed: torch.Tensor, mode: str, **_: Any) -> torch.Tensor:
-    words = philox(int(seed), math.prod(size))
+    drawn = _numbers(size, int(seed), mode)
+    if _noting.found is not None:
+        _noting.found.append(drawn)
+    return drawn
+
+
+def _numbers(size: Sequence[int], seed: int, mode: str) -> torch.Tensor:
+    words = philox(seed, math.prod(size))
     if mode == "rand":
         return _uniform(words[0]).reshape(tuple(size))
     # By torch's operators, so that what their rounding may do is measured like that of any other.

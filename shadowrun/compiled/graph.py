@@ -27,6 +27,7 @@ __all__ = [
     "place",
     "results_of",
     "user_line",
+    "without_layouts",
 ]
 
 
@@ -38,6 +39,7 @@ class Graph:
         is_random: It draws.
         n_operators: Calls in it.
         written: Positions of the inputs that it writes to.
+        statistics: Positions of the results that a norm saves for its own backward.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -45,6 +47,7 @@ class Graph:
         self.is_random = any(is_random(n.target, n.args, n.kwargs) for n in module.graph.nodes)
         self.n_operators = sum(_is_call(n) for n in module.graph.nodes)
         self.written = _written(self.module.graph)
+        self.statistics = _statistics(self.module.graph)
 
     def eager(self, inputs: Sequence[Any], draws: Draws | None = None) -> tuple[tuple[str, ...], tuple[Value, ...]]:
         """Run eagerly.
@@ -79,6 +82,7 @@ class Graph:
     def runs(self, snapshot: Snapshot, draws: Draws) -> Runs:
         """The same again, for the judge."""
         generator = torch.Generator().manual_seed(0x5EED)
+        met = [52]
 
         def truth() -> Sequence[Value] | None:
             try:
@@ -91,16 +95,32 @@ class Graph:
 
         def other() -> Sequence[Value]:
             inputs = snapshot.fresh(lambda t: moved(exact_copy(t), generator))
-            with torch.no_grad(), OtherRoundings(generator):
+            with torch.no_grad(), OtherRoundings(generator) as mode:
                 out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
+            met.append(mode.mantissa)
             return self.values(out, inputs)
 
-        return Runs(truth, other)
+        return Runs(truth, other, self.statistics, lambda: min(met))
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph with what is known of its nodes; parameters and constants are shared."""
     return fx.GraphModule(module, copy.deepcopy(module.graph))
+
+
+def without_layouts(module: fx.GraphModule) -> fx.GraphModule:
+    """A graph with reshapes for views, in place.
+
+    A view holds only for the layout that eager gave to what it views. What replaces an operator may give another (a
+    `cat` with an empty tensor, decomposed, keeps that of its other part); in the user's program the same line would be
+    traced anew on that. And what Inductor's forward code saves for the backward has the strides that it likes
+    (convolutions: channels last); Inductor compiles a view of that as a reshape, too.
+    """
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    module.recompile()
+    return module
 
 
 def place(node: fx.Node) -> tuple[str, str]:
@@ -159,6 +179,26 @@ def _written(graph: fx.Graph) -> tuple[int, ...]:
             if argument.alias_info is not None and argument.alias_info.is_write and value in inputs:
                 found.add(inputs.index(value))
     return tuple(sorted(found))
+
+
+def _statistics(graph: fx.Graph) -> frozenset[int]:
+    """Positions of the results that are the mean or the deviation of a norm."""
+    (output,) = [n for n in graph.nodes if n.op == "output"]
+    flat = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
+    found = []
+    for k, node in enumerate(n for n in flat if isinstance(n, fx.Node)):
+        source: Any = node
+        while isinstance(source, fx.Node) and source.target in _SAME:
+            source = source.args[0]
+        if isinstance(source, fx.Node) and source.target is operator.getitem and source.args[1] in (1, 2):
+            norm = source.args[0]
+            if isinstance(norm, fx.Node) and _NORM.fullmatch(operator_name(norm)):
+                found.append(k)
+    return frozenset(found)
+
+
+_SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+_NORM = re.compile(r"aten\._?(native|cudnn|miopen|fused)_(group|layer|batch|rms)_norm\w*\.\w+")
 
 
 def _is_call(node: fx.Node) -> bool:

@@ -6,7 +6,7 @@ import importlib
 import json
 import keyword
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shadowrun.compiled.torchcompile import Asked
+    from shadowrun.types import Allowed
 
 __all__ = ["INDUCTOR", "How"]
 
@@ -123,6 +124,38 @@ class How:
                 "module, by its own name.",
                 slug="no-repro",
             )
+
+    def from_file(self, allowed: Allowed) -> How:
+        """What may be compiled so where a file tells it.
+
+        Args:
+            allowed: What a person named.
+
+        Raises:
+            UsageError: A module would be imported that nobody named, or there is no such mode.
+        """
+        words = ("", "default", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead")
+        if (self.mode or "") not in words:
+            raise UsageError(f"There is no mode {ascii(self.mode)[:80]} of torch.compile.", slug="no-repro")
+        if not self.is_function and self.name in torchcompile.OWN_BACKENDS:
+            how = replace(self, module="")  # torch knows where it is
+        elif self.module and allowed.has_module(self.module):
+            how = self
+        else:
+            module = ascii(self.module or "MODULE")[1:-1][:200]
+            raise UsageError(
+                f"The backend {ascii(self.name)[:80]} is in module {module}, and only the data file names it, which "
+                "may be somebody else's: it is not imported. If you know what it is, name it: "
+                f"--import {module} (in Python: allow=[{module!r}]).",
+                slug="module-refused",
+            )
+        return how if allowed.modules else how._with_known_options()
+
+    def _with_known_options(self) -> How:
+        """The same with the options that a file may set: others name compilers, folders and remote caches."""
+        kept = {k: v for k, v in self.options.items() if torchcompile.is_plain_option(self.name, k, v)}
+        left = (*self.left_out, *(k for k in self.options if k not in kept))
+        return replace(self, options=kept, left_out=tuple(ascii(k)[1:-1][:80] for k in left))
 
     def look_for_compiler(self) -> Callable[..., Any]:
         """What compiles so, on this machine; it raises whatever importing and asking for it raises."""

@@ -21,13 +21,14 @@ from shadowrun.compiled.snapshot import undisturbed_draws
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from shadowrun.compiled.judging import Errors, Judged
 
-__all__ = ["ALONE", "TOGETHER", "WITHIN", "Culprit", "Localised", "localise"]
+__all__ = ["ALONE", "KEPT", "TOGETHER", "WITHIN", "Culprit", "Localised", "localise"]
 
 ALONE, WITHIN, TOGETHER = "alone", "within the graph", "together with nodes before it"
+KEPT = "in the elements that it kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Culprit:
         op: ``aten.relu.default``.
         site: The user's line; of a backward node, that of its forward node.
         module: Path of the module.
-        how: Wrong ``alone``, ``within the graph``, or only ``together with nodes before it``.
+        how: Wrong ``alone``, ``within the graph``, only ``together with nodes before it``, or, of a dropout, ``in the
+            elements that it kept``.
         evidence: The figures.
         errors: How far its result and eager's are from the float64 result; None where that is not known.
     """
@@ -104,7 +106,7 @@ def localise(
 class _Search:
     def __init__(self, region: Region, case: Case, compiler: Any, until: float, tell: Any) -> None:
         self._graph = case.graph
-        self._snapshot = case.snapshot
+        self._snapshot, self._judged = case.snapshot, case.judged
         self._compiler = compiler
         self._until, self._tell = until, tell
         self._began = time.perf_counter()
@@ -118,6 +120,8 @@ class _Search:
         self.best = f"the wrong results of {region.name} are {', '.join(outputs)}."
 
     def run(self) -> Localised:
+        if dropped := tuple(self._dropped()):
+            return self.ended(dropped)
         found = self._deviating("each node alone", alone(self._graph, self._snapshot, self._values, self._nodes))
         if found:
             return self.ended(tuple(self._culprit(name, j, ALONE) for name, j in found.items()))
@@ -127,6 +131,18 @@ class _Search:
             name, judged = next(iter(found.items()))
             return self.ended((self._culprit(name, judged, WITHIN),))
         return self._bisect()
+
+    def _dropped(self) -> Iterator[Culprit]:
+        """Dropouts whose scale is wrong: that was seen by what else they drew."""
+        wrong = {j.diff.name: j for j in self._judged if j.verdict.status is Status.MISMATCH}
+        for node in self._nodes:
+            source = node.meta.get("of")
+            if source is not None and source.name in wrong:
+                site, module = place(source)
+                found = wrong[source.name]
+                yield Culprit(
+                    node.name, operator_name(source), site, module, KEPT, found.verdict.evidence, found.errors
+                )
 
     def ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localised:
         return Localised(culprits, complete, time.perf_counter() - self._began, self._n, note)

@@ -102,6 +102,7 @@ class CompileReport:
             float64 is not possible.
         seconds: What each step of the check took: the whole program, each graph, search, stages.
         how: How it was compiled, to compile parts again.
+        allow_unverified: `ok` is True also where something could not be verified.
     """
 
     name: str
@@ -121,11 +122,19 @@ class CompileReport:
     errors: Errors | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     how: How | None = field(default=None, repr=False, compare=False)
+    allow_unverified: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether the compiled program computes what eager does: graph breaks and slowness are no errors."""
-        return self.outcome not in (*_RAISED, Outcome.MISMATCH)
+        """Whether the compiled program is known to compute what eager does: graph breaks and slowness are no errors."""
+        if self.outcome is Outcome.UNVERIFIED:
+            return self.allow_unverified
+        return not self.failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether it deviates from eager, or raises; what could not be verified has not failed."""
+        return self.outcome in (*_RAISED, Outcome.MISMATCH)
 
     def repro(self, folder: str | Path, *, time_limit_s: float = 60.0) -> list[Repro]:
         """Write a stand-alone script for each region and operator that is wrong or fails.
@@ -185,6 +194,8 @@ class CompileReport:
         if self.seconds:
             steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in self.seconds.items() if seconds >= 0.05)
             yield f"  seconds of this check: {steps}"
+        if self.outcome is Outcome.UNVERIFIED and not self.allow_unverified:
+            yield "  not verified counts as not ok: pass allow_unverified=True (--allow-unverified) to let it pass"
         yield from (f"  note: {note}" for note in self.notes)
 
 

@@ -15,9 +15,23 @@ from shadowrun.compiled.snapshot import Snapshot, put_back
 from shadowrun.replay.case import exact_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Probe", "alone", "called", "computed", "given_draws", "intermediates", "prefix", "recorded", "single"]
+aten = torch.ops.aten
+
+__all__ = [
+    "Probe",
+    "Recorder",
+    "alone",
+    "called",
+    "computed",
+    "given_draws",
+    "intermediates",
+    "kept_elements",
+    "prefix",
+    "recorded",
+    "single",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +49,15 @@ class Probe:
     origin: tuple[str, ...]
 
 
-class _Recorder(fx.Interpreter):
+class Recorder(fx.Interpreter):
+    """Keeps what each node returns."""
+
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.values: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run a node."""
         value = super().run_node(n)
         self.values[n.name] = _copy(value)
         return value
@@ -48,7 +65,7 @@ class _Recorder(fx.Interpreter):
 
 def recorded(graph: Graph, snapshot: Snapshot) -> dict[str, Any]:
     """What each node of a graph returns when it runs eagerly."""
-    recorder = _Recorder(graph.module)
+    recorder = Recorder(graph.module)
     with torch.no_grad():
         recorder.run(*snapshot.fresh(), enable_io_processing=False)
     put_back(snapshot.rng)
@@ -134,12 +151,22 @@ def called(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any, ...
     return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
 
 
-def given_draws(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe:
-    """The graph with what eager drew as further inputs, and what it drew from as further results."""
+def given_draws(
+    graph: Graph, snapshot: Snapshot, values: dict[str, Any], drawn: Sequence[fx.Node] | None = None
+) -> Probe:
+    """The graph with what eager drew as further inputs, and what it drew from as further results.
+
+    Args:
+        graph: It.
+        snapshot: Its inputs.
+        values: What its nodes return.
+        drawn: The nodes that draw; where it is None, they are known by their operators.
+    """
     new = fx.Graph()
     names: dict[fx.Node, fx.Node] = {}
     given = list(snapshot.inputs)
-    drawn = [n for n in graph.module.graph.nodes if is_random(n.target, n.args, n.kwargs)]
+    if drawn is None:
+        drawn = [n for n in graph.module.graph.nodes if is_random(n.target, n.args, n.kwargs)]
     for n in graph.module.graph.nodes:
         if n.op == "placeholder":
             names[n] = _input(new, n.name, n)
@@ -156,6 +183,43 @@ def given_draws(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Pro
     output.args = ((*output.args[0], *(n for n in new.nodes if n in needed)),)
     probe = Graph(fx.GraphModule(graph.module, new))
     return Probe(probe, Snapshot(tuple(given), snapshot.rng), probe.names())
+
+
+def kept_elements(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe | None:
+    """What each dropout returns less what it should return for the mask that it has drawn itself: 0 but for rounding.
+
+    Each residual has the dropout as ``meta["of"]``, and its name as origin. None where there is no dropout.
+    """
+    dropouts = [n for n in graph.module.graph.nodes if n.target is aten.native_dropout.default and _drops(n, values)]
+    new = fx.Graph()
+    sources = list(dict.fromkeys(n.args[0] for n in dropouts))
+    given = {source: _input(new, f"given_{source.name}", source) for source in sources}
+    residuals = []
+    for n in dropouts:
+        x, p = given[n.args[0]], _value(n.args[1], values)
+        made = new.call_function(aten.native_dropout.default, (x, p, True))
+        out, mask = (new.call_function(operator.getitem, (made, k)) for k in (0, 1))
+        kept = new.call_function(aten.mul.Tensor, (x, mask))
+        right = new.call_function(aten.mul.Tensor, (kept, 1 / (1 - p)))
+        residual = new.call_function(aten.sub.Tensor, (out, right))
+        made.meta = dict(n.meta)
+        residual.meta["of"] = n
+        residuals.append(residual)
+    if not residuals:
+        return None
+    new.output(tuple(residuals))
+    inputs = tuple(values[source.name] for source in sources)
+    probe = Graph(fx.GraphModule(graph.module, new))
+    return Probe(probe, Snapshot(inputs, snapshot.rng), tuple(n.name for n in dropouts))
+
+
+def _drops(n: fx.Node, values: dict[str, Any]) -> bool:
+    p, train = (_value(a, values) for a in n.args[1:3])
+    return train is not False and isinstance(p, float) and 0 < p < 1
+
+
+def _value(argument: Any, values: dict[str, Any]) -> Any:
+    return values[argument.name] if isinstance(argument, fx.Node) else argument
 
 
 def intermediates(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe:

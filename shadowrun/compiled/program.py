@@ -6,14 +6,16 @@ buffers are counted once, and gradients of the user's stay as they are.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import results_of
 from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, moved
 from shadowrun.compiled.snapshot import cuda_is_used, kept, put_back
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 
     from shadowrun.replay.case import Value
 
-__all__ = ["Copy", "Program"]
+__all__ = ["GRADIENT", "Copy", "Program"]
 
+GRADIENT: Final = "gradient of "
+"""Names of gradients begin so."""
 _STATE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
 
 
@@ -40,6 +44,7 @@ class Program:
     Attributes:
         name: Of the function or model.
         train: Also compute gradients.
+        mantissa: Bits of the shortest mantissa that runs with other roundings have met.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Program:
     ) -> None:
         self._function, self._args, self._kwargs = function, args, dict(kwargs)
         self.train = train
+        self.mantissa = 52
         self._rng = kept()
         self.name = getattr(function, "__name__", type(function).__name__)
 
@@ -87,8 +93,10 @@ class Program:
     def moved(self, generator: torch.Generator) -> Sequence[Value]:
         """Results of an eager run with other roundings."""
         whole = self.copy(generator=generator)
-        with OtherRoundings(generator):
-            return whole.run()[1]
+        with OtherRoundings(generator) as mode:
+            values = whole.run()[1]
+        self.mantissa = min(self.mantissa, mode.mantissa)
+        return values
 
 
 class Copy:
@@ -149,11 +157,10 @@ class Copy:
         wanted = [(name, t) for name, t in self._state() if t.requires_grad]
         if not outputs or not wanted:
             return {}
-        # The same direction for every run, also in float64.
-        generator = torch.Generator().manual_seed(0x5EED)
-        along = [torch.randn(t.shape, generator=generator).to(t.device, t.dtype) for t in outputs]
+        along = _directions(outputs)
         try:
-            grads = torch.autograd.grad(outputs, [t for _, t in wanted], along, allow_unused=True)
+            with _without_autocast():
+                grads = torch.autograd.grad(outputs, [t for _, t in wanted], along, allow_unused=True)
         except RuntimeError as error:
             if "second time" in str(error):  # the function called `backward` itself: its gradients are in `.grad`
                 return {}
@@ -161,11 +168,29 @@ class Copy:
         found = {}
         for (name, _), g in zip(wanted, grads, strict=True):
             if isinstance(g, torch.Tensor):  # None where it does not depend on it
-                found[f"gradient of {name}"] = g
+                found[f"{GRADIENT}{name}"] = g
         return found
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
         return _state(self.function, (*self._args, *self._kwargs.values()))
+
+
+def _directions(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The very same for every run: of numbers that each dtype has, and no draws of the program's."""
+    generator = torch.Generator().manual_seed(0x5EED)
+    with torchcompile.no_modes():
+        drawn = (torch.randn(t.shape, generator=generator).to(torch.bfloat16) for t in outputs)
+        return [d.to(t.device, t.dtype) for d, t in zip(drawn, outputs, strict=True)]
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Backward passes run without: what compiled code does there was fixed when it was compiled."""
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def _state(function: Any, inputs: tuple[Any, ...]) -> Iterator[tuple[str, torch.Tensor]]:

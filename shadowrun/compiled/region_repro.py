@@ -19,8 +19,9 @@ from shadowrun.compiled.probes import Probe
 from shadowrun.compiled.repro import Maker, Shown
 from shadowrun.compiled.rounding import Draws
 from shadowrun.compiled.snapshot import Snapshot, undisturbed_draws
-from shadowrun.repro.making import load_captured
-from shadowrun.types import Status
+from shadowrun.errors import UsageError
+from shadowrun.repro.making import load_captured, write_new
+from shadowrun.types import Allowed, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,7 @@ def make(
     *,
     minimise: bool = True,
     time_limit_s: float = 30.0,
+    allowed: Allowed = Allowed(),  # noqa: B008 - frozen
 ) -> Repro:
     """Write a script for a compiled region that is wrong.
 
@@ -52,12 +54,13 @@ def make(
         directory: Where to; it is made if it is not there.
         minimise: Look for the operator at fault and make its inputs smaller, if the backend is on this machine.
         time_limit_s: How long that may take.
+        allowed: What the data file may have imported.
 
     Raises:
         UsageError: No script can show this finding.
         DataFileError: What was kept cannot be read.
     """
-    region = CapturedRegion.read(load_captured(data, record))
+    region = CapturedRegion.read(load_captured(data, record), allowed)
     region.how.refuse_what_cannot_be_imported()
     # A comparison may be running: what is done here is none of its calls.
     with torchcompile.no_modes(), undisturbed_draws():
@@ -73,7 +76,7 @@ def make(
         )
         made = maker.write(directory, search.seconds_left())
     versions = directory / "versions.json"
-    versions.write_text(_versions(data.info, versions.read_text(encoding="utf-8")), encoding="utf-8")
+    write_new(versions, _versions(data.info, versions.read_text(encoding="utf-8")))
     return replace(made, notes=(*search.notes, *made.notes))
 
 
@@ -94,6 +97,7 @@ class _Search:
         if not region.is_plain:  # functions of torch may write to any tensor
             graph.written = tuple(k for k, v in enumerate(region.inputs) if isinstance(v, torch.Tensor))
         self.shown = Shown(graph, Snapshot.take(region.inputs, graph.written))
+        _check_runs(self.shown)
         self.how = region.how
         self.notes: list[str] = []
         self.others: list[str] = []
@@ -137,6 +141,20 @@ class _Search:
 
 
 _MOST_OTHERS = 6
+
+
+def _check_runs(shown: Shown) -> None:
+    """Eager checks what compiled code may not: that a graph asks for memory that there is, at places that it has.
+
+    Raises:
+        UsageError: It raises.
+    """
+    try:
+        shown.graph.eager(shown.snapshot.fresh())
+    except Exception as error:  # whatever the file's graph does on the file's inputs
+        raise UsageError(
+            f"The graph does not run eagerly on its inputs: {first_line(error)}", slug="no-repro"
+        ) from None
 
 
 def _seen(finding: Finding, record: OpRecord) -> str:

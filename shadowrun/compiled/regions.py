@@ -19,14 +19,15 @@ from torch import fx
 
 from shadowrun.compiled import before, standins, torchcompile, torchregions
 from shadowrun.compiled.captured import capture
-from shadowrun.compiled.draws import reproduced
-from shadowrun.compiled.graph import Graph, copied, place
+from shadowrun.compiled.draws import noted, reproduced
+from shadowrun.compiled.graph import Graph, copied, place, without_layouts
 from shadowrun.compiled.how import INDUCTOR, How
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.listening import Listening, unseen, watches
 from shadowrun.compiled.rounding import Draws
 from shadowrun.compiled.snapshot import Snapshot, nbytes, undisturbed_draws
-from shadowrun.compiled.standins import first_line
+from shadowrun.compiled.standins import Whole, first_line, owner
+from shadowrun.compiled.together import NotEager, Together
 from shadowrun.intercept import higher_order
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.store.tensors import NOT_KEPT, Unkeepable
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from shadowrun.compiled.standins import Made
     from shadowrun.intercept.attribution import Place
+    from shadowrun.replay.capturing import Kept
     from shadowrun.replay.recorder import Recorder
     from shadowrun.replay.replayer import Replayer
     from shadowrun.replay.schedule import Selection
@@ -49,6 +51,10 @@ _FRAMES: Final = 3
 _NAME: Final = "compiled::graph"
 _BEFORE: Final = "compiled before the comparison began"
 _OTHER_DRAWS: Final = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "compiled code draws otherwise than eager")
+_WHOLE_CALLS: Final = 2
+"""Calls of each of Dynamo's graphs that are compared with the graph before decompositions, gradients too."""
+_WHOLE_FAULT: Final = "decompositions, or what is made of forward and backward together"
+_NOT_WHOLE: Final = "decompositions not compared: "
 _OWN_BACKWARD: Final = "backward is the backend's own, and torch does not show it"
 
 
@@ -61,6 +67,7 @@ class _Region:
     graph: Graph | None
     how: How
     is_plain: bool = True
+    owner: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ class Regions:
         self.n_met = 0
         self._lock = threading.Lock()
         self._known: dict[int, _Region] = {}
+        self._wholes: dict[int, Whole] = {}
         self._wrapping: contextlib.ExitStack | None = None
 
     def start(self) -> None:
@@ -108,6 +116,8 @@ class Regions:
         """Let regions pass."""
         wrapping, self._wrapping = self._wrapping, None
         if wrapping is not None:
+            for whole in self._wholes.values():
+                self._tell(whole)
             higher_order.observe_regions(None)
             wrapping.close()
 
@@ -132,6 +142,81 @@ class Regions:
         out = unseen(call) if heard is None else heard.run(call)
         self._end(begun, out, made, heard)
         return out
+
+    def observe_whole(self, whole: Whole, given: tuple[Any, ...], code: Callable[..., Any]) -> Any:
+        """Run one of Dynamo's graphs for the user; its first calls also eagerly, before any decomposition."""
+        if whole.n_checked >= _WHOLE_CALLS or not watches():
+            return code(*given)
+        together, place = self._begin_whole(whole, given)
+        out = code(*given)
+        if together is not None:
+            began_ns = time.perf_counter_ns()
+            with self._replayer.between_calls(), undisturbed_draws(), torchcompile.no_modes():
+                self._judge_whole(whole, together, place, code)
+            self._replayer.spend(time.perf_counter_ns() - began_ns)
+        return out
+
+    def _begin_whole(self, whole: Whole, given: tuple[Any, ...]) -> tuple[Together | None, Any]:
+        began_ns = time.perf_counter_ns()
+        try:
+            self._tell(whole)
+            place = self._recorder.place(_FRAMES)
+            with self._lock:
+                self._wholes[id(whole)] = whole
+                plan = self._plan()
+            if self._selection.reason_to_skip(plan, place):
+                return None, place
+            whole.n_checked, whole.drawn = whole.n_checked + 1, None
+            tensors = [t for t in given if isinstance(t, torch.Tensor)]
+            refused = ""
+            if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
+                refused = "tensor subclass"
+            elif 2 * nbytes(given, [k for k, t in enumerate(given) if isinstance(t, torch.Tensor)]) > self._max_bytes:
+                refused = "more than max_bytes"
+            elif whole.cuda_graphs and any(t.device.type != "cpu" for t in tensors):
+                refused = "CUDA graphs"
+            elif torchcompile.saving_is_hooked():
+                refused = "hooks on saved tensors"
+            if refused:
+                self.not_seen(_NOT_WHOLE + refused)
+                return None, place
+            with torchcompile.no_modes():
+                return Together(whole.module, given), place
+        except Exception as error:  # not the user's affair
+            self.not_seen(f"{_NOT_WHOLE}shadowrun failed: {type(error).__name__}")
+            return None, None
+        finally:
+            self._replayer.spend(time.perf_counter_ns() - began_ns)
+
+    def _judge_whole(self, whole: Whole, together: Together, place: Place, code: Callable[..., Any]) -> None:
+        """Keep what is wrong until its regions were judged, the backward too: their findings say more."""
+        try:
+            known = bool(whole.drawn) and together.drawing(whole.drawn or ())
+            verdict, judged = together.judge(code)
+            if verdict.status is Status.MISMATCH:
+                if together.draws and not known:
+                    self.not_seen(_NOT_WHOLE + "it draws otherwise than eager")
+                else:
+                    whole.seen = (place, together.snapshot, replace(verdict, explanation=_WHOLE_FAULT), judged)
+        except NotEager:
+            self.not_seen(_NOT_WHOLE + "its graph does not run eagerly")
+        except Exception as error:
+            self.not_seen(f"{_NOT_WHOLE}another run of it failed: {type(error).__name__}")
+
+    def _tell(self, whole: Whole) -> None:
+        """Record that a graph of Dynamo's is wrong as a whole, where no region of it is."""
+        seen, whole.seen = whole.seen, None
+        if seen is None or whole.is_wrong:
+            return
+        place, snapshot, verdict, judged = seen
+        with self._lock:
+            region = self._known.get(id(whole))
+            if region is None:
+                graph = Graph(whole.module)
+                made = _Region(whole, self._plan(), graph, whole.how, is_plain=False)
+                region = self._new(made, whole.backend, whole.line)
+        context = self._context(_Begun(region, place, list(snapshot.inputs), "", None))
+        self._recorder.verdict(context, verdict, tuple(j.diff for j in judged))
 
     def not_seen(self, reason: str = _BEFORE) -> None:
         """Count a call that is not compared."""
@@ -193,7 +278,11 @@ class Regions:
         actual = graph.values(out, begun.given)
         draws = Draws()
         eager = Listening()
-        names, expected = eager.run(lambda: graph.eager(snapshot.fresh(), draws))
+        with noted() as drawn:
+            names, expected = eager.run(lambda: graph.eager(snapshot.fresh(), draws))
+        of = begun.region.owner
+        if of is not None and drawn:
+            of.drawn = drawn
         verdict, judged = judge(names, actual, expected, graph.runs(snapshot, draws))
         if made is not None:
             if heard is not None:
@@ -206,12 +295,14 @@ class Regions:
         is_random = graph.is_random or (made is not None and bool(draws.kept))
         if verdict.status is Status.MISMATCH and is_random:
             verdict = _OTHER_DRAWS
+        if of is not None and verdict.status is Status.MISMATCH:
+            of.is_wrong = True
         captured, why_not = self._captured(begun, verdict)
         if why_not:
             verdict = replace(verdict, evidence="; ".join(filter(None, (verdict.evidence, why_not))))
         self._recorder.verdict(self._context(begun), verdict, tuple(j.diff for j in judged), captured=captured)
 
-    def _captured(self, begun: _Begun, verdict: Verdict) -> tuple[tuple[str, int] | None, str]:
+    def _captured(self, begun: _Begun, verdict: Verdict) -> tuple[Kept | None, str]:
         """Keep what a script needs to show a call; else why not, where it is wanted."""
         region, graph, snapshot = begun.region, begun.region.graph, begun.snapshot
         room = self._recorder.room(region.plan, verdict)
@@ -243,15 +334,17 @@ class Regions:
         if found is None:
             module = torchregions.graph_of(code)
             whole, line = (module, "") if module is None else _WHOLE.get(module, (module, ""))
-            graph = None if whole is None else Graph(reproduced(whole))
+            graph = None if whole is None else Graph(without_layouts(copied(reproduced(whole))))
             how = How.by_inductor({} if module is None else _SETTINGS.get(module, {}))
-            found = self._new(_Region(code, self._plan(), graph, how), INDUCTOR, line)
+            of = None if module is None else _OWNERS.get(module)
+            found = self._new(_Region(code, self._plan(), graph, how, owner=of), INDUCTOR, line)
         return found
 
     def _of_backend(self, made: Made) -> _Region:
         found = self._known.get(id(made))
         if found is None:
-            found = self._new(_Region(made, self._plan(), made.graph, made.how, made.plain), made.backend, made.line)
+            region = _Region(made, self._plan(), made.graph, made.how, made.plain, made.owner)
+            found = self._new(region, made.backend, made.line)
         return found
 
     def _plan(self) -> OpPlan:
@@ -276,6 +369,8 @@ class Regions:
 
 
 def _keep_settings(graph: Any) -> None:
+    if (of := owner()) is not None:
+        _OWNERS[graph] = of
     try:
         _SETTINGS[graph] = torchregions.inductor_settings()
     except Exception:  # a script then compiles with the defaults
@@ -286,5 +381,7 @@ _MIB: Final = 1 << 20
 _EQUAL: Final = Verdict(Status.MATCH)
 _WHOLE: weakref.WeakKeyDictionary[Any, tuple[fx.GraphModule, str]] = weakref.WeakKeyDictionary()
 """Torch's copy of a graph of Inductor's to ours and its line: a later comparison may meet what was compiled in this."""
+_OWNERS: weakref.WeakKeyDictionary[Any, Whole] = weakref.WeakKeyDictionary()
+"""Torch's copy of a graph of Inductor's to the graph of Dynamo's that it is a part of."""
 _SETTINGS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """Torch's copy of a graph of Inductor's to the settings that it was compiled with."""

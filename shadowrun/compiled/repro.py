@@ -23,8 +23,9 @@ from shadowrun.compiled.snapshot import undisturbed_draws
 from shadowrun.errors import UsageError
 from shadowrun.numerics.form import meta
 from shadowrun.repro import Repro
+from shadowrun.repro.making import write_new
 from shadowrun.repro.minimise import Minimiser
-from shadowrun.store.tensors import Unkeepable
+from shadowrun.store.tensors import Unkeepable, write_private
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
@@ -158,9 +159,9 @@ class Maker:
         allowed = [] if raises else self._allowed(probe)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "repro.py"
-        torch.save({"inputs": given, "allowed": allowed}, folder / "inputs.pt")
-        path.write_text(write(script), encoding="utf-8")
-        (folder / "versions.json").write_text(script.versions(), encoding="utf-8")
+        write_private({"inputs": given, "allowed": allowed}, folder / "inputs.pt")
+        write_new(path, write(script))
+        write_new(folder / "versions.json", script.versions())
         shows, said = self._try(path)
         return Repro(path, _listed(given), shows, said, tuple(self._notes))
 
@@ -261,11 +262,11 @@ def run_script(path: Path, folder: Path | None) -> subprocess.CompletedProcess[s
     Raises:
         TimeoutExpired: It takes too long.
     """
-    environment = dict(os.environ)
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}  # what lies beside the script is no module of its
     if folder is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH"))))
     return subprocess.run(  # noqa: S603 - the script that was just written
-        [sys.executable, str(path.absolute())], capture_output=True, text=True, errors="replace",
+        [sys.executable, "-P", str(path.absolute())], capture_output=True, text=True, errors="replace",
         timeout=_SCRIPT_LIMIT_S, check=False, env=environment,
     )  # fmt: skip
 

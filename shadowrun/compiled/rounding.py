@@ -47,17 +47,27 @@ class Redrawn(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OtherRoundings(DispatchMode):  # type: ignore[no-untyped-call]
-    """Moves what each inexact operator returns by about one unit in the last place, up or down."""
+    """Moves what each inexact operator returns by about one unit in the last place, up or down.
+
+    Attributes:
+        mantissa: Bits of the shortest mantissa among the results.
+    """
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = generator
+        self.mantissa = 52
+
+    def _moved(self, t: torch.Tensor) -> torch.Tensor:
+        if t.dtype in FORMATS:
+            self.mantissa = min(self.mantissa, FORMATS[t.dtype].mantissa)
+        return moved(t, self._generator)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not _computes(func, args, kwargs or {}):
             return out
-        return _each(out, lambda t: moved(t, self._generator))
+        return _each(out, self._moved)
 
 
 class Widened(DispatchMode):  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import torch
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import CheckedBackend
-from shadowrun.compiled.check import options_for, region_reports
+from shadowrun.compiled.check import TOGETHER, options_for, region_reports
 from shadowrun.compiled.how import How
 from shadowrun.compiled.outcome import CompileReport, Outcome
 from shadowrun.types import Status, Verdict
@@ -70,7 +70,7 @@ def watched(max_calls: int) -> Iterator[list[Compiled]]:
             return lambda function: compile_checked(function, disable=disable, **given)
         if not disable:
             compiler = torchcompile.compiler(backend, mode, options_for(backend, options), dynamic)
-            checked = CheckedBackend(compiler, max_calls)
+            checked = CheckedBackend(compiler, max_calls, whole=True)
             named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
             how = How.of(backend, mode, options, dynamic, compiler)
             found.append(Compiled(_name(model), named + (f" mode={mode}" if mode else ""), checked, how))
@@ -84,7 +84,9 @@ def watched(max_calls: int) -> Iterator[list[Compiled]]:
         torch.compile = original
 
 
-def reports_on(found: list[Compiled], breaks: Mapping[str, int], until: float, tell: Tell) -> list[CompileReport]:
+def reports_on(
+    found: list[Compiled], breaks: Mapping[str, int], until: float, tell: Tell, *, allow_unverified: bool = False
+) -> list[CompileReport]:
     """One report for each call of torch.compile whose result was called.
 
     Args:
@@ -92,12 +94,15 @@ def reports_on(found: list[Compiled], breaks: Mapping[str, int], until: float, t
         breaks: Graph breaks of the whole program: nobody knows of which of them.
         until: `time.perf_counter()` at which the search for wrong nodes ends.
         tell: Told what is being done.
+        allow_unverified: What could not be verified is no failure.
     """
     reports = []
     for one in found:
         if not one.checked.regions:
             continue
         regions = region_reports(one.checked.regions, one.checked.compiler, until=until, tell=tell)
+        if not regions:
+            continue
         outcomes = [r.outcome for r in regions] + ([Outcome.GRAPH_BREAK] if breaks else [])
         worst = min(outcomes, key=list(Outcome).index)
         verdict = min((r.verdict for r in regions), key=lambda v: (v.status is not Status.MISMATCH, v.cause is None))
@@ -105,6 +110,9 @@ def reports_on(found: list[Compiled], breaks: Mapping[str, int], until: float, t
         notes = []
         if unchecked:
             notes.append(f"{unchecked} calls of its graphs only ran eagerly, since enough had been checked.")
+        by_name = {r.name: r.outcome for r in regions}
+        if any(r.is_whole and by_name.get(r.name) is Outcome.MISMATCH for r in one.checked.regions):
+            notes.append(TOGETHER)
         if time.perf_counter() > until:
             notes.append("Out of time: this is what is known so far.")
         reports.append(
@@ -118,6 +126,7 @@ def reports_on(found: list[Compiled], breaks: Mapping[str, int], until: float, t
                 one.checked.n_graphs,
                 notes=tuple(notes),
                 how=one.how,
+                allow_unverified=allow_unverified,
             )
         )
     return reports

@@ -7,9 +7,11 @@ import json
 import platform
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+
+from shadowrun.repro.quoting import in_docstring, literal, quoted
 
 if TYPE_CHECKING:
     from torch import fx
@@ -98,7 +100,7 @@ class Script:
 def write(script: Script) -> str:
     """The text of a script."""
     how = script.how
-    lines = [f'"""{_quoted(script.title)}', "", *map(_quoted, script.story), '"""', ""]
+    lines = [f'"""{in_docstring(script.title)}', "", *map(in_docstring, script.story), '"""', ""]
     lines += ["import copy", "import sys", "from pathlib import Path", "", "import torch"]
     imported = how.module if how.module.partition(".")[0] != "torch" else ""
     if not how.is_function:
@@ -110,17 +112,26 @@ def write(script: Script) -> str:
     lines += [f"from math import {n}" for n in ("inf", "nan") if n in used]
     lines += ["from torch import device"] if "device" in used else []
     lines += [f"import {n}" for n in ("math", "operator") if n in used]
-    body = _BODY.replace("{written!r}", repr(script.written))
+    body = _BODY.replace("{written!r}", repr(tuple(map(int, script.written))))
     if not script.written:
         body = body.replace("[*function(*inputs), *(inputs[k] for k in ())]", "list(function(*inputs))")
         body = body.replace(", and the inputs that the graph may write to.", ".")
     text = "\n".join(lines) + "\n" + body + _function(code.src) + "\n\n"
-    backend = "backend" if how.is_function else repr(how.name)
+    backend = "backend" if how.is_function else quoted(how.name)
     given = [f"backend={backend}", "fullgraph=True"]
-    given += [f"mode={how.mode!r}"] if how.mode else []
-    given += [f"options={how.options!r}"] if how.options and not how.mode else []  # torch takes one of both
-    given += [f"dynamic={how.dynamic!r}"] if how.dynamic is not None else []
+    given += [f"mode={quoted(how.mode)}"] if how.mode else []
+    given += [f"options={_options(how.options)}"] if how.options and not how.mode else []  # torch takes one of both
+    given += [f"dynamic={literal(how.dynamic)}"] if how.dynamic is not None else []
     return text + f"compiled = torch.compile(graph, {', '.join(given)})\n\n" + (_RAISES if script.raises else _COMPARE)
+
+
+def _options(value: Any) -> str:
+    """The options of a backend as code."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{quoted(k)}: {_options(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_options, value))}]"
+    return literal(value)
 
 
 def _function(source: str) -> str:
@@ -128,8 +139,3 @@ def _function(source: str) -> str:
     source = re.sub(r";  (?:\w+ = )+None[^\n]*", "", source)
     source = re.sub(r"def forward\(self(?:, )?", "def graph(", source)
     return "\n".join(line for line in source.strip().splitlines() if line.strip()) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """Text from a program's names and exceptions, inside a docstring."""
-    return text.encode("unicode_escape").decode().replace('"', "'")

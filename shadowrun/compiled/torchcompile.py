@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch._dynamo
@@ -32,18 +32,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODES_IN_GRAPHS",
+    "OWN_BACKENDS",
     "Asked",
+    "apart",
     "backend_names",
     "boxed",
     "compiled_functions",
     "compiler",
     "forgotten",
     "graph_breaks",
+    "is_plain_option",
     "modes",
     "module_of",
     "no_modes",
     "profiler_is_on",
+    "saving_is_hooked",
     "through_autograd",
+    "uses_cuda_graphs",
     "without",
     "wrapped_backends",
 ]
@@ -61,6 +66,81 @@ MODES_IN_GRAPHS: dict[str, Callable[..., Any]] = {
 no_modes = _disable_current_modes
 # Seen on 2.11 and 2.13: the dispatch modes of this thread, the innermost last.
 modes = _get_current_dispatch_mode_stack
+
+
+OWN_BACKENDS: Final = frozenset(
+    {
+        *(
+            "aot_eager",
+            "aot_eager_decomp_partition",
+            "aot_eager_decomp_partition_crossref",
+            "aot_eager_default_partitioner",
+        ),
+        *("aot_eager_decomp_partition_with_mode", "eager", "eager_debug", "eager_noexcept", "inductor"),
+        "pre_dispatch_eager",
+    }
+)
+"""Backends that need no package but torch: others of torch's registry (``tvm``, ``openxla``) import one."""
+
+_INDUCTOR_OPTIONS: Final = frozenset(
+    {
+        *("aggressive_fusion", "alignment_asserts", "allow_buffer_reuse", "apply_gumbel_max_trick", "b2b_gemm_pass"),
+        *("batch_fusion", "batch_invariant", "benchmark_epilogue_fusion", "benchmark_fusion", "combo_kernels"),
+        *("combo_kernels_autotune", "comprehensive_padding", "constant_and_index_propagation", "conv_1x1_as_mm"),
+        *("coordinate_descent_tuning", "cpp.dynamic_threads", "cpp.enable_concat_linear", "cpp.enable_loop_tail_vec"),
+        *("cpp.enable_tiling_heuristics", "cpp.enable_unsafe_math_opt_flag", "cpp.fallback_scatter_reduce_sum"),
+        *("cpp.force_inline_kernel", "cpp.max_horizontal_fusion_size", "cpp.min_chunk_size", "cpp.no_redundant_loops"),
+        *("cpp.simdlen", "cpp.threads", "cpp.use_decompose_tanh", "cpp.use_small_dequant_buffer", "cpp.weight_prepack"),
+        *("cpp_wrapper", "cuda.use_fast_math", "dce", "decompose_mem_bound_mm", "delay_realize_cheap_outputs"),
+        *("deterministic", "disable_padding_cpu", "dynamic_scale_rblock", "emulate_precision_casts"),
+        *("epilogue_fusion", "epilogue_fusion_first", "expand_dimension_for_pointwise_nodes", "fallback_random"),
+        *("force_disable_caches", "force_fuse_int_mm_with_mul", "force_layout_optimization", "force_pointwise_cat"),
+        *("force_shape_pad", "freezing", "fx_graph_cache", "graph_partition", "group_fusion", "implicit_fallbacks"),
+        *("inplace_buffers", "inplace_padding", "joint_graph_constant_folding", "keep_output_stride"),
+        *("layout_optimization", "loop_ordering_after_fusion", "max_autotune", "max_autotune_gemm"),
+        *("max_autotune_pointwise", "max_fusion_size", "max_pointwise_cat_inputs", "memory_planning", "nan_asserts"),
+        *("online_softmax", "optimize_scatter_upon_const_tensor", "pad_channels_last", "pad_outputs"),
+        *("padding_alignment_bytes", "padding_stride_threshold", "pattern_matcher", "permute_fusion"),
+        *("pick_loop_orders", "prologue_fusion", "realize_opcount_threshold", "realize_reads_threshold"),
+        *("reorder_for_locality", "reorder_for_peak_memory", "shape_padding", "size_asserts", "split_cat_fx_passes"),
+        *(
+            "split_reductions",
+            "triton.codegen_upcast_to_fp32",
+            "triton.cooperative_reductions",
+            "triton.cudagraph_trees",
+        ),
+        *("triton.cudagraphs", "triton.dense_indexing", "triton.divisible_by_16", "triton.max_tiles"),
+        *("triton.multi_kernel", "triton.persistent_reductions", "triton.prefer_nd_tiling", "triton.tile_reductions"),
+        *("triton.tiling_prevents_pointwise_fusion", "triton.tiling_prevents_reduction_fusion"),
+        *("triton.use_block_ptr", "unroll_reductions_threshold", "use_fast_math", "use_mixed_mm"),
+    }
+)
+"""Settings of Inductor that only say how kernels are made. Others name compilers and folders, write what they do into
+files, load from caches of other machines, or leave out the checks of indices."""
+_INDUCTOR_WORDS: Final = {
+    "cpp.inject_log1p_bug_TESTING_ONLY": ("accuracy",),
+    "cpp.inject_relu_bug_TESTING_ONLY": ("accuracy", "compile_error", "runtime_error"),
+    "triton.inject_relu_bug_TESTING_ONLY": ("accuracy", "compile_error", "runtime_error"),
+    "layout_opt_default": ("0", "1"),
+}
+_MOST_WORD: Final = 40
+
+
+def is_plain_option(backend: str, name: str, value: Any) -> bool:
+    """Whether an option of a backend may be taken from a file.
+
+    Seen on 2.11 and 2.13: ``options={"cpp.cxx": ...}`` names the compiler that Inductor starts.
+
+    Args:
+        backend: Its name; that of a function, for which numbers and words are taken.
+        name: Of the option.
+        value: Of the option.
+    """
+    is_number = value is None or isinstance(value, (bool, int, float))
+    if backend == "inductor":
+        return (is_number and name in _INDUCTOR_OPTIONS) or value in _INDUCTOR_WORDS.get(name, ())
+    is_word = isinstance(value, str) and len(value) <= _MOST_WORD and value.replace("-", "_").isidentifier()
+    return name.isidentifier() and (is_number or is_word)
 
 
 def compiler(backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None) -> Compiler:
@@ -129,6 +209,20 @@ def forgotten() -> Iterator[None]:
         torch._dynamo.reset()
 
 
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """What is compiled inside leaves nothing behind in the compilation that is going on.
+
+    Seen on 2.13 (`torch._guards.TracingContext`). Without it, two backends that are given one graph share its record.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        yield
+    else:
+        with torch._guards.tracing(torch._guards.TracingContext(context.fake_mode)):
+            yield
+
+
 class Asked(NamedTuple):
     """What was asked of `torch.compile`.
 
@@ -172,7 +266,9 @@ _ONE_BY_ONE = frozenset(
 
 
 @contextlib.contextmanager
-def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -> Iterator[None]:
+def wrapped_backends(
+    wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]], whole: Callable[[Any, Asked], Any]
+) -> Iterator[None]:
     """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
 
     Seen on 2.11 and 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in
@@ -182,9 +278,13 @@ def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -
     Args:
         wrap: Takes a graph, before it is compiled, what was asked of `torch.compile`, and whether the graph is one of
             plain operators (forward or backward); returns a function from the code to what is used in its place.
+        whole: A context for each graph of Dynamo's while it is compiled, by Inductor too, which gives such a function;
+            it is used where AOT autograd splits the graph.
     """
     aot: Any = importlib.import_module("torch._functorch.aot_autograd")
     original, original_stage = torch._TorchCompileWrapper.__call__, aot.aot_stage2_compile
+    inductor: Any = torch._TorchCompileInductorWrapper
+    original_inductor = inductor.__call__
 
     @functools.wraps(original)
     def call(self: Any, module: Any, inputs: Any) -> Any:
@@ -195,10 +295,18 @@ def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -
         _compiling.asked, _compiling.split = asked, False
         try:
             finish = wrap(module, asked, False)
-            code: Any = original(self, module, inputs)  # type: ignore[no-untyped-call]
-            return code if _compiling.split else finish(code)
+            with whole(module, asked) as finish_whole:
+                code: Any = original(self, module, inputs)  # type: ignore[no-untyped-call]
+            return finish_whole(code) if _compiling.split else finish(code)
         finally:
             _compiling.asked, _compiling.split = before
+
+    @functools.wraps(original_inductor)
+    def call_inductor(self: Any, module: Any, inputs: Any, **named: Any) -> Any:
+        options = dict(self.config)
+        with whole(module, Asked("inductor", "inductor", None, options, self.dynamic, self)) as finish:
+            code = original_inductor(self, module, inputs, **named)
+        return finish(code)
 
     def wrapped(compiler: Any) -> Any:
         asked = _compiling.asked
@@ -220,14 +328,31 @@ def wrapped_backends(wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]]) -
         return original_stage(state, capture, partition, *map(wrapped, compilers), **named)
 
     torch._TorchCompileWrapper.__call__ = call  # type: ignore[method-assign]
+    inductor.__call__ = call_inductor
     aot.aot_stage2_compile = stage
     try:
         yield
     finally:
         if torch._TorchCompileWrapper.__call__ is call:
             torch._TorchCompileWrapper.__call__ = original  # type: ignore[method-assign]
+        if inductor.__call__ is call_inductor:
+            inductor.__call__ = original_inductor
         if aot.aot_stage2_compile is stage:
             aot.aot_stage2_compile = original_stage
+
+
+def saving_is_hooked() -> bool:
+    """Whether hooks of the user's are told what autograd saves. Seen on 2.13; without it, they are told of ours too."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+def uses_cuda_graphs(asked: Asked) -> bool:
+    """Whether a backend's code may be a CUDA graph, which another run would disturb. Seen on 2.11 and 2.13."""
+    from torch._inductor import config
+
+    known = bool(asked.options.get("triton.cudagraphs", config.triton.cudagraphs))
+    return known or asked.name == "cudagraphs" or asked.mode in ("reduce-overhead", "max-autotune")
 
 
 def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:

@@ -13,13 +13,16 @@ from shadowrun.compiled import torchcompile
 from shadowrun.compiled.judging import Errors, Runs, judge
 from shadowrun.compiled.ladder import first_line
 from shadowrun.compiled.memory import peak_on_cpu
+from shadowrun.compiled.program import GRADIENT
 from shadowrun.compiled.snapshot import cuda_is_used
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from shadowrun.compiled.judging import Judged
     from shadowrun.compiled.program import Copy, Program
+    from shadowrun.replay.case import Value
 
 __all__ = ["Expected", "Whole", "run_whole"]
 
@@ -44,15 +47,32 @@ class Expected:
         self._program = program
         self._names, self._values, self.draws = program.eager()
 
-    def judge(self, names: tuple[str, ...], actual: Any) -> tuple[Verdict, Errors | None]:
-        """The verdict on results of a compiled run, and how far those that differ are from the float64 results."""
-        if names != self._names:
-            other = ", ".join(sorted(set(names) ^ set(self._names)))
-            return Verdict(Status.MISMATCH, Cause.METADATA, "number of results", f"only on one side: {other}"), None
+    def judge(self, names: tuple[str, ...], actual: Any) -> tuple[Verdict, tuple[Judged, ...]]:
+        """The verdict on results of a compiled run, and the results that differ."""
+        ours, theirs = dict(zip(names, actual, strict=True)), dict(zip(self._names, self._values, strict=True))
+        alone = {n for n in ours.keys() ^ theirs.keys() if not _is_no_gradient(n, ours.get(n, theirs.get(n)))}
+        if alone:
+            other = ", ".join(sorted(alone))
+            return Verdict(Status.MISMATCH, Cause.METADATA, "number of results", f"only on one side: {other}"), ()
         generator = torch.Generator().manual_seed(0x5EED)
-        runs = Runs(lambda: self._program.truth(self.draws), lambda: self._program.moved(generator))
-        verdict, judged = judge(names, actual, self._values, runs)
-        return verdict, Errors.together(judged)
+        both = [n for n in self._names if n in ours]
+
+        def named(values: Sequence[Value]) -> list[Value]:
+            found = dict(zip(self._names, values, strict=True))
+            return [found[n] for n in both]
+
+        def truth() -> Sequence[Value] | None:
+            values = self._program.truth(self.draws)
+            return None if values is None or len(values) != len(self._names) else named(values)
+
+        program = self._program
+        runs = Runs(truth, lambda: named(program.moved(generator)), mantissa=lambda: program.mantissa)
+        return judge(both, [ours[n] for n in both], [theirs[n] for n in both], runs)
+
+
+def _is_no_gradient(name: str, value: Value) -> bool:
+    """Whether it says that nothing depends on something: compiled code may return zeros there, and eager nothing."""
+    return name.startswith(GRADIENT) and isinstance(value, torch.Tensor) and not value.any()
 
 
 @dataclass(slots=True)
@@ -120,7 +140,8 @@ def run_whole(
         now = torchcompile.graph_breaks()
         whole.breaks = {r: n - before.get(r, 0) for r, n in now.items() if n > before.get(r, 0)}
     whole.compile_s = time.perf_counter() - began
-    whole.verdict, whole.errors = expected.judge(names, actual)
+    whole.verdict, judged = expected.judge(names, actual)
+    whole.errors = Errors.together(judged)
     storms = 0
     for _ in range(_REPEATS):
         n = len(made)

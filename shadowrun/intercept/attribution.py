@@ -157,6 +157,9 @@ class Attribution:
             above.append(None)
             try:
                 return original(self, *args, **kwargs)
+            except BaseException as error:
+                torchapi.leave_out(error, code)
+                raise
             finally:
                 above.pop()
                 modules.pop()
@@ -164,6 +167,7 @@ class Attribution:
                     state.recomputing -= 1
 
         torchapi.stand_for_module_call(__call__, original)
+        code = __call__.__code__
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self._patched = __call__
         self._sites.module_call = __call__.__code__

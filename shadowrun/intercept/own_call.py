@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["is_own_call", "own_call"]
+__all__ = ["is_own_call", "on_one_line", "own_call"]
 
 _NAME = "<operator>"
 """Name of that function: no function of a program can be called so."""
@@ -33,15 +33,15 @@ def _bare(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     return run(*args, **kwargs)
 
 
-def _without_columns(code: CodeType) -> CodeType:
-    """The code with all of it on its first line: tracebacks would underline columns of ours in the program's text."""
+def on_one_line(code: CodeType, name: str) -> CodeType:
+    """The code with all of it on its first line: tracebacks would underline columns of ours in another text."""
     units = len(code.co_code) // 2
     # Objects/locations.md of CPython 3.11 to 3.14: kind 13, a line without columns, of up to 8 code units, is the same.
     table = b"".join(bytes((0x80 | 13 << 3 | min(8, units - at) - 1, 0)) for at in range(0, units, 8))
-    return code.replace(co_name=_NAME, co_qualname=_NAME, co_linetable=table)
+    return code.replace(co_name=name, co_qualname=name, co_linetable=table)
 
 
-_CODE = _without_columns(_bare.__code__)
+_CODE = on_one_line(_bare.__code__, _NAME)
 
 
 @functools.lru_cache(maxsize=4096)

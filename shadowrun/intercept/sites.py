@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from types import CodeType, FrameType
+    from types import CodeType, FrameType, TracebackType
 
-__all__ = ["Found", "Mark", "Sites"]
+__all__ = ["Found", "Mark", "Sites", "site_of"]
 
 Found = tuple[str, bool, "CodeType | None"]
 """A site, empty if there is none; whether an optimizer's frame came before it; the code of that line, kept alive."""
@@ -121,6 +121,17 @@ class Sites:
         site = f"{_shown(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}"
         found = self.known[id(code), frame.f_lasti] = site, _steps_an_optimizer(frame), code
         return found
+
+
+def site_of(traceback: TracebackType | None) -> str:
+    """The last line of the user's that an exception came through; empty where there is none."""
+    site = ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if _kind(code.co_filename) == _USER:
+            site = f"{_shown(code.co_filename)}:{traceback.tb_lineno} in {code.co_qualname}"
+        traceback = traceback.tb_next
+    return site
 
 
 def _kind(filename: str) -> int:

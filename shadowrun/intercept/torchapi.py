@@ -13,15 +13,18 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.multiprocessing import reductions
 from torch.utils import _python_dispatch as _modes
 
+from shadowrun import native
+from shadowrun.intercept.own_call import on_one_line
 from shadowrun.native.tensors import addresses_in_torch
+from shadowrun.platforms.torchnames import need, optional
 from shadowrun.platforms.torchplatform import below_autograd
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
+    from types import CodeType
 
 __all__ = [
     "FUTURE_CALLBACKS",
@@ -42,11 +45,14 @@ __all__ = [
     "in_infra_mode",
     "is_undefined_error",
     "is_zero_tensor",
+    "leave_out",
     "modes",
     "modes_aside",
     "n_modes_below",
     "next_sequence_number",
     "operator_is_composite",
+    "operator_is_dispatched",
+    "operator_names",
     "plain_kernel",
     "pop_mode",
     "push_mode",
@@ -60,6 +66,24 @@ __all__ = [
     "unheard",
     "unwrapped",
 ]
+
+need(
+    *("torch._ops.HigherOrderOperator", "torch._ops.OpOverload", "torch.ops.aten.add.Tensor._op_dk"),
+    *("torch.Tensor._is_zerotensor", "torch.UntypedStorage._cdata"),
+    *("torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node"),
+    *("torch._C._functions.AccumulateGrad._sequence_nr", "torch._C._functorch.peek_interpreter_stack"),
+    *("torch._C._len_torch_dispatch_stack", "torch._C._get_dispatch_mode"),
+    *("torch._C._TorchDispatchModeKey.FAKE", "torch._C._TorchDispatchModeKey.PROXY"),
+    *("torch._C._is_torch_function_mode_enabled", "torch._C.DisableTorchFunction", "torch._C._DisableAutocast"),
+    *("torch._C._PreserveDispatchKeyGuard", "torch._C._dispatch_tls_set_dispatch_key_excluded"),
+    *("torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C.DispatchKey.CompositeExplicitAutograd"),
+    *("torch._C.DispatchKey.CompositeImplicitAutograd", "torch._C.DispatchKey.ADInplaceOrView"),
+    *("torch._C.DispatchKey.AutogradFunctionality", "torch._C.DispatchKey.Functionalize"),
+    *("torch._C.DispatchKey.Conjugate", "torch._C.DispatchKey.Negative"),
+    *("torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._python_dispatch._get_current_dispatch_mode"),
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+    *("torch.utils._python_dispatch._pop_mode", "torch.utils._python_dispatch._push_mode"),
+)
 
 # Seen on 2.11 and 2.13. Base class of cond, while_loop, flex_attention: they reach a dispatch mode as
 # something that is no OpOverload and has no schema.
@@ -96,16 +120,17 @@ asks_functions: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 # Seen on 2.11 and 2.13: nobody is asked about functions meanwhile. Without it, such a mode sees what we do.
 asking_nobody: Callable[[], Any] = torch._C.DisableTorchFunction
 
-_BEHIND: dict[str, tuple[str, Any, Callable[[], Any]]] = {
+_graph_task_id: Callable[[], Any] | None = getattr(torch._C, "_current_graph_task_id", None)
+
+_BEHIND: dict[str, tuple[str, Any, Callable[[], Any] | None]] = {
     "next_number": ("_ZN2at15sequence_number4peekEv", ctypes.c_uint64, next_sequence_number),
-    "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, torch._C._current_graph_task_id),
+    "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, _graph_task_id),
     "asks_functions": ("_ZN2at4impl27torch_function_mode_enabledEv", ctypes.c_bool, asks_functions),
     "n_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", ctypes.c_int64, n_modes_below),
 }
 """Names in C++ (mangled otherwise on Windows), what they return, and the same in Python."""
 
 
-@functools.cache
 def address_behind(name: str) -> int:
     """Address of a C++ function without arguments; 0 where it is not found or does not answer as Python's does.
 
@@ -116,9 +141,13 @@ def address_behind(name: str) -> int:
 
     Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the compiled part calls Python's.
     """
+    return _addresses[name]
+
+
+def _address(name: str) -> int:
     symbol, returns, in_python = _BEHIND[name]
     (address,) = addresses_in_torch(symbol)
-    if not address:
+    if not address or in_python is None:
         return 0
     function = ctypes.CFUNCTYPE(returns)(address)
     same = function() == in_python()
@@ -207,7 +236,7 @@ top_mode: Callable[[], Any] = _modes._get_current_dispatch_mode
 
 # Seen on 2.11 and 2.13: what torch.futures.Future is made of and what `Work.get_future` returns. Without its methods,
 # operators of a callback that a thread of C++ runs (gloo's, for the communication hooks of DDP) are not seen.
-Future: type = torch._C.Future
+Future: type = optional("torch._C.Future", type("NoFuture", (), {}), "operators in callbacks of futures are not seen")
 FUTURE_CALLBACKS = tuple(name for name in ("then", "add_done_callback") if name in vars(Future))
 
 # Seen on 2.11 and 2.13: the modes of this thread.
@@ -220,10 +249,16 @@ def pop_mode(mode: Any) -> None:
         _modes._pop_mode()
 
 
+def _merely_called(run: Callable[..., Any], _types: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
+    return run(*args, **(kwargs or {}))
+
+
 # Seen on 2.11 and 2.13. `unheard(run, (), args, kwargs)` calls `run`, and the warnings that C++ code gives meanwhile
 # come at the line of this call; without it, they are collected with those of the user's own call and come at his
 # line, twice. (Its purpose is to switch `__torch_function__` off, which a handler has no use for. 0.17 µs.)
-unheard: Callable[..., Any] = torch._C._disabled_torch_function_impl
+unheard: Callable[..., Any] = optional(
+    "torch._C._disabled_torch_function_impl", _merely_called, "warnings of replays may come with the program's own"
+)
 
 
 def is_zero_tensor(t: torch.Tensor) -> bool:
@@ -239,31 +274,52 @@ def is_undefined_error(error: RuntimeError) -> bool:
     return "tensor does not have a device" in str(error)
 
 
-# Seen on 2.11 and 2.13: whether two tensors lie on one storage (0.2 µs; by `_cdata` it takes 1 µs).
-shares_memory = torch._C._is_alias_of  # type: ignore[attr-defined]
-
-
 def storage_key(t: torch.Tensor) -> int:
     """Identity of the tensor's storage while that lives (0.45 µs). Seen on 2.11 and 2.13."""
     return int(t.untyped_storage()._cdata)
 
 
+def _have_one_key(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return storage_key(left) == storage_key(right)
+
+
+# Seen on 2.11 and 2.13: whether two tensors lie on one storage (0.2 µs; by their keys it takes 1 µs).
+shares_memory: Callable[[torch.Tensor, torch.Tensor], bool] = optional(
+    "torch._C._is_alias_of", _have_one_key, "a quick answer to whether tensors share memory"
+)
+
+
+class _Unwatched:
+    """No reference: it tells that the storage is gone at once, so nothing is kept for its next use."""
+
+    def __init__(self, _storage: object) -> None:
+        pass
+
+    def expired(self) -> bool:
+        return True
+
+
+_storage_reference: Callable[[Any], Any] = optional(
+    "torch.multiprocessing.reductions.StorageWeakRef", _Unwatched, "copies serve one call only"
+)
+
+
 class StorageWatch:
     """Tells whether a storage has been freed; while it is held, no other storage gets the same `storage_key`.
 
-    Seen on 2.11 and 2.13 (`torch.multiprocessing.reductions.StorageWeakRef`, as CUDA graph trees use it). Without it, a
-    finalizer on each storage would do, at 3.5 µs.
+    Seen on 2.11 and 2.13 (`torch.multiprocessing.reductions.StorageWeakRef`, as CUDA graph trees use it). Without it,
+    no copy serves a second call.
     """
 
     __slots__ = ("_reference",)
 
     def __init__(self, t: torch.Tensor) -> None:
-        self._reference = reductions.StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
+        self._reference = _storage_reference(t.untyped_storage())
 
     @property
     def freed(self) -> bool:
         """Whether nobody has it any more."""
-        return bool(self._reference.expired())  # type: ignore[no-untyped-call]
+        return bool(self._reference.expired())
 
 
 _BACKENDS = ("CPU", "CUDA", "MPS", "XPU", "XLA", "HPU", "MTIA", "PrivateUse1", "Lazy")
@@ -310,6 +366,14 @@ def _taking_numbers(operator: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def operator_is_dispatched(name: str) -> bool:
+    """Whether an operator is one of the dispatcher's, and no built-in function of TorchScript.
+
+    Seen on 2.11 and 2.13 (`_dispatch_has_kernel`).
+    """
+    return torch._C._dispatch_has_kernel(name)
+
+
 def operator_is_composite(name: str) -> bool:
     """Whether an operator only splits into others; `inference_mode` and higher-order operators hand such over whole.
 
@@ -321,6 +385,15 @@ def operator_is_composite(name: str) -> bool:
         return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _BACKENDS)
     except RuntimeError:  # Python's own (`aten::sym_size` of jagged tensors): the dispatcher does not know them
         return False
+
+
+def operator_names() -> frozenset[str]:
+    """All operators of this process, as ``aten::add.Tensor``; empty where torch does not tell.
+
+    Seen on 2.11 and 2.13 (`_dispatch_get_all_op_names`). Without it, a name that is written wrong is found out later.
+    """
+    names: Callable[[], list[str]] | None = getattr(torch._C, "_dispatch_get_all_op_names", None)
+    return frozenset(names()) if names is not None else frozenset()
 
 
 def decomposition(func: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -386,8 +459,23 @@ def stand_for_module_call(wrapper: Any, original: Any) -> None:
     it compiles what it finds there, and code of ours, by its file, is what it must not compile: without this, each
     module inside a compiled one breaks the graph, and `fullgraph=True` raises.
     """
-    wrapper.__code__ = wrapper.__code__.replace(co_filename=original.__code__.co_filename)
+    code = original.__code__
+    # In tracebacks, one frame of ours is left, which looks as that of the original does.
+    line = max((line for _, _, line in code.co_lines() if line is not None), default=code.co_firstlineno)
+    wrapper.__code__ = on_one_line(wrapper.__code__, code.co_name).replace(
+        co_filename=code.co_filename, co_firstlineno=line
+    )
     _replace_in_dynamo(original, wrapper)
+
+
+def leave_out(error: BaseException, code: CodeType) -> None:
+    """Take the frames of some code out of an exception's traceback, but for the first one, which is in it yet to be."""
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_next is not None and entry.tb_next.tb_frame.f_code is code:
+            entry.tb_next = entry.tb_next.tb_next
+        else:
+            entry = entry.tb_next
 
 
 def stand_no_more(wrapper: Any, original: Any) -> None:
@@ -430,3 +518,8 @@ def compiling_threads() -> set[threading.Thread]:
     if pool is None or made is None or not made().currsize:
         return set()
     return set(getattr(pool(), "_threads", ()))
+
+
+_addresses = dict.fromkeys(_BEHIND, 0) if native.core is None else {name: _address(name) for name in _BEHIND}
+if native.core is not None and not all(_addresses.values()):
+    native.lacks.append(f"functions of torch's C++ library: {', '.join(n for n, at in _addresses.items() if not at)}")

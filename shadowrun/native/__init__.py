@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["core", "state", "why_not"]
+__all__ = ["core", "lacks", "state", "why_not"]
 
-_VERSION = 14
+_VERSION = 15
 """To be raised here and in `core.c` with every change of what it offers: a stale build must not be used."""
 
 
+lacks: list[str] = []
+"""What of torch the compiled part looked for and did not find: it asks Python instead, or leaves calls to it."""
+
+
 def state() -> str:
-    """``on``, or ``off`` and why: told with the versions, for whoever reports a bug."""
-    return f"off ({why_not})" if why_not else "on"
+    """``on``, ``partial`` and what is not used, or ``off`` and why: told with the versions, for reports of bugs."""
+    if why_not:
+        return f"off ({why_not})"
+    return f"partial ({'; '.join(lacks)})" if lacks else "on"
 
 
 def _load() -> tuple[ModuleType | None, str]:

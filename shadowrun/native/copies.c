@@ -2,6 +2,8 @@
 
 #include "handler.h"
 
+enum { MOST_COPIED = 1 << 20 };
+
 #include <string.h>
 
 /* Bytes at `from` to `to`; the interpreter's lock is given up for many. */
@@ -67,6 +69,9 @@ int prepare_copies(Handler *self, PyObject *tensor, int k, Copies *copies) {
     size_t bytes = t.dtype.bits / 8;
     for (int32_t d = 0; d < t.ndim; d++) {
         bytes *= (size_t)t.shape[d];
+    }
+    if (bytes > MOST_COPIED) { /* Python sees to it that the copies do not take the room that the call needs */
+        return 0;
     }
     copies->at = (char *)t.data + t.byte_offset;
     copies->shape = shape_of(tensor);

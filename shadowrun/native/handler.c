@@ -275,6 +275,46 @@ static int try_quickly(Handler *self, PyObject *const *args, Py_ssize_t n, PyObj
     return done;
 }
 
+/* Whether an entry of a traceback is a frame of shadowrun's, the program's own call among them. */
+static int is_ours(PyObject *entry) {
+    int ours = 0;
+    PyObject *frame = PyObject_GetAttrString(entry, "tb_frame");
+    PyObject *code = frame == NULL ? NULL : PyObject_GetAttrString(frame, "f_code");
+    PyObject *globals = frame == NULL ? NULL : PyObject_GetAttrString(frame, "f_globals");
+    PyObject *function = code == NULL ? NULL : PyObject_GetAttrString(code, "co_name");
+    PyObject *module = globals != NULL && PyDict_Check(globals) ? PyDict_GetItemString(globals, "__name__") : NULL;
+    if (function != NULL && PyUnicode_Check(function)) {
+        ours = PyUnicode_CompareWithASCIIString(function, "<operator>") == 0; /* intercept/own_call.py */
+    }
+    if (!ours && module != NULL && PyUnicode_Check(module)) {
+        PyObject *package = PyUnicode_FromString("shadowrun.");
+        ours = package != NULL && PyUnicode_Tailmatch(module, package, 0, PY_SSIZE_T_MAX, -1) == 1;
+        Py_XDECREF(package);
+    }
+    Py_XDECREF(function);
+    Py_XDECREF(globals);
+    Py_XDECREF(code);
+    Py_XDECREF(frame);
+    return ours;
+}
+
+/* The traceback of an exception that leaves for the program, without our frames, which begin it. */
+static void leave_out_ours(void) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    while (trace != NULL && is_ours(trace)) {
+        PyObject *next = PyObject_GetAttrString(trace, "tb_next");
+        Py_SETREF(trace, next == Py_None ? NULL : Py_XNewRef(next));
+        Py_XDECREF(next);
+    }
+    PyErr_Clear();
+    if (value != NULL && PyExceptionInstance_Check(value)) {
+        PyException_SetTraceback(value, trace == NULL ? Py_None : trace);
+    }
+    PyErr_Restore(type, value, trace);
+}
+
 PyObject *dispatch_call(PyObject *mode, Handler *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
     PyObject *out = NULL;
     int done = 0;
@@ -284,6 +324,9 @@ PyObject *dispatch_call(PyObject *mode, Handler *self, PyObject *const *args, Py
     }
     if (!done && !interrupted()) {
         out = in_python(mode, args, n, names);
+    }
+    if (out == NULL) {
+        leave_out_ours();
     }
     return out;
 }

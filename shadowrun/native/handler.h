@@ -52,9 +52,10 @@ typedef struct {
     PyObject *again;         /* callable(run, args, kwargs): a replay */
     PyObject *shares_memory; /* callable(tensor, tensor) */
     PyObject *ended, *failed, *unrecorded; /* callables: what is left to Python */
+    PyObject *too_large; /* callable(plan, context, result): records that it is; whether it did */
     PyObject *acquire, *release, *waited_for; /* bound methods of a lock and its gate; others after a fork */
     int way, on_target, clocked;
-    double slow_ratio;
+    double slow_ratio, max_bytes;
     long long own_ns;
     long long parts_ns[N_PARTS];
     Py_ssize_t parts_n[N_PARTS];

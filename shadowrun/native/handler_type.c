@@ -135,7 +135,7 @@ static PyObject *clocks(Handler *self, PyObject *on) {
     apply(n_modes_below) apply(asks_functions) apply(places) apply(selection) apply(recorder) apply(contexts) apply(rows) apply(device)      \
         apply(matched) apply(seen_verdict) apply(suspects) apply(spares) apply(make_spare) apply(again)                \
             apply(shares_memory) apply(ended) apply(failed) apply(unrecorded) apply(acquire) apply(release)            \
-                apply(waited_for)
+                apply(waited_for) apply(too_large)
 
 static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (PyTuple_GET_SIZE(args)) {
@@ -235,6 +235,7 @@ static PyMemberDef members[] = {
     {"way", T_INT, offsetof(Handler, way), 0, NULL},
     {"on_target", T_INT, offsetof(Handler, on_target), 0, NULL},
     {"slow_ratio", T_DOUBLE, offsetof(Handler, slow_ratio), 0, NULL},
+    {"max_bytes", T_DOUBLE, offsetof(Handler, max_bytes), 0, NULL},
     {"own_ns", T_LONGLONG, offsetof(Handler, own_ns), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };

@@ -3,6 +3,8 @@
 
 #include "handler.h"
 
+enum { BYTES_PER_NS = 1000 }; /* see replay/room.py */
+
 /* Copies of what the call writes to: 1; 0 where Python must look; -1 with an interrupt. */
 static int prepare(Handler *self, Call *call, Copies *copies) {
     Entry *entry = call->entry;
@@ -71,8 +73,28 @@ static PyObject *spares_of(const Copies *copies, int n) {
     return made;
 }
 
+/* Whether there shall be no second result beside the one of the user's call, which is recorded then: 1; 0; -1 with an
+ * exception. What was done in less time than any processor writes so much in is not asked. */
+static int is_too_large(Handler *self, Call *call, PyObject *out, long long ns) {
+    if (call->entry->way == IN_PLACE || (double)ns * BYTES_PER_NS <= self->max_bytes) {
+        return 0;
+    }
+    PyObject *context = PyLong_FromLongLong(call->context), *answer = NULL;
+    if (context != NULL) {
+        answer = PyObject_CallFunctionObjArgs(self->too_large, call->entry->plan, context, out, NULL);
+    }
+    int large = answer == NULL ? -1 : answer == Py_True;
+    Py_XDECREF(answer);
+    Py_XDECREF(context);
+    return large;
+}
+
 /* Run the operator once more, compare, and record; -1 with an exception. */
 static int judge(Handler *self, Call *call, const Copies *copies, PyObject *out, PyObject *other_args, long long ns) {
+    int large = is_too_large(self, call, out, ns);
+    if (large != 0) {
+        return large < 0 ? -1 : 0;
+    }
     long long start = now_ns();
     PyObject *theirs = replayed(self, call->entry->run, other_args, call->kwargs);
     long long other_ns = now_ns() - start;

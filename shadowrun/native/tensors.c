@@ -2,14 +2,14 @@
  *
  * The call is that of DLPack's exchange API, a C structure that torch.Tensor carries since torch 2.11
  * (`__dlpack_c_exchange_api__`), made for this. It knows strided tensors of the usual dtypes; for all others it raises
- * a C++ exception, which takes tens of microseconds: a program that has many of them is left to Python's way.
+ * a C++ exception with a backtrace, which takes a millisecond: these are not asked, but left to Python's way.
  */
 
 #include "core.h"
 
 #include <string.h>
 
-enum { ON_CPU = 1, COMPLEX = 5, MOST_FAILURES = 100 };
+enum { ON_CPU = 1, COMPLEX = 5, MOST_FAILURES = 100, REST = 10000 };
 
 typedef int (*FromObject)(void *object, Tensor *out);
 
@@ -26,19 +26,21 @@ typedef struct {
 static FromObject from_object;
 static PyTypeObject *tensor_type, *parameter_type;
 static PyObject *exact_types; /* a frozenset */
-static PyObject *shape_descriptor, *dtype_descriptor, *cpu_descriptor, *neg_descriptor;
-static int failures;
+static PyObject *shape_descriptor, *dtype_descriptor, *cpu_descriptor, *neg_descriptor, *layout_descriptor;
+static PyObject *strided;        /* torch.strided */
+static int failures, still_rests; /* how often DLPack did not know a tensor lately; for how many it is not asked */
 
 /* What torch's C shim of its stable ABI tells of a tensor, given the address of the at::Tensor: 0, or an error. */
 typedef int32_t (*Ask)(void *tensor, void *answer);
 
-enum { MOST_CODES = 128, CPU_TYPE = 0 };
+enum { MOST_CODES = 128, MOST_DIMS = 64, CPU_TYPE = 0, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
 
 static struct {
     Py_ssize_t offset; /* of the at::Tensor in its Python object; 0: not known */
     const void *kind;  /* what all plain tensors begin with: the table of their class */
     Ask n_dims, sizes, dtype, device;
     PyObject *dtypes[MOST_CODES]; /* by torch's number; there is one each for the process */
+    char refused[MOST_CODES];     /* the dtypes that DLPack does not know */
 } shim;
 
 /* The at::Tensor of an ordinary dense tensor; NULL for others: some of those have no sizes, and the shim would say so on
@@ -78,17 +80,34 @@ PyObject *setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     for (int i = 0; i < 4; i++) {
         memcpy(asks[i], &addresses[1 + i], sizeof(void *));
     }
+    for (int code = 0; code < MOST_CODES; code++) {
+        Py_CLEAR(shim.dtypes[code]);
+    }
     shim.kind = *(void **)addresses[0];
     shim.offset = offset;
     Py_RETURN_TRUE;
 }
 
+/* A number that the shim tells, of 32 or 64 bits: there is room for either, should a torch exchange the functions. 0, or
+ * an error. */
+static int ask(Ask function, void *tensor, int64_t *answer) {
+    *answer = -1;
+    return function(tensor, answer);
+}
+
 /* The shape and dtype of a tensor without an object for them: 1; 0 where it must be asked in Python. */
 int shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype) {
     void *asked = shim_tensor(tensor);
+    int64_t told;
+    *sizes = NULL;
+    if (asked == NULL || ask(shim.n_dims, asked, n_dims) || *n_dims < 0 || *n_dims > MOST_DIMS ||
+        ask(shim.dtype, asked, &told) || shim.sizes(asked, (void *)sizes) ||
+        (*n_dims > 0 && (uintptr_t)*sizes < FIRST_PAGE)) {
+        return 0;
+    }
     int32_t code;
-    if (asked == NULL || shim.n_dims(asked, n_dims) || shim.sizes(asked, (void *)sizes) || shim.dtype(asked, &code) ||
-        code < 0 || code >= MOST_CODES) {
+    memcpy(&code, &told, sizeof code);
+    if (code < 0 || code >= MOST_CODES) {
         return 0;
     }
     if (shim.dtypes[code] == NULL) {
@@ -99,10 +118,10 @@ int shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, Py
     return *dtype != NULL;
 }
 
-/* setup(torch.Tensor, torch.nn.Parameter, exact types): whether this torch has what is needed. */
+/* setup(torch.Tensor, torch.nn.Parameter, exact types, torch.strided): whether this torch has what is needed. */
 PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (n != 3 || !PyType_Check(args[0]) || !PyType_Check(args[1]) || !PyFrozenSet_Check(args[2])) {
+    if (n != 4 || !PyType_Check(args[0]) || !PyType_Check(args[1]) || !PyFrozenSet_Check(args[2])) {
         return wrong_count("setup");
     }
     PyObject *capsule = PyObject_GetAttrString(args[0], "__dlpack_c_exchange_api__");
@@ -123,8 +142,10 @@ PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     Py_XSETREF(dtype_descriptor, PyObject_GetAttrString(args[0], "dtype"));
     Py_XSETREF(cpu_descriptor, PyObject_GetAttrString(args[0], "is_cpu"));
     Py_XSETREF(neg_descriptor, PyObject_GetAttrString(args[0], "is_neg"));
+    Py_XSETREF(layout_descriptor, PyObject_GetAttrString(args[0], "layout"));
+    Py_XSETREF(strided, Py_NewRef(args[3]));
     PyErr_Clear();
-    failures = 0;
+    failures = still_rests = 0;
     Py_RETURN_TRUE;
 }
 
@@ -151,13 +172,38 @@ PyObject *dtype_of(PyObject *tensor) {
     return computed(tensor, dtype_descriptor, dtype);
 }
 
+/* The number of a dense CPU tensor's dtype; -1 for others; MOST_CODES where the shim cannot tell, and layout is strided. */
+static int32_t dense_dtype(PyObject *value) {
+    int32_t type, code;
+    if (shim.offset != 0 && is_tensor(value)) {
+        void *asked = shim_tensor(value);
+        int known = asked != NULL && shim.device(asked, &type) == 0 && shim.dtype(asked, &code) == 0;
+        return known && type == CPU_TYPE && code >= 0 && code < MOST_CODES ? code : -1;
+    }
+    NAME(layout, "layout") { return -1; }
+    PyObject *answer = computed(value, layout_descriptor, layout);
+    Py_XDECREF(answer); /* there is one object for each layout */
+    PyErr_Clear();
+    return answer == strided ? MOST_CODES : -1;
+}
+
+/* Dense tensors on the CPU only: 1; 0 for others, and where DLPack does not know the dtype. */
 int read_tensor(PyObject *value, Tensor *found) {
-    if (failures >= MOST_FAILURES) {
+    int32_t code = dense_dtype(value);
+    if (code < 0 || (code < MOST_CODES && shim.refused[code])) {
+        return 0;
+    }
+    if (still_rests > 0) {
+        still_rests--;
         return 0;
     }
     if (from_object(value, found) != 0) {
-        failures++;
         PyErr_Clear();
+        if (code < MOST_CODES) {
+            shim.refused[code] = 1;
+        } else if (++failures >= MOST_FAILURES) {
+            failures = 0, still_rests = REST;
+        }
         return 0;
     }
     failures -= failures > 0; /* a few among many are no reason */
@@ -182,8 +228,10 @@ int is_on_cpu(const Tensor *t) { return t->device.type == ON_CPU; }
 int has_cpu(PyObject *tensor) {
     NAME(is_cpu, "is_cpu") { return 0; }
     void *asked = shim_tensor(tensor);
-    int32_t type;
-    if (asked != NULL && shim.device(asked, &type) == 0) {
+    int64_t told;
+    if (asked != NULL && ask(shim.device, asked, &told) == 0) {
+        int32_t type;
+        memcpy(&type, &told, sizeof type);
         return type == CPU_TYPE;
     }
     PyObject *answer = computed(tensor, cpu_descriptor, is_cpu);

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.native import core
+from shadowrun.native import core, lacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,12 @@ def _key(core: ModuleType, sample: torch.Tensor) -> object:
     return core.context_key(0, None, ("", "", ""), (sample,), {})
 
 
-if core is not None and core.setup(torch.Tensor, torch.nn.Parameter, _EXACT):
+if core is not None and core.setup(torch.Tensor, torch.nn.Parameter, _EXACT, torch.strided):
     plainly_equal, context_key = core.plainly_equal, core.context_key
+    _answers = False
     with contextlib.suppress(Exception):  # a torch that lacks a part of it
-        _ask_without_python(core)
+        _answers = _ask_without_python(core)
+    if not _answers:
+        lacks.append("torch's C shim")
+elif core is not None:
+    lacks.append("DLPack's exchange API: no call goes by it")

@@ -15,15 +15,16 @@ from shadowrun.errors import PlatformError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PYTHON", "Setting", "environment", "needs_process", "public", "read", "write"]
+__all__ = ["ENV", "PYTHON", "Setting", "environment", "needs_process", "public", "read", "write"]
 
 Setting: TypeAlias = "bool | int | str"
 Settings: TypeAlias = "tuple[tuple[str, Setting], ...]"
 
 PYTHON = "python"
 """The setting that names another interpreter, with another torch."""
+ENV = "env:"
+"""Begins settings that are environment variables."""
 
-_ENV = "env:"
 _PROCESS_VARIABLES = {
     "isa": "ATEN_CPU_CAPABILITY",
     "mkl_cbwr": "MKL_CBWR",
@@ -112,7 +113,7 @@ def public(settings: Settings) -> Settings:
 
 def needs_process(settings: Settings) -> bool:
     """Whether there is a setting that only a process of its own can have."""
-    return any(key in _PROCESS_VARIABLES or key == PYTHON or key.startswith(_ENV) for key, _ in settings)
+    return any(key in _PROCESS_VARIABLES or key == PYTHON or key.startswith(ENV) for key, _ in settings)
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -123,8 +124,8 @@ def environment(settings: Settings) -> dict[str, str]:
             found[_PROCESS_VARIABLES[key]] = str(value).replace("_STRICT", ",STRICT")
         elif key == "threads":
             found["OMP_NUM_THREADS"] = found["MKL_NUM_THREADS"] = str(value)
-        elif key.startswith(_ENV):
-            found[key.removeprefix(_ENV)] = str(value)
+        elif key.startswith(ENV):
+            found[key.removeprefix(ENV)] = str(value)
     return found
 
 
@@ -155,7 +156,7 @@ def _unquoted(spec: str, quoted: str) -> str:
 
 
 def _value(spec: str, device_type: str, known: dict[str, str], key: str, text: str) -> Setting:
-    if key.startswith(_ENV) and known is _KNOWN:
+    if key.startswith(ENV) and known is _KNOWN:
         return _variable(spec, key, text)
     if key not in known:
         near = difflib.get_close_matches(key.lower(), list(known), 1, cutoff=0.5)
@@ -183,7 +184,7 @@ def _value(spec: str, device_type: str, known: dict[str, str], key: str, text: s
 
 
 def _variable(spec: str, key: str, text: str) -> str:
-    name = key.removeprefix(_ENV)
+    name = key.removeprefix(ENV)
     if not _VARIABLE.fullmatch(name):
         raise PlatformError(
             f"{name!r} in platform {spec!r} is no name of an environment variable: write env:NAME=value.",
@@ -214,7 +215,7 @@ def _check_together(spec: str, settings: dict[str, Setting]) -> None:
         )
     for key, value in settings.items():
         for name in environment(((key, value),)):
-            if key != f"{_ENV}{name}" and f"{_ENV}{name}" in settings:
+            if key != f"{ENV}{name}" and f"{ENV}{name}" in settings:
                 raise PlatformError(
                     f"Platform {spec!r} sets {name} twice: {key} is the same as env:{name}.", slug="bad-setting"
                 )

@@ -19,6 +19,7 @@ from shadowrun.platforms.settings import Setting
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "OF_TORCH",
     "PLUGINS",
     "PlatformSpec",
     "Setting",
@@ -40,7 +41,8 @@ PLUGINS = {
 }
 """Device types that a package other than torch brings."""
 
-_TORCH_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "lazy", "vulkan", "ipu", "maia", "ve", "sim")
+OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "lazy", "vulkan", "ipu", "maia", "ve", "sim")
+"""Device types that need no package but torch, and the simulated one."""
 _PATTERN = re.compile(r"(?P<type>[A-Za-z_]\w*)(?::(?P<index>\d+))?(?:\[(?P<settings>.*)\])?", re.ASCII)
 _EXAMPLE = 'such as "cuda:1", "npu" or "cpu[threads=1,mkldnn=off]"'
 
@@ -136,7 +138,7 @@ def _torch_brings_more() -> bool:
 
 def known_devices() -> list[str]:
     """Sorted names of the device types that a spec may use, present on this machine or not."""
-    names = {*_TORCH_DEVICES, *PLUGINS}
+    names = {*OF_TORCH, *PLUGINS}
     names.update(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     # A plug-in or the simulated device may have named torch's private-use device; only a torch that
     # is loaded already can know.

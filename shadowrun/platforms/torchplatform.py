@@ -9,7 +9,9 @@ import contextlib
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils import _python_dispatch as _modes
+
+from shadowrun.platforms.torchnames import need
 
 __all__ = [
     "allow_tf32",
@@ -38,6 +40,23 @@ __all__ = [
     "wait_for_lazy",
     "wrapped_number",
 ]
+
+need(
+    *("torch._C.DispatchKey", "torch._C._AutoDispatchBelowAutograd"),
+    *("torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._dispatch_get_registrations_for_dispatch_key"),
+    *("torch._C._dispatch_has_backend_fallback", "torch._C._dispatch_key_for_device"),
+    *("torch._C._get_privateuse1_backend_name", "torch._C._get_mkldnn_enabled", "torch._C._set_mkldnn_enabled"),
+    *("torch._C._get_deterministic_algorithms", "torch._C._get_deterministic_algorithms_warn_only"),
+    *("torch._C._set_deterministic_algorithms", "torch._C._get_fp32_precision_getter"),
+    *("torch._C._set_fp32_precision_setter", "torch._C._get_float32_matmul_precision"),
+    *("torch._C._set_float32_matmul_precision", "torch._C._get_cudnn_allow_tf32", "torch._C._set_cudnn_allow_tf32"),
+    *("torch._C._set_cublas_allow_tf32", "torch.utils._python_dispatch._disable_current_modes"),
+)
+_LAZY = (
+    *("torch._lazy.ts_backend.init", "torch._lazy.mark_step", "torch._lazy.wait_device_ops"),
+    *("torch._C._lazy._sync_multi", "torch._C._lazy._wait_device_ops", "torch._is_functional_tensor"),
+    *("torch._functionalize_sync", "torch._from_functional_tensor"),
+)
 
 _lazy_ready = False
 _CUDA_PRODUCTS = ("matmul", "conv", "rnn")
@@ -231,6 +250,7 @@ def init_lazy() -> None:
     """
     global _lazy_ready  # noqa: PLW0603 - the state is torch's and process-wide
     if not _lazy_ready:
+        need(*_LAZY)
         import torch._lazy.ts_backend
 
         try:
@@ -313,7 +333,7 @@ def prepare_wrapped_numbers() -> None:
     """Make what `wrapped_number` needs: one such tensor of each type of number."""
     if _wrapped:
         return
-    with _disable_current_modes(), torch.inference_mode(mode=False), torch.enable_grad():
+    with _modes._disable_current_modes(), torch.inference_mode(mode=False), torch.enable_grad():
         for number in (True, 1, 1.0, 1j):
             like = torch.ones((), dtype=torch.complex128, device="cpu", requires_grad=True)
             # Autograd keeps the number of a product as the tensor that C++ made of it, and shows it as such.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shadowrun.types import Cause
 
-__all__ = ["Failure", "classify", "first_sentence"]
+__all__ = ["Failure", "classify", "first_sentence", "limit_of_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,18 @@ _TABLE: tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...] = tuple(
         (("NotImplementedError",), rf"(?:.*?'{_NAME}')?", Cause.MISSING_OPERATOR),
     )
 )
+
+
+_NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
+
+
+def limit_of_host(error: BaseException) -> str:
+    """Which limit of this machine or process an exception tells of, no fault of a platform's; empty if of none."""
+    if isinstance(error, RecursionError) or "RecursionError" in str(error):  # ctypes makes it an error of its own
+        return "the program is at Python's limit of recursion"
+    names = {t.__name__ for t in type(error).__mro__}
+    lacking = isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    return "there is no memory for it" if lacking or names & {"MemoryError", "OutOfMemoryError"} else ""
 
 
 def classify(error: BaseException) -> Failure:

@@ -13,11 +13,12 @@ import torch
 from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import shares_memory, unheard
-from shadowrun.platforms.remote import Unsendable, WorkerDied
 from shadowrun.replay.aside import AsidePath
 from shadowrun.replay.counterparts import for_reference
 from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, as_given, mirror, written_to
+from shadowrun.replay.refused import reference_raised, refused
+from shadowrun.replay.room import NO_ROOM, TOO_LARGE, Draws, are_too_large, may_run_again
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
 from shadowrun.replay.target_failure import TargetFailure
 from shadowrun.replay.views import ViewCheck
@@ -26,7 +27,7 @@ from shadowrun.types import Status, Verdict
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Place
 
-__all__ = ["AcrossPath", "is_certain", "reference_raised"]
+__all__ = ["AcrossPath", "is_certain"]
 
 _CPU = torch.device("cpu")
 _clock = time.perf_counter_ns
@@ -88,23 +89,35 @@ class AcrossPath:
         drift = self._stage.drift if not reason and aside is None else None
         if drift is not None:
             unheard(drift.before, (), (role, args, kwargs))
-        if role.on_target:
+        draws = None
+        if plan.action is Action.RANDOM and pristine is not None:
+            draws = Draws(self._target.platform if role.on_target else None, kwargs)
+        runs = self._target.run_user if role.on_target else self._ref.run_user if role.on_ref else _plainly
+        while True:
             try:
-                own = self._target.run_user(plan, args, kwargs)
+                own = runs(plan, args, kwargs)
+                break
             except Exception as error:
-                answer = self.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
-                if answer is None:
+                if aside is None and may_run_again(error, plan, args, kwargs, pristine):
+                    problem, pristine = NO_ROOM, None
+                elif not role.on_target:
                     raise
-                if drift is not None:
-                    drift.reseed(plan, args, kwargs, answer.out)
-                if aside is not None:
-                    unheard(aside.uncompared, (), (plan, answer, None))
-                return answer
-            if pristine is not None or (own.fallback is not None and reason == plan.reason):
-                unheard(self._target.hear, (), (plan, own, pristine, self._max_bytes))
-        else:
-            own = self._ref.run_user(plan, args, kwargs) if role.on_ref else _plainly(plan, args, kwargs)
+                else:
+                    answer = self.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
+                    if answer is None:
+                        raise
+                    if drift is not None:
+                        drift.reseed(plan, args, kwargs, answer.out)
+                    if aside is not None:
+                        unheard(aside.uncompared, (), (plan, answer, None))
+                    return answer
+            if draws is not None:
+                draws.restore()
+        if role.on_target and (pristine is not None or (own.fallback is not None and reason == plan.reason)):
+            unheard(self._target.hear, (), (plan, own, pristine, self._max_bytes))
         try:
+            if aside is None and problem is None and not reason and are_too_large(plan, own.out, self._max_bytes):
+                problem = TOO_LARGE
             if aside is not None and (reason or problem is not None):
                 unheard(aside.uncompared, (), (plan, own, pristine))
             if reason:
@@ -169,7 +182,7 @@ class AcrossPath:
         role: Role,
     ) -> None:
         actual = own if role.on_target else self.failure.attempt(context, plan, pristine)
-        expected = own if role.on_ref else self._reference(context, plan, pristine)
+        expected = own if role.on_ref else self._reference(context, plan, pristine, answered=actual is not None)
         drift, drifted = self._stage.drift, None
         if drift is not None:
             drifted = unheard(drift.after, (), (plan, args, kwargs, own.out, None, None))
@@ -210,11 +223,12 @@ class AcrossPath:
         """Inputs on the CPU, as before the call; those that lie there are copied too: the call may write to them."""
         return mirror(args, kwargs, _CPU, self._max_bytes, written=written_to(plan, args, kwargs))
 
-    def _reference(self, context: int, plan: OpPlan, pristine: Any) -> Ran | None:
+    def _reference(self, context: int, plan: OpPlan, pristine: Any, *, answered: bool = False) -> Ran | None:
         try:
             return self._ref.run_mirrored(for_reference(plan), pristine[0], pristine[1], self._max_bytes)
         except Exception as error:
-            self._stage.recorder.verdict(context, reference_raised(error))
+            verdict = unheard(refused, (), (plan, *pristine, error)) if answered else reference_raised(error)
+            self._stage.recorder.verdict(context, verdict, captured=self._stage.recorder.keep(plan, verdict, pristine))
             return None
 
     def _is_same(self, plan: OpPlan, drawn: Ran, own: Ran) -> bool:
@@ -251,14 +265,6 @@ def _plainly(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran
 def _streams(kwargs: dict[str, Any]) -> Streams:
     generator = kwargs.get("generator")
     return torch.get_rng_state(), generator.get_state() if isinstance(generator, torch.Generator) else None
-
-
-def reference_raised(error: Exception) -> Verdict:
-    """The verdict on a call that the reference cannot run."""
-    why = f"the reference cannot run it: {type(error).__name__}"
-    if isinstance(error, (Unsendable, WorkerDied)):
-        why = f"the reference cannot run it: {error}"
-    return Verdict(Status.UNVERIFIED, None, why, str(error)[:300])
 
 
 def is_certain(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -16,14 +16,16 @@ import torch
 
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import unheard
-from shadowrun.replay.across import AcrossPath, is_certain, reference_raised
+from shadowrun.replay.across import AcrossPath, is_certain
 from shadowrun.replay.ambient import Ambient
 from shadowrun.replay.comparing import Comparing, landed_elsewhere
 from shadowrun.replay.counterparts import for_reference
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Ran
 from shadowrun.replay.mirror import OverBudget, as_given, copy_mutated, mirror, move, tensors_in, written_to
+from shadowrun.replay.refused import refused
 from shadowrun.replay.results import argument
+from shadowrun.replay.room import may_run_again
 from shadowrun.replay.snapshots import Copies, Snapshots, Stale, Unsuitable
 from shadowrun.replay.stage import BUDGET, Role, Stage
 from shadowrun.replay.stand_ins import Feeding, HandedOver
@@ -79,6 +81,9 @@ class BehindPath:
         recorder: Where the comparing thread records.
         pipeline: Does the work behind.
         transfers: Copies from the target.
+
+    Attributes:
+        comparing: Compares on the thread behind.
     """
 
     def __init__(
@@ -91,7 +96,7 @@ class BehindPath:
         self._max_bytes = stage.config.max_bytes
         self._pipeline = pipeline
         self._transfers = transfers
-        self._comparing = Comparing(stage.config, HandedOver(stage.target, pipeline), stage.ref, recorder)
+        self.comparing = Comparing(stage.config, HandedOver(stage.target, pipeline), stage.ref, recorder)
         feeding = Feeding(stage.target, transfers)
         self._elsewhere = TargetFailure(stage.config, feeding, stage.ref, stage.recorder)
         self._snapshots = Snapshots(transfers, self._max_bytes, pipeline.wait_for_oldest)
@@ -138,10 +143,17 @@ class BehindPath:
             own = self._target.run_user(plan, args, kwargs)
         except Exception as error:
             copies.wait()
-            answer = self._across.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
-            if answer is None:
-                raise
-            return answer
+            if plan.action is Action.RANDOM or not may_run_again(error, plan, args, kwargs, pristine):
+                answer = self._across.failure.answer(plan, args, kwargs, pristine, role.device, place, error)
+                if answer is None:
+                    raise
+                return answer
+            pristine = None
+        if pristine is None:  # what waits takes the memory that the call needs
+            del copies
+            self._pipeline.drain()
+            self._snapshots.forget_all()
+            return self._across.observe(plan, args, kwargs, role, place, reason)
         if self._target.expects_hearing(plan, args):
             self._hear(plan, own, copies, pristine)
         self._order(plan, args, kwargs, own, copies, pristine, role, place)
@@ -261,7 +273,7 @@ class BehindPath:
                 return
             with call.ambient.entered():
                 if plan.action is Action.RANDOM and not is_certain(plan, *call.pristine):
-                    unheard(self._comparing.conclude_random, (), (plan, call.context, call.pristine, call.actual))
+                    unheard(self.comparing.conclude_random, (), (plan, call.context, call.pristine, call.actual))
                     return
                 expected = call.expected or self._reference(call)
                 if expected is None:
@@ -270,7 +282,7 @@ class BehindPath:
                     self.recorder.verdict(call.context, _OTHER_SETTINGS)
                     return
                 concluded = (plan, call.context, call.pristine, call.actual, expected, None)
-                unheard(self._comparing.conclude, (), concluded, {"shared": False})
+                unheard(self.comparing.conclude, (), concluded, {"shared": False})
         except Stale:
             self._snapshots.shares = False
             self.recorder.verdict(call.context, _UNSEEN_WRITE)
@@ -286,7 +298,9 @@ class BehindPath:
                 args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
             return self._ref.run(for_reference(plan), args, kwargs)
         except Exception as error:
-            self.recorder.verdict(call.context, reference_raised(error))
+            verdict = refused(plan, *call.pristine, error)
+            captured = self.recorder.keep(plan, verdict, call.pristine)
+            self.recorder.verdict(call.context, verdict, captured=captured)
             return None
 
 

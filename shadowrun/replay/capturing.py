@@ -1,9 +1,11 @@
-"""Keeps the inputs of the first call of each finding, within a budget, so that it can be shown alone later."""
+"""Keeps the inputs of the first and of the worst call of each finding, within a budget, to show them alone later."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["SLOW", "Capturing"]
+__all__ = ["SLOW", "Capturing", "Kept"]
 
 SLOW = Verdict(Status.MATCH, Cause.SLOW)
 """Stands for a call that was right and far slower on the target."""
@@ -28,9 +30,39 @@ SLOW = Verdict(Status.MATCH, Cause.SLOW)
 _CPU = torch.device("cpu")
 _SHARE = 4  # of the budget, for one call
 _MOST_FAILURES = 3
+_MOST_WORSE = 64
+"""So often the worst call of a finding gives way to a worse one; then only to one that is twice as bad: where each call
+is worse than the last, each would be written."""
 _FAULTS = (Status.MISMATCH, Status.UNSUPPORTED, Status.ERROR, Status.FALLBACK)
 _NO_INPUTS_HELP = (Cause.HARNESS, Cause.RANDOMNESS)
 _NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Inputs that were kept.
+
+    Attributes:
+        file: Name of the file.
+        n_bytes: Its size.
+        replaced: Name of a file that they took the place of; empty where there is none.
+    """
+
+    file: str
+    n_bytes: int
+    replaced: str = ""
+
+
+@dataclass(slots=True)
+class _Worst:
+    """The worst call of a finding so far, and the file of its inputs; None where that is the first call's."""
+
+    severity: float
+    kept: Kept | None = None
+    n_replaced: int = 0
+
+    def gives_way_to(self, severity: float) -> bool:
+        return severity > (self.severity if self.n_replaced < _MOST_WORSE else 2 * self.severity)
 
 
 class Capturing:
@@ -45,48 +77,67 @@ class Capturing:
         self._data = data
         self._left = budget
         self._most = budget // _SHARE
-        self._seen: set[tuple[Any, ...]] = set()
+        self._worst: dict[tuple[Any, ...], _Worst] = {}
         self._number = -1
         self._failures = 0
         self._lock = threading.Lock()
 
-    def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
+    def room(self, plan: OpPlan, verdict: Verdict, severity: float = 0.0) -> int | None:
         """Bytes that the inputs of a call may take; None where they are not wanted: `keep` would keep nothing.
 
         Args:
             plan: The operator.
             verdict: What became of the call.
+            severity: How bad it is; see `store.schema.severity`.
         """
         if (verdict.status not in _FAULTS and verdict is not SLOW) or verdict.cause in _NO_INPUTS_HELP:
             return None
-        return None if _kind(plan, verdict) in self._seen else max(0, min(self._most, self._left))
+        worst = self._worst.get(_kind(plan, verdict))
+        if worst is not None and not worst.gives_way_to(severity):
+            return None
+        return max(0, min(self._most, self._left))
 
     def keep(
-        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
-    ) -> tuple[str, int] | None:
-        """Keep the inputs of a call if it is the first of its kind; never raises.
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
+    ) -> Kept | None:
+        """Keep the inputs of a call if it is the first of its kind, or worse than all before; never raises.
 
         Args:
             plan: The operator.
             verdict: What became of the call.
             inputs: Its arguments as before the call, on any device.
             written: Those that the call writes to, beside those of the operator's schema.
+            severity: How bad it is; see `store.schema.severity`.
 
         Returns:
-            Name and size of the file; None where nothing was kept.
+            What was kept; None where nothing was.
         """
-        if self._left <= 0 or inputs is None or not self.room(plan, verdict):
+        if self._left <= 0 or inputs is None or not self.room(plan, verdict, severity):
             return None
         try:
             with self._lock:
-                kept: tuple[str, int] | None = unheard(self._keep, (), (plan, inputs, written))
+                kept: Kept | None = unheard(self._keep, (), (plan, inputs, written))
         except Exception:  # too large, of an odd kind, or the disk is full: a later call may do
             return None
-        if kept is not None:
-            self._seen.add(_kind(plan, verdict))
+        return None if kept is None else self._remember(_kind(plan, verdict), kept, severity)
+
+    def _remember(self, kind: tuple[Any, ...], kept: Kept, severity: float) -> Kept:
+        """The first call's inputs stay; of the others only those of the worst."""
+        worst = self._worst.get(kind)
+        if worst is None:
+            self._worst[kind] = _Worst(severity)
+            return kept
+        former, worst.severity = worst.kept, severity
+        worst.n_replaced += 1
+        if former is not None:
+            with contextlib.suppress(OSError):
+                (self._data.tensors / former.file).unlink()
+                self._left += former.n_bytes
+            kept = Kept(kept.file, kept.n_bytes, former.file)
+        worst.kept = kept
         return kept
 
-    def _keep(self, plan: OpPlan, inputs: Any, written: Sequence[torch.Tensor]) -> tuple[str, int] | None:
+    def _keep(self, plan: OpPlan, inputs: Any, written: Sequence[torch.Tensor]) -> Kept | None:
         args, kwargs = inputs
         most = min(self._most, self._left)
         args, kwargs = mirror(args, kwargs, _CPU, most, written=[*written_to(plan, args, kwargs), *written])
@@ -107,7 +158,7 @@ class Capturing:
             return None
         self._number += 1
         self._left -= n_bytes
-        return name, n_bytes
+        return Kept(name, n_bytes)
 
 
 def _kind(plan: OpPlan, verdict: Verdict) -> tuple[Any, ...]:

@@ -32,6 +32,8 @@ class Case:
         same_device: Both platforms are the CPU, with other settings.
         previous_actual: What the target returned to its previous call of this operator with results of
             the same form, if that is known.
+        run_as_it_lay: Like `run_target`, on copies at the storage offsets that the inputs of the call had; None
+            where none had any.
     """
 
     func: torch._ops.OpOverload
@@ -45,6 +47,7 @@ class Case:
     run_reference: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]
     same_device: bool = False
     previous_actual: tuple[Value, ...] | None = field(default=None)
+    run_as_it_lay: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]] | None = field(default=None)
 
     def fresh_inputs(self, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Arguments:
         """Copy the inputs, keeping layouts and identity (`add_(x, x)` stays so).

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
@@ -14,20 +16,25 @@ from shadowrun.replay import results
 from shadowrun.replay.capturing import SLOW
 from shadowrun.replay.case import Case, Value
 from shadowrun.replay.counterparts import COUNTERPARTS, compared, for_reference
+from shadowrun.replay.effects import OVERWRITTEN, MemoryEffects
 from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.replay.execution import Executor, Ran, to_cpu
 from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
+from shadowrun.replay.offsets import at_offsets, offsets
 from shadowrun.replay.randomness import implausible
+from shadowrun.replay.room import n_bytes
+from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.config import Config
+    from shadowrun.replay.effects import Looked
     from shadowrun.replay.recorder import Recorder
 
-__all__ = ["Comparing", "landed_elsewhere"]
+__all__ = ["Comparing", "bytes_for_oracle", "landed_elsewhere"]
 
 _MAX_REMEMBERED = 16
 _MAX_REMEMBERED_BYTES = 8 << 20
@@ -45,6 +52,8 @@ class Comparing:
 
     Attributes:
         suspects: Numbers of the plans whose operators were wrong before.
+        effects: Decides which calls are looked at for what they do to memory.
+        watched: Numbers of the plans that no shortcut may pass by: suspects, and those due for such a look.
         slow_ratio: From which on an operator may be called slow.
     """
 
@@ -54,10 +63,13 @@ class Comparing:
         self._recorder = recorder
         self._max_bytes = config.max_bytes
         tolerance = config.tolerance_on(str(target.platform))
-        self._judge = Judge(tolerance=tolerance, max_bytes=min(config.max_bytes, 1 << 30))
+        self._judge = Judge(tolerance=tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
         self.suspects: set[int] = set()
+        self.effects = MemoryEffects(target, ref, config.max_bytes)
+        self.watched: set[int] = set()
+        recorder.at_times = self._at_times
         self._previous: dict[int, tuple[Value, ...]] = {}
         self.slow_ratio = config.slow_ratio
         self._slow: Counter[int] = Counter()
@@ -65,6 +77,26 @@ class Comparing:
     def judge_with(self, judge: Judge) -> None:
         """Have calls judged by another judge, who sees what it judges."""
         self._judge = judge
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a call was judged by slices."""
+        return self._judge.sampled
+
+    def _at_times(self) -> None:
+        """Have the next call of another operator looked at, about once a second."""
+        index = self.effects.next_due()
+        if index is not None:
+            self.watched.add(index)
+
+    def _effects_of(self, plan: OpPlan, context: int, pristine: Any) -> Looked | None:
+        """What the target does to memory in this call and may not; None where it is not looked at."""
+        wanted = self.effects.wants(plan, context, *pristine)
+        if self.effects.always:
+            self.watched.add(plan.index)
+        elif plan.index in self.watched and plan.index not in self.suspects:
+            self.watched.discard(plan.index)
+        return self.effects.look(plan, pristine) if wanted else None
 
     def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], Ran]) -> int:
         """Time of the target's run, measured again before an operator is called slow.
@@ -132,12 +164,15 @@ class Comparing:
             def again() -> Ran:
                 args, kwargs = pristine
                 if not shared:
-                    reruns.append(executor.run_mirrored(plan, args, kwargs, self._max_bytes))
-                    return reruns[-1]
-                if plan.mutated:
-                    args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
-                reruns.append(executor.run(plan, args, kwargs))
-                return reruns[-1]
+                    ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                else:
+                    if plan.mutated:
+                        args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+                    ran = executor.run(plan, args, kwargs)
+                if n_bytes(results.values(plan, ran.args, ran.kwargs, ran.out)) > _MAX_REMEMBERED_BYTES:
+                    reruns.clear()
+                reruns.append(ran)
+                return ran
 
             actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
         times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
@@ -164,7 +199,12 @@ class Comparing:
             verdict = Verdict(Status.UNVERIFIED, None, str(error))
             self._recorder.verdict(context, verdict, times=times, drift=drift)
             return
+        looked = None if stand_in else self._effects_of(plan, context, pristine)
         previous = self._previous.get(plan.index)
+        if equal and looked is not None:
+            captured = self._recorder.keep(plan, looked[0], pristine)
+            self._recorder.verdict(context, *looked, times=times, drift=drift, captured=captured)
+            return
         if equal:
             self.remember_if_suspect(plan, left)
             slow = self._recorder.keep(plan, SLOW, pristine) if self.is_slow(actual_ns, expected.ns) else None
@@ -178,17 +218,24 @@ class Comparing:
             else:
                 self._recorder.match(context, *times, drift)
             return
-        case = self._case(plan, pristine, left, right, expected, rng, previous, shared=shared)
+        laid = () if stand_in else offsets(actual.args, actual.kwargs)
+        case = self._case(plan, pristine, left, right, expected, rng, previous, laid, shared=shared)
         verdict, diffs = self._judge(case)
         if verdict.status is Status.MISMATCH:
             if len(self.suspects) < _MAX_REMEMBERED:
                 self.suspects.add(plan.index)
+                self.watched.add(plan.index)
             if plan.unstable:
                 verdict = Verdict(Status.UNVERIFIED, Cause.NON_DETERMINISM, plan.unstable, verdict.evidence)
         elif actual.fallback is not None:
             cause, evidence = actual.fallback
             verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
-        captured = self._recorder.keep(plan, verdict, pristine)
+        spoiled = shared and looked is not None and looked[0].explanation == OVERWRITTEN
+        if looked is not None and verdict.status is Status.MISMATCH and not spoiled:
+            verdict = replace(verdict, evidence=f"{verdict.evidence}; besides, {looked[0].evidence}")
+        elif looked is not None:
+            verdict, diffs = looked
+        captured = self._recorder.keep(plan, verdict, pristine, (), max(map(severity, diffs), default=0.0))
         self._recorder.verdict(context, verdict, diffs, times=times, drift=drift, captured=captured)
 
     def conclude_random(self, plan: OpPlan, context: int, pristine: Any, drawn: Ran) -> None:
@@ -232,6 +279,7 @@ class Comparing:
         expected: Ran,
         rng: tuple[torch.Generator, torch.Tensor] | None,
         previous: tuple[Value, ...] | None,
+        laid: tuple[int, ...],
         *,
         shared: bool,
     ) -> Case:
@@ -239,16 +287,22 @@ class Comparing:
             left, right = [_contiguous(v) for v in left], [_contiguous(v) for v in right]
         args, kwargs = pristine if not shared else _on_cpu(pristine)
 
-        def runner(executor: Executor, plan: OpPlan) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
+        def runner(
+            executor: Executor, plan: OpPlan, laid: tuple[int, ...] = ()
+        ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
             def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
                 after = None
                 if rng is not None:
                     after = rng[0].get_state()
                     rng[0].set_state(rng[1])
                 try:
+                    if laid:
+                        if not shared:
+                            args, kwargs = executor.to_device(plan, args, kwargs, executor.device, self._max_bytes)
+                        args, kwargs = torchapi.unheard(at_offsets, (), (args, kwargs, laid))
                     ran = (
                         executor.run(plan, args, kwargs)
-                        if shared
+                        if shared or laid
                         else executor.run_mirrored(plan, args, kwargs, self._max_bytes)
                     )
                 finally:
@@ -272,16 +326,21 @@ class Comparing:
             run_reference=runner(self._ref, plan if shared else for_reference(plan)),
             same_device=shared,
             previous_actual=previous,
+            run_as_it_lay=runner(self._target, plan, laid) if any(laid) else None,
         )
 
     def remember_if_suspect(self, plan: OpPlan, values: list[Value]) -> None:
         """Keep the right results of an operator that was wrong before."""
         if plan.index not in self.suspects:
             return
-        tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        if sum(t.nbytes for t in tensors if t.layout is torch.strided) > _MAX_REMEMBERED_BYTES:
+        if n_bytes(values) > _MAX_REMEMBERED_BYTES:
             return
         self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+
+
+def bytes_for_oracle(max_bytes: int) -> int:
+    """Of the memory that one call's copies may take, what the oracle may take besides: 1 GiB, or a quarter if more."""
+    return max(min(max_bytes, 1 << 30), max_bytes // 4)
 
 
 def landed_elsewhere(plan: OpPlan, out: Any, here: torch.device) -> tuple[Cause, str] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.torchapi import unheard
 from shadowrun.replay import results
 from shadowrun.replay.mirror import overlaps_unnoticed
+from shadowrun.replay.room import NO_ROOM, TOO_LARGE
 from shadowrun.replay.stage import ONE_MEMORY
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ class Ending:
         """
         actual, expected = (mine, theirs) if role.on_target else (theirs, mine)
         comparing = self._stage.comparing
-        if equal and not comparing.is_slow(actual.ns, expected.ns):
+        new = comparing.effects.concerns(plan, context)
+        if equal and not new and not comparing.is_slow(actual.ns, expected.ns):
             if plan.index in comparing.suspects:
                 comparing.remember_if_suspect(plan, results.values(plan, mine.args, mine.kwargs, mine.out))
             self._stage.recorder.match(context, expected.ns / 1000, actual.ns / 1000)
@@ -51,8 +55,26 @@ class Ending:
         if not equal and plan.mutated and unheard(overlaps_unnoticed, (), (plan, mine.args, mine.kwargs)):
             self._stage.unverified(context, ONE_MEMORY, plan, None)
             return
-        # A slow one is run again, and what comes back is compared again.
+        # A slow one is run again, and what comes back is compared again; a new one is looked at for effects on memory.
         unheard(comparing.conclude, (), (plan, context, pristine, actual, expected, None), {"shared": True})
+
+    def without_copies(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
+    ) -> tuple[Any, int]:
+        """Run a call for the user again, whose first run had no room beside the copies of its inputs."""
+        start = time.perf_counter_ns()
+        out = own_call(plan.run, args, kwargs)
+        ns = time.perf_counter_ns() - start
+        try:
+            context = self._stage.recorder.context(plan, args, kwargs, place, role.device)
+            self._stage.unverified(context, NO_ROOM, plan, None)
+        except Exception as error:
+            self.fail(plan, args, kwargs, role, place, error)
+        return out, ns
+
+    def too_large(self, plan: OpPlan, context: int) -> None:
+        """Record a call beside whose results there shall be no others."""
+        self._stage.unverified(context, TOO_LARGE, plan, None)
 
     def fail(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place, error: Exception

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from shadowrun.replay.mirror import Arguments, kept_on_cpu, mirror, move, tensor
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shadowrun.platforms.device import Platform
     from shadowrun.replay.case import Value
 
@@ -26,6 +28,7 @@ __all__ = ["Executor", "Ran"]
 _CPU = torch.device("cpu")
 _UNDEFINED = object()
 _clock = time.perf_counter_ns
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -84,6 +87,10 @@ class Executor:
             return ran
         unwatched: Ran = torchapi.unheard(self._run, (), (plan, args, kwargs))
         return unwatched
+
+    def asked(self, question: Callable[[Executor], _T]) -> _T:
+        """Answer a question that runs calls on this platform, on the thread that may run them."""
+        return question(self)
 
     def call(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that needs no watching, under this platform's settings."""

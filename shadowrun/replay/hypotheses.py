@@ -9,7 +9,7 @@ target and 26 of the oracle, on calls that are wrong: they are few.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ import torch
 from shadowrun.numerics.bits import bits_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.tolerance import accumulates, base_name
-from shadowrun.replay import patterns
+from shadowrun.replay import alternatives, patterns
+from shadowrun.replay.alternatives import under
 from shadowrun.replay.finding import Finding, flat_values, op_name
 from shadowrun.replay.foreign import has_foreign_values
-from shadowrun.replay.oracle import NoOracle, Oracle, tensors
+from shadowrun.replay.oracle import Oracle, tensors
 from shadowrun.replay.patterns import Suspect
 from shadowrun.types import Cause, Status, Verdict
 
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 
     from shadowrun.replay.case import Case, Value
 
-__all__ = ["HYPOTHESES", "Hypothesis", "explain", "order_varies", "to_tf32"]
+__all__ = ["HYPOTHESES", "Hypothesis", "Known", "explain", "order_varies", "to_tf32"]
 
 RERUNS: Final = 3
-MISSING_RUNS: Final = 12
+CERTAIN: Final = 0.8
+"""Confidence from which an explanation is tried first on the next such call: a guess might keep a better one away."""
+MOST_KNOWN: Final = 1024
 
 
 _ATOMIC: Final = frozenset(
@@ -60,13 +63,20 @@ class Hypothesis(NamedTuple):
     test: Callable[[Suspect], str | None]
 
 
-def explain(case: Case, findings: list[Finding], oracle: Callable[[], Oracle | None]) -> Verdict | None:
+Known: TypeAlias = "dict[tuple[object, ...], tuple[Hypothesis, str]]"
+"""Explanations that held, by the kind of call."""
+
+
+def explain(
+    case: Case, findings: list[Finding], oracle: Callable[[], Oracle | None], known: Known | None = None
+) -> Verdict | None:
     """Find the first hypothesis that reproduces the target's result.
 
     Args:
         case: The call.
         findings: Its mismatched results.
         oracle: Gives the oracle, if it can be asked.
+        known: What held for earlier calls, tried first; what holds now is added.
 
     Returns:
         A MISMATCH with cause, explanation and confidence, its evidence saying what was found; None if none holds.
@@ -74,6 +84,7 @@ def explain(case: Case, findings: list[Finding], oracle: Callable[[], Oracle | N
     findings = _without_companions([f for f in findings if f.bad.size])
     if not findings:
         return None
+    key = _kind(case, findings)
     suspect = Suspect(case, findings, oracle)
     # Results judged on the whole have no single element that rounding could not explain: any hypothesis would hold.
     on_the_whole = all(
@@ -83,12 +94,35 @@ def explain(case: Case, findings: list[Finding], oracle: Callable[[], Oracle | N
         and not np.isin(f.bad, f.where[f.zero_signs]).any()
         for f in findings
     )
-    for hypothesis in _ON_THE_WHOLE if on_the_whole else HYPOTHESES:
+    hypothesis, found = _first(suspect, _ON_THE_WHOLE if on_the_whole else HYPOTHESES, known, key)
+    if found is None:
+        return None
+    evidence = f"holds for all {sum(f.bad.size for f in findings)} mismatched elements"
+    return Verdict(Status.MISMATCH, hypothesis.cause, found, evidence, hypothesis.confidence)
+
+
+def _first(
+    suspect: Suspect, table: tuple[Hypothesis, ...], known: Known | None, key: tuple[object, ...]
+) -> tuple[Hypothesis, str | None]:
+    """The hypothesis that held for such a call before, where it does again; else the first of the table that does."""
+    before = None if known is None else known.get(key)
+    if before is not None and before[0] in table:
+        hypothesis, explanation = before
+        if hypothesis.test(replace(suspect, known=explanation)) == explanation:
+            return before
+    for hypothesis in table:
         found = hypothesis.test(suspect)
         if found is not None:
-            evidence = f"holds for all {sum(f.bad.size for f in findings)} mismatched elements"
-            return Verdict(Status.MISMATCH, hypothesis.cause, found, evidence, hypothesis.confidence)
-    return None
+            if known is not None and len(known) < MOST_KNOWN and hypothesis.confidence >= CERTAIN:
+                known[key] = hypothesis, found
+            return hypothesis, found
+    return table[-1], None
+
+
+def _kind(case: Case, findings: list[Finding]) -> tuple[object, ...]:
+    """What two calls that mismatch for one reason have in common: operator, forms of the inputs, and what is wrong."""
+    forms = [(t.dtype, t.shape, t.layout is torch.strided and t.stride()) for t in tensors(case.args, case.kwargs)]
+    return (op_name(case), *forms, *(f.position for f in findings))
 
 
 def _without_companions(findings: list[Finding]) -> list[Finding]:
@@ -130,14 +164,25 @@ def order_varies(case: Case) -> bool:
 
 
 def not_deterministic(suspect: Suspect) -> str | None:
-    """Another run of the target, on the same inputs, differs beyond rounding."""
+    """Another run of the target, on the same inputs at the same offsets, differs beyond rounding."""
+    first: tuple[Value, ...] | None = None
     for _ in range(RERUNS):
-        values = _run_target(suspect, None)
+        values = _run_target(suspect, None, as_it_lay=True)
         if values is None:
             return None
-        if any(_residual(f, values) > f.tolerance for f in suspect.findings):
+        if suspect.case.run_as_it_lay is not None and not _all_right(suspect, values):
+            # What lies before an offset is not copied: a kernel that reads it is wrong in another way each time.
+            first = first or values
+            again = [replace(f, actual=flat_values(first[f.position])) for f in suspect.findings]
+            if all(_residual(f, values) <= f.tolerance for f in again):
+                continue
+        if any(_residual(f, values) > (0.0 if f.exact else f.tolerance) for f in suspect.findings):
             return "another run of the target differs"
     return None
+
+
+def _all_right(suspect: Suspect, values: tuple[Value, ...]) -> bool:
+    return all(_residual(replace(f, actual=f.expected, truth=f.truth), values) <= f.tolerance for f in suspect.findings)
 
 
 def uninitialised(suspect: Suspect) -> str | None:
@@ -148,7 +193,8 @@ def uninitialised(suspect: Suspect) -> str | None:
 def right_when_contiguous(suspect: Suspect) -> str | None:
     """The target is right on contiguous copies of the inputs."""
     inputs = [t for t in tensors(suspect.case.args, suspect.case.kwargs) if t.layout == torch.strided]
-    if all(t.is_contiguous() and t.storage_offset() == 0 for t in inputs):
+    contiguous = all(t.is_contiguous() for t in inputs)
+    if contiguous and suspect.case.run_as_it_lay is None and all(t.storage_offset() == 0 for t in inputs):
         return None
     values = _run_target(suspect, lambda t: t.detach().clone(memory_format=torch.contiguous_format))
     if values is None:
@@ -160,7 +206,7 @@ def right_when_contiguous(suspect: Suspect) -> str | None:
         right = _replaced(f, flat_values(found))
         if right.residual(f.expected) > f.tolerance:
             return None
-    return "right on contiguous inputs"
+    return "right without a storage offset" if contiguous else "right on contiguous inputs"
 
 
 def flushed_inputs(suspect: Suspect) -> str | None:
@@ -173,9 +219,9 @@ def flushed_inputs(suspect: Suspect) -> str | None:
     def flush(x: torch.Tensor) -> torch.Tensor:
         return torch.where(x.abs() < normal, x * 0.0, x)
 
-    if _under(suspect, flush):
+    if under(suspect, flush):
         return "subnormal inputs flushed"
-    return "subnormal inputs and results flushed" if _under(suspect, flush, results=flush) else None
+    return "subnormal inputs and results flushed" if under(suspect, flush, results=flush) else None
 
 
 def rounded_inputs(suspect: Suspect) -> str | None:
@@ -187,38 +233,13 @@ def rounded_inputs(suspect: Suspect) -> str | None:
         return None  # One element has the value of one of six roundings too easily.
     matrices = {t.dim() >= 2 for t in tensors(suspect.case.args, suspect.case.kwargs) if t.is_floating_point()}
     names = _ROUNDINGS if accumulates(op_name(suspect.case)) else _ROUNDINGS[2:] + _ROUNDINGS[:2]
-    for name, change in names:
+    for name, change in sorted(names, key=lambda n: suspect.known != f"inputs rounded to {n[0]}"):
         # Units for matrix products round their operands, but not the bias.
-        if len(matrices) == 2 and _under(suspect, change, lambda t: t.dim() >= 2):
+        if len(matrices) == 2 and under(suspect, change, lambda t: t.dim() >= 2):
             return f"inputs rounded to {name}"
-        if _under(suspect, change):
+        if under(suspect, change):
             return f"inputs rounded to {name}"
     return None
-
-
-def missing_terms(suspect: Suspect) -> str | None:
-    """The oracle agrees with the target once the last terms of the reduction are left out."""
-    if not accumulates(op_name(suspect.case)):
-        return None
-    operands = [t for t in tensors(suspect.case.args, suspect.case.kwargs) if t.is_floating_point() and t.numel()][:2]
-    runs = 0
-    for t in operands:
-        for dim, length in enumerate(t.shape):
-            for tail in sorted({1, *(length % block for block in (4, 16, 64))} - {0}):
-                runs += 1
-                if tail >= length or not t.is_contiguous() or runs > MISSING_RUNS:
-                    continue
-                if _under(suspect, _without_tail(t.shape, dim, tail), lambda u, t=t: u is t):  # type: ignore[misc]
-                    return f"last {tail} terms missing" if tail > 1 else "last term missing"
-    return None
-
-
-def _without_tail(shape: torch.Size, dim: int, tail: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def change(flat: torch.Tensor) -> torch.Tensor:
-        flat.view(shape).narrow(dim, shape[dim] - tail, tail).zero_()
-        return flat
-
-    return change
 
 
 def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:
@@ -242,28 +263,6 @@ _ROUNDINGS: Final[tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]
 )
 
 
-def _under(
-    suspect: Suspect,
-    change: Callable[[torch.Tensor], torch.Tensor],
-    only: Callable[[torch.Tensor], bool] = lambda _: True,
-    results: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> bool:
-    oracle = suspect.oracle()
-    if oracle is None:
-        return False
-    try:
-        values = oracle.under(change, only)
-    except NoOracle:
-        return False
-    if results is not None:
-        values = tuple(results(v) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in values)
-    # All differing elements have to be explained, or a hypothesis that changes nothing would explain a few; and far
-    # better than by no hypothesis, or one that changes little would explain what is hardly beyond the limit.
-    return all(
-        _residual(f, values, only_bad=False) <= min(f.tolerance, patterns.unexplained(f) / 2) for f in suspect.findings
-    )
-
-
 def _residual(finding: Finding, values: tuple[Value, ...], *, only_bad: bool = True) -> float:
     value = values[finding.position] if finding.position < len(values) else None
     if value is None:
@@ -281,10 +280,13 @@ def _replaced(finding: Finding, actual: torch.Tensor) -> Finding:
     )  # fmt: skip
 
 
-def _run_target(suspect: Suspect, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> tuple[Value, ...] | None:
+def _run_target(
+    suspect: Suspect, convert: Callable[[torch.Tensor], torch.Tensor] | None, *, as_it_lay: bool = False
+) -> tuple[Value, ...] | None:
     """Run the target again; None where it raises, which is no explanation of wrong values."""
+    run = suspect.case.run_as_it_lay if as_it_lay else None
     try:
-        return suspect.case.run_target(*suspect.case.fresh_inputs(convert))
+        return (run or suspect.case.run_target)(*suspect.case.fresh_inputs(convert))
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None
 
@@ -296,6 +298,9 @@ def _has_subnormals(t: torch.Tensor) -> bool:
     return bool(((size > 0) & (size < torch.finfo(t.dtype).smallest_normal)).any())
 
 
+_TRUNCATED: Final = Hypothesis(Cause.REDUCED_PRECISION, 0.9, alternatives.truncated_results)
+_SCALED: Final = Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.scaled)
+_COARSE: Final = Hypothesis(Cause.REDUCED_PRECISION, 0.85, patterns.coarse_sums)
 HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.stale),
     Hypothesis(Cause.IMPLEMENTATION, 0.9, uninitialised),
@@ -311,19 +316,22 @@ HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.nan_produced),
     Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.early_overflow),
     Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.saturated),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.lost_duplicates),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, alternatives.argument_ignored),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, alternatives.lost_duplicates),
+    _TRUNCATED,
     Hypothesis(Cause.REDUCED_PRECISION, 0.95, rounded_inputs),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, missing_terms),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, alternatives.missing_terms),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, alternatives.cancelling_formula),
     Hypothesis(Cause.REDUCED_PRECISION, 0.9, patterns.rounded_results),
     Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.sign_flipped),
     Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.last_elements),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.scaled),
+    _SCALED,
     Hypothesis(Cause.IMPLEMENTATION, 0.85, patterns.update_scaled),
     Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.offset),
     Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.equals_input),
     Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.permuted),
     Hypothesis(Cause.IMPLEMENTATION, 0.7, patterns.block_edge),
-    Hypothesis(Cause.REDUCED_PRECISION, 0.85, patterns.coarse_sums),
+    _COARSE,
     Hypothesis(Cause.REDUCED_PRECISION, 0.4, patterns.coarse_noise),
 )
-_ON_THE_WHOLE: Final = HYPOTHESES[-2:-1]
+_ON_THE_WHOLE: Final = (_TRUNCATED, _SCALED, _COARSE)

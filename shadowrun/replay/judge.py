@@ -17,22 +17,25 @@ import torch
 
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.diff import diff
-from shadowrun.numerics.form import form_difference
+from shadowrun.numerics.form import dtype_name, form_difference
 from shadowrun.numerics.precision import ulp_distance
 from shadowrun.numerics.tolerance import base_name, moves, not_unique, saved, ulp_bound
-from shadowrun.replay import hypotheses
+from shadowrun.replay import hypotheses, sampling
 from shadowrun.replay.decompositions import any_order, by_equation, concerns, in_another_order
 from shadowrun.replay.finding import Finding, look, op_name
 from shadowrun.replay.hidden import hidden_rounding
 from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS, NoOracle, Oracle, tensors
+from shadowrun.replay.pooled import Pool
 from shadowrun.replay.products import beyond_one_rounding
 from shadowrun.replay.screen import Screen
+from shadowrun.replay.systematic import may_be_systematic, systematic
 from shadowrun.replay.undefined import arguments, undefined
 from shadowrun.replay.weighing import reference_wrong, weigh
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
     from shadowrun.replay.case import Case, Value
+    from shadowrun.replay.hypotheses import Known
 
 __all__ = ["Judge"]
 
@@ -48,6 +51,9 @@ class Judge:
         tolerance: Instead of both: tolerances by operator and dtype of the result, None where there are none.
         max_bytes: Memory that the oracle may take for one call.
         hypotheses: Look for the cause of a mismatch by running the operator under alternative explanations.
+
+    Attributes:
+        sampled: Whether it judged a call by slices.
     """
 
     def __init__(
@@ -63,6 +69,9 @@ class Judge:
         self._tolerance: ToleranceOf = tolerance or (lambda _op, _dtype: given)
         self._max_bytes = max_bytes
         self._hypotheses = hypotheses
+        self._known: Known = {}
+        self.sampled = False
+        self._pool = Pool()
 
     def __call__(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]]:
         """Judge one call.
@@ -75,7 +84,24 @@ class Judge:
 
     def examine(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...], tuple[Finding, ...]]:
         """Judge one call, and give the results that mismatched element by element; they hold its tensors."""
-        trial = _Trial(case, self._tolerance, self._max_bytes, self._hypotheses)
+        try:
+            if sampling.is_large(case) and not _is_random(case) and not self._is_told(case):
+                # With a pool of their own: the slices that are farthest off lean more than the whole result does.
+                sampled = sampling.by_slices(case, lambda part: self._whole(part, Pool()))
+                if sampled is not None:
+                    self.sampled = True
+                    return sampled
+        except Uncomparable as error:
+            return Verdict(Status.UNVERIFIED, explanation=str(error)), (), ()
+        return self._whole(case, self._pool)
+
+    def _is_told(self, case: Case) -> bool:
+        """Whether tolerances take the place of the oracle for all results."""
+        dtypes = {dtype_name(v.dtype) for v in case.expected if isinstance(v, torch.Tensor)}
+        return all(self._tolerance(op_name(case), dtype) is not None for dtype in dtypes)
+
+    def _whole(self, case: Case, pool: Pool) -> tuple[Verdict, tuple[TensorDiff, ...], tuple[Finding, ...]]:
+        trial = _Trial(case, self._tolerance, self._max_bytes, pool, self._known if self._hypotheses else None)
         try:
             verdict, diffs = trial.run()
         except Uncomparable as error:
@@ -86,13 +112,14 @@ class Judge:
 class _Trial:
     """The judgement of one call; each step leaves `diffs` and `findings` richer."""
 
-    def __init__(self, case: Case, tolerance: ToleranceOf, max_bytes: int, ask_hypotheses: bool) -> None:
+    def __init__(self, case: Case, tolerance: ToleranceOf, max_bytes: int, pool: Pool, known: Known | None) -> None:
         self.case = case
         self.op = op_name(case)
         self.tolerance = tolerance
         self.tolerances: tuple[float, float] | None = None  # of the result in hand
         self.max_bytes = max_bytes
-        self.ask_hypotheses = ask_hypotheses
+        self.pool = pool
+        self.known = known  # None: no hypotheses are asked
         self.diffs: dict[int, TensorDiff] = {}
         self.screen = Screen(case, max_bytes)
         self.oracle: Oracle | None = None
@@ -138,21 +165,24 @@ class _Trial:
                     findings.append(finding)
         # Among matches, one that a reader should know of comes first.
         worst = min(verdicts, key=lambda v: (_ORDER[v.status], v.cause in _LAST))
-        if worst.status is Status.MISMATCH and worst.cause is not Cause.REFERENCE and self.ask_hypotheses:
-            found = hypotheses.explain(self.case, findings, self._oracle_or_none)
+        told = worst.cause in (Cause.REFERENCE, Cause.REDUCED_PRECISION)
+        if worst.status is Status.MISMATCH and not told and self.known is not None:
+            found = hypotheses.explain(self.case, findings, self._oracle_or_none, self.known)
             if found is not None:
                 return replace(found, evidence=f"{worst.evidence}; {found.evidence}")
             if all(f.has_only_classes for f in findings):
                 return replace(
                     worst, cause=Cause.EXCEPTIONAL_VALUES, explanation="exceptional values treated otherwise"
                 )
-        if worst.status is Status.MATCH and self.ask_hypotheses and hypotheses.order_varies(self.case):
+        if worst.status is Status.MATCH and self.known is not None and hypotheses.order_varies(self.case):
             return replace(worst, cause=Cause.NON_DETERMINISM, explanation="another run of the target differs")
         return worst
 
     def _close(self, position: int, d: TensorDiff) -> Verdict | None:
         """Pass a result close to the reference's, where neither the operator alone nor the user says what that is."""
         if self.tolerance(self.op, d.expected.dtype) is not None or d.actual.dtype != d.expected.dtype:
+            return None
+        if self.pool.note(self.case, position):
             return None
         return None if self.cheap is not None else self.screen.close(position, d)
 
@@ -235,6 +265,7 @@ class _Trial:
         """The cheap bound; None if the oracle has to decide."""
         if cheap == 0:
             finding.bad = finding.where
+            finding.exact = True
             # The neighbour in float64 is another number than that in float32.
             if base_name(self.op) != "nextafter" and self._oracle_agrees(finding):
                 return reference_wrong(f"{finding.bad.size} elements of {finding.name}, an exact operator")
@@ -249,7 +280,7 @@ class _Trial:
             where = torch.from_numpy(finding.where)
             a, e = (t[where].view(finding.fmt.view).numpy() for t in (finding.actual, finding.expected))
             ulp = ulp_distance(a, e, 8 * a.itemsize)
-        if ulp > cheap:
+        if ulp > cheap or may_be_systematic(self.case, finding.position, d):
             return None
         return Verdict(Status.MATCH, Cause.ROUNDING, "", f"max {ulp} ULP, within {cheap} of the operator")
 
@@ -306,7 +337,8 @@ class _Trial:
         if verdict.status is Status.MATCH:
             # One unit in the last place everywhere is rounding, also where it adds to a rounding of the reference.
             short = beyond_one_rounding(self.case, finding, oracle) if d.max_ulp > 1 else None
-            return short or hidden_rounding(self.case, finding, oracle) or verdict
+            found = short or hidden_rounding(self.case, finding, oracle) or systematic(self.case, finding)
+            return found or self.pool.verdict(self.case, finding) or verdict
         if verdict.status is Status.MISMATCH and any_order(self.op, finding.position):
             verdict = in_another_order(self.case, finding, oracle) or verdict
         if verdict.status is Status.MISMATCH and finding.position in not_unique(self.op):

@@ -59,7 +59,7 @@ def copy_mutated(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], ma
     memo: dict[int, torch.Tensor] = {}
     written = written_to(plan, args, kwargs)
     shared = storage_groups(written, args, kwargs)
-    if sum(t.nbytes for t in written) + sum(g[0].untyped_storage().nbytes() for g in shared) > max_bytes:
+    if sum(_nbytes(t) for t in written) + sum(g[0].untyped_storage().nbytes() for g in shared) > max_bytes:
         raise OverBudget
     for t in written:
         if id(t) not in memo:
@@ -270,4 +270,10 @@ def _mirrored(value: Any, device: torch.device, memo: dict[int, torch.Tensor], c
 
 
 def _nbytes(t: torch.Tensor) -> int:
-    return t.numel() * t.element_size() if t.layout is torch.strided else 0
+    """Memory that a copy takes: of a slice, all from its first element to its last (`_copy_span`)."""
+    if t.layout is not torch.strided:
+        return 0
+    n = t.numel()
+    if n and not t.is_nested and not t.is_contiguous():
+        n = max(n, 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)))
+    return n * t.element_size()

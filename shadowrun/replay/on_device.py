@@ -17,9 +17,9 @@ from shadowrun.intercept.own_call import own_call
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import as_in_handler, unheard
 from shadowrun.numerics.form import form_difference
-from shadowrun.platforms.unsupported import classify
+from shadowrun.platforms.unsupported import classify, limit_of_host
 from shadowrun.replay import results
-from shadowrun.replay.across import is_certain, reference_raised
+from shadowrun.replay.across import is_certain
 from shadowrun.replay.comparing import landed_elsewhere
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.mirror import (
@@ -32,6 +32,8 @@ from shadowrun.replay.mirror import (
     tensors_in,
     written_to,
 )
+from shadowrun.replay.refused import refused
+from shadowrun.replay.room import NO_ROOM, TOO_LARGE, are_too_large, may_run_again
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
 from shadowrun.types import Status, Verdict
 
@@ -97,12 +99,20 @@ class OnDevicePath:
             problem = BUDGET
         except Exception as error:
             problem = stage.harness("copying the inputs of", plan, error, (*args, *kwargs.values()))
-        if role.on_target:
-            own = stage.target.run_user(plan, args, kwargs)
-        elif role.on_ref:
-            own = stage.ref.run_user(plan, args, kwargs)
-        else:
-            own = _plainly(plan, args, kwargs)
+        runs = stage.target.run_user if role.on_target else stage.ref.run_user if role.on_ref else _plainly
+        while True:
+            try:
+                own = runs(plan, args, kwargs)
+                break
+            except Exception as error:
+                if not may_run_again(error, plan, args, kwargs, pristine):
+                    raise
+                pristine, problem = None, NO_ROOM
+            self.flush()
+            if state is not None:
+                platform.set_rng_state(state) if generator is None else generator.set_state(state)
+        if problem is None and are_too_large(plan, own.out, self._max_bytes):
+            problem = TOO_LARGE
         context = -1
         try:
             context = stage.recorder.context(plan, args, kwargs, place, role.device)
@@ -157,7 +167,10 @@ class OnDevicePath:
             return executor.run(plan, args, kwargs)
         except Exception as error:
             if executor is self._stage.ref:
-                return reference_raised(error)
+                verdict: Verdict = unheard(refused, (), (plan, *pristine, error))
+                return verdict
+            if limit_of_host(error):
+                return Verdict(Status.UNVERIFIED, None, limit_of_host(error), str(error)[:300])
             failure = classify(error)
             return Verdict(Status.ERROR, failure.cause, type(error).__name__, failure.message)
 
@@ -194,7 +207,8 @@ class OnDevicePath:
     def _record(self, call: _Waiting, *, different: bool) -> None:
         stage = self._stage
         try:
-            if not different and call.actual.fallback is None:
+            new = stage.comparing.effects.concerns(call.plan, call.context)
+            if not different and not new and call.actual.fallback is None:
                 stage.recorder.match(call.context, call.expected.ns / 1000, call.actual.ns / 1000)
                 return
             pristine = mirror(*call.pristine, _CPU, self._max_bytes, written=written_to(call.plan, *call.pristine))

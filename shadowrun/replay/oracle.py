@@ -7,6 +7,7 @@ of the results is the error that any implementation may make without anyone bein
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,11 +23,11 @@ from shadowrun.replay.counterparts import evaluate
 from shadowrun.replay.undefined import arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from shadowrun.replay.case import Case, Value
 
-__all__ = ["FEW_DRAWS", "MANY_DRAWS", "NoOracle", "Oracle", "n_terms", "tensors"]
+__all__ = ["FEW_DRAWS", "MANY_DRAWS", "NoOracle", "Oracle", "bytes_needed", "n_terms", "tensors"]
 
 FEW_DRAWS: Final = 4
 """Perturbed runs before a first opinion: the greatest of four normal deviates is below a tenth of their standard
@@ -79,8 +80,7 @@ class Oracle:
 
     def __init__(self, case: Case, max_bytes: int) -> None:
         self._case = case
-        needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))
-        needed += sum(40 * v.numel() for v in case.expected if isinstance(v, torch.Tensor))
+        needed = bytes_needed(case)
         if needed > max_bytes:
             raise NoOracle(f"no float64 oracle: it needs {needed / 2**20:.0f} MiB")
         self.roundoff = compute_roundoff(case)
@@ -136,6 +136,15 @@ class Oracle:
         """
         return self._run(change, only)
 
+    def with_argument(self, name: str, value: object) -> tuple[Value, ...]:
+        """Results with another value of one argument, in float64.
+
+        Args:
+            name: Its name in the schema.
+            value: Instead of what was given.
+        """
+        return self._evaluate(lambda t: widen(t, None), replaced={name: value})
+
     def _run(
         self,
         change: Callable[[torch.Tensor], torch.Tensor] | None,
@@ -143,11 +152,21 @@ class Oracle:
     ) -> tuple[Value, ...]:
         return self._evaluate(lambda t: widen(t, change if only(t) else None))
 
-    def _evaluate(self, convert: Callable[[torch.Tensor], torch.Tensor], *, perturb: bool = False) -> tuple[Value, ...]:
+    def _evaluate(
+        self,
+        convert: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        perturb: bool = False,
+        replaced: Mapping[str, object] = MappingProxyType({}),
+    ) -> tuple[Value, ...]:
         case = self._case
         try:
             args, kwargs = case.fresh_inputs(convert)
             args, kwargs = self._rewrite(args, kwargs, perturb=perturb)
+            schema = case.func._schema.arguments
+            args = tuple(replaced.get(schema[i].name, a) for i, a in enumerate(args))
+            given = {a.name for a in schema[: len(args)]}
+            kwargs = {**kwargs, **{k: v for k, v in replaced.items() if k not in given}}
             names, values = evaluate(case, args, kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             reason = str(error).partition("\n")[0][:160]
@@ -190,6 +209,12 @@ class Oracle:
 
         changed = tuple(change(schema[i].name, a) for i, a in enumerate(args))
         return changed, {k: change(k, v) for k, v in kwargs.items()}
+
+
+def bytes_needed(case: Case) -> int:
+    """Memory that the widened inputs and results of a call take, with what is made of them."""
+    needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))
+    return needed + sum(40 * v.numel() for v in case.expected if isinstance(v, torch.Tensor))
 
 
 def compute_roundoff(case: Case) -> float:

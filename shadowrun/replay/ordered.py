@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Place
     from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.capturing import Kept
     from shadowrun.replay.pipeline import Pipeline
     from shadowrun.types import TensorDiff, Verdict
 
@@ -81,7 +82,7 @@ class OrderedRecorder(Recorder):
         missing_kernel: str = "",
         times: tuple[float, float] = (-1.0, -1.0),
         drift: tuple[float, float] = (-1.0, -1.0),
-        captured: tuple[str, int] | None = None,
+        captured: Kept | None = None,
     ) -> int:
         """Record any other verdict, in turn; its number is not known yet."""
         if self._pipeline.idle:
@@ -91,10 +92,10 @@ class OrderedRecorder(Recorder):
         return _NUMBER_UNKNOWN
 
     def keep(
-        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
-    ) -> tuple[str, int] | None:
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
+    ) -> Kept | None:
         """See `Recorder.keep`: the inputs are there now."""
-        return self._behind.keep(plan, verdict, inputs, written)
+        return self._behind.keep(plan, verdict, inputs, written, severity)
 
     def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
         """See `Recorder.room`."""

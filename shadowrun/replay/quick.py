@@ -32,7 +32,7 @@ class Quick:
         recorder: Whose rows it adds to.
         selection: What is wanted.
         attribution: Tells where calls come from.
-        comparing: Knows the suspects.
+        comparing: Knows which operators are watched.
         shared: The same ways in Python.
         role: What the CPU means.
 
@@ -62,7 +62,7 @@ class Quick:
             places=attribution.quick,
             selection=selection,
             device=role.device,
-            suspects=comparing.suspects,
+            suspects=comparing.watched,
             spares=shared.short.spares.by_form,
             make_spare=shared.short.spares.make,
             again=_again,
@@ -70,6 +70,7 @@ class Quick:
             ended=self._ended,
             failed=self._failed,
             unrecorded=self._unrecorded,
+            too_large=shared.short.is_too_large,
             acquire=None,
             release=None,
             waited_for=None,
@@ -77,6 +78,7 @@ class Quick:
         )
         recorder.collect_from(self.handler.collect)
         self.handler.slow_ratio = comparing.slow_ratio
+        self.handler.max_bytes = shared.short.max_bytes
         self.handler.on_target = role.on_target
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Attribution, Place
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.replay.capturing import Capturing
+    from shadowrun.replay.capturing import Capturing, Kept
 
 __all__ = ["Recorder"]
 
@@ -40,6 +40,7 @@ class Recorder:
 
     Attributes:
         attribution: Tells where a call comes from.
+        at_times: Called about once a second, while calls are recorded.
     """
 
     def __init__(self, data: DataFile, attribution: Attribution, capturing: Capturing | None = None) -> None:
@@ -55,6 +56,7 @@ class Recorder:
         self._collect: Callable[[Counter[tuple[str, str, str]]], None] | None = None
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
+        self.at_times: Callable[[], None] | None = None
 
     def inner_parts(self) -> dict[str, Any]:
         """What the compiled handler writes to, by its names; none of it is ever replaced by another object."""
@@ -120,6 +122,8 @@ class Recorder:
         if len(self._rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S:
             # A database in memory outlives nothing: counts are put there when somebody reads them.
             self._flush(counts=self.data.path is not None)
+            if self.at_times is not None:
+                self.at_times()
 
     def verdict(
         self,
@@ -129,7 +133,7 @@ class Recorder:
         missing_kernel: str = "",
         times: tuple[float, float] = (-1.0, -1.0),
         drift: tuple[float, float] = (-1.0, -1.0),
-        captured: tuple[str, int] | None = None,
+        captured: Kept | None = None,
     ) -> int:
         """Record a call with any other verdict.
 
@@ -148,19 +152,21 @@ class Recorder:
             number = data.verdict_id(verdict, missing_kernel)
             data.add_diffs(seq, diffs)
             if captured is not None:
-                data.add_capture(seq, *captured)
+                data.add_capture(seq, captured.file, captured.n_bytes)
+                if captured.replaced:
+                    data.drop_capture(captured.replaced)
             self._rows.add(seq, context, number, *times, *drift)
             data.flush_at_times()
         return seq
 
     def keep(
-        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
-    ) -> tuple[str, int] | None:
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
+    ) -> Kept | None:
         """Keep the inputs of a failing call for `verdict` to record; None where they are not kept.
 
         See `Capturing.keep`.
         """
-        return None if self._capturing is None else self._capturing.keep(plan, verdict, inputs, written)
+        return None if self._capturing is None else self._capturing.keep(plan, verdict, inputs, written, severity)
 
     def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
         """Bytes that the inputs of a failing call may take; None where they are not wanted."""

@@ -94,6 +94,7 @@ class Replayer:
         self._behind = None
         if copying is not None and self._pipeline is not None:
             self._behind = BehindPath(stage, self._across, recorder, self._pipeline, copying)
+        self._comparings = (comparing,) if self._behind is None else (comparing, self._behind.comparing)
         self._roles: dict[torch.device, Role] = {}
         self._cpu_role = self._role_of(_CPU)
         self._all_cpu = target.device.type == ref.device.type == "cpu"
@@ -118,6 +119,16 @@ class Replayer:
     def spend(self, ns: int) -> None:
         """Add nanoseconds to `own_ns`."""
         self._own_ns += ns
+
+    def look_at_memory(self, *, always: bool) -> None:
+        """Look at what each call does to memory, not at the first of each kind only."""
+        for comparing in self._comparings:
+            comparing.effects.always = always
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a call was too large to be judged as a whole."""
+        return any(comparing.sampled for comparing in self._comparings)
 
     def start(self) -> None:
         """Watch warnings, put the witnesses of fallback in place, and begin a new drift chain."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.errors import UsageError
+from shadowrun.intercept import torchapi
 from shadowrun.settings import fits_operator
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from shadowrun.config import Config
     from shadowrun.intercept.attribution import Place
     from shadowrun.intercept.plan import OpPlan
 
-__all__ = ["Selection"]
+__all__ = ["Selection", "check_operators", "is_composite", "why_unknown"]
+
+_SHOWN = 4
 
 
 class Selection:
@@ -22,11 +29,24 @@ class Selection:
         everything: All calls of the current step are compared.
     """
 
-    __slots__ = ("_by_module", "_by_plan", "_config", "_step_reason", "everything")  # C reads it there
+    # C reads `everything` there.
+    __slots__ = (
+        "_by_module",
+        "_by_plan",
+        "_config",
+        "_names",
+        "_step_compared",
+        "_step_reason",
+        "_steps",
+        "everything",
+    )
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._by_plan: dict[int, str] = {}
+        self._names: dict[str, None] = {}
+        self._steps = 0
+        self._step_compared = False
         self._by_module: dict[str, str] = {}
         self._step_reason = ""
         self.everything = False
@@ -51,6 +71,8 @@ class Selection:
             self._step_reason = "schedule"
         else:
             self._step_reason = ""
+            self._step_compared = True
+        self._steps = max(self._steps, step + 1)
         self.everything = not self._step_reason and config.ops is None and config.modules is None
 
     def unwanted(self, plan: OpPlan) -> str:
@@ -60,6 +82,7 @@ class Selection:
         reason = self._by_plan.get(plan.index)
         if reason is None:
             ops = self._config.ops
+            self._names[plan.name] = None
             found = ops is None or any(fits_operator(p, plan.name) for p in ops)
             reason = self._by_plan[plan.index] = "" if found else "operator not selected"
         return reason
@@ -78,8 +101,95 @@ class Selection:
             return reason
         return ""
 
+    def unmatched(self) -> str:
+        """Which choice fitted nothing that came, with what did come; empty where each fitted something."""
+        config = self._config
+        if not self._step_compared:
+            last = f", 0 to {self._steps - 1}" if self._steps > 1 else ""
+            none = "" if last else ": it called neither run.step() nor an optimizer's step() more than once"
+            chosen = "the schedule" if config.steps is None else f"steps {_ranges(config.steps)}"
+            return f"of {chosen} none came; the program had {_plural(self._steps, 'step')}{last}{none}"
+        missing = []
+        ops, modules = config.ops or (), config.modules or ()
+        if ops and not any(fits_operator(p, name) for p in ops for name in self._names):
+            called = _plural(len(self._names), "operator")
+            missing.append(f"ops {_listed(ops)} fits none of {called} called{_near(ops[0], self._names)}")
+        if modules and self._by_module and all(self._by_module.values()):
+            names = dict.fromkeys(filter(None, self._by_module))
+            called = _plural(len(names), "module")
+            missing.append(f"modules {_listed(modules)} fits none of {called} called{_near(modules[0], names)}")
+        return "; ".join(missing)
+
+
+def check_operators(patterns: Collection[str]) -> None:
+    """Refuse patterns that no call can ever fit; of a library that the program may import, nobody knows.
+
+    Raises:
+        UsageError: No operator is called so, or all patterns mean operators that split into others before a
+            comparison sees them.
+    """
+    for pattern in patterns:
+        why = why_unknown(pattern)
+        if why:
+            raise UsageError(f"ops={pattern!r}: {why}.", slug="unknown-operator")
+    if patterns and all(map(is_composite, patterns)):
+        raise UsageError(
+            f"ops={', '.join(map(repr, patterns))}: made of other operators, which are what is compared: name them. "
+            "`shadowrun run --ops` finds out which.",
+            slug="unknown-operator",
+        )
+
+
+def why_unknown(pattern: str) -> str:
+    """Why no operator can fit a pattern, and which are called nearly so; empty where one does, or may come yet."""
+    namespace = pattern.partition("::")[0] if "::" in pattern else ""
+    names = torchapi.operator_names()
+    may_come = namespace not in ("", "aten") or (not namespace and any(c in pattern for c in "*?["))
+    if may_come or not names or any(fits_operator(pattern, name) for name in names):
+        return ""
+    bases = {name.removeprefix("aten::").partition(".")[0] for name in names if name.startswith("aten::")}
+    return f"no operator is called so{_near(pattern.removeprefix('aten::'), sorted(bases, key=len))}"
+
+
+def is_composite(pattern: str) -> bool:
+    """Whether all operators of torch's own that a pattern fits are made of others, as `aten::matmul` is of products."""
+    fitting = [name for name in torchapi.operator_names() if name.startswith("aten::") and fits_operator(pattern, name)]
+    own = [name for name in fitting if not name.endswith("out")]
+    return bool(own) and all(map(torchapi.operator_is_composite, own))
+
+
+def _listed(patterns: tuple[str, ...]) -> str:
+    more = ", …" if len(patterns) > _SHOWN else ""
+    return ", ".join(map(repr, patterns[:_SHOWN])) + more
+
+
+def _near(pattern: str, names: Iterable[str]) -> str:
+    """Those that the writer may have meant, or some."""
+    names = list(names)
+    wanted = pattern.strip("*?")
+    near = difflib.get_close_matches(wanted, names, _SHOWN, 0.7)
+    near = near or [name for name in names if wanted and wanted.lower() in name.lower()]
+    shown = ", ".join(near[:_SHOWN] or names[:_SHOWN])
+    return f"; {'nearest' if near else 'there were'}: {shown}" if shown else ""
+
+
+def _ranges(steps: frozenset[int]) -> str:
+    """``0, 5 to 7``."""
+    ends: list[list[int]] = []
+    for step in sorted(steps):
+        if ends and step == ends[-1][1] + 1:
+            ends[-1][1] = step
+        else:
+            ends.append([step, step])
+    shown = [str(a) if a == b else f"{a} to {b}" for a, b in ends]
+    return ", ".join(shown[:_SHOWN]) + (" and more" if len(shown) > _SHOWN else "")
+
 
 def _records(action: Any) -> bool:
     """Whether a `torch.profiler.ProfilerAction` is RECORD or RECORD_AND_SAVE (or a plain true value)."""
     name = getattr(action, "name", None)
     return name.startswith("RECORD") if isinstance(name, str) else bool(action)
+
+
+def _plural(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"

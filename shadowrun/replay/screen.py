@@ -25,6 +25,7 @@ from shadowrun.replay.counterparts import evaluate
 from shadowrun.replay.decompositions import concerns
 from shadowrun.replay.finding import flat_values, op_name
 from shadowrun.replay.oracle import n_terms, tensors
+from shadowrun.replay.systematic import follows, may_be_systematic
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Screen:
         if fmt is None or odd or not fmt.signed or concerns(self._op, position):
             return None
         if d.max_ulp <= (FEW_ULP if fmt.mantissa >= 23 else FEW_ULP_COARSE):
+            if may_be_systematic(self._case, position, d):
+                return None
             return _rounding(f"max {d.max_ulp} ULP")
         if fmt.mantissa < 23:
             return None
@@ -91,6 +94,8 @@ class Screen:
         actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
         unit = expected.abs().add_(size).mul_(units * fmt.roundoff).add_(fmt.smallest)
         if not bool(torch.isfinite(unit).all()) or not bool((actual.sub(expected).abs_() <= unit).all()):
+            return None
+        if follows(actual, expected, fmt.roundoff):
             return None
         return _rounding(f"max {d.max_ulp} ULP, within {units:g} units of rounding of the reference")
 

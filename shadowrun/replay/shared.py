@@ -18,6 +18,7 @@ from shadowrun.replay import results
 from shadowrun.replay.ending import Ending
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.mirror import OverBudget, copy_mutated
+from shadowrun.replay.room import BYTES_PER_NS, NO_ROOM, TOO_LARGE, are_too_large, may_run_again
 from shadowrun.replay.short import ShortWay
 from shadowrun.replay.stage import BUDGET, CUSTOM, Role, Stage
 
@@ -61,9 +62,9 @@ class SharedPath:
                 if done is not None:
                     return done
             if not (plan.random or plan.silent or plan.custom):
-                pristine = self._pristine(plan, args, kwargs)
-                if pristine is not None:
-                    return self._observe_several(plan, args, kwargs, role, place, pristine)
+                done = self._observe_several(plan, args, kwargs, role, place)
+                if done is not None:
+                    return done
         ran = self._observe_any(plan, args, kwargs, role, place)
         return ran.out, ran.ns
 
@@ -78,21 +79,28 @@ class SharedPath:
         return copied
 
     def _observe_several(
-        self,
-        plan: OpPlan,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        role: Role,
-        place: Place,
-        pristine: Arguments,
-    ) -> tuple[Any, int]:
-        """Several results, lists, numbers, any arguments that are written to; nothing is drawn."""
-        start = _clock()
-        out = own_call(plan.run, args, kwargs)
-        ns = _clock() - start
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
+    ) -> tuple[Any, int] | None:
+        """Several results, lists, numbers, any arguments that are written to; nothing drawn. None: nothing was done."""
+        pristine = self._pristine(plan, args, kwargs)
+        if pristine is None:
+            return None
+        try:
+            start = _clock()
+            out = own_call(plan.run, args, kwargs)
+            ns = _clock() - start
+        except Exception as error:
+            if not plan.mutated or not may_run_again(error, plan, args, kwargs, pristine):
+                raise
+            pristine = None  # let go of the copies
+        if pristine is None:
+            return self.ending.without_copies(plan, args, kwargs, role, place)
         other = self._stage.ref if role.on_target else self._stage.target
         try:
             context = self._recorder.context(plan, args, kwargs, place, role.device)
+            if ns * BYTES_PER_NS > self._max_bytes and are_too_large(plan, out, self._max_bytes):
+                self._stage.unverified(context, TOO_LARGE, plan, None)
+                return out, ns
             again = pristine
             if plan.mutated:
                 again = unheard(copy_mutated, (), (plan, *pristine, self._max_bytes))
@@ -143,9 +151,21 @@ class SharedPath:
         drift = stage.drift
         if drift is not None:
             unheard(drift.before, (), (role, args, kwargs))
-        start = _clock()
-        out = own_call(plan.run, args, kwargs)
-        own = Ran(args, kwargs, out, _clock() - start)
+        while True:
+            try:
+                start = _clock()
+                out = own_call(plan.run, args, kwargs)
+                own = Ran(args, kwargs, out, _clock() - start)
+                break
+            except Exception as error:
+                held = pristine if plan.mutated and problem is None else None
+                if not may_run_again(error, plan, args, kwargs, held):
+                    raise
+                pristine, held, problem = (args, kwargs), None, NO_ROOM
+            if generator is not None and state is not None:
+                generator.set_state(state)
+        if problem is None and are_too_large(plan, out, self._max_bytes):
+            problem = TOO_LARGE
         if problem is not None:
             stage.unverified(context, problem, plan, own)
             return own

@@ -17,6 +17,7 @@ from shadowrun.numerics import memory
 from shadowrun.numerics.bits import plainly_equal
 from shadowrun.replay.ending import WORTH_TIMING_NS, Ending
 from shadowrun.replay.execution import Ran
+from shadowrun.replay.room import BYTES_PER_NS, are_too_large, may_run_again
 from shadowrun.replay.spares import Spare, Spares
 
 if TYPE_CHECKING:
@@ -43,16 +44,19 @@ class ShortWay:
     Attributes:
         ending: As given.
         spares: Memory that is kept for copies.
+        max_bytes: Bound of the results of a call beside which there is a second.
     """
 
     def __init__(self, stage: Stage, ending: Ending) -> None:
         self._target, self._ref = stage.target, stage.ref
         self._recorder = stage.recorder
         self._comparing = stage.comparing
-        self._suspects = stage.comparing.suspects
+        self._watched = stage.comparing.watched
+        self._effects = stage.comparing.effects
         self.ending = ending
         self.spares = Spares(stage.config.max_bytes)
         self._forms = self.spares.by_form
+        self.max_bytes = stage.config.max_bytes
 
     def clear(self) -> None:
         """Let go of the memory that is kept for copies."""
@@ -78,10 +82,13 @@ class ShortWay:
         on_target = role.on_target
         other = self._ref if on_target else self._target
         try:
+            if ns * BYTES_PER_NS > self.max_bytes and self.is_too_large(plan, context, out):
+                return out, ns
             theirs = unheard(run, (), args, kwargs) if other.plain else other.call(plan, args, kwargs)
             other_ns = _clock() - ended
             plainly = type(out) is torch.Tensor and plainly_equal(out, theirs)
-            if plainly and ns + other_ns < WORTH_TIMING_NS and plan.index not in self._suspects:
+            known = context <= self._effects.newest and plan.index not in self._watched
+            if plainly and known and ns + other_ns < WORTH_TIMING_NS:
                 if on_target:
                     self._recorder.match(context, other_ns / 1000, ns / 1000)
                 else:
@@ -93,11 +100,19 @@ class ShortWay:
             self.ending.fail(plan, args, kwargs, role, place, error)
         return out, ns
 
+    def is_too_large(self, plan: OpPlan, context: int, out: Any) -> bool:
+        """Whether there shall be no second result beside the one of a call, which is recorded then."""
+        if not are_too_large(plan, out, self.max_bytes):
+            return False
+        self.ending.too_large(plan, context)
+        return True
+
     def end_fresh(self, plan: OpPlan, context: int, mine: Ran, theirs: Ran, role: Role, *, plainly: bool) -> None:
         """Record a call of `fresh` that took long, or whose results are not plainly equal: numbers, say."""
         out = mine.out
         equal = plainly or (type(out) in _FRESH and self._comparing.equal(out, theirs.out))
-        if equal and mine.ns + theirs.ns < WORTH_TIMING_NS and plan.index not in self._suspects:
+        known = context <= self._effects.newest and plan.index not in self._watched
+        if equal and known and mine.ns + theirs.ns < WORTH_TIMING_NS:
             ours, other = mine.ns / 1000, theirs.ns / 1000
             self._recorder.match(context, *((other, ours) if role.on_target else (ours, other)))
             return
@@ -131,9 +146,19 @@ class ShortWay:
         except Exception:  # the long way copies with more care, and records why it cannot
             return None
         run = plan.run
-        start = _clock()
-        out = own_call(run, args, kwargs)
-        ns = _clock() - start
+        try:
+            start = _clock()
+            out = own_call(run, args, kwargs)
+            ns = _clock() - start
+        except Exception as error:
+            self.spares.drop(spare)
+            before = ((spare.before, *args[1:]), kwargs)
+            if not may_run_again(error, plan, args, kwargs, before):
+                raise
+            spare = None
+            del before, work  # the copies are let go of
+        if spare is None:
+            return self.ending.without_copies(plan, args, kwargs, role, place)
         on_target = role.on_target
         other = self._ref if on_target else self._target
         try:
@@ -149,7 +174,8 @@ class ShortWay:
                 and first.shape == shape == work.shape
                 and not differs(at, work_at, n_bytes)
                 and ns + other_ns < WORTH_TIMING_NS
-                and plan.index not in self._suspects
+                and context <= self._effects.newest
+                and plan.index not in self._watched
             ):
                 if on_target:
                     self._recorder.match(context, other_ns / 1000, ns / 1000)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import ShadowrunWarning
+from shadowrun.platforms.unsupported import limit_of_host
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Stage:
             return Verdict(Status.UNVERIFIED, None, kind, f"{type(error).__name__}: {error}"[:300])
         if isinstance(error, Warning):  # the user's filters make errors of warnings, and only the replay gave one
             return Verdict(Status.UNVERIFIED, None, f"the replay raised a {type(error).__name__}", str(error)[:300])
+        if limit := limit_of_host(error):
+            return Verdict(Status.UNVERIFIED, None, limit, f"{type(error).__name__}: {error}"[:300])
         text = f"{doing} {plan.name}: {type(error).__name__}: {error}"[:500]
         if not self._warned:
             self._warned = True
@@ -109,6 +112,8 @@ def _odd_kind(tensors: Iterable[Any]) -> str:
             continue
         elif t.is_nested:
             found = "nested tensor"
+        elif t.is_meta:
+            found = "meta tensor: no values"
         elif t.is_quantized:
             found = "quantized tensor"
         elif t.layout is not torch.strided:

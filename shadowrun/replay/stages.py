@@ -15,9 +15,9 @@ from shadowrun.replay.undefined import arguments
 if TYPE_CHECKING:
     from shadowrun.replay.case import Case
 
-__all__ = ["has_one_stage", "partial_sums"]
+__all__ = ["ONE_SUM", "has_one_stage", "partial_sums"]
 
-_ONE_SUM: Final = frozenset(
+ONE_SUM: Final = frozenset(
     """
     mm bmm mv dot vdot addmm baddbmm addmv addr linear matmul sum mean _softmax _log_softmax native_layer_norm
     native_group_norm native_batch_norm _native_batch_norm_legit _fused_rms_norm cudnn_batch_norm
@@ -41,7 +41,7 @@ def has_one_stage(case: Case) -> bool:
     """
     op = op_name(case)
     if accumulates(op):
-        return base_name(op) in _ONE_SUM
+        return base_name(op) in ONE_SUM
     return is_arithmetic(op) or ulp_bound(op, [torch.float32]) is not None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -12,12 +12,16 @@ from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.mirror import kept_on_cpu, mirror, move, written_to
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.streams import Transfers
     from shadowrun.replay.mirror import Arguments
     from shadowrun.replay.pipeline import Pipeline
 
 __all__ = ["Feeding", "HandedOver"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -45,6 +49,10 @@ class HandedOver(Executor):
     def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
         """Run a call on copies of its inputs."""
         return self._pipeline.ask(lambda: self._fetched(plan, self._target.run_mirrored(plan, args, kwargs, max_bytes)))
+
+    def asked(self, question: Callable[[Executor], _T]) -> _T:
+        """Have a calling thread answer a question that runs calls on the target."""
+        return self._pipeline.ask(lambda: question(self._target))
 
     def values(self, plan: OpPlan, ran: Ran) -> list[Any]:
         """Results of a run, on the CPU."""

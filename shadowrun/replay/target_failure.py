@@ -8,7 +8,7 @@ import torch
 
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.remote import Unsendable, WorkerDied
-from shadowrun.platforms.unsupported import classify
+from shadowrun.platforms.unsupported import classify, limit_of_host
 from shadowrun.replay import results
 from shadowrun.replay.equivalents import EQUIVALENTS, is_device_specific
 from shadowrun.replay.execution import Executor, Ran
@@ -59,6 +59,9 @@ class TargetFailure:
                     context, Verdict(Status.ERROR, Cause.IMPLEMENTATION, "out of memory", str(error)[:300])
                 )
                 return None
+            if limit_of_host(error):
+                recorder.verdict(context, _at_a_limit(error))
+                return None
             failure = classify(error)
             if plan.action is Action.VIEW:
                 return self._answer_view(plan, args, kwargs, context, failure.message, failure.missing_kernel, error)
@@ -87,7 +90,9 @@ class TargetFailure:
             return self._target.run_mirrored(plan, pristine[0], pristine[1], self._config.max_bytes)
         except Exception as error:
             failure = classify(error)
-            if isinstance(error, WorkerDied):
+            if limit_of_host(error):
+                self._recorder.verdict(context, _at_a_limit(error))
+            elif isinstance(error, WorkerDied):
                 verdict = Verdict(Status.ERROR, Cause.IMPLEMENTATION, str(error), failure.message)
                 self._recorder.verdict(context, verdict, captured=self._recorder.keep(plan, verdict, pristine))
             elif isinstance(error, Unsendable):
@@ -159,3 +164,8 @@ class TargetFailure:
 
         out = [lay(w) for w in wanted] if isinstance(wanted, (list, tuple)) else lay(wanted)
         return Ran(args, kwargs, out, 0)
+
+
+def _at_a_limit(error: Exception) -> Verdict:
+    """The verdict on a call that ended at a limit of this process or machine."""
+    return Verdict(Status.UNVERIFIED, None, limit_of_host(error), str(error)[:300])

@@ -146,7 +146,7 @@ class Content:
     digest: Top[Finding]
     facts: tuple[tuple[str, str], ...]
     first_divergence: OpRecord | None
-    first_advice: str
+    first_finding: Finding | None
     first_origin: str
     drift: Top[DriftStep]
     sections: tuple[Section, ...]
@@ -166,18 +166,19 @@ class Content:
         findings, coverage, first, known = run.findings(), run.coverage(), run.first_divergence(), run.known()
         regions = run.regions()
         by_kind = {kind: [f for f in findings if f.kind == kind] for kind in _SECTIONS}
+        gate = run.gate()
         return cls(
             info=info,
-            gate=run.gate(),
+            gate=gate,
             coverage=dataclasses.replace(
                 coverage, missing_kernels=tame(coverage.missing_kernels[:MAX_OPERATORS]), operators=(), skipped=()
             ),
             counts=tuple(_counts(run)),
-            remarks=_remarks(info, known),
+            remarks=_remarks(info, known, gate),
             digest=Top.of(findings, MAX_DIGEST),
             facts=tuple(_facts(info, run.steps(), sources)),
             first_divergence=tame(first),
-            first_advice=clip(_advice(first, findings)),
+            first_finding=tame(_finding_of(first, findings)),
             first_origin=clip(_origin(first, sources)),
             drift=_thin(run.drift()),
             sections=tuple(
@@ -213,13 +214,13 @@ def _counts(run: Source) -> Iterable[tuple[str, int]]:
     return [(name, n) for name, n in [*((str(status), n) for status, n in counts.items()), ("own failures", own)] if n]
 
 
-def _advice(first: OpRecord | None, findings: list[Finding]) -> str:
-    """What the finding that a record belongs to says to do."""
+def _finding_of(first: OpRecord | None, findings: list[Finding]) -> Finding | None:
+    """The finding that a record belongs to."""
     if first is None:
-        return ""
+        return None
     key = (first.call.op, first.verdict.cause, without_numbers(first.verdict.explanation))
     same = (f for f in findings if f.kind == "mismatch" and (f.op, f.cause, without_numbers(f.explanation)) == key)
-    return next((f.next_step for f in same), "")
+    return next(same, None)
 
 
 def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
@@ -231,14 +232,15 @@ def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
     return f"{name} first, as its call {first.call.seq - source.first_seq:,}"
 
 
-def _remarks(info: RunInfo, known: Known) -> tuple[str, ...]:
+def _remarks(info: RunInfo, known: Known, gate: Gate) -> tuple[str, ...]:
     ended = info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)
     incomplete = () if ended else (_INCOMPLETE,)
     ledger = [use.remark for use in known.lines if use.remark]
     more = (f"The ledger has {len(ledger) - MAX_DIGEST} more lines that are out of date.",)
     lines = (*ledger[:MAX_DIGEST], *(more if len(ledger) > MAX_DIGEST else ()))
     budget = (f"Not all was compared, to keep within the overhead budget: {overhead(info)}.",) if info.budget else ()
-    return tuple(clip(note) for note in (*incomplete, *budget, *info.notes, *lines))
+    unselected = (f"Not found: {info.unselected}.",) if info.unselected and info.unselected not in gate.line else ()
+    return tuple(clip(note) for note in (*incomplete, *unselected, *budget, *info.notes, *lines))
 
 
 def _facts(info: RunInfo, steps: tuple[Step, ...], sources: tuple[SourceRun, ...]) -> Iterable[tuple[str, str]]:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from shadowrun.report.words import SHOWN
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["COLOURS", "LABEL", "labelled", "table_of", "texts"]
 
@@ -22,8 +24,16 @@ COLOURS = {
 _LABEL_STYLES = {"do": "bold cyan", "why": "bold"}
 
 
-def labelled(lines: Iterable[tuple[str, str]]) -> Table:
-    """Label and text in two columns."""
+def labelled(lines: Iterable[tuple[str, str]]) -> Iterator[Table | Text]:
+    """Label and text in two columns; then the commands, each on one line however long: a shell takes it so."""
+    lines = list(lines)
+    yield _grid((label, text) for label, text in lines if label != SHOWN)
+    for label, text in lines:
+        if label == SHOWN:
+            yield Text.assemble((f"  {label:{LABEL - 1}}", "dim"), (text, "cyan"))
+
+
+def _grid(lines: Iterable[tuple[str, str]]) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     grid.add_column(width=LABEL, no_wrap=True)
     grid.add_column(overflow="fold")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from shadowrun.report.content import Content, Source
 from shadowrun.report.words import (
     KNOWN_LEAD,
     REGIONS_LEAD,
+    SHOWN,
     clip,
     describe,
     describe_record,
@@ -51,7 +53,7 @@ def _lines(content: Content) -> Iterator[str]:
     yield from _table(("", ""), ((label, text) for label, text in content.facts))
     if content.first_divergence is not None:
         yield "## First divergence\n"
-        yield from _items(describe_record(content.first_divergence, content.first_advice, content.first_origin))
+        yield from _items(describe_record(content.first_divergence, content.first_finding, content.first_origin))
     if content.drift.rows:
         yield "## Accumulated error\n"
         rows = ((str(d.step), figure(d.drift_abs), figure(d.drift_rel), d.op, d.module) for d in content.drift.rows)
@@ -60,7 +62,7 @@ def _lines(content: Content) -> Iterator[str]:
         yield f"## {section.heading} ({section.n})\n"
         yield f"{section.lead}\n"
         for finding in section.findings.rows[:MAX_FINDINGS]:
-            yield f"### {_text(finding.op)}: {finding.n_calls:,} of {finding.n_calls_of_op:,} calls\n"
+            yield f"### {finding.number}. {_text(finding.op)}: {finding.n_calls:,} of {finding.n_calls_of_op:,} calls\n"
             yield from _items(describe(finding))
         if section.n > MAX_FINDINGS:
             yield f"… and {section.n - MAX_FINDINGS:,} more\n"
@@ -149,7 +151,7 @@ def _coverage(content: Content) -> Iterator[str]:
 
 def _items(lines: Iterable[tuple[str, str]]) -> Iterator[str]:
     for label, text in lines:
-        yield f"- **{label}**: {_text(text)}"
+        yield f"- **{label}**: {_code(text) if label == SHOWN else _text(text)}"
     yield ""
 
 
@@ -159,6 +161,13 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], n_more: int =
     for row in rows:
         yield f"| {' | '.join(_text(cell) for cell in row)} |"
     yield f"\n… and {n_more:,} more\n" if n_more > 0 else ""
+
+
+def _code(text: str) -> str:
+    """A code span, in which nothing is markup, of a text on one line."""
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " if len(fence) > 1 else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def _text(text: str) -> str:

@@ -85,7 +85,7 @@ class _Page:
         self._header()
         if content.first_divergence is not None:
             self._heading("First divergence")
-            self._lines(describe_record(content.first_divergence, content.first_advice, content.first_origin))
+            self._lines(describe_record(content.first_divergence, content.first_finding, content.first_origin))
         if content.drift.rows:
             self._drift()
         for section in content.sections:
@@ -140,23 +140,27 @@ class _Page:
         # Kind and, unless it is absurd, operator are not cut short; place and reason share what is left.
         kind = max(len(f.kind) for f in findings.rows) + 2
         op = min(max(len(f.op) for f in findings.rows) + 2, self.console.width // 2)
-        room = (self.console.width - 2 - kind - op) // 2
+        number = max(2, *(len(str(f.number)) for f in findings.rows))
+        room = (self.console.width - 1 - number - kind - op) // 2
         places = [_place(f, room - 2) for f in findings.rows]
         place = max(map(len, places)) + 2
         for f, where in zip(findings.rows, places, strict=True):
             why = reason(f)
             name = clip(f.op, op - 2)
-            line = Text.assemble(f"  {f.kind:{kind}}", (f"{name:{op}}", "bold"), f"{where:{place}}", (why, "dim"))
-            line.stylize(COLOURS[f.kind], 0, kind)
+            head = f"{f.number:{number}} {f.kind:{kind}}"
+            line = Text.assemble(head, (f"{name:{op}}", "bold"), f"{where:{place}}", (why, "dim"))
+            line.stylize(COLOURS[f.kind], number + 1, number + 1 + kind)
             self.console.print(line, no_wrap=True, overflow="ellipsis")
         self._more(findings.n_more)
 
     def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
-        self.console.print(labelled(lines))
+        for part in labelled(lines):
+            self.console.print(part, soft_wrap=isinstance(part, Text))
 
     def _finding(self, finding: Finding) -> None:
         self.console.print()
         head = Text.assemble(
+            (f"{finding.number}. ", "dim"),
             (finding.op, f"bold {COLOURS[finding.kind]}"),
             (f"  {finding.n_calls:,} of {finding.n_calls_of_op:,} calls", ""),
             (f", first is number {finding.first_seq:,} in step {finding.first_step:,}", "dim"),
@@ -220,7 +224,7 @@ class _Page:
         if shown:
             self._heading("Compiled regions", REGIONS_LEAD)
         for part in shown:
-            self.console.print(part)
+            self.console.print(part, soft_wrap=isinstance(part, Text))
 
     def _coverage(self) -> None:
         coverage = self.content.coverage

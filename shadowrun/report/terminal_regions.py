@@ -36,7 +36,7 @@ def region_section(content: Content) -> Iterator[Text | Table]:
         lines = describe_region(region)
         if lines:
             yield Text.assemble("\n", (f"{region.name} {region.phase}", f"bold {COLOURS[region.status]}"))
-            yield labelled(lines)
+            yield from labelled(lines)
     for skip in skipped.rows[:MAX_DESCRIBED]:
         yield Text(f"not compared: {skip.n:,} calls of {skip.op}, {skip.reason}", "yellow")
 

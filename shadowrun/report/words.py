@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KNOWN_LEAD",
     "REGIONS_LEAD",
+    "SHOWN",
     "clip",
     "describe",
     "describe_record",
@@ -35,6 +36,9 @@ __all__ = [
     "worst",
 ]  # fmt: skip
 
+MAX_COMMAND = 10_000
+SHOWN = "script"
+"""Label of a command, which is given as it is to be typed."""
 KNOWN_LEAD = "The ledger excuses these: they fail nothing, and no other part of the report lists them as findings."
 
 
@@ -174,7 +178,12 @@ def describe(finding: Finding) -> list[tuple[str, str]]:
         lines.append(("passes", passes))
     lines.append(("why", outcome(finding.cause, finding.explanation, finding.evidence, finding.confidence)))
     lines.append(("do", finding.next_step))
-    return [(label, clip(text)) for label, text in lines]
+    return [(label, clip(text)) for label, text in lines] + shown(finding)
+
+
+def shown(finding: Finding | RegionSummary) -> list[tuple[str, str]]:
+    """Commands that write a script, none of them cut short."""
+    return [(SHOWN, clip(text, MAX_COMMAND)) for text in finding.commands]
 
 
 def reason(finding: Finding) -> str:
@@ -208,8 +217,8 @@ def deviation(op: OperatorSummary) -> str:
     return "NaN" if op.n_nan else "Inf" if op.n_inf else figure(op.max_abs)
 
 
-def describe_record(record: OpRecord, advice: str = "", origin: str = "") -> list[tuple[str, str]]:
-    """The same for one call; `origin` is the run that it is from, in a combined file."""
+def describe_record(record: OpRecord, finding: Finding | None = None, origin: str = "") -> list[tuple[str, str]]:
+    """The same for one call of a finding; `origin` is the run that it is from, in a combined file."""
     call, verdict = record.call, record.verdict
     lines = [
         ("call", f"number {call.seq:,} in step {call.step:,}: {call.op}({clip(call.inputs, 160)})"),
@@ -218,9 +227,9 @@ def describe_record(record: OpRecord, advice: str = "", origin: str = "") -> lis
     lines += [("seen on", origin)] if origin else []
     lines += [("differs", worst(diff)) for diff in record.diffs[:3]]
     lines.append(("why", outcome(verdict.cause, verdict.explanation, verdict.evidence, verdict.confidence)))
-    if advice:
-        lines.append(("do", advice))
-    return [(label, clip(text)) for label, text in lines]
+    if finding is not None and finding.next_step:
+        lines.append(("do", finding.next_step))
+    return [(label, clip(text)) for label, text in lines] + ([] if finding is None else shown(finding))
 
 
 def region_outcomes(region: RegionSummary) -> list[tuple[int, str]]:
@@ -242,7 +251,7 @@ def describe_region(region: RegionSummary) -> list[tuple[str, str]]:
     lines += [("do", region.next_step)] if region.next_step else []
     if lines and region.callers and region.callers[0] != region.site:
         lines.insert(0, ("called at", listed(region.callers)))
-    return [(label, clip(text)) for label, text in lines]
+    return [(label, clip(text)) for label, text in lines] + shown(region)
 
 
 def _where(modules: str, phases: tuple[str, ...], sites: tuple[str, ...], n_sites: int) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.repro import script
 from shadowrun.repro.bodies import BODIES
+from shadowrun.repro.quoting import mapping, quoted
 
 if TYPE_CHECKING:
     from shadowrun.repro.script import Script
@@ -110,7 +111,7 @@ def main():
     if sys.argv[1:] == ["here"]:
         here()
         return
-    environment = os.environ | {environment!r}
+    environment = os.environ | {environment}
     process = subprocess.Popen([sys.executable, __file__, "here"], stdout=subprocess.PIPE, text=True, env=environment)
     if process.stdout.readline() != "ready\\n":
         print(f"there is no {{TARGET}} here")
@@ -146,7 +147,7 @@ if __name__ == "__main__":
 """
 
 _AGAIN = """\
-    environment = {environment!r}
+    environment = {environment}
     if any(os.environ.get(name) != value for name, value in environment.items()):
         sys.exit(subprocess.run([sys.executable, __file__], env=os.environ | environment).returncode)
 """
@@ -202,15 +203,16 @@ def write_itself(content: Script, how: Itself) -> str:
     head = dataclasses.replace(
         content, modules=(*content.modules, *modules), target=dataclasses.replace(place, environment=())
     )
-    results = ", ".join(f'"{name}": {expression}.cpu()' for name, expression in content.results)
-    where = f'"cpu" if name in {content.on_cpu!r} else device' if content.on_cpu else "device"
+    results = ", ".join(f"{quoted(name)}: {expression}.cpu()" for name, expression in content.results)
+    where = script.stays(content) if content.on_cpu else "device"
     if how.change:
         ways = _LAYOUTS[how.change]
     elif how.batched:
-        ways = _SLICE.replace("BATCHED_ITEM", f"{how.batched!r}, {how.item}")
+        batched = "".join(f"{quoted(name)}, " for name in how.batched)
+        ways = _SLICE.replace("BATCHED_ITEM", f"({batched}), {int(how.item)}")
     else:
         ways = _TAIL
-    settings = _AGAIN.format(environment=dict(place.environment)) if place.environment else ""
+    settings = _AGAIN.format(environment=mapping(dict(place.environment))) if place.environment else ""
     settings += "".join(f"    {line}\n" for line in place.settings)
     body = BODIES["mismatch"].format(device="" if place.device == "cpu" else script.PRESENT).lstrip("\n")
     parts = (
@@ -242,7 +244,8 @@ def write_ends(content: Script, limits: Ends) -> str:
             script.COPY_LAID if content.laid else script.COPY,
             script.call(content),
             _HERE.format(
-                settings="".join(f"    {line}\n" for line in place.settings), environment=dict(place.environment)
+                settings="".join(f"    {line}\n" for line in place.settings),
+                environment=mapping(dict(place.environment)),
             ),
         )
     )

@@ -11,9 +11,11 @@ import torch
 from shadowrun.analysis import without_numbers
 from shadowrun.config import Config
 from shadowrun.intercept.plan import OpPlan, make_plan
-from shadowrun.platforms import sim
+from shadowrun.intercept.untrusted import operator_named
+from shadowrun.platforms import parse, sim
 from shadowrun.platforms.device import resolve
-from shadowrun.replay.comparing import Comparing
+from shadowrun.platforms.untrusted import simulated_flaws
+from shadowrun.replay.comparing import Comparing, bytes_for_oracle
 from shadowrun.replay.execution import Executor, Ran
 from shadowrun.replay.judge import Judge
 from shadowrun.replay.mirror import copy_mutated
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from shadowrun.replay.capturing import Kept
     from shadowrun.replay.case import Case
     from shadowrun.replay.finding import Finding
     from shadowrun.types import RunInfo
@@ -87,7 +90,7 @@ class _Listener(Recorder):
         missing_kernel: str = "",
         times: tuple[float, float] = (-1.0, -1.0),
         drift: tuple[float, float] = (-1.0, -1.0),
-        captured: tuple[str, int] | None = None,
+        captured: Kept | None = None,
     ) -> int:
         """Anything else."""
         del context, times, drift, captured
@@ -95,10 +98,10 @@ class _Listener(Recorder):
         return 0
 
     def keep(
-        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = ()
-    ) -> tuple[str, int] | None:
+        self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
+    ) -> Kept | None:
         """Nothing is kept here."""
-        del plan, verdict, inputs, written
+        del plan, verdict, inputs, written, severity
         return None
 
 
@@ -119,19 +122,19 @@ class Bench:
 
     Args:
         info: The run: its platforms, the flaws of a simulated one, and its options.
+        memory: Look at what each call does to memory.
 
     Raises:
         PlatformError: A platform is not here.
     """
 
-    def __init__(self, info: RunInfo) -> None:
-        simulated = info.target_fingerprint.get("simulated_flaws")
-        self._flaws = None if simulated is None else tuple(map(str, simulated))
+    def __init__(self, info: RunInfo, *, memory: bool = False) -> None:
+        self._flaws = simulated_flaws(info.target_fingerprint)
         if self._flaws is not None and not sim.is_enabled():
-            sim.enable(str(info.target_fingerprint["device"]))
+            sim.enable(parse(info.target).device_type)
         target, ref = resolve(info.target), resolve(info.ref)
         # Tolerances were those of the run; of its settings only what is printable is known.
-        options = {k: v for k, v in info.config.items() if k in _OPTIONS and v is not None}
+        options = {k: v for k, v in info.config.items() if k in _OPTIONS and type(v) in (int, float) and v == v}  # noqa: PLR0124
         config = Config.make(settings=False, known=False, **options)
         self._stack = contextlib.ExitStack()
         self._max_bytes = config.max_bytes
@@ -140,8 +143,9 @@ class Bench:
         self._listener = _Listener()
         self._comparing = Comparing(config, self.target, self.ref, self._listener)
         self.tolerance = config.tolerance_on(str(target))
-        self._judge = _Judge(tolerance=self.tolerance, max_bytes=min(config.max_bytes, 1 << 30))
+        self._judge = _Judge(tolerance=self.tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._comparing.judge_with(self._judge)
+        self._comparing.effects.always = memory
         self._failure = TargetFailure(config, self.target, self.ref, self._listener)
 
     def __enter__(self) -> Self:
@@ -195,16 +199,15 @@ class Bench:
         return executor.run(plan, args, kwargs)
 
 
-def operator(name: str) -> OpPlan:
-    """The plan of an operator.
+def operator(name: str, *, checked: bool = True) -> OpPlan:
+    """The plan of an operator that a file names.
 
     Args:
         name: ``aten::add.Tensor``.
+        checked: Whether it must be one that a file may name; not needed where this process itself recorded it.
 
     Raises:
         AttributeError: This torch has no such operator.
+        Refused: It does more than compute tensors.
     """
-    namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    func = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-    return make_plan(func, 0)
+    return make_plan(operator_named(name, checked=checked), 0)

@@ -63,6 +63,13 @@ _ACCEPTS = """
     sys.exit(0 if alike else 1)
 """
 
+_MEMORY = """
+    usual = reference()
+{device}    found = [text for text in target() if text not in usual]
+    print("\\n".join(found) or f"{{OPERATOR}} on {{TARGET}} does to memory what its schema says")
+    sys.exit(1 if found else 0)
+"""
+
 _FALLS_BACK = """
 {device}    seen = []
 
@@ -105,6 +112,7 @@ _SLOW = """
 
 BODIES = {
     "mismatch": _COMPARE,
+    "memory": _MEMORY,
     "unstable": _COMPARE_OFTEN,
     "raises": _RAISES,
     "accepts": _ACCEPTS,

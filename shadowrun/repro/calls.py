@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.replay.mirror import tensors_in
+from shadowrun.repro.quoting import check_name, literal, quoted
 
 if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
 
-__all__ = ["call_text", "literal", "named_inputs", "needs_layout", "result_text", "shown_inputs"]
+__all__ = ["call_text", "named_inputs", "needs_layout", "result_text", "shown_inputs"]
 
 
 def named_inputs(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -31,11 +31,15 @@ def call_text(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 
 
 def result_text(plan: OpPlan, name: str) -> str:
-    """The expression for a result: ``out[1]`` for ``output 1``, ``x["self"]`` for an argument that was written to."""
-    place, _, index = name.partition("[")
+    """The expression for a result: ``out[1]`` for ``output 1``, ``x["self"]`` for an argument that was written to.
+
+    Raises:
+        DataFileError: The operator has no such result.
+    """
+    place, _, index = check_name(plan, name).partition("[")
     item = f"[{index}" if index else ""
     if not place.startswith("output "):
-        return f'x["{place}"]{item}'
+        return f"x[{quoted(place)}]{item}"
     number = place.removeprefix("output ")
     return f"out{item}" if plan.n_returns == 1 else f"out[{number}]{item}"
 
@@ -68,16 +72,5 @@ def _listed(value: Any) -> Any:
 
 def _argument(name: str, value: Any) -> str:
     if any(True for _ in tensors_in((value,))):
-        return f'x["{name}"]'
+        return f"x[{quoted(name)}]"
     return literal(value)
-
-
-def literal(value: Any) -> str:
-    """A number, text, dtype or list as code; a device is that of the call."""
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(literal, value))}]"
-    if isinstance(value, torch.device):
-        return "device"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return repr(value)  # torch.float32, torch.strided, 2, True, 'mean', None

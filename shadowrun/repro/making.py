@@ -13,6 +13,7 @@ import torch
 from shadowrun.errors import DataFileError, PlatformError, UsageError
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torchapi import as_in_handler
+from shadowrun.intercept.untrusted import Refused, check_arguments
 from shadowrun.platforms import torchplatform
 from shadowrun.replay.counterparts import COUNTERPARTS
 from shadowrun.replay.decompositions import concerns
@@ -20,10 +21,12 @@ from shadowrun.replay.equivalents import EQUIVALENTS
 from shadowrun.repro import calls, script, telling
 from shadowrun.repro.bench import Bench, Judged, operator
 from shadowrun.repro.checks import Check, checks_of
+from shadowrun.repro.effects import returned_arguments
 from shadowrun.repro.minimise import Minimiser
-from shadowrun.repro.places import places_of
+from shadowrun.repro.places import checked, places_of
+from shadowrun.repro.quoting import check_name
 from shadowrun.store import tensors
-from shadowrun.types import Cause, Status
+from shadowrun.types import Allowed, Cause, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,10 +35,11 @@ if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
 
-__all__ = ["Repro", "load_captured", "make", "try_script"]
+__all__ = ["Repro", "load_captured", "make", "try_script", "write_new"]
 
 _CHECK_LIMIT_S = 120.0
 _REPLAYS = 4
+_SLOW_RATIO, _MOST_RATIO = 10.0, 1e9
 _FORGETFUL = ("stale buffer", "uninitialised memory")
 _KINDS = {"unsupported": "raises", "error": "raises", "fallback": "fallback", "slow": "slow", "mismatch": "mismatch"}
 
@@ -67,6 +71,7 @@ def make(
     *,
     minimise: bool = True,
     time_limit_s: float = 30.0,
+    allowed: Allowed = Allowed(),  # noqa: B008 - frozen
 ) -> Repro:
     """Write a script for a finding.
 
@@ -77,12 +82,15 @@ def make(
         directory: Where to; it is made if it is not there.
         minimise: Make the inputs smaller and simpler while the fault stays, if the target is on this machine.
         time_limit_s: How long that may take.
+        allowed: What the data file may have started.
 
     Raises:
         UsageError: No script can show this finding.
-        DataFileError: The captured inputs cannot be read.
+        PlatformError: A platform takes more than this process, and nobody named it.
+        DataFileError: The captured inputs cannot be read, or hold what must not be run.
     """
-    maker = _Maker(data.info, finding, load_captured(data, record))
+    info = checked(data.info, allowed)
+    maker = _Maker(info, finding, load_captured(data, record), is_own=allowed.modules)
     with as_in_handler():  # a comparison may be running: our replays are none of its calls
         return maker.write(record, directory, time_limit_s if minimise else 0.0)
 
@@ -94,14 +102,24 @@ def run_script(path: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
         TimeoutExpired: It takes too long.
     """
     return subprocess.run(  # noqa: S603 - the script that was just written
-        [sys.executable, str(path.absolute())],
+        [sys.executable, "-P", str(path.absolute())],
         capture_output=True,
         text=True,
         errors="replace",
         timeout=limit_s,
         check=False,
-        env={k: v for k, v in os.environ.items() if k != "SIM_FLAWS"},
+        # What lies beside the script, in a folder that may have been there before, is no module of its.
+        env={k: v for k, v in os.environ.items() if k != "SIM_FLAWS"} | {"PYTHONSAFEPATH": "1"},
     )
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a text file in the place of what was there; a link is replaced, not followed."""
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    with part.open("x", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(path)
 
 
 def try_script(path: Path, notes: list[str], limit_s: float = _CHECK_LIMIT_S) -> tuple[bool | None, str]:
@@ -139,7 +157,9 @@ def load_captured(data: DataFile, record: OpRecord) -> tensors.Captured:
     name = tensors.captured_calls(data)[record.call.seq][2]
     call = tensors.load(data.tensors, name)
     if call.op != record.call.op:
-        raise DataFileError(f"The captured inputs {name!r} are those of {call.op}.", slug="captured-inputs")
+        raise DataFileError(
+            f"The captured inputs {name!r} are those of {ascii(call.op)[1:-1]}.", slug="captured-inputs"
+        )
     return call
 
 
@@ -150,13 +170,17 @@ def _refusal(text: str) -> UsageError:
 class _Maker:
     """Makes the script of one finding."""
 
-    def __init__(self, info: RunInfo, finding: Finding, call: tensors.Captured) -> None:
+    def __init__(self, info: RunInfo, finding: Finding, call: tensors.Captured, *, is_own: bool) -> None:
         self._info = info
         self._finding = finding
-        self._plan = _plan(call)
+        self._plan = _plan(call, checked=not is_own)
         self._args, self._kwargs = call.args, call.kwargs
         self._target, self._ref = places_of(info)
         self._kind = _KINDS[finding.kind]
+        if finding.cause is Cause.MEMORY_EFFECTS:
+            self._kind = "memory"
+        if finding.cause is Cause.NO_ERROR:
+            self._kind = "accepts"
         self._notes: list[str] = []
         self._checks: tuple[Check, ...] = ()
         self._refuse_what_cannot_be_shown()
@@ -182,7 +206,7 @@ class _Maker:
         before = calls.named_inputs(self._plan, self._args, self._kwargs)
         present = True
         try:
-            with Bench(self._info) as bench:
+            with Bench(self._info, memory=self._kind == "memory") as bench:
                 self._on_the_bench(bench, record, seconds)
         except PlatformError as error:
             present = False
@@ -193,9 +217,9 @@ class _Maker:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "repro.py"
         stored = {c.name: c.allowed for c in self._checks if isinstance(c.allowed, torch.Tensor)}
-        torch.save(inputs | ({"allowed": stored} if stored else {}), directory / "inputs.pt")
-        path.write_text(text, encoding="utf-8")
-        (directory / "versions.json").write_text(telling.versions(self._info), encoding="utf-8")
+        tensors.write_private(inputs | ({"allowed": stored} if stored else {}), directory / "inputs.pt")
+        write_new(path, text)
+        write_new(directory / "versions.json", telling.versions(self._info))
         shows, said = try_script(path, self._notes) if present else (None, "")
         return Repro(path, calls.shown_inputs(inputs), shows, said, tuple(self._notes))
 
@@ -203,6 +227,9 @@ class _Maker:
 
     def _on_the_bench(self, bench: Bench, record: OpRecord, seconds: float) -> None:
         replays = [bench.judge(self._plan, self._args, self._kwargs)]
+        if self._kind == "accepts":
+            self._notes.append("a call that the reference refuses is not minimised")
+            return
         if self._kind == "slow":
             self._notes.append("a slow operator is not minimised: its time is the fault")
             return
@@ -253,14 +280,15 @@ class _Maker:
         """What the data file alone tells: half of the greatest difference that was seen, in each result."""
         if self._finding.kind != "mismatch":
             return ()
-        if self._finding.cause is Cause.METADATA:
-            strides = self._finding.explanation == "stride"
-            return tuple(Check(d.name, float("inf"), strides=strides) for d in record.diffs if d.detail)
-        return tuple(
-            Check(d.name, 0.5 * d.max_abs if d.n_nan + d.n_inf + d.n_zero_sign == 0 else d.max_abs,
-                  signed_zeros=d.n_zero_sign > 0)
-            for d in record.diffs if d.n_mismatched
-        )  # fmt: skip
+        is_form, strides = self._finding.cause is Cause.METADATA, self._finding.explanation == "stride"
+        found = []
+        for d in record.diffs:
+            if is_form and d.detail:
+                found.append(Check(check_name(self._plan, d.name), float("inf"), strides=strides))
+            elif not is_form and d.n_mismatched:
+                allowed = 0.5 * d.max_abs if d.n_nan + d.n_inf + d.n_zero_sign == 0 else d.max_abs
+                found.append(Check(check_name(self._plan, d.name), allowed, signed_zeros=d.n_zero_sign > 0))
+        return tuple(found)
 
     def _all_results(self) -> tuple[Check, ...]:
         if self._plan.n_returns == 1 and self._plan.fresh:
@@ -273,6 +301,9 @@ class _Maker:
     def _script(self, record: OpRecord, before: dict[str, Any], inputs: dict[str, Any]) -> script.Script:
         plan, finding = self._plan, self._finding
         checks = self._checks if self._kind in ("mismatch", "unstable") else self._all_results()
+        memory = self._kind == "memory"
+        if memory:
+            checks = tuple(c for c in checks if c.name.startswith("output "))
         if any(concerns(finding.op, _position(plan, c.name)) for c in self._checks):
             raise _refusal(
                 f"{finding.op} was judged by the equation that defines its result: element by element, right results "
@@ -290,25 +321,39 @@ class _Maker:
             target=self._target,
             ref=self._ref,
             allowed=tuple((c.name, None if isinstance(c.allowed, torch.Tensor) else c.allowed) for c in checks),
-            laid=calls.needs_layout(inputs),
+            laid=memory or calls.needs_layout(inputs),
+            written=plan.mutated_names if memory else (),
+            returned=tuple(returned_arguments(plan).items()) if memory else (),
             on_cpu=tuple(name for name in plan.on_cpu if name in inputs),
             strides=any(c.strides for c in checks),
             signed_zeros=any(c.signed_zeros for c in checks),
             key=torchplatform.dispatch_key(self._target.device.partition(":")[0]) if self._kind == "fallback" else "",
-            ratio=float(self._info.config.get("slow_ratio", 10.0)),
+            ratio=_ratio(self._info),
         )
 
 
-def _plan(call: tensors.Captured) -> OpPlan:
+def _ratio(info: RunInfo) -> float:
+    """What was slow in the run: a finite number, since it becomes part of a script."""
+    found = info.config.get("slow_ratio", _SLOW_RATIO)
+    is_one = isinstance(found, (int, float)) and not isinstance(found, bool) and 1 < found < _MOST_RATIO
+    return float(found) if is_one else _SLOW_RATIO
+
+
+def _plan(call: tensors.Captured, *, checked: bool) -> OpPlan:
     """The operator, with arguments that fit its schema."""
     try:
-        plan = operator(call.op)
+        plan = operator(call.op, checked=checked)
+    except Refused as why:
+        raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
     except (AttributeError, RuntimeError):
         raise _refusal(
             f"This torch has no operator {call.op}: import the library that brings it, or use the version of the run."
         ) from None
-    names = [a.name for a in plan.func._schema.arguments]
-    if plan.action in (Action.PASS, Action.EMPTY) or len(call.args) > len(names) or not set(call.kwargs) <= set(names):
+    try:
+        check_arguments(plan.func, call.args, call.kwargs, checked=checked)
+    except Refused as why:
+        raise DataFileError(f"The captured inputs do not fit {call.op}: {why}.", slug="captured-inputs") from None
+    if plan.action in (Action.PASS, Action.EMPTY):
         raise DataFileError(f"The captured inputs do not fit {call.op}.", slug="captured-inputs")
     return plan
 

@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse, settings
 from shadowrun.platforms.spec import PLUGINS
+from shadowrun.platforms.untrusted import accepted, simulated_flaws
+from shadowrun.repro.quoting import literal, quoted
 
 if TYPE_CHECKING:
-    from shadowrun.types import RunInfo
+    from shadowrun.types import Allowed, RunInfo
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Place", "checked", "place_of", "places_of"]
 
 _SIMULATED = """\
 # The device is simulated: for a real one, this script would need torch (and its plug-in) only.
 from shadowrun.platforms import sim
 
-sim.enable({name!r}, flaws=[f for f in os.environ.get("SIM_FLAWS", {flaws!r}).split(",") if f])"""
+sim.enable({name}, flaws=[f for f in os.environ.get("SIM_FLAWS", {flaws}).split(",") if f])"""
 _LAZY = "import torch._lazy.ts_backend\n\ntorch._lazy.ts_backend.init()"
 _ENTRY = """\
-for entry in importlib.metadata.entry_points(group="shadowrun.platforms", name={name!r}):
+for entry in importlib.metadata.entry_points(group="shadowrun.platforms", name={name}):
     entry.load()()"""
 _SETTINGS = {
     "threads": "torch.set_num_threads({})",
@@ -29,7 +31,7 @@ _SETTINGS = {
     "deterministic": "torch.use_deterministic_algorithms({})",
     "flush_denormal": "torch.set_flush_denormal({})",
     "tf32": "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {}",
-    "float32_matmul_precision": "torch.set_float32_matmul_precision({!r})",
+    "float32_matmul_precision": "torch.set_float32_matmul_precision({})",
 }
 
 
@@ -80,21 +82,40 @@ def place_of(spec: str, facts: dict[str, Any]) -> Place:
     kind = wanted.device_type
     modules: tuple[str, ...] = ()
     starting = ""
-    if "simulated_flaws" in facts:
-        modules, starting = ("os",), _SIMULATED.format(name=kind, flaws=",".join(map(str, facts["simulated_flaws"])))
+    flaws = simulated_flaws(facts)
+    if flaws is not None:
+        modules, starting = ("os",), _SIMULATED.format(name=quoted(kind), flaws=quoted(",".join(flaws)))
     elif kind == "lazy":
         starting = _LAZY
     elif kind in PLUGINS:
         starting = f"import {PLUGINS[kind]}"
     elif kind not in ("cpu", "cuda", "xpu", "mps", "mtia"):
-        modules, starting = ("importlib.metadata",), _ENTRY.format(name=kind)
-    lines = [_SETTINGS[key].format(value) for key, value in wanted.settings if key in _SETTINGS]
+        modules, starting = ("importlib.metadata",), _ENTRY.format(name=quoted(kind))
+    lines = [_SETTINGS[key].format(literal(value)) for key, value in wanted.settings if key in _SETTINGS]
     if dict(wanted.settings).get("flush_denormal"):
         lines.insert(0, "torch.set_num_threads(1)  # the mode is one thread's")
     variables = settings.environment(wanted.settings) if wanted.needs_process else {}
     return Place(
         spec, wanted.device_string, modules, starting, tuple(dict.fromkeys(lines)), tuple(sorted(variables.items()))
     )
+
+
+def checked(info: RunInfo, allowed: Allowed) -> RunInfo:
+    """A run whose platforms may be started, from one that a file tells.
+
+    Args:
+        info: As the file has it.
+        allowed: What the person at the keyboard named.
+
+    Raises:
+        PlatformError: A platform takes more than this process, and nobody named it.
+        DataFileError: It has flaws that there are not.
+    """
+    flaws = simulated_flaws(info.target_fingerprint)
+    target = accepted(info.target, allowed.names, simulated=flaws is not None)
+    simulated = simulated_flaws(info.ref_fingerprint) is not None
+    ref = accepted(info.ref, allowed.names, simulated=simulated, option="--ref")
+    return dataclasses.replace(info, target=target, ref=ref)
 
 
 def places_of(info: RunInfo) -> tuple[Place, Place]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 from shadowrun.repro.bodies import BODIES, CRASHES
+from shadowrun.repro.effects import COPY_GUARDED, EFFECTS
+from shadowrun.repro.quoting import in_docstring, literal, mapping, quoted
 
 if TYPE_CHECKING:
     from shadowrun.repro.places import Place
 
-__all__ = ["COPY", "COPY_LAID", "PRESENT", "Script", "call", "differs", "head", "write"]
+__all__ = ["COPY", "COPY_LAID", "PRESENT", "Script", "call", "differs", "head", "stays", "write"]
 
 COPY = '''
 
@@ -90,7 +91,7 @@ def in_process(side):
         return torch.load(path, weights_only=True)
 '''
 
-_REFERENCE = '\n\ndef reference():\n    return call("{}")\n'
+_REFERENCE = "\n\ndef reference():\n    return call({})\n"
 
 _FLUSHED = """\
     results = call(TARGET_DEVICE)
@@ -113,7 +114,8 @@ class Script:
         title: The finding in one line.
         story: Where it was seen, with which versions; lines.
         kind: ``mismatch``, ``unstable`` (a mismatch that depends on earlier calls), ``raises``, ``fallback``, ``slow``,
-            ``accepts`` (what the reference refuses, or refuses it by another exception).
+            ``accepts`` (what the reference refuses, or refuses it by another exception), ``memory`` (what a call does
+            to memory).
         operator: ``aten::add.Tensor``.
         call: The call as an expression.
         results: Names of the results that are looked at, with their expressions.
@@ -127,6 +129,8 @@ class Script:
         preamble: Lines before all that; `modules` is what they need.
         before, after: Lines around the call.
         modules: Further modules to import.
+        written: For ``memory``, the arguments that the call may write to.
+        returned: For ``memory``, expressions for what should be one of these, by the argument.
     """
 
     title: str
@@ -148,6 +152,8 @@ class Script:
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    returned: tuple[tuple[str, str], ...] = ()
 
     @property
     def in_processes(self) -> bool:
@@ -157,7 +163,10 @@ class Script:
 
 def write(script: Script) -> str:
     """The text of a script."""
-    parts = [head(script), COPY_LAID if script.laid else COPY, call(script)]
+    if script.kind == "memory":
+        parts = [head(script), COPY_GUARDED, EFFECTS, call(script)]
+    else:
+        parts = [head(script), COPY_LAID if script.laid else COPY, call(script)]
     if script.kind == "unstable":
         parts.append(_DISTURBED)
     if script.kind in ("mismatch", "unstable"):
@@ -179,28 +188,27 @@ def head(script: Script) -> str:
     if script.in_processes:
         modules |= {"os", "subprocess", "tempfile"}
     modules |= {"fallback": {"warnings"}, "slow": {"time"}}.get(script.kind, set())
-    lines = [f'"""{_quoted(script.title)}', "", *map(_quoted, script.story), '"""', ""]
+    lines = [f'"""{in_docstring(script.title)}', "", *map(in_docstring, script.story), '"""', ""]
     lines += [*(f"import {m}" for m in sorted(modules)), "from pathlib import Path", "", "import torch", ""]
     for start in dict.fromkeys((*script.preamble, *(place.starting for place in places))):
         lines += [start, ""] if start else []
-    lines += [f"OPERATOR = {script.operator!r}", f"TARGET, REFERENCE = {script.target.name!r}, {script.ref.name!r}"]
-    lines.append(f"TARGET_DEVICE = {script.target.device!r}")
+    lines += [f"OPERATOR = {quoted(script.operator)}"]
+    lines.append(f"TARGET, REFERENCE = {quoted(script.target.name)}, {quoted(script.ref.name)}")
+    lines.append(f"TARGET_DEVICE = {quoted(script.target.device)}")
     if script.kind == "fallback":
-        lines.append(f"KEY = {script.key!r}")
+        lines.append(f"KEY = {quoted(script.key)}")
     if script.in_processes:
-        sides = {"target": dict(script.target.environment), "reference": dict(script.ref.environment)}
-        lines.append(f"ENVIRONMENT = {json.dumps(sides)}")
+        sides = (mapping(dict(place.environment)) for place in (script.target, script.ref))
+        lines.append('ENVIRONMENT = {{"target": {}, "reference": {}}}'.format(*sides))
     lines.append('INPUTS = torch.load(Path(__file__).with_name("inputs.pt"), weights_only=True)')
+    if script.kind == "memory":
+        lines.append(f"WRITTEN = ({''.join(f'{quoted(name)}, ' for name in script.written)})")
     if script.kind in ("mismatch", "unstable"):
         stored = any(bound is None for _, bound in script.allowed)
-        shown = ", ".join(f'"{name}": {_bound(bound)}' for name, bound in script.allowed if bound is not None)
+        shown = ", ".join(f"{quoted(name)}: {literal(bound)}" for name, bound in script.allowed if bound is not None)
         lines.append("# Differences that rounding explains.")
         lines.append(f'ALLOWED = INPUTS.pop("allowed") | {{{shown}}}' if stored else f"ALLOWED = {{{shown}}}")
     return "\n".join(lines) + "\n"
-
-
-def _bound(value: float | None) -> str:
-    return 'float("inf")' if value == float("inf") else repr(value)
 
 
 def call(script: Script) -> str:
@@ -208,7 +216,7 @@ def call(script: Script) -> str:
     memory = ", memory" if script.laid else ""
     where = "device"
     if script.on_cpu:
-        where = f'"cpu" if name in {script.on_cpu!r} else device'
+        where = stays(script)
     change, values = "", "value"
     if script.kind == "unstable":
         change, values = ", change=lambda value: value", "change(value)"
@@ -217,8 +225,19 @@ def call(script: Script) -> str:
         lines.append("    memory = {}")
     lines.append(f"    x = {{name: copied({values}, {where}{memory}) for name, value in INPUTS.items()}}")
     lines += [f"    {line}" for line in (*script.before, f"out = {script.call}", *script.after)]
-    shown = ", ".join(f'"{name}": {expression}' for name, expression in script.results)
-    return "\n".join([*lines, f"    return {{{shown}}}"]) + "\n"
+    results, returned = (
+        "{" + ", ".join(f"{quoted(name)}: {expression}" for name, expression in pairs) + "}"
+        for pairs in (script.results, script.returned)
+    )
+    if script.kind == "memory":
+        lines[3] = '    """Run the operator; gives what it did to memory."""'
+        return "\n".join([*lines, f"    return effects(x, {results}, {returned}, memory)"]) + "\n"
+    return "\n".join([*lines, f"    return {results}"]) + "\n"
+
+
+def stays(script: Script) -> str:
+    """The device of an argument, where some stay on the CPU."""
+    return f'"cpu" if name in ({"".join(f"{quoted(name)}, " for name in script.on_cpu)}) else device'
 
 
 def _sides(script: Script) -> str:
@@ -227,15 +246,16 @@ def _sides(script: Script) -> str:
         inner = "".join(
             f"\n\ndef on_{side}(path):\n"
             + "".join(f"    {line}\n" for line in place.settings)
-            + f'    torch.save(call("{place.device}"), path)\n'
+            + f"    torch.save(call({quoted(place.device)}), path)\n"
             for side, place in sides
         )
         outer = "".join(f'\n\ndef {side}():\n    return in_process("{side}")\n' for side, _ in sides)
         return _IN_PROCESS + inner + outer
     settings = "".join(f"    {line}\n" for line in script.target.settings)
+    reference = _REFERENCE.format(quoted(script.ref.device))
     if any("set_flush_denormal(True)" in line for line in script.target.settings):
-        return _REFERENCE.format(script.ref.device) + f"\n\ndef target():\n{settings}{_FLUSHED}"
-    return _REFERENCE.format(script.ref.device) + f"\n\ndef target():\n{settings}    return call(TARGET_DEVICE)\n"
+        return reference + f"\n\ndef target():\n{settings}{_FLUSHED}"
+    return reference + f"\n\ndef target():\n{settings}    return call(TARGET_DEVICE)\n"
 
 
 def _main(script: Script) -> str:
@@ -244,8 +264,3 @@ def _main(script: Script) -> str:
     side = _SIDE.format() if script.in_processes else ""
     text = body.format(device=device, ratio=script.ratio).lstrip("\n")
     return f'\n\ndef main():\n{side}{text}\n\nif __name__ == "__main__":\n    with torch.no_grad():\n        main()\n'
-
-
-def _quoted(text: str) -> str:
-    """Text from a program's names and exceptions, inside a docstring."""
-    return text.encode("unicode_escape").decode().replace('"', "'")

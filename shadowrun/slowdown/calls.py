@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shadowrun.intercept.untrusted import Refused
 from shadowrun.repro.bench import operator
 from shadowrun.slowdown.jobs import OperatorJob
 from shadowrun.store.datafile import DataFile
@@ -56,6 +57,8 @@ class Call:
             plan = operator(self.op)
         except AttributeError:
             raise Unreadable(f"this process has no operator {self.op}") from None
+        except Refused as why:
+            raise Unreadable(str(why)) from None
         made = sample(self.op, self.inputs, seed, self.shapes)
         return OperatorJob(plan, made.args, dict(made.kwargs or {}))
 

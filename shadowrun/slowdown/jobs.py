@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shadowrun.replay.execution import Executor
 from shadowrun.sweep.inputs import copied
+from shadowrun.sweep.recorded import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 __all__ = ["FunctionJob", "Job", "OperatorJob"]
-
-MAX_BYTES = 2 << 30
-"""Bytes that the inputs of one timed call may take on a platform."""
 
 
 class Job(Protocol):

@@ -209,6 +209,10 @@ class DataFile:
         """Record that the inputs of call `seq` were kept, in a file of `tensors`."""
         self._waiting["capture"].append((seq, file, n_bytes))
 
+    def drop_capture(self, file: str) -> None:
+        """Record that the inputs in a file of `tensors` are there no more."""
+        self._waiting["capture gone"].append((file,))
+
     def add_region(self, op: str, backend: str, n_operators: int, site: str) -> None:
         """Record what is known of a compiled region: its backend, its size, its first line."""
         self._pending.region(op, backend, n_operators, site)

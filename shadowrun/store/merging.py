@@ -68,6 +68,8 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
         behind_s=behind_s,
         complete=all(i.complete for i in infos),
         notes=tuple(_notes(sources)),
+        raised=next((i.raised for i in infos if i.raised), ""),
+        unselected=first.unselected if all(i.unselected for i in infos) else "",
     )
 
 

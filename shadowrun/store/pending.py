@@ -46,6 +46,7 @@ _INSERTS = {
     "verdict": "insert into verdict values (?, ?, ?, ?)",
     "packed_diff": f"insert into packed_diff values ({', '.join('?' * 20)})",  # noqa: S608
     "capture": "insert into capture values (?, ?, ?)",
+    "capture gone": "delete from capture where file = ?",
     "region": "insert or ignore into region values (?, ?, ?, ?)",
     "step": "insert or replace into step (step, started_s, wall_s) values (?, ?, ?)",
     "skipped": "insert into skipped values (?, ?, ?, ?) "

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["APPLICATION_ID", "POSITIONS", "SCHEMA", "SCHEMA_VERSION", "SEVERITY", "number"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shadowrun.types import TensorDiff
+
+__all__ = ["APPLICATION_ID", "POSITIONS", "SCHEMA", "SCHEMA_VERSION", "SEVERITY", "number", "severity"]
 
 SCHEMA_VERSION = 5
 """Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
@@ -225,3 +230,11 @@ SEVERITY = f"""(
 """How bad a `packed_diff` row is, for choosing the worst: class differences (NaN, Inf), then form, then
 elements beyond rounding, by how far beyond. SQL, because the worst of a million rows is chosen there;
 text ('nan') counts as greater than any number."""
+
+
+def severity(diff: TensorDiff) -> float:
+    """The same of one difference, for who has to know before it is written."""
+    excess = 1e5 if diff.excess_actual != diff.excess_actual else min(max(diff.excess_actual, 0.0), 1e5)
+    relative = 1.0 if diff.max_rel != diff.max_rel else min(diff.max_rel, 1.0)
+    form = 3e6 if diff.n_nan + diff.n_inf > 0 else 2e6 if diff.detail else 0.0
+    return form + (1e6 if diff.n_mismatched > 0 else 0.0) + excess + 0.5 * relative

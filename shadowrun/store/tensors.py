@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +38,14 @@ __all__ = [
     "load",
     "save",
     "temporary_folder",
+    "write_private",
 ]
 
 NOT_KEPT = "inputs not kept: "
 """Begins what the evidence of a call says where its inputs were wanted and could not be kept."""
 
 _FORMAT = 1
+_MOST_VALUES = 1_000_000
 _NAME = re.compile(r"\d{1,9}\.pt")
 
 _CAPTURED = """
@@ -111,8 +114,6 @@ def save(folder: Path, name: str, call: Captured) -> int:
         Unkeepable: An argument is no tensor and no plain value.
         OSError: It cannot be written.
     """
-    import torch
-
     tensors: list[Any] = []
     content = {
         "format": _FORMAT,
@@ -121,14 +122,27 @@ def save(folder: Path, name: str, call: Captured) -> int:
         "kwargs": {k: _encode(v, tensors) for k, v in call.kwargs.items()},
         "tensors": tensors,
     }
-    folder.mkdir(exist_ok=True)
-    part = folder / f"{name}.part"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_private(content, folder / name)
+    return (folder / name).stat().st_size
+
+
+def write_private(content: Any, path: Path) -> None:
+    """Write tensors to a file that nobody else may read: they are values of a program. It is there once it is whole.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    import torch
+
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
     try:
-        torch.save(content, part)
-        part.replace(folder / name)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            torch.save(content, file)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return (folder / name).stat().st_size
 
 
 def file_of(folder: Path, name: str) -> Path:
@@ -162,10 +176,14 @@ def load(folder: Path, name: str) -> Captured:
 
     path = file_of(folder, name)
     try:
-        with warnings.catch_warnings():  # of torch, on how it makes sparse tensors; an error where the user asks for it
+        _check_size(path)
+        # Of torch, on how it makes sparse tensors; an error where the user asks for it. Their indices are checked here.
+        with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True)
         tensors = content["tensors"]
+        _check_plain(tensors)
+        _check_number([content["args"], list(content["kwargs"].values())])
         return Captured(
             str(content["op"]),
             tuple(_decode(a, tensors) for a in content["args"]),
@@ -176,6 +194,35 @@ def load(folder: Path, name: str) -> Captured:
             f"The captured inputs {str(path)!r} cannot be read ({type(error).__name__}). Record the run again.",
             slug="captured-inputs",
         ) from error
+
+
+def _check_size(path: Path) -> None:
+    """Refuse an archive that is larger than its file: `torch.save` compresses nothing."""
+    with zipfile.ZipFile(path) as archive:
+        n_bytes = sum(entry.file_size for entry in archive.infolist())
+    if n_bytes > path.stat().st_size:
+        raise ValueError(f"{n_bytes} bytes in it")
+
+
+def _check_plain(tensors: Any) -> None:
+    """Refuse tensors of other classes, and those with attributes of their own, which would hide methods."""
+    import torch
+
+    for t in tensors:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.__dict__ or t._backward_hooks:
+            raise ValueError(type(t).__name__)
+
+
+def _check_number(values: list[Any]) -> None:
+    """Refuse lists that are few in their file and without number when they are read: each holds one twice."""
+    waiting: list[Any] = [values]
+    n = 0
+    while waiting:
+        inner = waiting.pop()
+        n += len(inner)
+        if n > _MOST_VALUES:
+            raise ValueError("values")
+        waiting += [v for v in inner if isinstance(v, (list, tuple))]
 
 
 def captured_calls(data: DataFile) -> dict[int, tuple[int, int, str]]:

@@ -54,12 +54,14 @@ class Origin:
         info = file.info
         if info.source == "opinfo":
             return cls(info.seed, file.finished(), None, info.versions.get("torch", "?"))
-        places = [source] if source is not None else [file.path.with_name(info.source), Path(info.source)]
+        # Beside it by a bare name only: a file does not tell which others are read.
+        bare = [file.path.with_name(info.source), Path(info.source)] if Path(info.source).name == info.source else []
+        places = bare if source is None else [source]
         there = next((path for path in places if path.is_file()), None)
         if there is None:
             raise UsageError(
                 f"{str(file.path)!r} is a sweep of the calls of {info.source!r}, which is not at "
-                f"{', '.join(repr(str(p)) for p in places)}: tell where it is by --from DATA.",
+                f"{', '.join(repr(str(p)) for p in places) or 'a place beside it'}: tell where it is by --from DATA.",
                 slug="no-repro",
             )
         return cls(info.seed, file.finished(), there, info.versions.get("torch", "?"))
@@ -98,7 +100,7 @@ def make_again(found: Found, origin: Origin) -> Again:
             f"{origin.torch}, this is torch {torch.__version__}.",
             slug="no-repro",
         )
-    entry = recorded.function(case.operator) if origin.source is not None else opinfo.database()[case.operator]
+    entry = _recorded_function(case.operator) if origin.source is not None else opinfo.database()[case.operator]
     return Again(case, entry, sample, programs.program(entry, case.part, case.sample, sample))
 
 
@@ -113,6 +115,16 @@ def _of_database(case: Case, origin: Origin) -> Sample | None:
 def _recorded(case: Case, origin: Origin) -> Sample | None:
     assert origin.source is not None
     calls = recorded.read_calls(origin.source).get((case.operator, case.dtype), [])
-    if case.sample >= len(calls):
+    if not 0 <= case.sample < len(calls):
         return None
-    return recorded.sample(case.operator, calls[case.sample], origin.seed)
+    try:
+        return recorded.sample(case.operator, calls[case.sample], origin.seed)
+    except recorded.Unreadable as why:
+        raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
+
+
+def _recorded_function(name: str) -> Any:
+    try:
+        return recorded.function(name)
+    except recorded.Unreadable as why:
+        raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None

@@ -30,6 +30,8 @@ class Part(enum.StrEnum):
     """Each input tensor cut down to one element without dimensions."""
     EMPTY = "empty"
     """Each input tensor cut down to none in its first dimension."""
+    MEMORY = "memory"
+    """What calls do to memory beside their results, in place on a strided view too; nothing else is judged."""
     INVALID = "invalid"
     """Inputs that the operator must refuse."""
     PROBE = "probe"
@@ -51,7 +53,7 @@ PARTS = tuple(part for part in Part if part not in PROBES)
 DERIVED = frozenset(
     {
         *(Part.OUT, Part.INPLACE, Part.TRANSPOSED, Part.STRIDED, Part.STRIDED_INPLACE),
-        *(Part.CHANNELS_LAST, Part.ZERO_DIM, Part.EMPTY),
+        *(Part.CHANNELS_LAST, Part.ZERO_DIM, Part.EMPTY, Part.MEMORY),
         *PROBES,
     }
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import UsageError
-from shadowrun.repro.calls import literal
+from shadowrun.repro.quoting import literal, quoted
 from shadowrun.sweep.cases import Part
 from shadowrun.sweep.inputs import copied, leaves
 from shadowrun.sweep.programs import gradient, outs_for
@@ -114,7 +114,7 @@ def _with_gradients(found: Expression, again: Again, given: Mapping[str, Any], e
     tensors = {name: t for name, t in zip(results, _values(expected), strict=True) if isinstance(t, torch.Tensor)}
     outs = {name: t for name, t in tensors.items() if t.requires_grad}
     gradients = {f"gradient of {name}": gradient(t) for name, t in outs.items()}
-    named = [f'x["{name}"]' for name in gradients]
+    named = [f"x[{quoted(name)}]" for name in gradients]
     wanted = {
         text: name
         for key, value in given.items()
@@ -184,12 +184,12 @@ class _Writer:
         if isinstance(value, torch.Tensor) or _is_list_of_tensors(value):
             self.given[name] = value
             self.inputs[name] = [t.detach() for t in value] if isinstance(value, (list, tuple)) else value.detach()
-            return f'tuple(x["{name}"])' if isinstance(value, tuple) else f'x["{name}"]'
+            return f"tuple(x[{quoted(name)}])" if isinstance(value, tuple) else f"x[{quoted(name)}]"
         if isinstance(value, (list, tuple)) and any(True for _ in leaves(value)):
             inner = ", ".join(self.text(f"{name}[{i}]", v) for i, v in enumerate(value))
             return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
         if isinstance(value, dict) and any(True for _ in leaves(value)):
-            inner = ", ".join(f"{k!r}: {self.text(f'{name}[{k}]', v)}" for k, v in value.items())
+            inner = ", ".join(f"{literal(k)}: {self.text(f'{name}[{k}]', v)}" for k, v in value.items())
             return f"{{{inner}}}"
         text = literal(value.item() if hasattr(value, "item") and not isinstance(value, torch.Tensor) else value)
         try:
@@ -209,8 +209,8 @@ def _is_list_of_tensors(value: Any) -> bool:
 def _named(name: str, value: Any) -> list[tuple[str, str]]:
     """Names and expressions of the tensors of an input."""
     if isinstance(value, torch.Tensor):
-        return [(name, f'x["{name}"]')]
-    return [(f"{name}[{i}]", f'x["{name}"][{i}]') for i in range(len(value))]
+        return [(name, f"x[{quoted(name)}]")]
+    return [(f"{name}[{i}]", f"x[{quoted(name)}][{i}]") for i in range(len(value))]
 
 
 def _paths(value: Any, text: str) -> tuple[tuple[str, str], ...]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from shadowrun.platforms.remote import Unsendable, WorkerDied
 from shadowrun.platforms.unsupported import classify, first_sentence
+from shadowrun.replay.room import is_out_of_memory
 from shadowrun.sweep.outcome import Finding, Kind
 from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["Row", "finding_of_error", "finding_of_row", "is_out_of_memory", "records_since"]
+__all__ = ["Row", "finding_of_error", "finding_of_row", "records_since"]
 
 Row = tuple[int, str, str, str, str, str, str, str]
 """seq, op, phase, status, cause, explanation, missing kernel, evidence."""
@@ -25,7 +24,6 @@ from call join context on context.id = context_id join op on op.id = op_id
 join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
 where call.seq > ? order by call.seq
 """
-_NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 _PLATFORM_DIED = {
     "worker died 3 times": Kind.UNVERIFIED,  # and so this call was not tried
     "worker died: signal 9": Kind.OUT_OF_MEMORY,  # the system's way to end it, and that of the sweep
@@ -77,13 +75,6 @@ def finding_of_error(error: BaseException, op: str = "") -> Finding:
     kind = Kind.UNSUPPORTED_DTYPE if failure.cause is Cause.MISSING_DTYPE else Kind.UNSUPPORTED
     kernel = failure.missing_kernel
     return Finding(kind, op or kernel, kernel, failure.cause, type(error).__name__, failure.message)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that there is no memory left."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
-    )
 
 
 def _kind_of_error(cause: str, explanation: str) -> Kind:

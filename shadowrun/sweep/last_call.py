@@ -88,7 +88,7 @@ def last_call(found: Found, origin: Origin, where: Where, seconds: float) -> ten
             "torch": origin.torch,
             "where": astuple(where),
         }
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), json.dumps(told), folder]
+        command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), json.dumps(told), folder]
         process = subprocess.Popen(  # noqa: S603 - our own module
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )

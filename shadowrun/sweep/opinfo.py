@@ -17,17 +17,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shadowrun.errors import UsageError
+from shadowrun.intercept.plan import make_plan
 from shadowrun.sweep.inputs import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["STAYS", "backward_dtypes", "database", "dtypes", "invalid", "samples", "seeded", "without_steps"]
+__all__ = [
+    "STAYS",
+    "backward_dtypes",
+    "database",
+    "dtypes",
+    "invalid",
+    "operators_called",
+    "samples",
+    "seeded",
+    "without_steps",
+]
 
 STAYS = {"tensor_split": (1,)}
 """Inputs that torch wants on the CPU whatever the device, by their place; the database makes them there."""
+_SAMPLES = 25
+_DTYPES = ("float32", "int64", "bool", "complex64")
+_COPIES = ("aten::clone", "aten::copy_", "aten::_to_copy", "aten::contiguous")
+"""They come with many functions, and are what none of them means."""
 _MODULE = "torch.testing._internal.common_methods_invocations"
 
 
@@ -113,3 +129,54 @@ def seeded(text: str) -> None:
     torch.manual_seed(number)
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002 - the database draws from the global stream
+
+
+class _Heard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: dict[str, None] = {}
+        self.backward = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        name = func.name()
+        # What every backward calls (`ones_like`, sums) is not what the function means.
+        if not make_plan(func, 0).silent and (not self.backward or "backward" in name):
+            self.names[name] = None
+        return func(*args, **(kwargs or {}))
+
+
+def operators_called(name: str) -> tuple[str, ...]:
+    """Operators that a function calls on torch's sample inputs, and their backward; none of no function.
+
+    Args:
+        name: ``matmul``, ``nn.functional.linear``, or the last part of such a name.
+
+    Raises:
+        UsageError: Torch's database cannot be used.
+    """
+    entries_by_name = database()
+    entries = [entry for entry, info in entries_by_name.items() if name in (entry, info.name, info.aten_name)]
+    entries = entries or [entry for entry, info in entries_by_name.items() if info.name.rpartition(".")[2] == name]
+    heard = _Heard()
+    with torch.random.fork_rng(devices=()):
+        for entry in entries:
+            info = entries_by_name[entry]
+            has = dtypes(info)
+            dtype = next((d for d in _DTYPES if d in has), None)
+            if dtype is None:
+                continue
+            grad = dtype in backward_dtypes(info)
+            with contextlib.suppress(Exception):  # samples that do not run say nothing
+                for sample in samples(entry, dtype, 0, _SAMPLES, grad=grad):
+                    heard.backward = False
+                    with heard:
+                        out = info.op(sample.input, *sample.args, **(sample.kwargs or {}))
+                    if isinstance(out, torch.Tensor) and out.requires_grad:
+                        summed = out.abs().sum() if out.is_complex() else out.sum()
+                        heard.backward = True
+                        with heard:
+                            summed.backward()  # type: ignore[no-untyped-call]
+    return tuple(n for n in heard.names if n.rpartition(".")[0] not in _COPIES and n not in _COPIES)

@@ -38,10 +38,10 @@ class Sweep:
 
     @property
     def percent_full(self) -> float:
-        """Operators that are full, in percent of those that were tested; 100 where none was."""
+        """Operators that are full, in percent of those that were tested; 0 where none was."""
         counts = self.table.by_support
         tested = sum(counts.values()) - counts[Support.UNTESTED]
-        return 100.0 * counts[Support.FULL] / tested if tested else 100.0
+        return 100.0 * counts[Support.FULL] / tested if tested else 0.0
 
 
 @dataclass(frozen=True, slots=True)

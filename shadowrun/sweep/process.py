@@ -14,16 +14,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.errors import PlatformError
+
 if TYPE_CHECKING:
     from shadowrun.sweep.cases import Part, Task
 
-__all__ = ["Step", "WorkerProcess"]
+__all__ = ["Step", "WorkerProcess", "refuse_without_processes"]
 
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shadowrun.sweep.worker import main; main(json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
 )
 _PIECE = 1 << 16
+_HAS_PIPES = os.name == "posix"
+
+
+def refuse_without_processes() -> None:
+    """Refuse a system whose child processes inherit no pipes.
+
+    Raises:
+        PlatformError: It is one, Windows.
+    """
+    if not _HAS_PIPES:
+        raise PlatformError(
+            "A sweep runs in processes of its own, which only Linux and macOS can give it.", slug="no-worker"
+        )
 
 
 @dataclass(slots=True)
@@ -70,7 +85,16 @@ class WorkerProcess:
         self._lines, there = os.pipe()
         lifeline, self._life = os.pipe()
         os.set_inheritable(self._life, False)
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), json.dumps(settings), str(there), str(lifeline)]
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            _START,
+            json.dumps(sys.path),
+            json.dumps(settings),
+            str(there),
+            str(lifeline),
+        ]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,8 @@ def program(info: Any, part: Part, number: int, sample: Sample) -> Program:
         return _out(function, sample, resized=number % 2 == 1)
     if part is Part.BACKWARD:
         return _backward(function, sample)
+    if part is Part.MEMORY:
+        return _memory(function, getattr(info, "inplace_variant", None), sample)
     return _forward(function, sample, inputs_too=not hasattr(info, "op"))
 
 
@@ -92,6 +95,27 @@ def _inplace(function: Any, sample: Sample) -> Program:
     def prepare(device: torch.device) -> Prepared:
         x, args, kwargs = copied(sample, device, grad=False)
         return lambda: [function(x, *args, **kwargs), x]
+
+    return prepare
+
+
+def _memory(function: Any, inplace: Any, sample: Sample) -> Program:
+    """The function, and its variant in place on a view with gaps, where there is one and it takes the sample."""
+    view = None if inplace is None else sample.changed(strided)
+
+    def prepare(device: torch.device) -> Prepared:
+        x, args, kwargs = copied(sample, device, grad=False)
+        given = None if view is None else copied(view, device, grad=False)
+
+        def run() -> Any:
+            out = function(x, *args, **kwargs)
+            if given is not None:
+                first, others, named = given
+                with contextlib.suppress(Exception):  # other parts tell
+                    inplace(first, *others, **named)
+            return out
+
+        return run
 
     return prepare
 

@@ -7,12 +7,15 @@ anew, and integers are drawn so small that they are valid as indices into any of
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.untrusted import Refused, check_arguments, operator_named
 from shadowrun.numerics.form import dtype_name
 from shadowrun.store.datafile import DataFile
 from shadowrun.sweep.inputs import Sample, leaves
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Unreadable", "function", "read_calls", "sample"]
+__all__ = ["MAX_BYTES", "Unreadable", "function", "read_calls", "sample"]
 
 _CALLS = "select distinct op.name, inputs, dtypes from context join op on op.id = op_id order by op.name, inputs"
 _SHAPE = re.compile(r"\[([\d, ]*)\]")
@@ -30,6 +33,10 @@ _TENSOR = re.compile(r"([a-z]+\w*)\[([\d, ]*)\]")
 _MORE = re.compile(r"… (\d+) more")
 _KEYWORD = re.compile(r"([a-z_]\w*)=")
 _WORD = re.compile(r"[^,\]]+")
+MAX_BYTES = 2 << 30
+"""Bytes that the inputs of one call may take."""
+_MOST_UNWRITTEN = 100_000
+_MOST_DIGITS = 100
 _WORDS = {"None": None, "True": True, "False": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -60,20 +67,24 @@ def function(name: str) -> Callable[..., Any]:
     Its attribute ``operator`` is the operator itself.
 
     Raises:
-        Unreadable: This torch has no such operator.
+        Unreadable: This torch has no such operator, or it does more than compute tensors.
     """
-    namespace, _, rest = name.partition("::")
-    packet, _, overload = rest.partition(".")
-    try:
-        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    except AttributeError:
-        raise Unreadable(f"this process has no operator {name}") from None
+    operator = _operator(name)
 
     def call(_: Any, *args: Any, **kwargs: Any) -> Any:
         return operator(*args, **kwargs)
 
     call.operator = operator  # type: ignore[attr-defined]
     return call
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
+    try:
+        return operator_named(name)
+    except AttributeError:
+        raise Unreadable(f"this process has no operator {name}") from None
+    except Refused as why:
+        raise Unreadable(str(why)) from None
 
 
 def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
@@ -87,11 +98,17 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
             read from it, with the dtype of the list's last one that is written out.
 
     Raises:
-        Unreadable: The text was cut short, or has something that has no text.
+        Unreadable: The text was cut short, has something that has no text, or what no file may have us do.
     """
+    operator = _operator(name)
     seeded(f"{seed} {name} {text}")
-    reader = _Reader(text, shapes)
-    args, kwargs = reader.arguments()
+    try:
+        args, kwargs = _Reader(text, shapes).arguments()
+        check_arguments(operator, args, kwargs)
+    except Unreadable:
+        raise
+    except (ValueError, RuntimeError, MemoryError, OverflowError) as why:
+        raise Unreadable(f"its inputs cannot be made: {why}") from None
     sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
     for t in leaves([args, kwargs]):
         _fill(t, min([2, *sizes]))
@@ -106,6 +123,7 @@ class _Reader:
         self._at = 0
         self._shapes = [_shape(found[1]) for found in _SHAPE.finditer(shapes)]
         self._n_tensors = 0
+        self._n_bytes = 0
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         args: list[Any] = []
@@ -130,12 +148,18 @@ class _Reader:
         if tensor is not None and tensor[1] in _dtypes():
             self._at = tensor.end()
             self._n_tensors += 1
-            return torch.empty(_shape(tensor[2]), dtype=_dtypes()[tensor[1]])
+            return self._tensor(_shape(tensor[2]), _dtypes()[tensor[1]])
         word = _WORD.match(text, self._at)
         if word is None:
             raise Unreadable(f"{text[self._at :]!r} cannot be read")
         self._at = word.end()
         return _of_word(word[0].strip())
+
+    def _tensor(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        self._n_bytes += math.prod(shape) * dtype.itemsize
+        if self._n_bytes > MAX_BYTES:
+            raise Unreadable("its inputs are larger than 2 GiB")
+        return torch.empty(shape, dtype=dtype)
 
     def _list(self) -> list[Any]:
         self._at += 1
@@ -155,20 +179,25 @@ class _Reader:
 
     def _unwritten(self, n: int, before: list[Any]) -> list[Any]:
         last = before[-1] if before else None
+        if n > _MOST_UNWRITTEN:
+            raise Unreadable(f"a list of {n} more entries")
         if not isinstance(last, torch.Tensor):
             return [last] * n
         shapes = self._shapes[self._n_tensors : self._n_tensors + n]
         if len(shapes) < n:
             raise Unreadable("its inputs were recorded in part")
         self._n_tensors += n
-        return [torch.empty(shape, dtype=last.dtype) for shape in shapes]
+        return [self._tensor(shape, last.dtype) for shape in shapes]
 
     def _string(self) -> str:
         end = self._text.find(self._text[self._at], self._at + 1)
         if end < 0:
             raise Unreadable("its inputs were recorded in part")
         word, self._at = self._text[self._at : end + 1], end + 1
-        return str(ast.literal_eval(word))
+        try:
+            return str(ast.literal_eval(word))
+        except (ValueError, SyntaxError):
+            raise Unreadable("its inputs were recorded in part") from None
 
     def _skip_comma(self) -> None:
         if self._text.startswith(", ", self._at):
@@ -183,11 +212,14 @@ def _of_word(word: str) -> Any:
     if word in _WORDS:
         return _WORDS[word]
     if word.startswith("torch."):
-        return getattr(torch, word.removeprefix("torch."))
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        pass
+        constant = vars(torch).get(word.removeprefix("torch."))  # `getattr` would import modules
+        if isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
+            return constant
+        raise Unreadable(f"{word!r} is no constant")
+    with contextlib.suppress(ValueError, SyntaxError):
+        number = ast.literal_eval(word) if len(word) <= _MOST_DIGITS else None
+        if isinstance(number, (bool, int, float, complex)):
+            return number
     try:
         torch.device(word)
     except RuntimeError:

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import UsageError
-from shadowrun.platforms import sim
+from shadowrun.platforms import parse, sim
 from shadowrun.platforms.device import resolve
+from shadowrun.platforms.untrusted import simulated_flaws
 from shadowrun.repro import Repro, calls, script, telling
 from shadowrun.repro.alone import Ends, Itself, write_ends, write_itself
 from shadowrun.repro.bench import Judged, operator
 from shadowrun.repro.checks import Check, checks_of
-from shadowrun.repro.making import try_script
+from shadowrun.repro.making import try_script, write_new
+from shadowrun.repro.memory import bounded
 from shadowrun.repro.minimise import Minimiser
-from shadowrun.repro.places import place_of
+from shadowrun.repro.places import checked, places_of
+from shadowrun.store.tensors import write_private
 from shadowrun.sweep.again import make_again
 from shadowrun.sweep.cases import INVARIANCE, Part
 from shadowrun.sweep.expression import expression_of
@@ -32,7 +35,7 @@ from shadowrun.sweep.invariance import Invariance
 from shadowrun.sweep.last_call import Where, last_call
 from shadowrun.sweep.outcome import Kind
 from shadowrun.sweep.trial import Trial
-from shadowrun.types import RunInfo
+from shadowrun.types import Allowed, RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,11 +68,20 @@ _WHAT = {
 }
 _EXIT = "Exit status: 1 while the fault is there, 0 when it is gone, 2 if it cannot be told here."
 _SECONDS = re.compile(r"no end within ([\d.]+(?:e\+?\d+)?) s")
+_MOST_SECONDS, _MOST_GIB = 3600.0, 1024.0
+"""Of an explanation, which a file may have from anybody."""
 _GIB = re.compile(r"more than ([\d.]+) GiB")
 
 
 def write_script(
-    found: Found, info: SweepInfo, origin: Origin, directory: Path, *, minimise: bool = True, time_limit_s: float = 30.0
+    found: Found,
+    info: SweepInfo,
+    origin: Origin,
+    directory: Path,
+    *,
+    minimise: bool = True,
+    time_limit_s: float = 30.0,
+    allowed: Allowed = Allowed(),  # noqa: B008 - frozen
 ) -> Repro:
     """Write a script for something that a sweep found.
 
@@ -80,47 +92,47 @@ def write_script(
         directory: Where to; it is made if it is not there.
         minimise: Make the inputs smaller and simpler while the fault stays, where one operator shows it.
         time_limit_s: How long that may take.
+        allowed: What the coverage file may have started.
 
     Raises:
         UsageError: No script can show it, or its inputs cannot be made again.
-        PlatformError: A platform of the sweep is not on this machine.
+        PlatformError: A platform of the sweep is not on this machine, or takes more than this process and nobody named
+            it.
     """
-    with _simulated(info):
-        writer = _Writer(found, info, origin, directory, time_limit_s if minimise else 0.0)
+    run = checked(_run_of(info), allowed)
+    with bounded(), _simulated(run):
+        writer = _Writer(found, run, origin, directory, time_limit_s if minimise else 0.0)
         return writer.write()
 
 
+def _run_of(info: SweepInfo) -> RunInfo:
+    """A sweep's platforms, as a run tells them."""
+    target = info.target_fingerprint.get("platform", info.target.partition(" (")[0])
+    return RunInfo(target, info.ref, info.target_fingerprint, info.ref_fingerprint, info.versions, started=info.started)
+
+
 @contextlib.contextmanager
-def _simulated(info: SweepInfo) -> Iterator[None]:
+def _simulated(info: RunInfo) -> Iterator[None]:
     """With the simulated target as it was in the sweep."""
-    flaws = _flaws(info)
+    flaws = simulated_flaws(info.target_fingerprint)
     if flaws is None:
         yield
         return
     if not sim.is_enabled():
-        sim.enable(str(info.target_fingerprint["device"]))
+        sim.enable(parse(info.target).device_type)
     with sim.flaws(*flaws):
         yield
-
-
-def _flaws(info: SweepInfo) -> tuple[str, ...] | None:
-    flaws = info.target_fingerprint.get("simulated_flaws")
-    return None if flaws is None else tuple(map(str, flaws))
 
 
 class _Writer:
     """Writes one script."""
 
-    def __init__(self, found: Found, info: SweepInfo, origin: Origin, directory: Path, seconds: float) -> None:
-        target = str(info.target_fingerprint.get("platform", info.target.partition(" (")[0]))
-        self._run = RunInfo(
-            target, info.ref, info.target_fingerprint, info.ref_fingerprint, info.versions, started=info.started
-        )
+    def __init__(self, found: Found, run: RunInfo, origin: Origin, directory: Path, seconds: float) -> None:
+        self._run = run
         self._found, self._finding, self._case = found, found.finding, found.first
         self._origin, self._directory, self._seconds = origin, directory, seconds
-        self._flaws = _flaws(info)
-        self._target = place_of(target, info.target_fingerprint)
-        self._ref = place_of(info.ref, info.ref_fingerprint)
+        self._flaws = simulated_flaws(run.target_fingerprint)
+        self._target, self._ref = places_of(run)
         self._notes: list[str] = []
 
     def write(self) -> Repro:
@@ -234,7 +246,7 @@ class _Writer:
         call = last_call(self._found, self._origin, where, limits.seconds)
         values: dict[str, Any]
         if call is not None:
-            plan = operator(call.op)
+            plan = operator(call.op, checked=False)  # it was called here, by a case that may be run
             name, inputs = call.op, calls.named_inputs(plan, call.args, call.kwargs)
             more: dict[str, Any] = {"call": calls.call_text(plan, call.args, call.kwargs)}
             more |= {"results": (("output 0", "out"),), "on_cpu": tuple(n for n in plan.on_cpu if n in inputs)}
@@ -297,9 +309,9 @@ class _Writer:
     def _written(self, text: str, stored: dict[str, Any], inputs: dict[str, Any], limit_s: float = 0.0) -> Repro:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "repro.py"
-        torch.save(stored, self._directory / "inputs.pt")
-        path.write_text(text, encoding="utf-8")
-        (self._directory / "versions.json").write_text(telling.versions(self._run), encoding="utf-8")
+        write_private(stored, self._directory / "inputs.pt")
+        write_new(path, text)
+        write_new(self._directory / "versions.json", telling.versions(self._run))
         shows, said = try_script(path, self._notes, 120.0 + limit_s)
         return Repro(path, calls.shown_inputs(inputs), shows, said, tuple(self._notes))
 
@@ -312,4 +324,5 @@ def _character(found: Differing) -> tuple[object, bool]:
 def _limits(explanation: str) -> Ends:
     """What the sweep's case was given."""
     seconds, gib = _SECONDS.search(explanation), _GIB.search(explanation)
-    return Ends(float(seconds[1]) if seconds else Ends().seconds, int(float(gib[1]) * 2**30) if gib else Ends().n_bytes)
+    s, n = float(seconds[1]) if seconds else Ends().seconds, float(gib[1]) if gib else Ends().n_bytes / 2**30
+    return Ends(min(s, _MOST_SECONDS), int(min(n, _MOST_GIB) * 2**30))

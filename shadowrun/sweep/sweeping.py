@@ -16,6 +16,7 @@ from shadowrun.errors import DataFileError, UsageError
 from shadowrun.sweep.cases import ANY_DTYPE, PARTS, Part, Task
 from shadowrun.sweep.coveragefile import ALL, CoverageFile, SweepInfo
 from shadowrun.sweep.pool import Limits, Pool
+from shadowrun.sweep.process import refuse_without_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -119,9 +120,10 @@ def sweep(
         Whether all was run; False after an interrupt.
 
     Raises:
-        PlatformError: A platform is absent.
+        PlatformError: A platform is absent, or this system has no such processes.
         DataFileError: The file cannot be written, or holds another sweep.
     """
+    refuse_without_processes()
     file = CoverageFile.begin(path, _info(wish))
     limit = ALL if wish.samples is None else wish.samples
     began, cpu = time.monotonic(), _cpu_s()

@@ -106,12 +106,15 @@ class Trial:
             prepared = program(self._home)
         except Exception as error:
             return [finding_of_error(error, _COPY)]
-        actual, raised = self._observed(prepared)
+        memory = part is Part.MEMORY
+        actual, raised = self._observed(prepared, memory=memory)
         if isinstance(raised, NoGradient):
             return None
         rows = self._records()
         shown = [(row, finding) for row in rows if (finding := finding_of_row(row)) is not None]
         findings = [finding for row, finding in shown if part is not Part.BACKWARD or row[2] == Phase.BACKWARD]
+        if memory:
+            return [finding for finding in findings if finding.cause == Cause.MEMORY_EFFECTS]
         if raised is not None:
             if not self._on_device:  # it ran on the reference
                 return [_reference_failed(part, raised)]
@@ -179,8 +182,9 @@ class Trial:
             torch.manual_seed(0)
             return prepared()
 
-    def _observed(self, prepared: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    def _observed(self, prepared: Callable[[], Any], *, memory: bool = False) -> tuple[Any, Exception | None]:
         torch.manual_seed(0)
+        self._run._replayer.look_at_memory(always=memory)
         with self._run:
             try:
                 with without_steps() if self._target.functionalizes else contextlib.nullcontext():

@@ -144,13 +144,13 @@ def test_the_first_divergence_is_the_earliest_mismatch(run: Run) -> None:
 
 def test_coverage(run: Run) -> None:
     coverage = run.coverage()
-    assert (coverage.n_operators, coverage.n_calls, coverage.n_supported_calls) == (16, 54, 33)
-    assert coverage.n_by_state == {"unsupported": 2, "error": 1, "fallback": 1, "unverified": 3, "supported": 9}
+    assert (coverage.n_operators, coverage.n_calls, coverage.n_supported_calls) == (16, 54, 39)
+    assert coverage.n_by_state == {"unsupported": 2, "error": 1, "fallback": 1, "unverified": 1, "supported": 11}
     assert [k.kernel for k in coverage.missing_kernels] == ["aten::add.out", "aten::cumsum.out", "aten::roll"]
     assert (coverage.skipped[0].op, coverage.skipped[0].n) == ("aten::view", 420)
     assert not coverage.runs
     assert coverage.verdict == "does not run: 2 operators missing, 1 operator raising errors, fallbacks on 1 operator"
-    assert coverage.percent_operators == 100 * 9 / 16
+    assert coverage.percent_operators == 100 * 11 / 16
     # 3 fallbacks of 40 µs each, of all that ran on the target.
     timed = [r for r in run.records() if r.target_time_us >= 0 and r.verdict.status is not Status.SKIPPED]
     fallbacks = [r for r in timed if r.verdict.status is Status.FALLBACK]
@@ -176,7 +176,7 @@ def test_coverage_verdicts() -> None:
     assert make({}, fallback).coverage().verdict.startswith("runs with fallbacks on 1 operator")
     slow = fallback | {"us": (1.0, 30.0)}
     assert make({"us": (1.0, 90.0)}, slow).coverage().verdict == "runs with fallbacks on 1 operator = 25 % of the time"
-    assert make().coverage().verdict.startswith("unknown")
+    assert make().coverage().verdict.startswith("is unknown")
     unverified = {"verdict": Verdict(Status.UNVERIFIED, None, "budget")}
     assert make(unverified).coverage().n_by_state["unverified"] == 1
     # Once compared is enough to know that the kernel exists.

@@ -40,7 +40,7 @@ def run(folder, *options):
     """In a process of its own: it has flaws."""
     flaws = "--flaws", "matmul-in-bf16,softmax-error"
     command = [sys.executable, "-m", "shadowrun", "run", *flaws, *options, str(folder / "prog.py")]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`shadowrun repro`: from a recorded run to scripts that somebody else can run."""
 
 import ast
+import html
 import json
 import os
 import re
@@ -13,7 +14,8 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun import UsageError
+from shadowrun import UsageError, report
+from shadowrun.analysis import words
 from shadowrun.cli.main import main
 from shadowrun.repro import making
 
@@ -53,7 +55,7 @@ def scripts():
 def run_script(path, **environment):
     """In a process of its own."""
     return subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, check=False, timeout=200, env=os.environ | environment
+        [sys.executable, path], capture_output=True, text=True, check=False, timeout=600, env=os.environ | environment
     )
 
 
@@ -114,6 +116,88 @@ def test_the_script_is_tried_and_says_what_is_wrong(recorded, capsys):
 def test_choosing(recorded, untried, wanted, number):
     assert main(["repro", "--finding", wanted, "--no-minimise"]) == 0
     assert len(untried) == number
+
+
+def test_several_findings(recorded, untried):
+    assert main(["repro", "--finding", "3", "--finding", "aten::cum*", "--finding", "1", "--no-minimise"]) == 0
+    assert [p.split("/")[1][:2] for p in scripts()] == ["01", "03"]
+
+
+@pytest.fixture
+def products(clean_sim, tmp_path, monkeypatch):
+    """A run in a file whose name a shell takes apart: its second product is the worst."""
+    monkeypatch.chdir(tmp_path)
+    with clean_sim.flaws("matmul-in-bf16", "missing-cumsum"):
+        with shadowrun.compare("sim", file="my $HOME run.shadowrun") as run:
+            for factor in (1.0105, 1.0117, 1.0090):
+                x = torch.ones(8, 8)
+                x[0, 0] = factor
+                torch.mm(x, torch.ones(8, 8))
+            x.cumsum(0)
+        yield [record.call.seq for record in run.records(op="aten::mm")]
+
+
+@pytest.mark.parametrize("kind", ["txt", "md", "html"])
+def test_every_command_of_a_report_can_be_pasted(products, untried, kind):
+    text = report.render(shadowrun.load("my $HOME run.shadowrun"), kind)
+    text = html.unescape(text)
+    commands = re.findall(r"shadowrun repro [^`<\n]*", text)
+    assert {command.split(" --")[1] for command in commands} == {"finding 1", "finding 2", f"call {products[1]}"}
+    for command in dict.fromkeys(commands):
+        pasted = subprocess.run(["sh", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True)
+        assert main([*pasted.stdout.split("\0")[1:-1], "--no-minimise"]) == 0
+    assert [p.split("/")[1] for p in scripts()] == [
+        "01-aten-cumsum-unsupported", "02-aten-mm-mismatch", f"call-{products[1]}-aten-mm-mismatch"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["txt", "md", "html"])
+def test_findings_have_the_numbers_that_repro_takes(products, kind):
+    run = shadowrun.load("my $HOME run.shadowrun")
+    text = re.sub(r"<[^>]*>|\\", "", report.render(run, kind))
+    for finding in run.findings():
+        assert f"{finding.number}. {finding.op}" in text
+    assert [finding.number for finding in run.findings()] == [1, 2]
+
+
+def test_what_a_ledger_excuses_does_not_move_the_numbers(products, untried, capsys):
+    ledger = Path("ledger.toml")
+    ledger.write_text('[[known]]\noperator = "aten::cumsum"\nplatform = "sim"\nreason = "not yet"\n')
+    run = shadowrun.load("my $HOME run.shadowrun", known=ledger)
+    assert [(f.number, f.op) for f in run.findings()] == [(2, "aten::mm")]
+    assert main(["repro", "my $HOME run.shadowrun", "--known", str(ledger), "--finding", "2", "--no-minimise"]) == 0
+    assert "2. mismatch aten::mm" in capsys.readouterr().out
+
+
+def test_the_script_of_a_call_has_its_inputs(products, untried):
+    assert main(["repro", "my $HOME run.shadowrun", "--call", str(products[1]), "--no-minimise"]) == 0
+    (path,) = scripts()
+    kept = torch.load(Path(path).parent / "inputs.pt", weights_only=True)
+    assert kept["self"][0, 0] == torch.tensor(1.0117)
+
+
+def test_a_call_that_was_not_kept(products, capsys):
+    assert main(["repro", "my $HOME run.shadowrun", "--call", str(products[2])]) == 2
+    assert (
+        f"Call {products[2]} has no inputs kept: those of the first and of the worst call of each finding are. There "
+        f"are: {products[1]} (aten::mm)" in capsys.readouterr().err.replace(f"{products[2] + 1} (aten::cumsum), ", "")
+    )
+    assert main(["repro", "my $HOME run.shadowrun", "--call", "9999"]) == 2
+    assert "Call 9999 was not recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "command"),
+    [
+        (Path(".shadowrun"), "shadowrun repro --finding 1"),
+        (Path("a/b.shadowrun"), "shadowrun repro a/b.shadowrun --finding 1"),
+        (Path("it's"), "shadowrun repro 'it'\"'\"'s' --finding 1"),
+        (Path("-x"), "shadowrun repro ./-x --finding 1"),
+        (None, "shadowrun repro --finding 1"),
+    ],
+)
+def test_commands(data, command):
+    assert words.command("repro", data, "--finding", "1") == command
 
 
 @pytest.mark.parametrize("wanted", ["0", "4", "aten::nothing", ""])
@@ -182,7 +266,7 @@ def test_no_inputs_were_kept(tmp_path, monkeypatch, clean_sim, capsys):
         torch.ones(2).to("sim").cumsum(0)
     assert main(["repro"]) == 2
     assert "No inputs of aten::cumsum (unsupported) were kept: the run" in capsys.readouterr().out
-    assert "shadowrun repro" not in shadowrun.load(".shadowrun").findings()[0].next_step
+    assert shadowrun.load(".shadowrun").findings()[0].commands == ()
 
 
 def test_a_combined_file_names_the_files_of_its_runs(recorded):

@@ -44,7 +44,7 @@ def program(folder):
 def shell(*argv, **options):
     """In a process of its own: what flaws and signals need."""
     command = [sys.executable, "-m", "shadowrun", *argv]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, **options)
 
 
 def compare(*argv):
@@ -218,23 +218,56 @@ def test_nested_compare_says_why_not(program, capsys):
     assert "NestingError: A comparison (cpu[threads=1] against cpu) is running already" in capsys.readouterr().err
 
 
-def test_ctrl_c_reports_what_was_seen(program):
+@pytest.fixture
+def interrupts():
+    """A shell that starts the tests in the background has them, and all that they start, ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize("command", [["-m", "shadowrun"], [Path(sys.executable).with_name("shadowrun")]])
+def test_ctrl_c_reports_what_was_seen_and_ends_as_python_does(program, command):
     script = program(
         """
-        import torch, time
+        import atexit, torch, time
+        atexit.register(print, "at exit")
         torch.ones(2).relu()
         print("ready", flush=True)
         time.sleep(60)
         """
     )
-    command = [sys.executable, "-m", "shadowrun", "run", "--target", "cpu[threads=1]", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        os.kill(process.pid, signal.SIGINT)
-        out, error = process.communicate(timeout=60)
-    assert process.returncode == 130
+
+    def interrupted(*argv):
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "ready\n"
+            os.kill(process.pid, signal.SIGINT)
+            out, error = process.communicate(timeout=600)
+        return process.returncode, out, error
+
+    plain = interrupted(sys.executable, script)
+    status, out, error = interrupted(sys.executable, *command, "run", "--target", "cpu[threads=1]", script)
+    assert status == plain[0]
     assert "aten::relu" in out
-    assert error.rstrip().endswith("KeyboardInterrupt")
+    assert out.endswith("at exit\n")
+    assert error.splitlines()[0] == plain[2].splitlines()[0]
+    assert error.endswith("KeyboardInterrupt\n")
+
+
+def test_a_program_has_the_names_that_python_gives_a_script(program):
+    script = program(
+        """
+        import json
+        named = {k: v for k, v in globals().items() if k.startswith("__") and k not in ("__file__", "__builtins__")}
+        print(json.dumps({k: v if v in (None, {}) else type(v).__name__ for k, v in named.items()}, sort_keys=True),
+              type(__builtins__).__name__)
+        """,
+        "names.py",
+    )
+    for arguments in ([script], ["-m", "names"]):
+        plain = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=60)
+        assert shell("run", "--target", "cpu[threads=1]", *arguments).stdout.splitlines()[0] + "\n" == plain.stdout
 
 
 def test_killed_run_leaves_a_data_file(program):

@@ -205,7 +205,7 @@ def test_what_is_not_known_to_be_right_comes_before_what_is_slow():
 
     report = shadowrun.compile_check(function, torch.ones(64), backend=draws_otherwise, ladder=False)
     assert sum(report.graph_breaks.values()) >= 1
-    assert report.ok
+    assert not report.failed
     assert report.outcome is Outcome.UNVERIFIED
     order = list(Outcome)
     assert order.index(Outcome.UNVERIFIED) < order.index(Outcome.RECOMPILE_STORM) < order.index(Outcome.SLOWER)
@@ -264,7 +264,7 @@ def test_other_draws_are_no_false_alarm_and_hide_no_fault():
     report = shadowrun.compile_check(
         model, x, backend="aot_eager_decomp_partition"
     )  # decomposed, dropout draws otherwise
-    assert report.ok
+    assert report.outcome is Outcome.UNVERIFIED
     forward = report.regions[0]
     assert forward.outcome is Outcome.UNVERIFIED
     assert forward.verdict.cause is shadowrun.Cause.RANDOMNESS
@@ -373,3 +373,19 @@ def test_inductors_own_planted_fault_is_named(monkeypatch, tmp_path):
     assert report.outcome is Outcome.MISMATCH
     (culprit,) = report.regions[0].localised.culprits
     assert culprit.op == "aten.relu.default"
+
+
+def other_scale(x, p, train):
+    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(7)) >= p
+    return x * mask * p, mask
+
+
+def test_a_dropout_with_another_scale_is_found_whatever_it_draws():
+    model, x = models.make("perceptron")
+    fault = planted.fault("", "", torch.ops.aten.native_dropout.default, other_scale, "")
+    report = shadowrun.compile_check(model, x, backend=planted.compiler(fault), ladder=False)
+    assert report.outcome is Outcome.MISMATCH
+    (culprit,) = report.regions[0].localised.culprits
+    assert (culprit.op, culprit.module) == ("aten.native_dropout.default", "drop")
+    assert culprit.how == "in the elements that it kept"
+    assert "models.py" in culprit.site

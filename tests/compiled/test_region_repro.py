@@ -17,6 +17,7 @@ from shadowrun.compiled import draws, graphtext, repro
 from shadowrun.compiled.captured import CapturedRegion
 from shadowrun.compiled.how import How
 from shadowrun.store import tensors
+from shadowrun.types import Allowed
 from tests.compiled import faulty, models, planted, regions
 from tests.ground_truth.scripts import Scripts
 
@@ -62,7 +63,7 @@ def n_elements(made):
 def kept(run):
     """What is kept of the one finding of a run."""
     name = tensors.captured_calls(run._data)[only(run).captured][2]
-    return CapturedRegion.read(tensors.load(run._data.tensors, name))
+    return CapturedRegion.read(tensors.load(run._data.tensors, name), Allowed(modules=True))
 
 
 def test_the_command_writes_it_and_the_script_runs_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
@@ -71,7 +72,12 @@ def test_the_command_writes_it_and_the_script_runs_in_a_process_of_its_own(tmp_p
     model, x = models.make("gated")
     with regions.compare(file=".shadowrun"):
         torch.compile(model, backend=faulty.tanh_is_wrong)(x)
-    assert main(["repro"]) == 0
+    # The module of a backend is imported where a person names it, not for a file that does.
+    assert main(["repro"]) == 2
+    out = capsys.readouterr().out
+    assert "is in module tests.compiled.faulty, and only the data file names it" in out
+    assert not Path("repro").exists()
+    assert main(["repro", "--import", "tests.compiled.faulty"]) == 0
     out = capsys.readouterr().out
     script = Path("repro") / "01-compiled-graph-0-mismatch" / "repro.py"
     assert f"1. mismatch compiled::graph 0: {script} (f32[1, 1]), exits 1 here" in out
@@ -91,14 +97,15 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     run = shadowrun.load(tmp_path / "run.shadowrun")
     finding = only(run)
     assert finding.phases == (fault.phase,)
-    command = f"`shadowrun repro --finding '{finding.op}'`"
-    assert command in finding.next_step
-    assert [command in row.next_step for row in run.regions().rows] == [
-        row.name == finding.op for row in run.regions().rows
-    ]
+    file = tmp_path / "run.shadowrun"
+    assert finding.commands == (f"shadowrun repro {file} --finding 1",)
+    of = {row.name: row.commands for row in run.regions().rows}
+    assert of.pop(finding.op) == (f"shadowrun repro {file} --finding '{finding.op}'",)
+    assert not any(of.values())
     assert len(list((tmp_path / "run.shadowrun.tensors").iterdir())) == 1  # of two calls
     stream = torch.get_rng_state()
-    made = run.repro(finding, tmp_path / "repro", time_limit_s=20)
+    named = ["tests.compiled.faulty"]
+    made = run.repro(finding, tmp_path / "repro", time_limit_s=20, allow=named)
     assert torch.equal(torch.get_rng_state(), stream)
     assert made.shows_fault is True, made
     text = made.script.read_text(encoding="utf-8")
@@ -112,7 +119,7 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     mended = again(scripts, made.script, FAULT="")
     assert mended.returncode == 0, mended.stdout
     # The region as it was.
-    whole = run.repro(finding, tmp_path / "whole", minimise=False)
+    whole = run.repro(finding, tmp_path / "whole", minimise=False, allow=named)
     assert whole.shows_fault is True, whole
     assert len(whole.script.read_text(encoding="utf-8")) > len(text)
     assert 4 * n_elements(made) < n_elements(whole)
@@ -214,7 +221,7 @@ def test_what_is_too_large_says_so(tmp_path):
         torch.compile(model, backend=faulty.tanh_is_wrong)(x)
     finding = only(run)
     assert finding.captured < 0
-    assert "shadowrun repro" not in finding.next_step
+    assert finding.commands == ()
     assert "inputs not kept: 0.000" in finding.evidence
     assert "where capture= has room for 0.000238 MiB" in finding.evidence
     with pytest.raises(UsageError, match=r"were kept: 0.000\d+ MiB, where .* `shadowrun compile --repro DIR`"):

@@ -59,7 +59,7 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
             made = run.repro(finding, tmp_path / str(minimise), minimise=minimise, time_limit_s=120)
             assert made.shows_fault is True, made
             text = made.script.read_text(encoding="utf-8")
-            assert "options={'epilogue_fusion': False}" in text
+            assert 'options={"epilogue_fusion": False}' in text
             assert text.startswith(f'"""{op if minimise else finding.op}, compiled with inductor, is wrong')
             assert "test_region_repro_inductor.py" in text
             mended = run_script(made.script)

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+import torch._higher_order_ops.wrap as operators
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import shadowrun
 from shadowrun import Cause, Status
-from tests.compiled.regions import compare, region
+from tests.compiled.regions import CODE, compare, region
 
 
 def records(run):
@@ -152,3 +154,21 @@ def test_inductor_compiles_nothing_anew_and_its_fault_is_found(monkeypatch, tmp_
     assert (before.reason, before.n) == ("compiled before the comparison began", 1)
     compiled(x)
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_saved_tensors_with_strides_of_inductors_own_are_no_obstacle(wrong):
+    """Convolutions: the graph views what it was traced with as contiguous, and gets channels last."""
+
+    def flattened(x):
+        return (x.view(2, -1) * 2,)
+
+    def compiled(x):
+        return (x.reshape(2, -1) * (2.01 if wrong else 2),)
+
+    x = torch.randn(2, 3, 4, 5)
+    module = make_fx(flattened)(x)
+    given = x.contiguous(memory_format=torch.channels_last)
+    with compare() as run:
+        operators.inductor_compiled_code(CODE(lambda args: compiled(*args), module), [given])
+    assert records(run) == [("compiled::graph 0", Status.MISMATCH if wrong else Status.MATCH)]

@@ -27,7 +27,7 @@ def again(script, **environment):
     """Run a script in a process of its own."""
     where = {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
     done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False, timeout=300,
+        [sys.executable, script], capture_output=True, text=True, check=False, timeout=600,
         env=os.environ | where | environment,
     )  # fmt: skip
     return done.returncode, done.stdout

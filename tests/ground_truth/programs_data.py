@@ -98,7 +98,7 @@ def sensors(k):
     power = torch.where(raw.isnan(), raw, (raw - 1).sqrt())
     return [
         level, raw.round().to(torch.int16), power, raw.min(1).values, torch.maximum(raw[0], raw[1]), level.long(),
-        torch.remainder(raw, 7), raw[:, ::2].mul_(0.5), raw,
+        torch.remainder(raw, 7), raw[:, ::2].mul_(0.5), raw.neg(),
     ]  # fmt: skip
 
 
@@ -210,5 +210,5 @@ def moving_average(k):
         weights.add_(k.randn(k.size, 5), alpha=0.1)
         shadow.lerp_(weights, 0.1 * (step + 1))
         weights.t()[1:3].mul_(0.9)
-        trace.append(torch.lerp(shadow, weights, 0.25))
+        trace += [torch.lerp(shadow, weights, 0.25), shadow.clone()]
     return [weights, shadow, *trace, torch.linalg.vector_norm(weights), F.dropout(weights.new_ones(3000), 0.2)]

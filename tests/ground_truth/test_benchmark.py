@@ -11,7 +11,7 @@ SLICE = [p for p in reversed(PROGRAMS.values()) if p.number == 2]
 
 @pytest.fixture(scope="session")
 def bench():
-    return Bench()
+    return Bench(times=False)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

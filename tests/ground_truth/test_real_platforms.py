@@ -116,7 +116,7 @@ print(json.dumps([bool(torch.isin(shuffled, image).all()), torch.equal(there[1].
     written]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120,
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     moved, written, distance, parts, sums, by_reading = json.loads(done.stdout.splitlines()[-1])

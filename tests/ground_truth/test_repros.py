@@ -26,6 +26,9 @@ FEW = (
     "matmul-in-bf16",
     "log-softmax-stale",
     "no-float64",
+    "layer-norm-centres-its-input",
+    "mul-writes-past-the-view",
+    "clone-aliases",
 )
 """One of each kind of script, for the default run."""
 

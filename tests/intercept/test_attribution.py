@@ -116,13 +116,13 @@ def test_threads_have_module_stacks_of_their_own():
     class Waits(nn.Module):
         def forward(self, x):
             inside.set()
-            assert go_on.wait(10)
+            assert go_on.wait(120)
             return x.neg()
 
     with shadowrun.compare("cpu") as run:
         thread = threading.Thread(target=lambda: Waits()(torch.ones(2)))
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(120)
         nn.ReLU()(torch.ones(2))
         torch.ones(2).exp()
         go_on.set()

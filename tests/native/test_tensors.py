@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -175,3 +176,75 @@ def test_no_references_are_left():
     plainly_equal(*pairs[2])
     del a, e
     assert [(sys.getrefcount(a), sys.getrefcount(e)) for a, e in pairs] == counts
+
+
+COUNTED = """
+import ctypes, torch
+api, at, text = ctypes.pythonapi, ctypes.c_void_p, ctypes.c_char_p
+api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = at, [ctypes.py_object, text]
+api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [at, text, at]
+NAME = b"dlpack_exchange_api"
+there = api.PyCapsule_GetPointer(torch.Tensor.__dlpack_c_exchange_api__, NAME)
+words = (ctypes.c_void_p * 7).from_buffer_copy((ctypes.c_void_p * 7).from_address(there))  # from_object is the sixth
+Ask = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+ask, asked = Ask(words[5]), []
+@Ask
+def counting(tensor, out):
+    asked.append(str(tensor.layout) + str(tensor.dtype) + str(tensor.device))
+    return ask(tensor, out)
+words[5] = ctypes.cast(counting, ctypes.c_void_p).value
+torch.Tensor.__dlpack_c_exchange_api__ = api.PyCapsule_New(ctypes.addressof(words), NAME, None)
+import warnings; warnings.simplefilter("ignore")
+from shadowrun.native import core, tensors
+if SHIM == 0:
+    core.setup_shim(torch.ones(1), 0, *[1] * 4)
+dense, eye = torch.ones(4), torch.eye(3)
+others = [eye.to_sparse(), eye.to_sparse_csr(), eye.to_mkldnn(), torch.quantize_per_tensor(eye, 1.0, 0, torch.qint8)]
+"""
+
+
+@pytest.mark.parametrize("shim", [0, 1])
+def test_what_dlpack_does_not_know_is_not_asked_of_it(shim):
+    program = COUNTED.replace("SHIM", str(shim)) + (
+        "assert core.plainly_equal(dense, dense.clone()) and len(asked) == 2\n"
+        "for t in others[: 4 if SHIM else 3]:\n    assert not core.plainly_equal(t, t)\n"
+        "assert len(asked) == 2, asked[2:]\n"
+    ).replace("SHIM", str(shim))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shim", [0, 1])
+def test_dense_tensors_are_compared_again_after_many_that_dlpack_does_not_know(shim):
+    program = COUNTED.replace("SHIM", str(shim)) + (
+        "bits = torch.empty(4, dtype=torch.bits8)\n"
+        "for t in [bits, *others] * 300:\n    core.plainly_equal(t, t)\n"
+        "for _ in range(10_001):\n    core.plainly_equal(dense, dense)\n"
+        "assert core.plainly_equal(dense, dense.clone())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+EXCHANGED = """
+import itertools, torch
+from shadowrun import native
+from shadowrun.native import tensors
+core = native.core
+addresses = tensors.addresses_in_torch(*tensors._SHIM)
+samples = [torch.ones(2, 3), torch.ones(()), torch.ones(0, 4, dtype=torch.bool), torch.ones(1, 2).t()]
+core.setup_shim(samples[0], 0, *addresses)
+by_python = [tensors._key(core, t) for t in samples]
+for given in itertools.permutations(range(4)):
+    core.setup_shim(samples[0], samples[0]._cdata, *(addresses[i] for i in given))
+    same = [tensors._key(core, t) for t in samples] == by_python
+    assert same or given[:3] != (0, 1, 2), given
+    print(*given, same)
+"""
+
+
+def test_a_shim_with_exchanged_functions_is_found_out():
+    """A number of dimensions that was not told, or cannot be, is not read as many sizes."""
+    done = subprocess.run([sys.executable, "-c", EXCHANGED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    assert len(done.stdout.splitlines()) == 24

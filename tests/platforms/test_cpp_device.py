@@ -30,7 +30,7 @@ def run(arguments, *folders):
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders])), "OMP_NUM_THREADS": "1"},
         check=False,

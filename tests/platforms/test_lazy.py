@@ -60,7 +60,7 @@ def in_process(body, **environment):
         [sys.executable, "-c", PRELUDE + body],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         check=False,

@@ -78,7 +78,7 @@ def assert_equal(got, sent):
     assert raw(got) == raw(sent)
 
 
-def gone(pid, seconds=10.0):
+def gone(pid, seconds=120.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -428,7 +428,7 @@ if {busy}:
     w.call("aten::mm", (x, x), {{}}, (1, (0,)), [])
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert gone(int(done.stdout))
 
@@ -474,9 +474,10 @@ def test_a_death_is_an_error_of_that_call_alone():
 
 
 def test_a_call_that_takes_too_long_is_an_error_of_that_call_alone():
-    with shadowrun.compare(SPEC, call_limit_s=0.5) as run:
+    with shadowrun.compare(SPEC) as run:
         x = torch.rand(8)
         os.kill(run._target.remote.pid, signal.SIGSTOP)
+        run._target.remote.limit_s = 0.5
         y = x.exp()
         run._target.remote.limit_s = 60.0
         z = y.log()

@@ -42,7 +42,45 @@ def test_the_first_call_of_each_finding_is_kept(flawed, tmp_path):
     found = {f.op: f for f in shadowrun.load(file).findings()}
     assert inputs(run, found["aten::maximum"]).args[0].shape == (3,)
     assert inputs(run, found["aten::cumsum"]).args[1] == 0
-    assert "`shadowrun repro --finding aten::maximum`" in found["aten::maximum"].next_step
+    number = found["aten::maximum"].number
+    assert found["aten::maximum"].commands == (f"shadowrun repro {file} --finding {number}",)
+
+
+def drifting(*factors):
+    """A product that is wrong by another part of it in each call."""
+    for factor in factors:
+        x = torch.ones(8, 8)
+        x[0, 0] = factor
+        torch.mm(x, torch.ones(8, 8))
+
+
+def test_the_worst_call_of_each_finding_is_kept_beside_the_first(clean_sim, tmp_path):
+    file = tmp_path / "a run.shadowrun"
+    with clean_sim.flaws("matmul-in-bf16"), shadowrun.compare("sim", file=file) as run:
+        drifting(1.0100, 1.0105, 1.0117, 1.0, 1.0090)
+    (finding,) = shadowrun.load(file).findings()
+    seqs = [record.call.seq for record in run.records(op="aten::mm", status="mismatch")]
+    assert finding.captured == seqs[0]
+    assert finding.worst_seq not in (seqs[0], seqs[-1])
+    assert set(finding.kept) == {finding.captured, finding.worst_seq}
+    assert len(files(file)) == 2, "those that were the worst for a while are gone"
+    name = tensors.captured_calls(run._data)[finding.worst_seq][2]
+    assert tensors.load(run._data.tensors, name).args[0][0, 0] == torch.tensor(1.0117)
+    assert finding.commands == (
+        f"shadowrun repro '{file}' --finding 1",
+        f"shadowrun repro '{file}' --call {finding.worst_seq}",
+    )
+
+
+def test_where_each_call_is_worse_than_the_last_not_each_is_written(clean_sim, tmp_path, monkeypatch):
+    monkeypatch.setattr(capturing, "_MOST_WORSE", 3)
+    saved = []
+    monkeypatch.setattr(tensors, "save", lambda *given, save=tensors.save: saved.append(1) or save(*given))
+    file = tmp_path / "run.shadowrun"
+    with clean_sim.flaws("matmul-in-bf16"), shadowrun.compare("sim", file=file):
+        drifting(*(1 + 2**-9 + 2**-13 * n for n in range(1, 16)))
+    assert len(saved) <= 1 + 3 + 4
+    assert len(files(file)) == 2
 
 
 def test_inputs_are_those_before_the_call(flawed, tmp_path):

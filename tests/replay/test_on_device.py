@@ -62,13 +62,16 @@ def test_the_program_runs_on_the_target_too():
 
 def test_flags_are_fetched_in_batches(monkeypatch):
     x = torch.randn(16, 16).to("sim")
-    with shadowrun.compare("sim", ref="sim[deterministic=off]") as run:
-        for _ in range(3):
+
+    def chain(n):  # one line, whose first calls are also looked at for what they do to memory
+        for _ in range(n):
             x.add(1).mul_(2)
+
+    with shadowrun.compare("sim", ref="sim[deterministic=off]") as run:
+        chain(3)
         run.step()
         before = waits()
-        for _ in range(50):
-            x.add(1).mul_(2)
+        chain(50)
         if torch.sim.is_asynchronous():
             assert waits() == before
         run.step()

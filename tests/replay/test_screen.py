@@ -150,7 +150,7 @@ def test_one_rounding_more_of_a_16_bit_result(make_case):
     def next_to_it(x, *rest):
         out = aten.native_layer_norm(x, *rest)
         first = out[0].clone()
-        first.view(torch.int16)[::3] += 1
+        first.view(torch.int16).view(-1)[::16] += 1  # more than one in ten has to be looked at as a whole
         return (first, *out[1:])
 
     assert screened(make_case(aten.native_layer_norm.default, next_to_it, x, [64], None, None, 1e-5)) is not None

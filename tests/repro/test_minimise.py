@@ -89,11 +89,13 @@ def test_inputs_are_not_written_to_and_runs_are_alike():
 
 
 def test_it_ends_in_time():
+    tried = []
+
     def slow(args, _):
+        tried.append(1)
         time.sleep(0.05)
         return args[0].numel() > 0
 
-    start = time.monotonic()
     _, _, minimiser = minimised(slow, torch.randn(1000, 1000), seconds=0.02)
-    assert time.monotonic() - start < 5
+    assert len(tried) <= 3, "once before, once within the time, once after"
     assert not minimiser.finished

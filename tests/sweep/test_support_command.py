@@ -141,7 +141,7 @@ def test_the_page_s_filter_in_a_browser(tmp_path):
     quiet = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     more = f"--disable-component-update --disable-sync --user-data-dir={tmp_path / 'browser'} --dump-dom"
     command = ["chromium", *quiet.split(), *more.split(), (tmp_path / "page.html").as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     assert '<output id="shown">1 of 6</output>' in dom
     shown = [line for line in dom.splitlines() if line.startswith("<tr data-name") and "hidden" not in line]
     assert ['data-name="sin"' in line for line in shown] == [True]

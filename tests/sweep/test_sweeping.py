@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import shadowrun
+from shadowrun.errors import PlatformError
 from shadowrun.platforms.sim import CATALOGUE, FATAL
+from shadowrun.sweep import process
 from shadowrun.sweep.cases import Part
 from shadowrun.sweep.coveragefile import CoverageFile
 from shadowrun.sweep.outcome import FAILURES, Kind, Support
@@ -233,3 +235,12 @@ def test_only_what_a_run_called(tmp_path):
 def test_flaws_that_end_the_process_are_in_no_list():
     assert not FATAL.keys() & CATALOGUE.keys()
     assert json.dumps(sorted(FATAL))
+
+
+def test_a_system_that_gives_no_processes(tmp_path, monkeypatch):
+    """Windows: its child processes inherit no pipes."""
+    monkeypatch.setattr(process, "_HAS_PIPES", False)
+    with pytest.raises(PlatformError, match="only Linux and macOS") as caught:
+        swept(tmp_path / "x.shadowcov", ops=("sin",))
+    assert caught.value.slug == "no-worker"
+    assert list(tmp_path.iterdir()) == []

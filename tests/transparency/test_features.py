@@ -42,7 +42,7 @@ def test_what_is_said_not_to_run_on_the_simulated_device_does_not(name):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert ran.returncode != 0

@@ -100,7 +100,7 @@ print(sum(run.counts().values()), flush=True)
 """
 
 
-def run(program, *args, folder, limit_s=120):
+def run(program, *args, folder, limit_s=600):
     path = folder / "program.py"
     path.write_text(PROGRAM + program)
     done = subprocess.run(
@@ -227,7 +227,7 @@ def test_a_child_under_the_command_line_prints_no_report(tmp_path):
         [sys.executable, "-m", "shadowrun", "run", "--target", "cpu[threads=1]", "-o", str(report), str(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

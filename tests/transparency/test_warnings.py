@@ -1,4 +1,4 @@
-"""What C++ and Python code warns of in the program's calls comes as it would have: message, line, how often, as an error."""
+"""What C++ and Python code warns of in the program's calls comes as without us: message, line, how often, error."""
 
 from __future__ import annotations
 

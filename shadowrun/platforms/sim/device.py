@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.library import Library
 
+from shadowrun.platforms.torchnames import need
+
 __all__ = [
     "Kernel",
     "NoTorchFunction",
@@ -48,6 +50,18 @@ __all__ = [
 Kernel = Callable[..., Any]
 
 KEY = "PrivateUse1"
+need(
+    *("torch._C.DisableTorchFunction", "torch._C.DispatchKeySet", "torch._C.DispatchKey.AutocastPrivateUse1"),
+    *("torch._C.DispatchKey.CPU", "torch._C._ExcludeDispatchKeyGuard", "torch._C._ImperativeEngine"),
+    *("torch._C._acc.DeviceGuard", "torch._C._acc.register_python_privateuseone_hook"),
+    *("torch._C._acc.register_python_privateuseone_device_guard", "torch._C._autograd.DeviceType.PrivateUse1"),
+    *("torch._C._construct_storage_from_data_pointer", "torch._C._dispatch_get_all_op_names"),
+    *("torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._get_privateuse1_backend_name"),
+    *("torch._C._from_dlpack", "torch._C._to_dlpack", "torch._conj", "torch._neg_view"),
+    *("torch._register_device_module", "torch.autograd.Variable._execution_engine"),
+    *("torch.ops.aten.add.Tensor._op_dk", "torch.utils.backend_registration._DummyPrivateUse1Hook"),
+)
+
 _CPU = torch.device("cpu")
 _DL_EXTENSION = 12
 

@@ -17,7 +17,7 @@ class Flaw:
 
     Attributes:
         name: ``maximum-drops-nan``.
-        kind: ``support``, ``exceptional``, ``precision``, ``form``, ``kernel``, ``training`` or ``speed``.
+        kind: ``support``, ``exceptional``, ``precision``, ``form``, ``kernel``, ``memory``, ``training`` or ``speed``.
         description: One line.
         issue: Public issue that it is modelled on, ``pytorch/pytorch#143976``, or ``none:`` and what it imitates.
         operators: Operators, as a dispatch mode sees them, on which the finding may be placed: any of them is

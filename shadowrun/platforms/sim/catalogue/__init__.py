@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from shadowrun.platforms.sim.catalogue import exceptional, fatal, form, kernel, precision, support, training
+from shadowrun.platforms.sim.catalogue import exceptional, fatal, form, kernel, memory, precision, support, training
 from shadowrun.platforms.sim.flaw import Flaw
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CATALOGUE", "FATAL", "PRESETS", "Flaw"]
 
-_PARTS = (support, exceptional, precision, form, kernel, training)
+_PARTS = (support, exceptional, precision, form, kernel, training, memory)
 
 CATALOGUE: Mapping[str, Flaw] = MappingProxyType({flaw.name: flaw for part in _PARTS for flaw in part.FLAWS})
 """All flaws by name, but for those in `FATAL`."""

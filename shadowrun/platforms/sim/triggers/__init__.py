@@ -4,7 +4,7 @@ Each trigger takes a device's name and runs as well on ``"cpu"``. Those of missi
 that has the flaw.
 """
 
-from shadowrun.platforms.sim.triggers import exceptional, form, kernel, precision, support, training
+from shadowrun.platforms.sim.triggers import exceptional, form, kernel, memory, precision, support, training
 from shadowrun.platforms.sim.triggers.base import TRIGGERS
 
-__all__ = ["TRIGGERS", "exceptional", "form", "kernel", "precision", "support", "training"]
+__all__ = ["TRIGGERS", "exceptional", "form", "kernel", "memory", "precision", "support", "training"]

@@ -1,0 +1,592 @@
+"""Files of an attacker, given to the commands that run something: nothing of the attacker's is run, opened or started.
+
+Each test plants what would leave a trace (a file in the working directory, a changed victim, a started process), runs
+the real command, and looks for the trace. The data file is a real one, edited as somebody with an SQLite client could.
+"""
+
+import ast
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import shadowrun
+from shadowrun.cli.main import main
+from shadowrun.repro import making
+from shadowrun.sweep.cases import Case, Part
+from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
+from shadowrun.sweep.outcome import Finding, Kind, Outcome
+
+PRECIOUS = "precious\n"
+EVIL = "import pathlib; pathlib.Path('PWNED').touch()"
+LAUNCH = f'__import__("pathlib").Path({str(Path("PWNED"))!r}).touch()'
+
+
+@pytest.fixture(scope="module")
+def recorded(sim_device, tmp_path_factory):
+    """A data file with one mismatch of ``aten::mm`` and its captured inputs."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with sim_device.flaws("matmul-in-bf16"), shadowrun.compare("sim", file=folder / "x.shadowrun"):
+        a = torch.randn(8, 8).to("sim")
+        a @ a
+    return folder
+
+
+@pytest.fixture
+def attack(recorded, tmp_path, monkeypatch):
+    """A copy of it, for an attacker to edit."""
+    for name in ("x.shadowrun", "x.shadowrun.tensors"):
+        source = recorded / name
+        shutil.copytree(source, tmp_path / name) if source.is_dir() else shutil.copy(source, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    Path("VICTIM").write_text(PRECIOUS, encoding="utf-8")
+    return Attack(Path("x.shadowrun"))
+
+
+class Attack:
+    """Edits of a data file and what lies beside it."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def sql(self, text, *values):
+        connection = sqlite3.connect(self.data)
+        found = connection.execute(text, values).fetchall()
+        connection.commit()
+        connection.close()
+        return found
+
+    def info(self, **changes):
+        ((text,),) = self.sql("select value from meta where key = 'info'")
+        self.sql("update meta set value = ? where key = 'info'", json.dumps(json.loads(text) | changes))
+
+    def target(self, text, **facts):
+        self.info(target=text, target_fingerprint=facts)
+
+    def operator(self, name, inputs, *args, tensors=(), **kwargs):
+        """Another operator in the place of ``aten::mm``, in the records and in the captured inputs."""
+        self.sql("update context set inputs = ? where op_id = (select id from op where name = 'aten::mm')", inputs)
+        self.sql("update op set name = ? where name = 'aten::mm'", name)
+        content = {"format": 1, "op": name, "args": list(args), "kwargs": kwargs, "tensors": list(tensors)}
+        for file in Path("x.shadowrun.tensors").iterdir():
+            torch.save(content, file)
+
+    def graph(self, *nodes, inputs=(), **how):
+        """A compiled region with this graph."""
+        ((op,),) = self.sql("select id from op where name = 'aten::mm'")
+        self.sql("insert into region values (?, 'eager', 2, '')", op)
+        compiled = {"name": "eager", "module": "", "is_function": False, "importable": True, "mode": None}
+        compiled |= {"options": {}, "dynamic": None, "left_out": []} | how
+        text = json.dumps([[*node, ["", ""]] for node in nodes])
+        kwargs = {"graph": text, "how": json.dumps(compiled), "devices": [""] * len(inputs), "needs_grad": []}
+        args = [{"tensor": k} for k in range(len(inputs))]
+        self.operator("compiled::graph 0", "f32[2]", *args, tensors=inputs, is_plain=True, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def untouched(tmp_path):
+    """No trace is left, whatever the command said."""
+    yield
+    assert [p for p in tmp_path.rglob("*") if p.name.startswith("PWNED")] == []
+    victim = tmp_path / "VICTIM"
+    assert not victim.exists() or victim.read_text(encoding="utf-8") == PRECIOUS
+
+
+def refused(capsys, *command):
+    """What a command says that writes or runs nothing."""
+    assert main(list(command)) == 2
+    said = capsys.readouterr()
+    assert not Path("repro").exists()
+    assert "Traceback" not in said.err
+    return said.out + said.err
+
+
+# -- 1. names in scripts ---------------------------------------------------------------------------
+
+
+NAMES = [
+    f'a": {LAUNCH}, "b',
+    f"output 0]: {LAUNCH}  #",
+    f'self"]; {LAUNCH}; x["self',
+    f"output 0[{LAUNCH}]",
+    "output 0[0]\nimport os",
+    "output \u0660",
+    "output 00",
+    "output 7",
+    "self ",
+    "\uff53elf",
+    "mat2[1][0]",
+    "self\\",
+    "{__import__('os')}",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("target", ["cpu[threads=1]", "vulkan"])  # here, and not here
+def test_the_name_of_a_result_is_one_that_the_operator_has(attack, capsys, name, target):
+    """Where nothing shows the fault here, the script uses what the data file tells."""
+    attack.target(target)
+    attack.sql("update tensor set name = ?", name)
+    assert "of aten::mm, which has none of that name" in refused(capsys, "repro", "x.shadowrun")
+
+
+@pytest.mark.parametrize("name", ["output 0", "self", "mat2[3]"])
+def test_names_that_the_recorder_writes_are_taken(attack, name):
+    attack.target("cpu[threads=1]")
+    attack.sql("update tensor set name = ?", name)
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) == 0
+    (script,) = Path("repro").glob("*/repro.py")
+    assert f'ALLOWED = {{"{name}": ' in script.read_text(encoding="utf-8")
+
+
+def test_texts_of_the_file_are_only_texts_in_a_script(attack):
+    """Module, line, explanation and versions are anything; the script is one program, and does what it did before."""
+    bad = f'"""\n{EVIL}\n"""\\'
+    attack.target("cpu[threads=1]")
+    attack.info(versions={bad: bad, "torch": bad}, target="cpu[threads=1]", target_fingerprint={})
+    for table in ("verdict", "context"):
+        columns = [row[1] for row in attack.sql(f"pragma table_info({table})")]
+        for column in {"explanation", "evidence", "site", "module"} & set(columns):
+            attack.sql(f"update {table} set {column} = ?", bad)
+    main(["repro", "x.shadowrun", "--no-minimise"])
+    for script in Path("repro").glob("*/repro.py"):
+        tree = ast.parse(script.read_text(encoding="utf-8"))
+        assert not any(isinstance(node, ast.Constant) and node.value == "PWNED" for node in ast.walk(tree))
+
+
+# -- 2. operators ----------------------------------------------------------------------------------
+
+
+OPERATORS = {
+    "aten::from_file": ["VICTIM", True, 1000],
+    "aten::save": [{"tensor": 0}, "PWNED"],
+    "aten::set_.source_Tensor": [{"tensor": 0}, {"tensor": 0}],
+    "aten::_reshape_alias": [{"tensor": 0}, [1 << 20], [1]],
+    "aten::_sparse_coo_tensor_unsafe": [{"tensor": 0}, {"tensor": 0}, [2]],
+    "aten::_nested_view_from_buffer": [{"tensor": 0}, {"tensor": 0}, {"tensor": 0}, {"tensor": 0}],
+    "aten::_assert_async.msg": [{"tensor": 0}, "PWNED"],
+    "aten::warn": ["PWNED"],
+    "prim::Print": ["PWNED"],
+    "c10d::barrier": [],
+    "profiler::_record_function_enter": ["PWNED"],
+    "quantized::linear_unpack": [{"tensor": 0}],
+    "torch::load": ["VICTIM"],
+    "load_library::x": ["PWNED"],
+    "_ops::x": [],
+    "aten::add.__class__": [],
+    "aten::": [],
+    "aten::add\u202e": [{"tensor": 0}],
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_no_operator_that_does_more_than_compute(attack, capsys, name):
+    attack.target("cpu[threads=1]")
+    attack.operator(name, "f32[2]", *OPERATORS[name], tensors=[torch.ones(2)])
+    refused(capsys, "repro", "x.shadowrun")
+    assert main(["slowdown", "x.shadowrun", "--target", "cpu[threads=1]"]) in (0, 2)
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    if not said.err:  # the file itself was not refused
+        assert "not timed:" in said.out
+
+
+def test_no_path_reaches_an_operator_of_a_sweep_or_of_slowdown(attack, capsys):
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::from_file", "'VICTIM', True, 100000", "VICTIM", True, 100000)
+    assert main(["slowdown", "x.shadowrun"]) == 0
+    assert "aten::from_file is not called for a file: reads a file" in capsys.readouterr().out
+    assert main(["sweep", "--target", "cpu[threads=1]", "--from", "x.shadowrun", "--jobs", "1"]) == 0
+    assert Path("VICTIM").stat().st_size == len(PRECIOUS)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "said"),
+    [
+        ("aten::ones", "[1000000, 1000000]", "would make more than"),
+        ("aten::empty_strided", "[2], [1000000000000]", "would make more than"),
+        ("aten::mm", "f32[1000000, 1000000], f32[1000000, 1000000]", "larger than 2 GiB"),
+        ("aten::cat", "[f32[2], … 999999999999 more]", "more entries"),
+        ("aten::div.Tensor_mode", "f32[2], f32[2], rounding_mode='/etc/passwd'", "is no choice for rounding_mode"),
+        ("aten::sum", "f32[2], dtype=torch.load", "is no constant"),
+        ("aten::sum", "f32[2], dtype=torch._dynamo", "is no constant"),
+        ("aten::sum", "f32[2], evil=1", "takes other arguments"),
+        ("aten::cat", "[" * 100_000, "cannot be made"),
+        ("aten::sum", "'\\x'", "recorded in part"),
+        ("aten::ones", "[-1]", ""),
+    ],
+)
+def test_inputs_that_cannot_be_made_are_left_out(attack, capsys, name, inputs, said):
+    attack.operator(name, inputs)
+    attack.target("cpu[threads=1]")
+    assert main(["slowdown", "x.shadowrun"]) == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("aten::gelu", [{"tensor": 0}], {"approximate": "../VICTIM"}),
+        ("aten::to.device", [{"tensor": 0}, "npu", 5], {}),
+        ("aten::add.Tensor", [{"tensor": 0}, {"tensor": 0}], {"generator": 1}),
+        ("aten::ones", [[1 << 40]], {}),
+        ("aten::relu", [{"tensor": 0}] * 9, {}),
+        ("aten::relu", ["PWNED"], {}),
+    ],
+)
+def test_captured_arguments_fit_their_schema(attack, capsys, name, args, kwargs):
+    attack.target("cpu[threads=1]")
+    attack.operator(name, "f32[2]", *args, tensors=[torch.ones(2)], **kwargs)
+    assert "The captured inputs do not fit" in refused(capsys, "repro", "x.shadowrun")
+
+
+def test_an_archive_that_is_larger_than_its_file_is_not_read(attack, capsys):
+    """Storages of zeros, compressed: a megabyte that becomes gigabytes."""
+    import zipfile
+
+    (file,) = Path("x.shadowrun.tensors").glob("*.pt")
+    with zipfile.ZipFile(file) as old:
+        members = {entry.filename: old.read(entry) for entry in old.infolist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for member, content in members.items():
+            new.writestr(member, content if "/data/" not in member else bytes(1 << 26))
+    attack.target("cpu[threads=1]")
+    assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+class Rebuilt:
+    """Pickles as a call of a function that `weights_only` allows."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_a_sparse_tensor_has_indices_within_its_size(attack, capsys):
+    parts = (torch.tensor([[10**6]]), torch.ones(1), torch.Size([2]), True)
+    bad = Rebuilt(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, parts)
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::_to_dense", "f32[2]", {"tensor": 0}, tensors=[bad])
+    assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+def test_a_tensor_has_no_attributes_of_its_own(attack, capsys):
+    from collections import OrderedDict
+
+    state = {"numel": 3, "shape": 4}
+    rebuilt = torch._utils._rebuild_parameter_with_state
+    bad = Rebuilt(rebuilt, torch.ones(3), False, OrderedDict(), state)
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::relu", "f32[2]", {"tensor": 0}, tensors=[bad])
+    assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+INPUT = ["placeholder", "p", "", [], {"dict": []}]
+
+
+def node(target, *args, kind="call_function", name="f", **kwargs):
+    named = {"dict": [[k, v] for k, v in kwargs.items()]}
+    return [kind, name, target, [{"node": a[1:]} if str(a).startswith("%") else a for a in args], named]
+
+
+def output(name):
+    return ["output", "output", "", [{"tuple": [{"node": name}]}], {"dict": []}]
+
+
+GRAPHS = {
+    "a file is mapped and written to": [
+        node("torch.ops.aten.from_file.default", "VICTIM", True, 9),
+        node("torch.ops.aten.copy_.default", "%f", "%p", name="g"),
+    ],
+    "a file by a function": [node("torch.from_file", "VICTIM", True, 9)],
+    "a file by a method": [node("from_file", "%p", "VICTIM", kind="call_method")],
+    "memory that is not the tensor's": [node("torch.ops.aten._reshape_alias.default", "%p", [1 << 30], [1])],
+    "storage": [node("untyped_storage", "%p", kind="call_method")],
+    "storage by a function": [node("torch.Tensor.storage", "%p")],
+    "an array, whose methods write files": [node("numpy", "%p", kind="call_method")],
+    "what unpickles": [node("torch.Tensor.__reduce_ex__", "%p", 2)],
+    "what sets its state": [node("torch.Tensor.__setstate__", "%p", {"tuple": []})],
+    "what loads a module": [node("module_load", "%p", "%p", kind="call_method")],
+    "a hook": [node("register_hook", "%p", "%p", kind="call_method")],
+    "an attribute of any object": [node("operator.attrgetter", "__class__")],
+    "a function of Python's": [node("builtins.eval", "1")],
+    "a private function": [node("torch._C._cuda_init")],
+    "a module of torch": [node("torch.utils.cpp_extension.load_inline", "PWNED")],
+    "a method of a text": [node("split", "a,b", ",", kind="call_method")],
+    "a text to a function": [node("torch.nn.functional.gelu", "%p", approximate="/etc/passwd")],
+    "a text to an operator": [node("torch.ops.aten.gelu.default", "%p", approximate="$(touch PWNED)")],
+    "a collective": [node("torch.ops._c10d_functional.all_reduce.default", "%p", "sum", "0")],
+    "a higher-order operator": [node("torch.ops.higher_order.cond", "%p")],
+    "a library": [node("torch.ops.load_library", "./x.so")],
+    "a class": [node("torch.classes.load_library", "./x.so")],
+    "autocast for any module of torch": [node("torch.amp.autocast_mode._enter_autocast", "os", None, True, None)],
+    "a name in the code": [[*INPUT[:1], "torch", *INPUT[2:]]],
+    "a name in other letters": [[*INPUT[:1], "\uff50", *INPUT[2:]]],
+    "a device without values": [node("torch.ops.aten.zeros.default", [2], device={"device": "meta"}), output("f")],
+    "an endless list": [node("torch.ops.aten.zeros.default", [1 << 40])],
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_graph_does_more_than_compute(attack, capsys, name):
+    attack.target("cpu")
+    *_, last = nodes = GRAPHS[name]
+    attack.graph(INPUT, *nodes, *([] if last[0] == "output" else [output(last[1])]), inputs=[torch.ones(9)])
+    refused(capsys, "repro", "x.shadowrun", "--no-minimise")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"module": "evil", "name": "evil"}, "only the data file names it"),
+        ({"module": "evil", "name": "compile", "is_function": True}, "only the data file names it"),
+        ({"module": "os", "name": "system", "is_function": True}, "only the data file names it"),
+        ({"module": "evil", "name": "inductor", "is_function": True}, "only the data file names it"),
+        ({"name": "evil"}, "only the data file names it"),
+        ({"name": "tvm"}, "only the data file names it"),
+        ({"module": "evil; import os"}, "hold no graph of its own"),
+        ({"mode": "max\\'"}, "There is no mode"),
+    ],
+)
+def test_no_module_is_imported_for_a_file(attack, capsys, monkeypatch, how, said):
+    Path("evil.py").write_text(EVIL, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    attack.target("cpu")
+    attack.graph(INPUT, node("torch.ops.aten.relu.default", "%p"), output("f"), inputs=[torch.ones(3)], **how)
+    assert said in refused(capsys, "repro", "x.shadowrun")
+    assert "evil" not in sys.modules
+
+
+def test_a_module_next_to_a_backend_of_torch_is_not_in_the_script(attack, monkeypatch):
+    """A name that torch has, and a module of the attacker's that would register it: the script imported that."""
+    Path("evil.py").write_text(EVIL, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    attack.target("cpu")
+    graph = INPUT, node("torch.ops.aten.relu.default", "%p"), output("f")
+    attack.graph(*graph, inputs=[torch.ones(3)], name="eager", module="evil")
+    main(["repro", "x.shadowrun", "--no-minimise"])
+    assert all("evil" not in p.read_text(encoding="utf-8") for p in Path("repro").glob("*/repro.py"))
+
+
+def test_inductor_gets_no_compiler_and_no_cache_of_the_attackers(attack):
+    cxx = Path("cxx.sh")
+    cxx.write_text("#!/bin/sh\ntouch PWNED\nexit 1\n", encoding="utf-8")
+    cxx.chmod(0o755)
+    options = {"cpp.cxx": str(cxx.absolute()), "fx_graph_remote_cache": True, "trace.enabled": True, "freezing": False}
+    options |= {"assert_indirect_indexing": False, "x'); import os  #": 1}
+    attack.target("cpu")
+    graph = INPUT, node("torch.ops.aten.relu.default", "%p"), output("f")
+    attack.graph(*graph, inputs=[torch.ones(3)], name="inductor", options=options)
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) == 0
+    (script,) = Path("repro").glob("*/repro.py")
+    assert 'options={"freezing": False}' in script.read_text(encoding="utf-8")
+
+
+# -- 3. platforms ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interpreter(attack):
+    """A program that leaves a trace when it is started."""
+    path = attack.data.with_name("x.shadowrun.tensors") / "evil.sh"
+    path.write_text("#!/bin/sh\ntouch PWNED\nexit 1\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+PLATFORMS = [
+    "cpu[env:LD_PRELOAD=./x.shadowrun.tensors/9.pt]",
+    "cpu[env:PYTHONSTARTUP=x.py]",
+    "cpu[env:OMP_TOOL_LIBRARIES=./x.so,threads=1]",
+    "cpu[python=x.shadowrun.tensors/evil.sh]",
+    'cpu[env:A="\u202e"]',
+    "npu",
+    "hpu:1",
+]
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("command", ["repro", "slowdown"])
+@pytest.mark.parametrize("side", ["target", "ref"])
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_platform_that_starts_something_is_named_by_a_person_only(attack, capsys, command, side, platform):
+    attack.info(**{"target": "cpu[threads=1]", "target_fingerprint": {}} | {side: platform})
+    said = refused(capsys, command, "x.shadowrun")
+    assert "only the data file names it" in said
+    offered = f"--{side} " in said
+    assert offered == platform.isascii()
+
+
+def test_the_text_to_paste_is_accepted_and_no_other(attack, capsys, monkeypatch):
+    """Named, it is used: the fault is not there, and the script says which environment it makes."""
+    monkeypatch.setattr(making, "run_script", lambda *_: pytest.fail("not minimised, and not here"))
+    platform = "cpu[env:SHADOWRUN_HARMLESS=1]"
+    attack.target(platform)
+    assert f"name it: --target '{platform}'" in refused(capsys, "repro", "x.shadowrun")
+    assert "is not the platform" in refused(capsys, "repro", "x.shadowrun", "--target", "cpu[env:SHADOWRUN_HARMLESS=2]")
+    assert "is not the platform" in refused(capsys, "repro", "x.shadowrun", "--target", "cpu")
+    monkeypatch.undo()
+    monkeypatch.chdir(attack.data.absolute().parent)
+
+
+@pytest.mark.parametrize("flaws", [["nan-drop', []); import os  #"], "x", [1], [["a"]], {"a": 1}])
+def test_flaws_of_a_simulated_device_are_of_the_catalogue(attack, capsys, flaws):
+    attack.target("sim", simulated_flaws=flaws, device="sim")
+    assert "data-file-corrupt" in refused(capsys, "repro", "x.shadowrun") or not Path("repro").exists()
+
+
+def test_a_simulated_device_of_the_file_is_none_of_torchs(attack, capsys):
+    attack.target("cuda", simulated_flaws=[], device="cuda")
+    assert "cannot be simulated" in refused(capsys, "repro", "x.shadowrun")
+
+
+def test_an_entry_point_of_torchs_own_name_is_a_plug_in(attack, capsys, monkeypatch):
+    """A package may bring a device under a name that torch knows: for a file it is not loaded."""
+    import importlib.metadata
+
+    entry = importlib.metadata.EntryPoint("maia", "evil:start", "shadowrun.platforms")
+    found = importlib.metadata.entry_points
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda **which: [entry] if which.get("group") == entry.group else found(**which),
+    )
+    Path("evil.py").write_text(EVIL, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    attack.target("maia")
+    assert "only the data file names it" in refused(capsys, "repro", "x.shadowrun")
+
+
+# -- coverage files --------------------------------------------------------------------------------
+
+
+def coverage(**info):
+    """A coverage file with one mismatch."""
+    file = CoverageFile.begin(Path("e.shadowcov"), SweepInfo(**{"target": "cpu[threads=1]", "ref": "cpu"} | info))
+    found = [Finding(Kind.MISMATCH, "aten::exp", "", "implementation", "x", "y")]
+    file.add(Case("exp", "float32", Part.FORWARD, 0), Outcome.of(found, "f32[20, 20]"))
+    file.close()
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_coverage_file_starts_nothing(tmp_path, monkeypatch, capsys, platform):
+    monkeypatch.chdir(tmp_path)
+    coverage(target=platform, target_fingerprint={"platform": platform}, versions={"torch": torch.__version__})
+    assert "only the data file names it" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+
+
+@pytest.mark.parametrize("source", ["/etc/passwd", "../x.shadowrun", "a/b.shadowrun", ".."])
+def test_a_coverage_file_does_not_tell_which_other_files_are_read(tmp_path, monkeypatch, capsys, source):
+    monkeypatch.chdir(tmp_path)
+    coverage(source=source, versions={"torch": torch.__version__})
+    assert "tell where it is by --from DATA" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+
+
+# -- what others may read --------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_values_of_the_program_are_for_its_owner_only(tmp_path, clean_sim):
+    before = os.umask(0o022)
+    try:
+        with clean_sim.flaws("matmul-in-bf16"), shadowrun.compare("sim", file=tmp_path / "run.shadowrun") as run:
+            a = torch.randn(8, 8).to("sim")
+            a @ a
+        (finding,) = run.findings()
+        made = run.repro(finding, tmp_path / "repro", minimise=False)
+    finally:
+        os.umask(before)
+    folder = tmp_path / "run.shadowrun.tensors"
+    (kept,) = folder.iterdir()
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (folder, kept, made.script.with_name("inputs.pt"))]
+    assert [oct(mode) for mode in modes] == ["0o700", "0o600", "0o600"]
+
+
+# -- what lies around the file ---------------------------------------------------------------------
+
+
+def test_what_lies_where_the_script_goes_is_not_run_and_not_written_through(attack):
+    """An archive may bring the folder of the script, too: modules by torch's name, links to files of the reader's."""
+    folder = Path("repro") / "01-aten-mm-mismatch"
+    folder.mkdir(parents=True)
+    for module in ("torch.py", "pathlib.py", "sys.py", "sitecustomize.py"):
+        (folder / module).write_text(EVIL, encoding="utf-8")
+        Path(module).write_text(EVIL, encoding="utf-8")
+    for name in ("repro.py", "versions.json", "inputs.pt", "repro.py.part", "inputs.pt.part"):
+        (folder / name).symlink_to(Path("VICTIM").absolute())
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) == 0
+    assert not (folder / "repro.py").is_symlink()
+    assert not (folder / "inputs.pt").is_symlink()
+
+
+def test_workers_of_a_sweep_import_nothing_of_the_working_directory(attack, capsys):
+    for module in ("json.py", "torch.py", "os.py"):
+        Path(module).write_text(EVIL, encoding="utf-8")
+    assert (
+        main(["sweep", "--target", "cpu[threads=1]", "--from", "x.shadowrun", "--jobs", "1", "--ops", "aten::mm"]) == 0
+    )
+    capsys.readouterr()
+
+
+def test_a_name_of_any_length_is_no_name_of_a_folder(attack, capsys):
+    attack.target("cpu")
+    attack.graph(INPUT, node("torch.ops.aten.relu.default", "%p"), output("f"), inputs=[torch.ones(3)])
+    name = "compiled::graph " + "9" * 300
+    attack.sql("update op set name = ? where name like 'compiled::%'", name)
+    (file,) = Path("x.shadowrun.tensors").glob("*.pt")
+    torch.save(torch.load(file, weights_only=True) | {"op": name}, file)
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inputs"),
+    [
+        ([node("torch.ops.aten.index.Tensor", "%p", [{"node": "p"}])], [torch.tensor([10**9])]),
+        ([node("torch.ops.aten.as_strided.default", "%p", [1 << 20], [1])], [torch.ones(3)]),
+        ([node("torch.ops.aten._unsafe_index.Tensor", "%p", [{"node": "p"}])], [torch.tensor([10**9])]),
+        ([node("torch.ops.aten.expand.default", "%p", [1 << 50]), node("torch.exp", "%f", name="g")], [torch.ones(1)]),
+        ([node("torch.ops.aten.ones.default", [10**30])], [torch.ones(1)]),
+        ([node("operator.getitem", "%p", 5)], [torch.ones(1)]),
+    ],
+)
+def test_a_graph_that_eager_refuses_is_never_compiled(attack, capsys, monkeypatch, nodes, inputs):
+    from shadowrun.compiled.how import How
+
+    monkeypatch.setattr(How, "look_for_compiler", lambda _: pytest.fail("compiled"))
+    attack.target("cpu")
+    attack.graph(INPUT, *nodes, output(nodes[-1][1]), inputs=inputs, name="inductor")
+    said = refused(capsys, "repro", "x.shadowrun", "--no-minimise")
+    assert "does not run eagerly" in said or "not called for a file" in said
+
+
+def test_lists_that_hold_themselves_many_times_end(attack, capsys):
+    grown = [1]
+    for _ in range(64):
+        grown = [grown, grown]
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::sum.dim_IntList", "f32[2], [0]", {"tensor": 0}, grown, tensors=[torch.ones(2)])
+    assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+def test_options_of_the_run_are_numbers(attack, capsys):
+    attack.info(target="cpu[threads=1]", target_fingerprint={}, config={"rtol": "x", "atol": [1], "max_bytes": 1e400})
+    main(["repro", "x.shadowrun", "--no-minimise"])
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["f32[2], " + "9" * 5000, "f32[2], " + "-" * 100_000 + "1", "f32[2], " + "(" * 5000])
+def test_numbers_of_any_length_are_left_out(attack, capsys, text):
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::add.Scalar", text)
+    assert main(["slowdown", "x.shadowrun"]) == 0
+    assert "aten::add.Scalar" in capsys.readouterr().out.partition("not timed:")[2]
