@@ -246,7 +246,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     try:
         application = connection.execute("pragma application_id").fetchone()[0]
         version = connection.execute("pragma user_version").fetchone()[0]
-        connection.execute("select 1 from meta").fetchall() if application == APPLICATION_ID else None
+        connection.execute("select 1 from sqlite_master").fetchall() if application == APPLICATION_ID else None
     except sqlite3.OperationalError:
         raise
     except (sqlite3.DatabaseError, UnicodeError) as error:

@@ -218,5 +218,8 @@ def _holds(connection: sqlite3.Connection, table: str, conditions: Mapping[str, 
 
 
 def unfit(conditions: Mapping[str, str]) -> str:
-    """SQL that is true of a row in which one of these columns does not hold what it must."""
-    return f"not coalesce({' and '.join(text.format(name) for name, text in conditions.items())}, 0)"
+    """SQL that is true of a row in which one of these columns does not hold what it must.
+
+    No condition is ever NULL, so that the first of them that fails decides, and no other one is looked at.
+    """
+    return f"not ({' and '.join(f'({text.format(name)})' for name, text in conditions.items())})"

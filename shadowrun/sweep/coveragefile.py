@@ -360,7 +360,7 @@ def _opened(path: Path) -> tuple[Guarded, int]:
     while True:
         connection = untrusted.connect(path, mode, _TIMEOUT_S)
         try:
-            connection.execute("select 1 from meta").fetchall()
+            connection.execute("select 1 from sqlite_master").fetchall()
             return connection, int(connection.execute("pragma user_version").fetchone()[0])
         except sqlite3.OperationalError:
             connection.close()

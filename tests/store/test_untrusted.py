@@ -205,3 +205,13 @@ def test_a_damaged_file_of_ours_may_be_recorded_over(path):
     assert "record the run again" in refused(path)
     DataFile.create(path, RunInfo("npu", "cpu")).close()
     assert shadowrun.load(path).info.target == "npu"
+
+
+def test_nothing_of_a_file_is_read_before_its_schema_is_known(path, sweep, monkeypatch):
+    """A view in the place of the very first table."""
+    for file in (path, sweep):
+        edit(file, "alter table meta rename to was", f"create view meta as {ENDLESS} as key, i as value from n")
+    monkeypatch.setattr(untrusted, "_STEPS", 1_000_000)
+    monkeypatch.setattr(untrusted, "_STEPS_PER_BYTE", 0)
+    for file in (path, sweep):
+        assert "which shadowrun did not make" in refused(file)

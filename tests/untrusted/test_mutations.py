@@ -184,5 +184,5 @@ CASES = [
 @pytest.mark.parametrize(("which", "mutate", "n"), CASES)
 def test_a_result_or_one_line(tried, which, mutate, n):
     counts = tried(which, mutate, n)
-    assert counts[""] > 0
     assert counts["data-file-corrupt"] > 0
+    assert n == FEW or counts[""] > 0  # not all is refused: readers are tried too
