@@ -36,6 +36,7 @@ TOO_LARGE = Verdict(Status.UNVERIFIED, None, "budget: the results of this call e
 BYTES_PER_NS = 1000
 """No processor writes as much: a call that took less time than that has no results worth measuring."""
 
+
 def may_run_again(
     error: BaseException, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], copies: Arguments | None
 ) -> bool:
