@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["core", "lacks", "state", "why_not"]
 
-_VERSION = 15
+_VERSION = 16
 """To be raised here and in `core.c` with every change of what it offers: a stale build must not be used."""
 
 

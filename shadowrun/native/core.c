@@ -4,7 +4,7 @@
 
 #include <structmember.h>
 
-#define VERSION 15
+#define VERSION 16
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, which building.py hands over */
