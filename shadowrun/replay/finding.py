@@ -100,10 +100,12 @@ class Finding:
         truth = self.expected if self.truth is None else torch.from_numpy(self.truth.value)
         with np.errstate(all="ignore"):
             # The neighbour of infinity is a number: one class for another counts as much as all digits do.
-            ours, theirs = (
-                np.minimum(self._distances(t, everywhere), 1.0 / np.finfo(np.float64).eps) for t in (alternative, truth)
-            )
-            before, after = (float(np.sqrt(np.mean(np.square(d)))) for d in (theirs, ours))
+            most = 1.0 / np.finfo(np.float64).eps
+            ours, theirs = (np.minimum(self._distances(t, everywhere), most) for t in (alternative, truth))
+            # What overflows in the dtype and not in float64 is as far from both, and tells them not apart.
+            apart = (ours < most) | (theirs < most)
+            apart[self.where] = True
+            before, after = (float(np.sqrt(np.mean(np.square(d[apart])))) for d in (theirs, ours))
         return after / before if before > 0.0 else np.inf
 
     def _distances(self, alternative: torch.Tensor, where: Indices) -> Array:
