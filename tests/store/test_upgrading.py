@@ -56,8 +56,10 @@ def held(path: Path) -> list[str]:
     """All of it, as text: NaN is not equal to itself."""
     data = DataFile.open(path)
     run = shadowrun.load(path)
-    tables = ("region", "capture", "step", "skipped", "meta")
-    return [*map(repr, run.records()), *(repr(list(data.query(f"select * from {table}"))) for table in tables)]
+    tables = ("region", "capture", "step", "skipped")
+    rows = (repr(list(data.query(f"select * from {table}"))) for table in tables)
+    # The run's information is JSON: fields that came later have their defaults.
+    return [*map(repr, run.records()), *rows, repr(run.info)]
 
 
 @pytest.fixture
