@@ -74,7 +74,7 @@ class Attack:
         """Another operator in the place of ``aten::mm``, in the records and in the captured inputs."""
         self.sql("update context set inputs = ? where op_id = (select id from op where name = 'aten::mm')", inputs)
         self.sql("update op set name = ? where name = 'aten::mm'", name)
-        content = {"format": 1, "op": name, "args": list(args), "kwargs": kwargs, "tensors": list(tensors)}
+        content = {"format": 1, "op": name, "args": list(args), "kwargs": kwargs, "tensors": tensors if isinstance(tensors, dict) else list(tensors)}
         for file in Path("x.shadowrun.tensors").iterdir():
             torch.save(content, file)
 
@@ -293,14 +293,24 @@ def test_a_sparse_tensor_has_indices_within_its_size(attack, capsys):
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
 
 
-def test_a_tensor_has_no_attributes_of_its_own(attack, capsys):
+def with_attributes(t):
+    """A tensor with attributes that hide methods, as `weights_only` lets it be made."""
     from collections import OrderedDict
 
-    state = {"numel": 3, "shape": 4}
-    rebuilt = torch._utils._rebuild_parameter_with_state
-    bad = Rebuilt(rebuilt, torch.ones(3), False, OrderedDict(), state)
+    return Rebuilt(torch._utils._rebuild_parameter_with_state, t, False, OrderedDict(), {"numel": 3})
+
+
+@pytest.mark.parametrize("place", ["in the list", "among the arguments", "in a tuple", "under a key"])
+def test_a_tensor_is_looked_at_wherever_it_is(attack, capsys, place):
+    bad, fine = with_attributes(torch.ones(3)), torch.ones(3)
     attack.target("cpu[threads=1]")
-    attack.operator("aten::relu", "f32[2]", {"tensor": 0}, tensors=[bad])
+    argument, tensors = {
+        "in the list": ({"tensor": 0}, [bad]),
+        "among the arguments": (bad, [fine]),
+        "in a tuple": ((bad,), [fine]),
+        "under a key": ({"tensor": fine}, {fine: bad}),
+    }[place]
+    attack.operator("aten::relu", "f32[2]", argument, tensors=tensors)
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
 
 
