@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from typing import TYPE_CHECKING
@@ -260,3 +261,26 @@ def test_nothing_of_a_file_is_read_before_its_schema_is_known(path, sweep, monke
     monkeypatch.setattr(untrusted, "_STEPS_PER_BYTE", 0)
     for file in (path, sweep):
         assert "which shadowrun did not make" in refused(file)
+
+
+@pytest.mark.parametrize("field", ["wall_s", "own_s", "behind_s", "config", "budget"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 2**65])
+def test_a_number_that_no_float_holds(path, field, value):
+    """JSON has whole numbers of any length."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    ((text,),) = connection.execute("select value from meta").fetchall()
+    whole = dict.fromkeys(("ratio", "achieved", "n_signatures", "n_verified", "n_calls", "n_replayed"), 1)
+    whole |= {"n_steps": 1, "n_unwatched": value}
+    given = {"config": {"slow_ratio": value}, "budget": whole}.get(field, value)
+    connection.execute("update meta set value = ?", (json.dumps(json.loads(text) | {field: given}),))
+    connection.close()
+    refused(path)
+
+
+@pytest.mark.parametrize("field", ["seed", "wall_s"])
+def test_a_number_of_a_sweep_that_no_float_holds(sweep, field):
+    connection = sqlite3.connect(sweep, isolation_level=None)
+    ((text,),) = connection.execute("select value from meta").fetchall()
+    connection.execute("update meta set value = ?", (json.dumps(json.loads(text) | {field: 10**400}),))
+    connection.close()
+    refused(sweep)
