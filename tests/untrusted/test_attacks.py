@@ -513,11 +513,11 @@ def test_an_entry_point_of_torchs_own_name_is_a_plug_in(attack, capsys, monkeypa
 # -- coverage files --------------------------------------------------------------------------------
 
 
-def coverage(**info):
-    """A coverage file with one mismatch."""
+def coverage(case=None, kind=Kind.MISMATCH, explanation="x", **info):
+    """A coverage file with one finding."""
     file = CoverageFile.begin(Path("e.shadowcov"), SweepInfo(**{"target": "cpu[threads=1]", "ref": "cpu"} | info))
-    found = [Finding(Kind.MISMATCH, "aten::exp", "", "implementation", "x", "y")]
-    file.add(Case("exp", "float32", Part.FORWARD, 0), Outcome.of(found, "f32[20, 20]"))
+    found = [Finding(kind, "aten::exp", "", "implementation", explanation, "y")]
+    file.add(case or Case("exp", "float32", Part.FORWARD, 0), Outcome.of(found, "f32[20, 20]"))
     file.close()
 
 
@@ -528,11 +528,40 @@ def test_a_coverage_file_starts_nothing(tmp_path, monkeypatch, capsys, platform)
     assert "only the data file names it" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
 
 
-@pytest.mark.parametrize("source", ["/etc/passwd", "../x.shadowrun", "a/b.shadowrun", ".."])
+@pytest.mark.parametrize("source", ["/etc/passwd", "../x.shadowrun", "a/b.shadowrun", "..", ".", "", "x" * 5000])
 def test_a_coverage_file_does_not_tell_which_other_files_are_read(tmp_path, monkeypatch, capsys, source):
     monkeypatch.chdir(tmp_path)
     coverage(source=source, versions={"torch": torch.__version__})
     assert "tell where it is by --from DATA" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+
+
+@pytest.mark.parametrize("part", [Part.FORWARD, Part.INVALID, Part.SLICE, Part.TAIL])
+@pytest.mark.parametrize("dtype", ["_meta_registrations", "load", "float33", "", "bits8"])
+def test_a_dtype_of_a_coverage_file_is_one(tmp_path, monkeypatch, capsys, dtype, part):
+    """torch imports modules of its own for an attribute that it lacks."""
+    monkeypatch.chdir(tmp_path)
+    lazy, asked = torch.__getattr__, []
+    monkeypatch.setattr(torch, "__getattr__", lambda name: asked.append(name) or lazy(name))
+    coverage(Case("exp", dtype, part, 0), versions={"torch": torch.__version__})
+    assert "cannot be made again" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+    assert dtype not in asked
+
+
+@pytest.mark.parametrize("kind", [Kind.PASS, Kind.NOT_VALID, Kind.UNVERIFIED])
+def test_what_is_no_fault_is_none_whatever_its_explanation(tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    coverage(kind=kind, explanation="on the reference: crash")
+    assert main(["repro", "e.shadowcov"]) == 0
+    assert "Nothing was found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["f32[0, 99999999999999999999]", "bits8[2]", "u1[2]"])
+def test_forms_that_torch_cannot_make(attack, capsys, form):
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::relu", form)
+    coverage(Case("aten::relu", "float32", Part.FORWARD, 0), source="x.shadowrun")
+    attack.sql("update context set dtypes = 'f32'")
+    assert "its inputs cannot be made" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
 
 
 # -- what others may read --------------------------------------------------------------------------
