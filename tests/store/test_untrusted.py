@@ -200,7 +200,9 @@ MAGIC = bytes.fromhex("d9d505f920a163d7")
 HEAD = (MAGIC + b"".join(n.to_bytes(4, "big") for n in (0, 0, 1, 512, 4096))).ljust(512, b"\x00")
 
 
-@pytest.mark.parametrize("head", [HEAD, HEAD[:100], b"x"], ids=["long", "short", "shortest"])  # SQLite looks for a name in short ones, too
+@pytest.mark.parametrize(
+    "head", [HEAD, HEAD[:100], b"x"], ids=["long", "short", "shortest"]
+)  # SQLite looks for a name in short ones, too
 @pytest.mark.parametrize("through", [False, True])
 @pytest.mark.parametrize("kind", ["path", "sweep"])
 def test_a_journal_that_names_another_file_is_not_rolled_back(request, tmp_path, kind, head, through):

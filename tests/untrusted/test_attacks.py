@@ -74,7 +74,13 @@ class Attack:
         """Another operator in the place of ``aten::mm``, in the records and in the captured inputs."""
         self.sql("update context set inputs = ? where op_id = (select id from op where name = 'aten::mm')", inputs)
         self.sql("update op set name = ? where name = 'aten::mm'", name)
-        content = {"format": 1, "op": name, "args": list(args), "kwargs": kwargs, "tensors": tensors if isinstance(tensors, dict) else list(tensors)}
+        content = {
+            "format": 1,
+            "op": name,
+            "args": list(args),
+            "kwargs": kwargs,
+            "tensors": tensors if isinstance(tensors, dict) else list(tensors),
+        }
         for file in Path("x.shadowrun.tensors").iterdir():
             torch.save(content, file)
 
@@ -601,6 +607,25 @@ def test_what_lies_where_the_script_goes_is_not_run_and_not_written_through(atta
     assert not (folder / "inputs.pt").is_symlink()
 
 
+def test_the_folder_of_a_script_is_no_link(attack, capsys):
+    there = Path("elsewhere")
+    there.mkdir()
+    (there / "repro.py").write_text(PRECIOUS, encoding="utf-8")
+    Path("repro").mkdir()
+    (Path("repro") / "01-aten-mm-mismatch").symlink_to(there.absolute())
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) == 2
+    assert "is a link" in capsys.readouterr().out
+    assert [p.read_text(encoding="utf-8") for p in there.iterdir()] == [PRECIOUS]
+
+
+def test_a_lock_is_not_made_through_a_link(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("y.shadowrun-lock").symlink_to(Path("PWNED-lock").absolute())
+    with shadowrun.compare("cpu[threads=1]", file="y.shadowrun"):
+        torch.ones(2) + 1
+    assert not Path("PWNED-lock").exists()
+
+
 def test_workers_of_a_sweep_import_nothing_of_the_working_directory(attack, capsys):
     for module in ("json.py", "torch.py", "os.py"):
         Path(module).write_text(EVIL, encoding="utf-8")
@@ -650,6 +675,17 @@ def test_lists_that_hold_themselves_many_times_end(attack, capsys):
     attack.target("cpu[threads=1]")
     attack.operator("aten::sum.dim_IntList", "f32[2], [0]", {"tensor": 0}, grown, tensors=[torch.ones(2)])
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+@pytest.mark.parametrize("positions", [[float("inf")], [10**30], ["x"], [None], 5])
+def test_positions_of_a_graphs_inputs_are_numbers(attack, capsys, positions):
+    attack.target("cpu[threads=1]")
+    attack.graph(INPUT, output("p"), inputs=[torch.ones(2)])
+    for file in Path("x.shadowrun.tensors").iterdir():
+        content = torch.load(file, weights_only=True)
+        content["kwargs"]["needs_grad"] = positions
+        torch.save(content, file)
+    assert "hold no graph" in refused(capsys, "repro", "x.shadowrun")
 
 
 def test_options_of_the_run_are_numbers(attack, capsys):
