@@ -206,7 +206,7 @@ HEAD = (MAGIC + b"".join(n.to_bytes(4, "big") for n in (0, 0, 1, 512, 4096))).lj
 @pytest.mark.parametrize("through", [False, True])
 @pytest.mark.parametrize("kind", ["path", "sweep"])
 def test_a_journal_that_names_another_file_is_not_rolled_back(request, tmp_path, kind, head, through):
-    """SQLite would remove that file."""
+    """SQLite would remove that file; it looks for a name in short journals, too."""
     path = request.getfixturevalue(kind)
     victim = tmp_path / "victim"
     victim.write_text("precious")
