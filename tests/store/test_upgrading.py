@@ -56,8 +56,12 @@ def held(path: Path) -> list[str]:
     """All of it, as text: NaN is not equal to itself."""
     data = DataFile.open(path)
     run = shadowrun.load(path)
-    tables = ("region", "capture", "step", "skipped", "meta")
-    return [*map(repr, run.records()), *(repr(list(data.query(f"select * from {table}"))) for table in tables)]
+    tables = ("region", "capture", "step", "skipped")
+    return [
+        *map(repr, run.records()),
+        repr(run.info),
+        *(repr(list(data.query(f"select * from {table}"))) for table in tables),
+    ]
 
 
 @pytest.fixture
