@@ -75,10 +75,8 @@ def run(args: argparse.Namespace) -> int:
     if args.fail_under is not None and not coverage.n_operators:
         print("shadowrun: FAILED: no operator was compared, so nothing is known of the coverage", file=sys.stderr)
         return 1
-    if args.fail_under is not None and cut_short(recorded.info.raised):
-        print(
-            f"shadowrun: FAILED: the program ended with {recorded.info.raised}: this is a part of it", file=sys.stderr
-        )
+    if args.fail_under is not None and cut_short(info.raised):
+        print(f"shadowrun: FAILED: the program ended with {info.raised}: this is a part of it", file=sys.stderr)
         return 1
     if args.fail_under is not None and coverage.percent_operators < args.fail_under:
         share = f"{coverage.percent_operators:.1f} %"

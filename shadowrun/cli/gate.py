@@ -34,7 +34,7 @@ def passes(run: Run, fail_on: list[str]) -> bool:
     """Whether a run passes; if not, standard error says why, with one line for each kind of finding."""
     if not fail_on:
         return True
-    judged = run.gate(fail_on)
+    judged = tame(run.gate(fail_on), whole=True)
     if judged.passed:
         return True
     if judged.only_cut_short:  # its traceback stands there

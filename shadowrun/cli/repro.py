@@ -201,6 +201,11 @@ def _write(
         folder = Path(args.output) / short[:_MOST_NAME]
         print(f"{number}. {one_line(title)}: ", end="", flush=True)
         try:
+            if folder.is_symlink():
+                raise UsageError(
+                    f"{str(folder)!r} is a link, which is not followed: remove it, or choose another -o DIR.",
+                    slug="bad-option",
+                )
             made = write(number, folder)
         except ShadowrunError as error:
             print(f"no script. {one_line(str(error))}")

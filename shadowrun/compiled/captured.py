@@ -65,7 +65,7 @@ class CapturedRegion:
         """
         try:
             return cls._read(call.args, call.kwargs, allowed)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        except (ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
             raise DataFileError(
                 f"The captured inputs of {call.op} hold no graph of its own ({error}).", slug="captured-inputs"
             ) from None

@@ -38,6 +38,7 @@ _SPACES_OF_TORCH = frozenset(
         *(
             "_c10d_functional",
             "_c10d_functional_autograd",
+            "c10d_functional",
             "_caffe2",
             "_dtensor",
             "_inductor_test",
@@ -68,6 +69,9 @@ _SPACES_OF_TORCH = frozenset(
 _UNCHECKED = "it does not check its indices"
 _REFUSED = {
     "_reshape_alias": _UNCHECKED,
+    "_reshape_alias_copy": _UNCHECKED,
+    "_segment_reduce_backward": _UNCHECKED,
+    "segment_reduce": _UNCHECKED,
     "_coalesced": _UNCHECKED,
     "_coalesced_": _UNCHECKED,
     "_convert_indices_from_coo_to_csr": _UNCHECKED,
@@ -96,6 +100,15 @@ _REFUSED = {
     "sparse_resize_": _UNCHECKED,
     "sparse_resize_and_clear": _UNCHECKED,
     "sparse_resize_and_clear_": _UNCHECKED,
+    # They keep the indices that they are given: who writes to these afterwards takes the checks away, where there were
+    # any; those of a COO tensor are not checked at all.
+    **dict.fromkeys(
+        (
+            *("sparse_bsc_tensor", "sparse_bsr_tensor", "sparse_compressed_tensor", "sparse_coo_tensor"),
+            *("sparse_csc_tensor", "sparse_csr_tensor"),
+        ),
+        _UNCHECKED,
+    ),
     # Who writes to these views of a sparse tensor takes its checks away.
     **dict.fromkeys(("_indices", "_values", "indices", "values"), "it gives access to unchecked indices"),
     **dict.fromkeys(

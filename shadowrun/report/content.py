@@ -166,12 +166,14 @@ class Content:
         findings, coverage, first, known = run.findings(), run.coverage(), run.first_divergence(), run.known()
         regions = run.regions()
         by_kind = {kind: [f for f in findings if f.kind == kind] for kind in _SECTIONS}
-        gate = run.gate()
+        gate = tame(run.gate(), whole=True)
         return cls(
             info=info,
             gate=gate,
-            coverage=dataclasses.replace(
-                coverage, missing_kernels=tame(coverage.missing_kernels[:MAX_OPERATORS]), operators=(), skipped=()
+            coverage=tame(
+                dataclasses.replace(
+                    coverage, missing_kernels=coverage.missing_kernels[:MAX_OPERATORS], operators=(), skipped=()
+                )
             ),
             counts=tuple(_counts(run)),
             remarks=_remarks(info, known, gate),
@@ -189,7 +191,7 @@ class Content:
             known=Top.of(known.findings, MAX_ROWS),
             operators=Top.of(run.summary(), MAX_OPERATORS),
             regions=Top.of(regions.rows, MAX_ROWS),
-            regions_line=regions.line,
+            regions_line=clip(regions.line),
             regions_skipped=Top.of(_by_reason(regions.skipped), MAX_ROWS),
             notes=Top.of(run.notes(), MAX_ROWS),
             skipped=Top.of(_by_reason(s for s in coverage.skipped if not s.op.startswith(REGION)), MAX_ROWS),

@@ -81,7 +81,7 @@ class Claim:
             return True
         for _ in range(_ATTEMPTS):
             try:
-                descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
             except OSError:  # the data file's own error will say what is wrong with the folder
                 return True
             try:

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 INT64_MAX = 2**63 - 1
+UINT64_MAX = 2**64 - 1
 MOST_RANKS = 2**20
 MOST_NESTED = 20
 SIZES = re.compile(r"\[(-?\d{1,19}(, ?-?\d{1,19}){0,999})?\]", re.ASCII)
@@ -126,7 +127,12 @@ def decode_facts(kind: type[_Facts], text: str) -> _Facts:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) or value in ("nan", "inf", "-inf")
+    """What `jsonable` made of a number, if a float can hold it."""
+    return _is_integer(value) or type(value) is float or value in ("nan", "inf", "-inf")
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and -UINT64_MAX <= value <= UINT64_MAX
 
 
 def _number(value: Any) -> float:
@@ -134,6 +140,12 @@ def _number(value: Any) -> float:
     if not _is_number(value):
         raise TypeError(f"{value!r:.40} is no number")
     return float(value) if isinstance(value, str) else value
+
+
+def _integer(value: Any) -> int:
+    if not _is_integer(value):
+        raise TypeError(f"{str(value)[:40]} is no int")
+    return int(value)
 
 
 def _of_type(*types: type) -> Callable[[Any], Any]:
@@ -159,7 +171,7 @@ def _depth(value: Any, above: int = 0) -> int:
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "str": _of_type(str),
-    "int": _of_type(int),
+    "int": _integer,
     "float": lambda value: float(_number(value)),
     "bool": _of_type(bool),
     "dict[str, Any]": _dictionary,

@@ -261,11 +261,11 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
 
 def _check_magic(path: Path) -> None:
     """Refuse what does not begin like a data file."""
+    if not path.is_file():  # a folder, or a pipe, which would never be opened
+        raise _not_ours(path)
     try:
         with path.open("rb") as file:
             start = file.read(72)
-    except IsADirectoryError as error:
-        raise _not_ours(path) from error
     except OSError as error:
         raise DataFileError(
             f"Cannot read the data file {str(path)!r}: {error.strerror}.", slug="data-file-unreadable"

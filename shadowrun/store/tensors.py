@@ -181,19 +181,35 @@ def load(folder: Path, name: str) -> Captured:
         with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True)
-        tensors = content["tensors"]
+        op, args, kwargs, tensors = (_of_type(content[k], t) for k, t in _PARTS.items())
         _check_plain(tensors)
-        _check_number([content["args"], list(content["kwargs"].values())])
+        _check_number([args, list(kwargs.values())])
         return Captured(
-            str(content["op"]),
-            tuple(_decode(a, tensors) for a in content["args"]),
-            {str(k): _decode(v, tensors) for k, v in content["kwargs"].items()},
+            op,
+            tuple(_decode(a, tensors) for a in args),
+            {_of_type(k, str): _decode(v, tensors) for k, v in kwargs.items()},
         )
     except Exception as error:  # whatever a file that was not written by us makes torch raise
         raise DataFileError(
             f"The captured inputs {str(path)!r} cannot be read ({type(error).__name__}). Record the run again.",
             slug="captured-inputs",
         ) from error
+
+
+_PARTS = {"op": str, "args": list, "kwargs": dict, "tensors": list}
+"""What a file of captured inputs has, and of which type."""
+_VALUES = (type(None), bool, int, float, str)
+
+
+def _of_type(value: Any, *types: type) -> Any:
+    """The value, if it is of one of these types and of no class made of it.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if type(value) not in types:
+        raise ValueError(type(value).__name__)
+    return value
 
 
 def _check_size(path: Path) -> None:
@@ -249,9 +265,10 @@ def _encode(value: Any, tensors: list[Any]) -> Any:
 
 
 def _decode(value: Any, tensors: list[Any]) -> Any:
-    if isinstance(value, list):
+    """An argument again; tensors are only those of the list, which were looked at."""
+    if type(value) is list:
         return [_decode(v, tensors) for v in value]
-    if not isinstance(value, dict):
-        return value
+    if type(value) is not dict:
+        return _of_type(value, *_VALUES)
     ((kind, content),) = value.items()
-    return tensors[content] if kind == "tensor" else values.decode(kind, content)
+    return tensors[_of_type(content, int)] if kind == "tensor" else values.decode(kind, content)

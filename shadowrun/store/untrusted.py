@@ -8,6 +8,8 @@ passed is data that readers need not doubt. All of this takes time in proportion
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sqlite3
 from typing import TYPE_CHECKING, Any
@@ -43,6 +45,10 @@ _STEPS_PER_BYTE = 50
 """Of SQLite's machine, for one query. A file of a million calls takes some 3 a byte; seconds would depend on how busy
 the machine is."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_LEAST_WITH_NAME = 16
+"""SQLite looks for the name in a journal of this many bytes, whatever else it lacks."""
+_ROLLBACK_MODES = b"\x01\x01"
+"""How a file that keeps a rollback journal says so, in bytes 18 and 19 of its header."""
 
 Columns = dict[str, dict[str, str]]
 """Table to column to SQL that is true of a value of it, with ``{}`` in its place."""
@@ -118,15 +124,9 @@ def connect(path: Path, mode: str, timeout_s: float) -> Guarded:
     """Open a file that exists.
 
     Raises:
-        sqlite3.Error: It cannot be opened, or its journal names another file: SQLite would remove that.
+        sqlite3.Error: It cannot be opened, or what lies beside it would have SQLite touch another file.
     """
-    journal = path.with_name(path.name + "-journal")
-    if journal.is_file():
-        with journal.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - len(_JOURNAL_MAGIC)))
-            if file.read() == _JOURNAL_MAGIC and file.tell() > 512:
-                raise sqlite3.DatabaseError(f"its journal {journal.name!r} names another file")
+    _check_beside(path)
     # as_uri() escapes '?', '#' and '%', which would end or change the name in a URI.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
@@ -142,6 +142,38 @@ def connect(path: Path, mode: str, timeout_s: float) -> Guarded:
         connection.close()
         raise
     return connection
+
+
+def _check_beside(path: Path) -> None:
+    """Look at the file itself, and at what SQLite opens beside it without being asked.
+
+    A journal that ends in a name makes SQLite remove the file of that name. A write-ahead log is never ours; SQLite
+    would write to it, and through a link. To open a pipe takes for ever.
+
+    Raises:
+        sqlite3.DatabaseError: Something there is not ours.
+    """
+    path = path.resolve()  # SQLite follows links, and looks beside what they lead to
+    if not path.is_file():
+        raise sqlite3.DatabaseError("it is no regular file")
+    with path.open("rb") as file:
+        modes = file.read(20)[18:]
+    if modes != _ROLLBACK_MODES:
+        raise sqlite3.DatabaseError("it wants a write-ahead log, which shadowrun does not make")
+    for ending in ("-wal", "-shm"):
+        if os.path.lexists(path.with_name(path.name + ending)):
+            raise sqlite3.DatabaseError(f"{path.name + ending!r} lies beside it, which shadowrun does not make")
+    journal = path.with_name(path.name + "-journal")
+    if not os.path.lexists(journal):
+        return
+    if journal.is_symlink() or (journal.exists() and not journal.is_file()):
+        raise sqlite3.DatabaseError(f"its journal {journal.name!r} is no file of its own")
+    # Who records it may end a transaction at any moment, and take the journal away.
+    with contextlib.suppress(FileNotFoundError), journal.open("rb") as file:
+        n_bytes = file.seek(0, 2)
+        file.seek(max(0, n_bytes - len(_JOURNAL_MAGIC)))
+        if file.read() == _JOURNAL_MAGIC and n_bytes >= _LEAST_WITH_NAME:
+            raise sqlite3.DatabaseError(f"its journal {journal.name!r} names another file")
 
 
 def check(connection: sqlite3.Connection, schema: str) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.errors import UsageError
+from shadowrun.errors import ShadowrunError, UsageError
 from shadowrun.sweep import opinfo, programs, recorded
+from shadowrun.sweep.cases import ANY_DTYPE
 from shadowrun.sweep.coveragefile import ALL
 from shadowrun.sweep.inputs import printed
 from shadowrun.sweep.sampling import Sampler
@@ -55,9 +56,10 @@ class Origin:
         if info.source == "opinfo":
             return cls(info.seed, file.finished(), None, info.versions.get("torch", "?"))
         # Beside it by a bare name only: a file does not tell which others are read.
-        bare = [file.path.with_name(info.source), Path(info.source)] if Path(info.source).name == info.source else []
+        is_bare = info.source not in ("", "..") and Path(info.source).name == info.source
+        bare = [file.path.parent / info.source, Path(info.source)] if is_bare else []
         places = bare if source is None else [source]
-        there = next((path for path in places if path.is_file()), None)
+        there = next((path for path in places if _is_file(path)), None)
         if there is None:
             raise UsageError(
                 f"{str(file.path)!r} is a sweep of the calls of {info.source!r}, which is not at "
@@ -65,6 +67,13 @@ class Origin:
                 slug="no-repro",
             )
         return cls(info.seed, file.finished(), there, info.versions.get("torch", "?"))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name of any length and any characters
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,14 @@ def make_again(found: Found, origin: Origin) -> Again:
         DataFileError: The data file whose calls were swept cannot be read.
     """
     case = found.first
-    sample = _recorded(case, origin) if origin.source is not None else _of_database(case, origin)
+    try:
+        sample = _recorded(case, origin) if origin.source is not None else _of_database(case, origin)
+    except ShadowrunError:
+        raise
+    except Exception as error:  # whatever torch's database raises on a dtype that the file names
+        raise UsageError(
+            f"The inputs of {case} cannot be made again: {type(error).__name__} {str(error)[:200]}", slug="no-repro"
+        ) from None
     if sample is None or printed(sample) != found.inputs:
         now = "it has none" if sample is None else f"they are {printed(sample)[:100]}"
         raise UsageError(
@@ -105,7 +121,9 @@ def make_again(found: Found, origin: Origin) -> Again:
 
 
 def _of_database(case: Case, origin: Origin) -> Sample | None:
-    if case.operator not in opinfo.database():
+    # Not `getattr`, for which torch imports modules.
+    is_dtype = isinstance(vars(torch).get(case.dtype), torch.dtype) or case.dtype == ANY_DTYPE
+    if case.operator not in opinfo.database() or not is_dtype:
         return None
     limit = origin.samples.get((case.operator, case.dtype, case.part), ALL)
     sampler = Sampler(case.operator, case.dtype, origin.seed, None if limit == ALL else limit)

@@ -316,6 +316,8 @@ class CoverageFile:
 
 def is_coverage_file(path: Path) -> bool:
     """Whether a file is one of these, by its first bytes."""
+    if not path.is_file():  # a pipe would never be opened
+        return False
     try:
         with path.open("rb") as file:
             start = file.read(72)
@@ -329,7 +331,7 @@ def _checked(path: Path) -> Guarded:
     if not path.exists():
         raise _unusable(path, "does not exist. `shadowrun sweep --file FILE` writes one")
     try:
-        path.open("rb").close()
+        path.open("rb").close() if path.is_file() else None
     except OSError as error:
         raise _unusable(path, f"cannot be read: {error.strerror}") from error
     if not is_coverage_file(path):

@@ -79,7 +79,8 @@ def found_in(results: Iterable[tuple[Case, Outcome]]) -> list[Found]:
         if case.sample < 0:  # what was not tried
             continue
         for f in outcome.findings:
-            if f.kind in FAILURES or f.kind is Kind.REFERENCE or f.explanation.startswith(ON_REFERENCE):
+            on_reference = f.kind is Kind.HARNESS and f.explanation.startswith(ON_REFERENCE)
+            if f.kind in FAILURES or f.kind is Kind.REFERENCE or on_reference:
                 key = (case.operator, case.dtype, f.kind, f.op, f.kernel, f.cause, f.explanation)
                 grouped.setdefault(key, []).append((case, f, outcome.inputs))
     found = [_found(sorted(shown, key=lambda s: s[0])) for shown in grouped.values()]

@@ -105,13 +105,13 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
     try:
         args, kwargs = _Reader(text, shapes).arguments()
         check_arguments(operator, args, kwargs)
+        sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
+        for t in leaves([args, kwargs]):
+            _fill(t, min([2, *sizes]))
     except Unreadable:
         raise
-    except (ValueError, RuntimeError, MemoryError, OverflowError) as why:
+    except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as why:
         raise Unreadable(f"its inputs cannot be made: {why}") from None
-    sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
-    for t in leaves([args, kwargs]):
-        _fill(t, min([2, *sizes]))
     return Sample(None, tuple(args), kwargs)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
 import shadowrun
+from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
 from shadowrun.store import untrusted
 from shadowrun.store.datafile import DataFile
@@ -186,18 +189,63 @@ def test_a_query_has_an_end(path, monkeypatch):
         data.query(f"{ENDLESS} from n")
 
 
-def test_a_journal_that_names_another_file_is_not_rolled_back(path, tmp_path):
-    """SQLite would remove that file."""
+def naming_journal(path: Path, victim: Path, head: bytes) -> None:
+    """A journal that ends in a name, which SQLite would remove."""
+    name = str(victim).encode()
+    tail = b"\x00\x00\x00\x03" + name + len(name).to_bytes(4, "big") + (sum(name) % 2**32).to_bytes(4, "big")
+    path.with_name(path.name + "-journal").write_bytes(head + tail + MAGIC)
+
+
+MAGIC = bytes.fromhex("d9d505f920a163d7")
+HEAD = (MAGIC + b"".join(n.to_bytes(4, "big") for n in (0, 0, 1, 512, 4096))).ljust(512, b"\x00")
+
+
+@pytest.mark.parametrize(
+    "head", [HEAD, HEAD[:100], b"x"], ids=["long", "short", "shortest"]
+)  # SQLite looks for a name in short ones, too
+@pytest.mark.parametrize("through", [False, True])
+@pytest.mark.parametrize("kind", ["path", "sweep"])
+def test_a_journal_that_names_another_file_is_not_rolled_back(request, tmp_path, kind, head, through):
+    """SQLite would remove that file; it looks for a name in short journals, too."""
+    path = request.getfixturevalue(kind)
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    name = str(victim).encode()
-    magic = bytes.fromhex("d9d505f920a163d7")
-    head = magic + b"".join(n.to_bytes(4, "big") for n in (0, 0, 1, 512, 4096))
-    check = sum(name) % 2**32
-    tail = b"\x00\x00\x00\x03" + name + len(name).to_bytes(4, "big") + check.to_bytes(4, "big") + magic
-    path.with_name(path.name + "-journal").write_bytes(head.ljust(512, b"\x00") + tail)
+    naming_journal(path, victim, head)
+    if through:  # SQLite looks beside what the link leads to
+        (tmp_path / "links").mkdir()
+        link = tmp_path / "links" / f"y{path.suffix}"
+        link.symlink_to(path)
+        path = link
     assert "names another file" in refused(path)
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("kind", ["path", "sweep"])
+def test_nothing_beside_a_file_leads_elsewhere(request, tmp_path, kind, ending):
+    """Who adds a run would write through the link."""
+    path = request.getfixturevalue(kind)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"\x00precious")
+    path.with_name(path.name + ending).symlink_to(victim)
+    refused(path)
+    assert victim.read_bytes() == b"\x00precious"
+
+
+@pytest.mark.parametrize("kind", ["path", "sweep"])
+def test_a_file_with_a_write_ahead_log_is_not_ours(request, kind):
+    path = request.getfixturevalue(kind)
+    edit(path, "pragma journal_mode = wal")
+    assert "write-ahead log" in refused(path)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+@pytest.mark.parametrize("command", ["report", "repro", "support", "coverage"])
+def test_a_pipe_is_not_waited_for(tmp_path, capsys, command):
+    os.mkfifo(tmp_path / "x")
+    assert main([command, str(tmp_path / "x")]) == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_damaged_file_of_ours_may_be_recorded_over(path):
@@ -215,3 +263,26 @@ def test_nothing_of_a_file_is_read_before_its_schema_is_known(path, sweep, monke
     monkeypatch.setattr(untrusted, "_STEPS_PER_BYTE", 0)
     for file in (path, sweep):
         assert "which shadowrun did not make" in refused(file)
+
+
+@pytest.mark.parametrize("field", ["wall_s", "own_s", "behind_s", "config", "budget"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 2**65])
+def test_a_number_that_no_float_holds(path, field, value):
+    """JSON has whole numbers of any length."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    ((text,),) = connection.execute("select value from meta").fetchall()
+    whole = dict.fromkeys(("ratio", "achieved", "n_signatures", "n_verified", "n_calls", "n_replayed"), 1)
+    whole |= {"n_steps": 1, "n_unwatched": value}
+    given = {"config": {"slow_ratio": value}, "budget": whole}.get(field, value)
+    connection.execute("update meta set value = ?", (json.dumps(json.loads(text) | {field: given}),))
+    connection.close()
+    refused(path)
+
+
+@pytest.mark.parametrize("field", ["seed", "wall_s"])
+def test_a_number_of_a_sweep_that_no_float_holds(sweep, field):
+    connection = sqlite3.connect(sweep, isolation_level=None)
+    ((text,),) = connection.execute("select value from meta").fetchall()
+    connection.execute("update meta set value = ?", (json.dumps(json.loads(text) | {field: 10**400}),))
+    connection.close()
+    refused(sweep)

@@ -74,7 +74,13 @@ class Attack:
         """Another operator in the place of ``aten::mm``, in the records and in the captured inputs."""
         self.sql("update context set inputs = ? where op_id = (select id from op where name = 'aten::mm')", inputs)
         self.sql("update op set name = ? where name = 'aten::mm'", name)
-        content = {"format": 1, "op": name, "args": list(args), "kwargs": kwargs, "tensors": list(tensors)}
+        content = {
+            "format": 1,
+            "op": name,
+            "args": list(args),
+            "kwargs": kwargs,
+            "tensors": tensors if isinstance(tensors, dict) else list(tensors),
+        }
         for file in Path("x.shadowrun.tensors").iterdir():
             torch.save(content, file)
 
@@ -183,6 +189,12 @@ OPERATORS = {
     "aten::set_.source_Tensor": [{"tensor": 0}, {"tensor": 0}],
     "aten::_reshape_alias": [{"tensor": 0}, [1 << 20], [1]],
     "aten::_sparse_coo_tensor_unsafe": [{"tensor": 0}, {"tensor": 0}, [2]],
+    "aten::sparse_coo_tensor.indices_size": [{"tensor": 0}, {"tensor": 0}, [2]],
+    "aten::sparse_csr_tensor.crow_col_value_size": [{"tensor": 0}, {"tensor": 0}, {"tensor": 0}, [2]],
+    "aten::segment_reduce": [{"tensor": 0}, "sum"],
+    "aten::_segment_reduce_backward": [{"tensor": 0}, {"tensor": 0}, {"tensor": 0}, "sum"],
+    "aten::_reshape_alias_copy": [{"tensor": 0}, [1 << 20], [1]],
+    "c10d_functional::wait_tensor": [{"tensor": 0}],
     "aten::_nested_view_from_buffer": [{"tensor": 0}, {"tensor": 0}, {"tensor": 0}, {"tensor": 0}],
     "aten::_assert_async.msg": [{"tensor": 0}, "PWNED"],
     "aten::warn": ["PWNED"],
@@ -293,14 +305,24 @@ def test_a_sparse_tensor_has_indices_within_its_size(attack, capsys):
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
 
 
-def test_a_tensor_has_no_attributes_of_its_own(attack, capsys):
+def with_attributes(t):
+    """A tensor with attributes that hide methods, as `weights_only` lets it be made."""
     from collections import OrderedDict
 
-    state = {"numel": 3, "shape": 4}
-    rebuilt = torch._utils._rebuild_parameter_with_state
-    bad = Rebuilt(rebuilt, torch.ones(3), False, OrderedDict(), state)
+    return Rebuilt(torch._utils._rebuild_parameter_with_state, t, False, OrderedDict(), {"numel": 3})
+
+
+@pytest.mark.parametrize("place", ["in the list", "among the arguments", "in a tuple", "under a key"])
+def test_a_tensor_is_looked_at_wherever_it_is(attack, capsys, place):
+    bad, fine = with_attributes(torch.ones(3)), torch.ones(3)
     attack.target("cpu[threads=1]")
-    attack.operator("aten::relu", "f32[2]", {"tensor": 0}, tensors=[bad])
+    argument, tensors = {
+        "in the list": ({"tensor": 0}, [bad]),
+        "among the arguments": (bad, [fine]),
+        "in a tuple": ((bad,), [fine]),
+        "under a key": ({"tensor": fine}, {fine: bad}),
+    }[place]
+    attack.operator("aten::relu", "f32[2]", argument, tensors=tensors)
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
 
 
@@ -326,6 +348,15 @@ GRAPHS = {
     "a file by a function": [node("torch.from_file", "VICTIM", True, 9)],
     "a file by a method": [node("from_file", "%p", "VICTIM", kind="call_method")],
     "memory that is not the tensor's": [node("torch.ops.aten._reshape_alias.default", "%p", [1 << 30], [1])],
+    "indices that nobody checks": [
+        node("torch.ops.aten.full.default", [1, 1], 10**11, name="f"),
+        node("torch.ops.aten.sparse_coo_tensor.indices_size", "%f", "%p", [2], name="g"),
+        node("to_dense", "%g", kind="call_method", name="h"),
+    ],
+    "indices that change after their check": [
+        node("torch.ops.aten.sparse_csr_tensor.crow_col_value_size", "%p", "%p", "%p", [2, 2], name="g"),
+        node("torch.ops.aten.fill_.Scalar", "%p", 10**11, name="h"),
+    ],
     "storage": [node("untyped_storage", "%p", kind="call_method")],
     "storage by a function": [node("torch.Tensor.storage", "%p")],
     "an array, whose methods write files": [node("numpy", "%p", kind="call_method")],
@@ -488,11 +519,11 @@ def test_an_entry_point_of_torchs_own_name_is_a_plug_in(attack, capsys, monkeypa
 # -- coverage files --------------------------------------------------------------------------------
 
 
-def coverage(**info):
-    """A coverage file with one mismatch."""
+def coverage(case=None, kind=Kind.MISMATCH, explanation="x", **info):
+    """A coverage file with one finding."""
     file = CoverageFile.begin(Path("e.shadowcov"), SweepInfo(**{"target": "cpu[threads=1]", "ref": "cpu"} | info))
-    found = [Finding(Kind.MISMATCH, "aten::exp", "", "implementation", "x", "y")]
-    file.add(Case("exp", "float32", Part.FORWARD, 0), Outcome.of(found, "f32[20, 20]"))
+    found = [Finding(kind, "aten::exp", "", "implementation", explanation, "y")]
+    file.add(case or Case("exp", "float32", Part.FORWARD, 0), Outcome.of(found, "f32[20, 20]"))
     file.close()
 
 
@@ -503,11 +534,40 @@ def test_a_coverage_file_starts_nothing(tmp_path, monkeypatch, capsys, platform)
     assert "only the data file names it" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
 
 
-@pytest.mark.parametrize("source", ["/etc/passwd", "../x.shadowrun", "a/b.shadowrun", ".."])
+@pytest.mark.parametrize("source", ["/etc/passwd", "../x.shadowrun", "a/b.shadowrun", "..", ".", "", "x" * 5000])
 def test_a_coverage_file_does_not_tell_which_other_files_are_read(tmp_path, monkeypatch, capsys, source):
     monkeypatch.chdir(tmp_path)
     coverage(source=source, versions={"torch": torch.__version__})
     assert "tell where it is by --from DATA" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+
+
+@pytest.mark.parametrize("part", [Part.FORWARD, Part.INVALID, Part.SLICE, Part.TAIL])
+@pytest.mark.parametrize("dtype", ["_meta_registrations", "load", "float33", "", "bits8"])
+def test_a_dtype_of_a_coverage_file_is_one(tmp_path, monkeypatch, capsys, dtype, part):
+    """torch imports modules of its own for an attribute that it lacks."""
+    monkeypatch.chdir(tmp_path)
+    lazy, asked = torch.__getattr__, []
+    monkeypatch.setattr(torch, "__getattr__", lambda name: asked.append(name) or lazy(name))
+    coverage(Case("exp", dtype, part, 0), versions={"torch": torch.__version__})
+    assert "cannot be made again" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+    assert dtype not in asked
+
+
+@pytest.mark.parametrize("kind", [Kind.PASS, Kind.NOT_VALID, Kind.UNVERIFIED])
+def test_what_is_no_fault_is_none_whatever_its_explanation(tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    coverage(kind=kind, explanation="on the reference: crash")
+    assert main(["repro", "e.shadowcov"]) == 0
+    assert "Nothing was found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["f32[0, 99999999999999999999]", "bits8[2]", "u1[2]"])
+def test_forms_that_torch_cannot_make(attack, capsys, form):
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::relu", form)
+    coverage(Case("aten::relu", "float32", Part.FORWARD, 0), source="x.shadowrun")
+    attack.sql("update context set dtypes = 'f32'")
+    assert "its inputs cannot be made" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
 
 
 # -- what others may read --------------------------------------------------------------------------
@@ -545,6 +605,25 @@ def test_what_lies_where_the_script_goes_is_not_run_and_not_written_through(atta
     assert main(["repro", "x.shadowrun", "--no-minimise"]) == 0
     assert not (folder / "repro.py").is_symlink()
     assert not (folder / "inputs.pt").is_symlink()
+
+
+def test_the_folder_of_a_script_is_no_link(attack, capsys):
+    there = Path("elsewhere")
+    there.mkdir()
+    (there / "repro.py").write_text(PRECIOUS, encoding="utf-8")
+    Path("repro").mkdir()
+    (Path("repro") / "01-aten-mm-mismatch").symlink_to(there.absolute())
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) == 2
+    assert "is a link" in capsys.readouterr().out
+    assert [p.read_text(encoding="utf-8") for p in there.iterdir()] == [PRECIOUS]
+
+
+def test_a_lock_is_not_made_through_a_link(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("y.shadowrun-lock").symlink_to(Path("PWNED-lock").absolute())
+    with shadowrun.compare("cpu[threads=1]", file="y.shadowrun"):
+        torch.ones(2) + 1
+    assert not Path("PWNED-lock").exists()
 
 
 def test_workers_of_a_sweep_import_nothing_of_the_working_directory(attack, capsys):
@@ -596,6 +675,17 @@ def test_lists_that_hold_themselves_many_times_end(attack, capsys):
     attack.target("cpu[threads=1]")
     attack.operator("aten::sum.dim_IntList", "f32[2], [0]", {"tensor": 0}, grown, tensors=[torch.ones(2)])
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+@pytest.mark.parametrize("positions", [[float("inf")], [10**30], ["x"], [None], 5])
+def test_positions_of_a_graphs_inputs_are_numbers(attack, capsys, positions):
+    attack.target("cpu[threads=1]")
+    attack.graph(INPUT, output("p"), inputs=[torch.ones(2)])
+    for file in Path("x.shadowrun.tensors").iterdir():
+        content = torch.load(file, weights_only=True)
+        content["kwargs"]["needs_grad"] = positions
+        torch.save(content, file)
+    assert "hold no graph" in refused(capsys, "repro", "x.shadowrun")
 
 
 def test_options_of_the_run_are_numbers(attack, capsys):

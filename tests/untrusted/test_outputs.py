@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import os
 import subprocess
@@ -42,8 +43,10 @@ def run_file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("evil") / "run.shadowrun"
     info = RunInfo(
         f"npu{EVIL}", f"cpu{EVIL}", {EVIL: EVIL}, {EVIL: [EVIL]}, {EVIL: EVIL}, (EVIL, EVIL), {EVIL: EVIL},
-        started=EVIL, wall_s=1.0, notes=(EVIL,),
+        started=EVIL, wall_s=1.0, notes=(EVIL,), raised=EVIL, unselected=EVIL,
     )  # fmt: skip
+    for field in dataclasses.fields(info):  # those of tomorrow, too
+        assert field.type not in ("str", "tuple[str, ...]") or EVIL in getattr(info, field.name), field.name
     data = DataFile.create(path, info)
     meta = TensorMeta(EVIL, (2,), (1,), EVIL, EVIL)
     verdicts = [
