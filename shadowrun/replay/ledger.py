@@ -98,6 +98,16 @@ class Ledger:
         return self._share * self._plain_ns
 
     @property
+    def spent_in_step_ns(self) -> float:
+        """What was ours of the current step."""
+        return self.spent_ns - self._step_began[2]
+
+    @property
+    def step_so_far_ns(self) -> float:
+        """What was the program's own of the current step."""
+        return self.elapsed_ns - self._step_began[0] - self.spent_in_step_ns
+
+    @property
     def allowed_ns(self) -> float:
         """What a step allows."""
         return self._share * self.plain_step_ns
