@@ -188,7 +188,8 @@ def given_draws(
 def kept_elements(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe | None:
     """What each dropout returns less what it should return for the mask that it has drawn itself: 0 but for rounding.
 
-    Each residual has the dropout as ``meta["of"]``, and its name as origin. None where there is no dropout.
+    Its input times the scale is added, so that what rounding may do is known for each element, kept or not. Each result
+    has the dropout as ``meta["of"]``, and its name as origin. None where there is no dropout.
     """
     dropouts = [n for n in graph.module.graph.nodes if n.target is aten.native_dropout.default and _drops(n, values)]
     new = fx.Graph()
@@ -201,7 +202,8 @@ def kept_elements(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> P
         out, mask = (new.call_function(operator.getitem, (made, k)) for k in (0, 1))
         kept = new.call_function(aten.mul.Tensor, (x, mask))
         right = new.call_function(aten.mul.Tensor, (kept, 1 / (1 - p)))
-        residual = new.call_function(aten.sub.Tensor, (out, right))
+        whole = new.call_function(aten.mul.Tensor, (x, 1 / (1 - p)))
+        residual = new.call_function(aten.add.Tensor, (whole, new.call_function(aten.sub.Tensor, (out, right))))
         made.meta = dict(n.meta)
         residual.meta["of"] = n
         residuals.append(residual)

@@ -379,9 +379,11 @@ def test_a_replay_that_fails_is_a_record(replays, either, func, error):
     assert outcome.error == ""
     assert torch.equal(outcome.state["out"][1][0], expected)
     found = [r.verdict.status for r in run.records(op=func.name())]
-    assert found == [Status.UNVERIFIED if isinstance(error, Warning) else Status.ERROR] * 2
+    # A warning is ours; memory and recursion are limits of this process, and no fault of the target's.
+    no_fault = isinstance(error, (Warning, MemoryError, RecursionError))
+    assert found == [Status.UNVERIFIED if no_fault else Status.ERROR] * 2
     assert next(run.records(op="aten::add.Tensor")).verdict.status is Status.MATCH
-    assert len([text for text in outcome.warned if "ShadowrunWarning" in text]) == (not isinstance(error, Warning))
+    assert len([text for text in outcome.warned if "ShadowrunWarning" in text]) == (not no_fault)
 
 
 @pytest.mark.parametrize("func", [aten.tanh.default, aten.tanh_.default], ids=str)
