@@ -39,6 +39,8 @@ _MOST_IN_STEP = 9.0
 """So many plain steps are spent on one step at most, unless a single call takes more."""
 _CHOSEN_FOR_STEPS = 1.0
 """With more to choose from, what comes early in the step would be taken too often."""
+_OVERDRAFT_NS = 5e6
+"""So far into debt the steps go on being watched, one after the other, while some signatures were never verified."""
 _SHORT_STEP_NS = 5e6
 _MOST_REST = 64
 """So many steps pass at most without a look at the clock."""
@@ -120,6 +122,7 @@ class Budget:
         self._replays_ns = self._spent_before_ns = 0.0
         self._watching_ns = self._looking_ns = self._looking_in_step_ns = 0.0
         self._first_looks_ns = 0.0
+        self._has_new = False
         self._n_first_looks = 0
         self._sparse = False
         self._plain_wanted = 0
@@ -288,6 +291,8 @@ class Budget:
         credit_ns = self._ledger.credit_ns
         if not self._sparse:
             return credit_ns + self._ledger.allowed_ns / 2 >= 0
+        if self._has_new and credit_ns > -_OVERDRAFT_NS:
+            return True
         return credit_ns >= ceiling_ns * self._random.random() / 2
 
     def _calibrates(self) -> bool:
@@ -323,7 +328,8 @@ class Budget:
         self._chosen_in = self._window
         self._chosen_ns = 0.0
         of_late = list(self._of_late())
-        if self._new and any(signature in self._new for signature, _ in of_late):
+        self._has_new = bool(self._new) and any(signature in self._new for signature, _ in of_late)
+        if self._has_new:
             return
         self._random.shuffle(of_late)
         of_late.sort(key=lambda item: item[1].verified_in)
