@@ -175,13 +175,14 @@ class Budget:
         return not self._fits(0.0) if self._sparse else self._ledger.credit_ns <= 0
 
     def _fits(self, cost_ns: float) -> bool:
-        """Whether one more replay leaves the step within what one may take; the first of a step always does."""
-        if not self._replays_ns:
+        """Whether one more replay leaves a step on credit within what one may take; the first of a step always does."""
+        if not (self._sparse and self._replays_ns):
             return True
         ledger = self._ledger
         plain_ns = ledger.plain_step_ns or ledger.step_so_far_ns
-        spent_ns = (self._replays_ns + cost_ns) * ledger.factor + self._looking_in_step_ns
-        return spent_ns <= _MOST_IN_STEP * plain_ns
+        replays_ns = self._replays_ns * ledger.factor
+        looking_ns = max(self._looking_in_step_ns, ledger.spent_in_step_ns - replays_ns)
+        return replays_ns + cost_ns * ledger.factor + looking_ns <= max(_MOST_IN_STEP, self._ratio - 1) * plain_ns
 
     def wants(self, signature: Hashable) -> bool:
         """Whether a call with this signature should be replayed, which then counts as done whatever comes of it."""
