@@ -145,8 +145,10 @@ class Comparison(Run):
         self._end_step()
 
     def _end_step(self) -> None:
-        began_ns = time.perf_counter_ns()
         steps = self._steps
+        if steps.rests():
+            return
+        began_ns = time.perf_counter_ns()
         if self._budget is not None and steps.end_unwatched(began_ns):
             return
         self._threads.look_again()

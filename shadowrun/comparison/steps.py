@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.intercept.optimizers import Optimizers
 from shadowrun.intercept.stretches import Stretches
@@ -53,7 +53,8 @@ class Steps:
         self._optimizers: Optimizers | None = None
         self._end_step: Callable[[], None] = lambda: None
         self._due = self._at_once = self._guessed = False
-        self._n_to_rest = self._n_rested = self._rest_ns = self._rested_at = 0
+        self._n_to_rest = 0
+        self._rested: list[int] = []
         self._running = False
         self._began = 0.0
         self._step_began = 0.0
@@ -79,7 +80,7 @@ class Steps:
             self._optimizers = Optimizers(self._optimizer_stepped)
             self._optimizers.start()
         if self._budget is not None:
-            self._stretches = Stretches(self._begin_stretch, self._end_due_step)
+            self._stretches = Stretches(self._begin_stretch, self._end_step_of_call)
             self._stretches.start()
 
     def begin(self, mode: ShadowMode, began_ns: int) -> None:
@@ -105,6 +106,7 @@ class Steps:
             return
         self.told = True
         self._listen_no_more()
+        self._end_rest()
         if self._guessed:  # an optimizer stepped several times before: all that was the first step
             self._guessed = False
             self._recorder.step = self._first_step
@@ -119,19 +121,16 @@ class Steps:
         Returns:
             Whether it was such a step; else it is left to `end`.
         """
-        if self._n_to_rest:
-            self._rest(began_ns)
-            return True
         budget, lock = self._budget, self._replayer.lock
         if budget is None or budget.watched or not lock.acquire(False):
             return False
         now = began_ns / 1e9
         try:
+            self._end_rest()
             self._begin_step(now)
             if now - self._flushed_at > _FLUSH_S:  # no call does it meanwhile
                 self._flushed_at = now
                 self._recorder.flush()
-            self._end_rest()
             self._watch(budget, began_ns)
             self._n_to_rest = budget.n_to_rest
         except Exception:  # noqa: S110 - a step's row is not worth the user's program
@@ -140,23 +139,38 @@ class Steps:
             lock.release()
         return True
 
-    def _rest(self, began_ns: int) -> None:
-        """End a step of those that are left out whatever they bring: nothing is weighed."""
-        self._n_to_rest -= 1
-        self._n_rested += 1
-        self._rested_at = began_ns
-        self._begin_step(began_ns / 1e9)
-        self._rest_ns += time.perf_counter_ns() - began_ns
+    def rests(self) -> bool:
+        """End the step if it is of those that are left out whatever they bring: nothing is weighed.
+
+        Returns:
+            Whether it was such a step.
+        """
+        n = self._n_to_rest
+        if not n:
+            return False
+        self._n_to_rest = n - 1
+        self._rested.append(time.perf_counter_ns())
+        self._recorder.step += 1
+        return True
 
     def _end_rest(self) -> None:
-        if self._n_rested and self._budget is not None:
-            self._budget.rested(self._rested_at, self._n_rested, self._rest_ns)
-        self._n_to_rest = self._n_rested = self._rest_ns = 0
+        """Catch up with what was left undone in such steps."""
+        self._n_to_rest = 0
+        rested = self._rested
+        if not rested or self._budget is None:
+            return
+        began_ns = time.perf_counter_ns()
+        self._recorder.step -= len(rested)
+        for ended_ns in rested:
+            self._begin_step(ended_ns / 1e9)
+        self._budget.rested(rested[-1], len(rested), time.perf_counter_ns() - began_ns)
+        rested.clear()
 
     def end(self, began_ns: int) -> None:
         """End the step; arguments as for `end_unwatched`."""
         with self._replayer.between_calls():
             try:
+                self._end_rest()
                 self._begin_step(began_ns / 1e9)
                 self._attribution.end_step()
                 if self._budget is not None:
@@ -210,22 +224,31 @@ class Steps:
         recorder.step = step = step + 1
         self._selection.begin_step(step - self._first_step)
 
-    def _begin_stretch(self) -> None:
+    def _begin_stretch(self) -> Callable[..., Any] | None:
         """The program called its module again, and never told of a step: the time between stands for one."""
         began_ns = time.perf_counter_ns()
         budget, watching = self._budget, self.watching
         if self.told or budget is None or watching is None:
-            return
+            return None
         if not watching.can_turn:
             watching.kept_out = watching.kept_out or not watching.on
-            return
+            return None
+        followed = self._attribution.following
         if self._replayer.lock.acquire(False):
             try:
+                self._end_rest()
                 self._watch(budget, began_ns, is_stretch=True)
             except Exception:  # noqa: S110 - what is watched is not worth the user's program
                 pass
             finally:
                 self._replayer.lock.release()
+        return self._attribution.call if self._attribution.following and not followed else None
+
+    def _end_step_of_call(self) -> Callable[..., Any] | None:
+        """A step is over that an optimizer ended, at the call of a module."""
+        followed = self._attribution.following
+        self._end_due_step()
+        return self._attribution.call if self._attribution.following and not followed else None
 
     def _optimizer_stepped(self) -> None:
         """The step is over at the next call of a module; at once in a program that calls none."""
@@ -266,11 +289,13 @@ class Steps:
         stretches, self._stretches = self._stretches, None
         if stretches is None:
             return
-        follows = self.watching is not None and self.watching.on
+        follows = self._attribution.following
         self._attribution.stop()  # its wrapper lies around ours
         stretches.stop()
-        if follows and self._running:
+        if self._running:
             self._attribution.start()
+            if not follows:
+                self._attribution.pause()
 
     def _watch(self, budget: Budget, began_ns: int, *, is_stretch: bool = False) -> None:
         """Have the coming step watched, or left out."""

@@ -88,6 +88,8 @@ class Attribution:
     """Tells where a call comes from. One instance per comparison; safe to ask from any thread.
 
     Attributes:
+        following: Whether module calls are followed now: between `start` or `resume`, and `pause` or `stop`.
+        call: What stands for `nn.Module.__call__` since `start`.
         unfollowed: Called where a thread calls a module that nobody entered.
         outermost: Called once, and forgotten, where the thread that started it next calls a module from outside of any.
         place: ``place(depth)``: module, phase and site of the operator call that is being handled, where `depth` is
@@ -106,6 +108,7 @@ class Attribution:
         self._chains: list[_Chain] = []
         self._paths: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._original_call: Callable[..., Any] | None = None
+        self.following = False
         self.unfollowed: Callable[[], None] = lambda: None
         self.outermost: Callable[[], None] | None = None
         self.place: Callable[[int], Place] = self._place
@@ -142,6 +145,12 @@ class Attribution:
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if is_compiling():  # Dynamo then leaves our wrapper out of the graph
                 return original(self, *args, **kwargs)  # type: ignore[unreachable, unused-ignore]
+            if not attribution.following:
+                try:
+                    return original(self, *args, **kwargs)
+                except BaseException as error:
+                    torchapi.leave_out(error, code)
+                    raise
             state = threads.state
             modules, above = state.modules, state.above
             recomputing = autograd_node() is not None
@@ -169,15 +178,24 @@ class Attribution:
         torchapi.stand_for_module_call(__call__, original)
         code = __call__.__code__
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
-        self._patched = __call__
+        self.call = __call__
         self._sites.module_call = __call__.__code__
         if self.quick is not None:
             self.quick.module_call = __call__.__code__
-        state = threads.state
+        self.resume()
+
+    def pause(self) -> None:
+        """Let module calls pass until `resume`. To take the wrapper off and put it back takes more than 1 ms."""
+        self.following = False
+
+    def resume(self) -> None:
+        """Follow the module calls of this thread (again)."""
+        state = self._threads.state
         state.last_number = torchapi.next_sequence_number()
         state.entered = True
         state.links = self._links
         self._state = state
+        self.following = True
 
     def enter_thread(self) -> None:
         """This thread, which the program has just started, is followed too."""
@@ -199,10 +217,11 @@ class Attribution:
     def stop(self) -> None:
         """Give `nn.Module.__call__` back, unless somebody else wrapped it meanwhile (then ours is inert)."""
         if self._original_call is not None:
-            if nn.Module.__call__ is self._patched:
+            if nn.Module.__call__ is self.call:
                 nn.Module.__call__ = self._original_call  # type: ignore[method-assign]
-            torchapi.stand_no_more(self._patched, self._original_call)
+            torchapi.stand_no_more(self.call, self._original_call)
         self._original_call = None
+        self.following = False
 
     def _place(self, depth: int) -> Place:
         """See `place`."""

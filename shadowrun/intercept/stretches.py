@@ -2,7 +2,7 @@
 
 In a training, it is the first call of any module after an optimizer's step; see `optimizers`.
 `nn.Module.__call__` is wrapped while a comparison has a budget and the program marked no step. The wrapper lies below
-that of attribution, which goes where nobody watches. Calls inside of a module's call pass at once.
+that of attribution, which lets calls pass where nobody watches. Calls inside of a module's call pass at once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from shadowrun.intercept import torchapi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    _Begin = Callable[[], Callable[..., Any] | None]
+
 __all__ = ["Stretches"]
 
 _LEAST_NS = 500_000
@@ -31,14 +33,15 @@ class Stretches:
     """Tells of the calls, from outside of any module, that begin a stretch. For the thread that made it.
 
     Args:
-        begin: Called as the first thing of such a call. It may have `Attribution` follow modules, or no more.
+        begin: Called as the first thing of such a call. If modules are followed from here on, it returns what follows
+            this very call: called with the module and its arguments.
         end_step: Called instead of it where a step is over.
 
     Attributes:
         due: Whether a step is over; to be set where an optimizer has stepped.
     """
 
-    def __init__(self, begin: Callable[[], None], end_step: Callable[[], None]) -> None:
+    def __init__(self, begin: _Begin, end_step: _Begin) -> None:
         self._begin = begin
         self._end_step = end_step
         self.due = False
@@ -94,7 +97,7 @@ class Stretches:
         if self.due:
             self.due = False
             self._left_to_steps = _MOST_OTHERS
-            return self._and_what_follows(self._end_step)
+            return self._end_step()
         if self._left_to_steps:  # of a training; past so many calls without an optimizer's step, it is none any more
             self._left_to_steps -= 1
             return None
@@ -109,10 +112,4 @@ class Stretches:
         if now - self._began_ns < _LEAST_NS:
             return None
         self._began_ns = now
-        return self._and_what_follows(self._begin)
-
-    def _and_what_follows(self, begin: Callable[[], None]) -> Callable[..., Any] | None:
-        before = nn.Module.__call__
-        begin()
-        after = nn.Module.__call__
-        return after if before is self._patched and after is not before else None
+        return self._begin()

@@ -70,7 +70,7 @@ class Watching:
             self._return()
         elif self.can_leave:
             self._mode.__exit__(None, None, None)
-            self._attribution.stop()
+            self._attribution.pause()
             self._below = torchapi.modes()
             self.on = False
         return self.on
@@ -79,7 +79,7 @@ class Watching:
         if not self._can_return:
             self.kept_out = self.kept_out or self._thread == threading.get_ident()
             return
-        self._attribution.start()
+        self._attribution.resume()
         self.begin()
 
 

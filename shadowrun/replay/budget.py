@@ -35,8 +35,12 @@ credit is always spent would be missed. It is also for how many windows a signat
 _MOST_FOR_WATCHING = 1 / 3
 _REPLAYS_FOR_WATCHING = 2.0
 """What goes into replays of a step that is watched on credit, for each nanosecond that went into watching it."""
+_MOST_IN_STEP = 9.0
+"""So many plain steps are spent on one step at most, unless a single call takes more."""
 _CHOSEN_FOR_STEPS = 1.0
 """With more to choose from, what comes early in the step would be taken too often."""
+_OVERDRAFT_NS = 5e6
+"""So far into debt the steps go on being watched, one after the other, while some signatures were never verified."""
 _SHORT_STEP_NS = 5e6
 _MOST_REST = 64
 """So many steps pass at most without a look at the clock."""
@@ -116,7 +120,10 @@ class Budget:
         self._n_signatures = self._n_verified = 0
         self._calls_before = 0
         self._replays_ns = self._spent_before_ns = 0.0
-        self._watching_ns = self._looking_ns = 0.0
+        self._watching_ns = self._looking_ns = self._looking_in_step_ns = 0.0
+        self._first_looks_ns = 0.0
+        self._has_new = False
+        self._n_first_looks = 0
         self._sparse = False
         self._plain_wanted = 0
         self._discovers = True
@@ -163,7 +170,19 @@ class Budget:
         if not self._n_calls % _WINDOW_CALLS and not self._n_steps + self._n_stretches:
             self._end_window()
             self._sparse = False
-        return not (self._sparse or self._discovers) and self._ledger.credit_ns <= 0
+        if self._discovers:
+            return False
+        return not self._fits(0.0) if self._sparse else self._ledger.credit_ns <= 0
+
+    def _fits(self, cost_ns: float) -> bool:
+        """Whether one more replay leaves a step on credit within what one may take; the first of a step always does."""
+        if not (self._sparse and self._replays_ns):
+            return True
+        ledger = self._ledger
+        plain_ns = ledger.plain_step_ns or ledger.step_so_far_ns
+        replays_ns = self._replays_ns * ledger.factor
+        looking_ns = max(self._looking_in_step_ns, ledger.spent_in_step_ns - replays_ns)
+        return replays_ns + cost_ns * ledger.factor + looking_ns <= max(_MOST_IN_STEP, self._ratio - 1) * plain_ns
 
     def wants(self, signature: Hashable) -> bool:
         """Whether a call with this signature should be replayed, which then counts as done whatever comes of it."""
@@ -174,7 +193,12 @@ class Budget:
         elif known.met_in != self._window:
             known.met_in = self._window
             self._signatures[signature] = self._signatures.pop(signature)
-        if signature in self._new:
+        is_new = signature in self._new
+        # A first look takes longer than those that follow; how long, others tell.
+        may_spend = may_spend and self._fits(
+            self._first_looks_ns / max(self._n_first_looks, 1) if is_new else known.cost_ns
+        )
+        if is_new:
             if may_spend:
                 self._new.discard(signature)
                 self._n_verified += 1
@@ -193,6 +217,9 @@ class Budget:
         self._replays_ns += cost_ns
         known = self._signatures.get(signature)
         if known is not None:
+            if not known.cost_ns:
+                self._first_looks_ns += cost_ns
+                self._n_first_looks += 1
             known.cost_ns = cost_ns
 
     def _meet(self, signature: Hashable) -> _Signature:
@@ -222,6 +249,8 @@ class Budget:
         """
         ledger = self._ledger
         ledger.advance(now)
+        if self.watched:
+            self._looking_in_step_ns = max(ledger.spent_in_step_ns - self._replays_ns * ledger.factor, 0.0)
         ledger.end_step(watched=self.watched)
         self._ended_watched = self.watched
         self._n_stretches += is_stretch
@@ -263,6 +292,8 @@ class Budget:
         credit_ns = self._ledger.credit_ns
         if not self._sparse:
             return credit_ns + self._ledger.allowed_ns / 2 >= 0
+        if self._has_new and credit_ns > -_OVERDRAFT_NS:
+            return True
         return credit_ns >= ceiling_ns * self._random.random() / 2
 
     def _calibrates(self) -> bool:
@@ -298,7 +329,8 @@ class Budget:
         self._chosen_in = self._window
         self._chosen_ns = 0.0
         of_late = list(self._of_late())
-        if self._new and any(signature in self._new for signature, _ in of_late):
+        self._has_new = bool(self._new) and any(signature in self._new for signature, _ in of_late)
+        if self._has_new:
             return
         self._random.shuffle(of_late)
         of_late.sort(key=lambda item: item[1].verified_in)

@@ -6,6 +6,7 @@ import collections
 
 import pytest
 
+from shadowrun.replay import ledger as ledgers
 from shadowrun.replay.budget import Budget
 
 US = 1000
@@ -238,3 +239,57 @@ def test_long_steps_are_all_weighed(step_ns):
             now += step_ns
         budget.end_step(now)
         assert budget.n_to_rest == 0
+
+
+def costly(us: dict[str, float], ratio: float = 1.2) -> Program:
+    """A program of short calls whose replays take long: a mismatch is diagnosed, or a kernel looked at first."""
+    program = Program(ratio, dict.fromkeys(us, 2.0))
+    budget, verified = program.budget, program.budget.verified
+
+    def pay(name: str, cost_ns: int) -> None:
+        program.now += us[name] * US
+        verified(name, cost_ns + int(us[name] * US))
+
+    budget.verified = pay
+    return program
+
+
+@pytest.mark.parametrize("cost_us", [100.0, 300.0, 800.0])
+def test_no_step_is_longer_than_ten_plain_ones_whatever_replays_cost(cost_us):
+    program = costly({f"op{k}": cost_us for k in range(100)})
+    for _ in range(3500):
+        program.step()
+    # A first look is expected to take what others took.
+    assert max(program.times) <= 10.0 + cost_us / 200 / 2
+    assert program.budget.report().n_verified == 100
+
+
+def test_a_call_that_alone_takes_more_is_the_only_one_of_its_step():
+    program = costly({f"op{k}": 5000.0 for k in range(20)})
+    for _ in range(20000):
+        program.step()
+    assert max(len(step) for step in program.replayed[1:]) == 1
+    assert program.budget.report().n_verified == 20
+    assert program.mean(20000) <= 1.25
+
+
+def test_what_is_new_is_verified_in_consecutive_steps_up_to_a_debt_that_does_not_grow():
+    program = costly({f"op{k}": 300.0 for k in range(12)} | {f"cheap{k}": 1.0 for k in range(88)})
+    for _ in range(60):
+        program.step()
+    assert program.budget.report().n_verified == 100, "5 ms in debt, not after 18 steps of rest for each"
+    for _ in range(2000):
+        program.step()
+        assert program.budget._ledger.credit_ns > -8e6
+    assert program.mean(2060) <= 1.22
+
+
+def test_what_a_step_that_is_only_counted_costs_unseen_is_paid_for():
+    budget = Budget(1.2, 1000.0)
+    budget.start(0)
+    budget.watched = False
+    for n in range(1, 9):
+        budget.end_step(n * 100_000)
+    spent = budget._ledger.spent_ns
+    budget.rested(900_000 + 49 * 100_000, 50, 0)
+    assert budget._ledger.spent_ns == spent + 50 * ledgers._PASSED_NS

@@ -242,7 +242,7 @@ def test_signatures_that_never_come_again_do_not_fill_the_memory(monkeypatch):
     budget = budgets.Budget(100.0, 1000)
     budget.start(0)
     for n in range(1000):
-        now = n * 1_000_000
+        now = (n + 1) * 1_000_000
         assert not budget.exhausted(now)
         for signature in ("each step", n):
             if budget.wants(signature):
