@@ -23,31 +23,45 @@ __all__ = ["Constructor"]
 _REASON = "constructor of a tensor subclass"
 
 
+class _New:
+    """What stands for ``__new__`` in `torch.Tensor`: its own wherever it is read from there, or nothing is compared.
+
+    Dynamo keeps what it knows of ``torch.Tensor.__new__`` by the function itself, which it may read while a comparison
+    runs; so a function in its place would be known for ever, and its own not.
+    """
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+
+    def __get__(self, _: object, owner: type) -> Callable[..., Any]:
+        if owner is torch.Tensor:
+            return self.original
+        modes = torchapi.modes()
+        return self._below if len(modes) == 1 and isinstance(modes[0], ShadowMode) else self.original
+
+    def _below(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = torchapi.modes()[0]
+        if cls is torch.Tensor or not isinstance(mode, ShadowMode):
+            return self.original(cls, *args, **kwargs)
+        mode.count("torch.Tensor.__new__", _REASON)
+        with torchapi.without_modes():
+            return self.original(cls, *args, **kwargs)
+
+
 class Constructor:
     """Lets subclasses be constructed while a comparison runs."""
 
     def __init__(self) -> None:
-        self._patched: Any = None
+        self._new: _New | None = None
 
     def start(self) -> None:
-        """Put a function before the constructor of tensors."""
-        original: Callable[..., Any] = torch.Tensor.__new__
-
-        def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if cls is not torch.Tensor:
-                modes = torchapi.modes()
-                if len(modes) == 1 and isinstance(modes[0], ShadowMode):
-                    modes[0].count("torch.Tensor.__new__", _REASON)
-                    with torchapi.without_modes():
-                        return original(cls, *args, **kwargs)
-            return original(cls, *args, **kwargs)
-
+        """Stand before the constructor of tensors."""
         if "__new__" not in vars(torch.Tensor):  # else somebody had the same idea
-            self._patched = __new__
-            torch.Tensor.__new__ = __new__  # type: ignore[method-assign]
+            self._new = _New(torch.Tensor.__new__)
+            torch.Tensor.__new__ = self._new  # type: ignore[method-assign, assignment]
 
     def stop(self) -> None:
-        """Take it away, unless somebody put another in its place meanwhile (then ours passes on)."""
-        patched, self._patched = self._patched, None
-        if patched is not None and vars(torch.Tensor).get("__new__") in (patched, staticmethod(patched)):
+        """Go, unless somebody put another in its place meanwhile (then ours passes on)."""
+        if self._new is not None and vars(torch.Tensor).get("__new__") is self._new:
             del torch.Tensor.__new__
+        self._new = None

@@ -1,5 +1,7 @@
 """The old constructor of tensor subclasses works under a comparison, as it does under no other dispatch mode."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -54,3 +56,24 @@ def test_threads_and_what_is_counted():
     assert type(made[0]) is Plain
     assert run.counts()[Status.SKIPPED] == 1
     assert type(Plain([2.0])) is Plain
+
+
+DYNAMO = """
+import sys, torch, shadowrun
+class T(torch.Tensor):
+    pass
+assert "torch._dynamo.polyfills.tensor" not in sys.modules
+plain = torch.Tensor.__new__
+with shadowrun.compare("cpu"):
+    assert torch.Tensor.__new__ is plain and T([1.0]).item() == 1
+    import torch._dynamo.polyfills.tensor
+    assert torch.Tensor([1.0]).item() == 1
+from torch._dynamo.variables import PolyfilledFunctionVariable
+assert torch.Tensor.__new__ is plain and plain in PolyfilledFunctionVariable._get_polyfill_handlers()
+"""
+
+
+def test_what_torch_reads_of_the_constructor_meanwhile_is_its_own():
+    """Dynamo, which `import transformers` loads, keeps what it knows of the constructor by the function itself."""
+    done = subprocess.run([sys.executable, "-c", DYNAMO], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
