@@ -52,7 +52,8 @@ need(
         "torch._dynamo.backends.common.aot_autograd",
         "torch._functorch.partitioners.min_cut_rematerialization_partition",
     ),
-    *("torch._guards.TracingContext.try_get", "torch._guards.tracing"),
+    *("torch._functorch.aot_autograd.aot_stage2_compile", "torch._guards.TracingContext.try_get"),
+    "torch._guards.tracing",
     *("torch._TorchCompileInductorWrapper", "torch._TorchCompileWrapper"),
     *("torch.utils._python_dispatch._disable_current_modes", "torch.utils._python_dispatch._pop_mode"),
     *("torch.utils._python_dispatch._get_current_dispatch_mode_stack", "torch.utils._python_dispatch._push_mode"),
@@ -79,11 +80,6 @@ _of_inductor: type = optional(
     "torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler",
     type("NoCompiler", (), {}),
     "backends that hand on to Inductor compile anew what its cache has",
-)
-_second_stage: Any = optional(
-    "torch._functorch.aot_autograd.aot_stage2_compile",
-    None,
-    "graphs of backends on AOT autograd are compared in one, and not before decompositions",
 )
 _top_hooks: Callable[[bool], Any] | None = optional(
     "torch._C._autograd._top_saved_tensors_default_hooks",
@@ -310,8 +306,7 @@ def wrapped_backends(
     """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
 
     Seen on 2.11 and 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in
-    its second stage. Neither is part of a guard, so nothing is compiled anew. Without it, such regions are not
-    compared.
+    its second stage. Neither is part of a guard, so nothing is compiled anew.
 
     Args:
         wrap: Takes a graph, before it is compiled, what was asked of `torch.compile`, and whether the graph is one of
@@ -319,7 +314,8 @@ def wrapped_backends(
         whole: A context for each graph of Dynamo's while it is compiled, by Inductor too, which gives such a function;
             it is used where AOT autograd splits the graph.
     """
-    original = torch._TorchCompileWrapper.__call__
+    aot: Any = importlib.import_module("torch._functorch.aot_autograd")
+    original, original_stage = torch._TorchCompileWrapper.__call__, aot.aot_stage2_compile
     original_inductor: Any = torch._TorchCompileInductorWrapper.__call__
 
     @functools.wraps(original)
@@ -357,17 +353,16 @@ def wrapped_backends(
 
         return compile_graph
 
+    @functools.wraps(original_stage)
     def stage(state: Any, capture: Any, partition: Any, *compilers: Any, **named: Any) -> Any:
         _compiling.split = True
         named = {k: wrapped(c) for k, c in named.items()}
-        return _second_stage(state, capture, partition, *map(wrapped, compilers), **named)
+        return original_stage(state, capture, partition, *map(wrapped, compilers), **named)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(torch._TorchCompileWrapper, "__call__", call))
         stack.enter_context(replaced(torch._TorchCompileInductorWrapper, "__call__", call_inductor))
-        if _second_stage is not None:
-            aot = importlib.import_module("torch._functorch.aot_autograd")
-            stack.enter_context(replaced(aot, "aot_stage2_compile", functools.wraps(_second_stage)(stage)))
+        stack.enter_context(replaced(aot, "aot_stage2_compile", stage))
         yield
 
 

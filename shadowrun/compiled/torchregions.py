@@ -25,7 +25,10 @@ __all__ = ["CodeOfGraph", "graph_of", "inductor_settings", "wrapped_regions"]
 need(
     *("torch._higher_order_ops.wrap.inductor_compiled_code", "torch._inductor.output_code.CompiledFxGraph"),
     *("torch._inductor.output_code.CompiledFxGraph.post_compile", "torch._inductor.config.patch"),
-    *("torch._inductor.config.wrap_inductor_compiled_regions", "torch.utils._python_dispatch.is_in_torch_dispatch_mode"),
+    *(
+        "torch._inductor.config.wrap_inductor_compiled_regions",
+        "torch.utils._python_dispatch.is_in_torch_dispatch_mode",
+    ),
 )
 _known_settings: Mapping[str, Any] = optional(
     "torch._inductor.config._config", {}, "scripts for compiled graphs compile with Inductor's default settings"

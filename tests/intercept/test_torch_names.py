@@ -75,7 +75,9 @@ def asked_for(place):
 def used(place):
     """Private names of torch that a module's code reads, as attributes or by a name that it imported."""
     annotations = {id(n) for f in ast.walk(tree_of(place)) for n in [getattr(f, "annotation", None)] if n}
-    read = [n for n in ast.walk(tree_of(place)) if isinstance(n, (ast.Attribute, ast.Name)) and id(n) not in annotations]
+    read = [
+        n for n in ast.walk(tree_of(place)) if isinstance(n, (ast.Attribute, ast.Name)) and id(n) not in annotations
+    ]
     chains = {dotted(place, n).removesuffix(".__call__") for n in read}  # which every class has
     private = {c for c in chains if c.startswith("torch.") and any(p.startswith("_") for p in c.split("."))}
     return {c for c in private if not any(other.startswith(c + ".") for other in private)}
