@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "analysis": {"types", "errors", "settings", "store"},
     "report": {"types", "errors", "store", "analysis", "run"},
     "repro": BASE | {"intercept", "numerics", "platforms", "store", "replay", "analysis"},
-    "compiled": BASE | {"numerics", "intercept", "store", "replay", "analysis", "repro"},
+    "compiled": BASE | {"numerics", "intercept", "platforms", "store", "replay", "analysis", "repro"},
     "run": {"types", "errors", "settings", "store", "analysis", "report", "repro", "compiled"},
     "slowdown": BASE | {"intercept", "platforms", "replay", "report", "repro", "store", "sweep"},
     "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "report", "repro", "store", "comparison", "run"},

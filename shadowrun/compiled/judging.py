@@ -51,14 +51,12 @@ class Runs:
         moved: Eagerly, with other roundings, each time others.
         statistics: Positions of what a norm saves for its own backward: it may be in another precision.
         mantissa: Bits of the shortest mantissa among the results of operators that `moved` has met.
-        coarse_bound: Units of rounding that one element may be off where 16 bits were computed with.
     """
 
     truth: Callable[[], Sequence[Value] | None]
     moved: Callable[[], Sequence[Value]]
     statistics: frozenset[int] = frozenset()
     mantissa: Callable[[], int] = lambda: 52
-    coarse_bound: float = COARSE_BOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ def _by_truth(
             for k in which:
                 spreads[k].widen(drawn[k])
         for spread in spreads.values():
-            spread.settle(runs.mantissa(), runs.coarse_bound)
+            spread.settle(runs.mantissa())
         n_draws = wanted
         judged = [_one(k, names[k], actual[k], expected[k], spreads[k]) for k in which]
         if all(j.verdict.status is Status.MATCH for j in judged):
@@ -192,7 +190,7 @@ def allowed_differences(actual: Sequence[Value], expected: Sequence[Value], runs
         for spread, drawn in zip(spreads, runs.moved(), strict=True):
             spread.widen(drawn)
     for spread in spreads:
-        spread.settle(runs.mantissa(), runs.coarse_bound)
+        spread.settle(runs.mantissa())
     return [_allowed(*each) for each in zip(actual, expected, spreads, strict=True)]
 
 
@@ -202,7 +200,7 @@ def _allowed(actual: Value, expected: Value, spread: _Spread) -> float | torch.T
     if a.shape != e.shape or fmt is None:
         return torch.from_numpy(np.where(truth.flips, np.inf, 0.0)) if truth.flips.any() else 0.0
     av, ev = a.to(torch.float64).numpy(), e.to(torch.float64).numpy()
-    limit = _limit(excess(ev, truth, fmt, np.arange(ev.size)), spread)
+    limit = _limit(excess(ev, truth, fmt, np.arange(ev.size)), spread.is_coarse)
     with np.errstate(all="ignore"):
         unit = truth.spread + fmt.roundoff * truth.magnitude + fmt.smallest
         allowed = limit * unit + np.abs(ev - truth.value)
@@ -215,9 +213,9 @@ def _allowed(actual: Value, expected: Value, spread: _Spread) -> float | torch.T
     return greatest if wrong.size and (wrong > greatest).all() else torch.from_numpy(allowed)
 
 
-def _limit(theirs: Array, spread: _Spread) -> float:
+def _limit(theirs: Array, is_coarse: bool) -> float:
     own = float(theirs[np.isfinite(theirs)].max(initial=0.0))
-    return max(spread.coarse_bound if spread.is_coarse else BOUND, RATIO * own)
+    return max(COARSE_BOUND if is_coarse else BOUND, RATIO * own)
 
 
 class _Off(NamedTuple):
@@ -253,7 +251,6 @@ class _Spread:
         self.truth = Truth(value, size, np.zeros(n), np.zeros(n, bool))
         self.fmt = FORMATS.get(self._eager.dtype)
         self.is_coarse = self.fmt is not None and self.fmt.mantissa < 23
-        self.coarse_bound = COARSE_BOUND
         self._moved: list[_Off] = []
 
     def widen(self, drawn: Value) -> None:
@@ -272,14 +269,12 @@ class _Spread:
         np.maximum(self.truth.spread, gap, out=self.truth.spread, where=np.isfinite(gap))
         self._moved.append(self.off(a, e))
 
-    def settle(self, mantissa: int, coarse_bound: float) -> None:
+    def settle(self, mantissa: int) -> None:
         """Take the bounds of 16 bits for what was computed in these, whatever dtype it has.
 
         Args:
             mantissa: Bits of the shortest mantissa on the way.
-            coarse_bound: As `Runs` has it.
         """
-        self.coarse_bound = coarse_bound
         if self.fmt is not None and mantissa < 23 and self._noise().size > _COARSE_NOISE:
             self.is_coarse = True
             self.fmt = self.fmt._replace(mantissa=min(self.fmt.mantissa, mantissa))
@@ -338,7 +333,7 @@ def _one(k: int, name: str, actual: Value, expected: Value, spread: _Spread) -> 
     av, ev = a.to(torch.float64).numpy(), e.to(torch.float64).numpy()
     where = np.arange(av.size)
     ours, theirs = excess(av, spread.truth, fmt, where), excess(ev, spread.truth, fmt, where)
-    limit = _limit(theirs, spread)
+    limit = _limit(theirs, spread.is_coarse)
     # Where eager itself is beyond the truth's reach (the truth overflows nothing), being as eager is right.
     wrong = (ours > limit) & ~((av == ev) | (np.isnan(av) & np.isnan(ev)))
     top, top_eager = float(ours.max(initial=0.0)), float(theirs.max(initial=0.0))

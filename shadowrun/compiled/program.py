@@ -19,7 +19,6 @@ from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import results_of
 from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, moved
 from shadowrun.compiled.snapshot import cuda_is_used, kept, put_back
-from shadowrun.replay.bounds import COARSE_BOUND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +45,6 @@ class Program:
         name: Of the function or model.
         train: Also compute gradients.
         mantissa: Bits of the shortest mantissa that runs with other roundings have met.
-        coarse_bound: Units of rounding that one element may be off where 16 bits were computed with.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Program:
     ) -> None:
         self._function, self._args, self._kwargs = function, args, dict(kwargs)
         self.train = train
-        self.mantissa, self.coarse_bound = 52, COARSE_BOUND
+        self.mantissa = 52
         self._rng = kept()
         self.name = getattr(function, "__name__", type(function).__name__)
 

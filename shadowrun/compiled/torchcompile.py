@@ -14,18 +14,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-import torch._dynamo
-from torch._dynamo.backends import registry as _registry
-from torch._dynamo.backends.common import aot_autograd as _aot_autograd
-from torch._dynamo.utils import counters as _counters
-from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils import _python_dispatch as _modes
+
+from shadowrun.platforms.torchnames import need, optional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +37,7 @@ __all__ = [
     "module_of",
     "no_modes",
     "profiler_is_on",
+    "replaced",
     "saving_is_hooked",
     "through_autograd",
     "uses_cuda_graphs",
@@ -55,17 +47,56 @@ __all__ = [
 
 Compiler = Any
 
+need(
+    *(
+        "torch._dynamo.backends.common.aot_autograd",
+        "torch._functorch.partitioners.min_cut_rematerialization_partition",
+    ),
+    *("torch._functorch.aot_autograd.aot_stage2_compile", "torch._guards.TracingContext.try_get"),
+    "torch._guards.tracing",
+    *("torch._TorchCompileInductorWrapper", "torch._TorchCompileWrapper"),
+    *("torch.utils._python_dispatch._disable_current_modes", "torch.utils._python_dispatch._pop_mode"),
+    *("torch.utils._python_dispatch._get_current_dispatch_mode_stack", "torch.utils._python_dispatch._push_mode"),
+)
+
+_OF_GRAPHS = "scripts for compiled graphs with no_grad or autocast inside"
 # Seen on 2.11 and 2.13: what Dynamo writes into its graphs for `no_grad` and `autocast`. Without it, these have no
 # script.
-MODES_IN_GRAPHS: dict[str, Callable[..., Any]] = {
-    "torch._C._set_grad_enabled": torch._C._set_grad_enabled,
-    "torch.amp.autocast_mode._enter_autocast": torch.amp.autocast_mode._enter_autocast,
-    "torch.amp.autocast_mode._exit_autocast": torch.amp.autocast_mode._exit_autocast,
+_IN_GRAPHS: dict[str, Callable[..., Any] | None] = {
+    "torch._C._set_grad_enabled": optional("torch._C._set_grad_enabled", None, _OF_GRAPHS),
+    "torch.amp.autocast_mode._enter_autocast": optional("torch.amp.autocast_mode._enter_autocast", None, _OF_GRAPHS),
+    "torch.amp.autocast_mode._exit_autocast": optional("torch.amp.autocast_mode._exit_autocast", None, _OF_GRAPHS),
 }
+MODES_IN_GRAPHS: dict[str, Callable[..., Any]] = {name: f for name, f in _IN_GRAPHS.items() if f is not None}
 # Seen on 2.11 and 2.13: compiled code is first called under a mode of torch's own, under which nothing else compiles.
-no_modes = _disable_current_modes
+no_modes = _modes._disable_current_modes
 # Seen on 2.11 and 2.13: the dispatch modes of this thread, the innermost last.
-modes = _get_current_dispatch_mode_stack
+modes = _modes._get_current_dispatch_mode_stack
+
+_counters: Mapping[str, Mapping[Any, Any]] = optional(
+    "torch._dynamo.utils.counters", {}, "graph breaks of compiled programs are not told"
+)
+_of_inductor: type = optional(
+    "torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler",
+    type("NoCompiler", (), {}),
+    "backends that hand on to Inductor compile anew what its cache has",
+)
+_top_hooks: Callable[[bool], Any] | None = optional(
+    "torch._C._autograd._top_saved_tensors_default_hooks",
+    None,
+    "compiled graphs are not compared before decompositions",
+)
+_triton: Any = optional(
+    "torch._inductor.config.triton", None, "compiled graphs on a GPU are not compared before decompositions"
+)
+_cleanup: Any = optional(
+    "torch._dynamo.utils.CleanupManager.instance",
+    None,
+    "calls of what other backends than Inductor compiled earlier are not counted",
+)
+_registered: Mapping[str, Any] = optional(
+    "torch._dynamo.backends.registry._COMPILER_FNS", {}, "backends of torch.compile are taken for functions"
+)
 
 
 OWN_BACKENDS: Final = frozenset(
@@ -160,7 +191,10 @@ def through_autograd(forward: Callable[..., Any], backward: Callable[..., Any], 
     Seen on 2.11 and 2.13. No decompositions: what a backend replaces is inside the graphs that it is handed, so that a
     wrong decomposition is a deviation like any other. The partition is Inductor's.
     """
-    return _aot_autograd(
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
@@ -177,36 +211,36 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 def graph_breaks() -> dict[str, int]:
     """Reasons of the graph breaks so far in this process, and how often. Seen on 2.11 and 2.13."""
-    return {str(reason): int(n) for reason, n in _counters["graph_break"].items()}
+    return {str(reason): int(n) for reason, n in _counters.get("graph_break", {}).items()}
 
 
 @contextlib.contextmanager
 def without(unwanted: Callable[[Any], bool]) -> Iterator[None]:
     """Take some dispatch modes of this thread away; the others stay in their order. Seen on 2.11 and 2.13."""
-    stack = [_pop_mode() for _ in modes()]
+    stack = [_modes._pop_mode() for _ in modes()]
     wanted = [mode for mode in reversed(stack) if not unwanted(mode)]
     for mode in wanted:
-        _push_mode(mode)
+        _modes._push_mode(mode)
     try:
         yield
     finally:
         for _ in wanted:
-            _pop_mode()
+            _modes._pop_mode()
         for mode in reversed(stack):
-            _push_mode(mode)
+            _modes._push_mode(mode)
 
 
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
     """Nothing compiled before is met inside, and nothing compiled inside afterwards.
 
-    Seen on 2.11 and 2.13. The caches of Inductor's results stay: they are keyed by what was compiled.
+    The caches of Inductor's results stay: they are keyed by what was compiled.
     """
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         yield
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 @contextlib.contextmanager
@@ -272,8 +306,7 @@ def wrapped_backends(
     """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
 
     Seen on 2.11 and 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in
-    its second stage. Neither is part of a guard, so nothing is compiled anew. Without it, such regions are not
-    compared.
+    its second stage. Neither is part of a guard, so nothing is compiled anew.
 
     Args:
         wrap: Takes a graph, before it is compiled, what was asked of `torch.compile`, and whether the graph is one of
@@ -283,8 +316,7 @@ def wrapped_backends(
     """
     aot: Any = importlib.import_module("torch._functorch.aot_autograd")
     original, original_stage = torch._TorchCompileWrapper.__call__, aot.aot_stage2_compile
-    inductor: Any = torch._TorchCompileInductorWrapper
-    original_inductor = inductor.__call__
+    original_inductor: Any = torch._TorchCompileInductorWrapper.__call__
 
     @functools.wraps(original)
     def call(self: Any, module: Any, inputs: Any) -> Any:
@@ -310,7 +342,7 @@ def wrapped_backends(
 
     def wrapped(compiler: Any) -> Any:
         asked = _compiling.asked
-        if compiler is None or asked is None or isinstance(compiler, SerializableAOTDispatchCompiler):
+        if compiler is None or asked is None or isinstance(compiler, _of_inductor):
             return compiler  # Inductor's wraps its regions itself
 
         @functools.wraps(compiler)
@@ -327,31 +359,34 @@ def wrapped_backends(
         named = {k: wrapped(c) for k, c in named.items()}
         return original_stage(state, capture, partition, *map(wrapped, compilers), **named)
 
-    torch._TorchCompileWrapper.__call__ = call  # type: ignore[method-assign]
-    inductor.__call__ = call_inductor
-    aot.aot_stage2_compile = stage
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(torch._TorchCompileWrapper, "__call__", call))
+        stack.enter_context(replaced(torch._TorchCompileInductorWrapper, "__call__", call_inductor))
+        stack.enter_context(replaced(aot, "aot_stage2_compile", stage))
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
+    """An attribute of torch's is ours while inside, unless somebody else replaces it meanwhile."""
+    original = getattr(owner, name)
+    setattr(owner, name, ours)
     try:
         yield
     finally:
-        if torch._TorchCompileWrapper.__call__ is call:
-            torch._TorchCompileWrapper.__call__ = original  # type: ignore[method-assign]
-        if inductor.__call__ is call_inductor:
-            inductor.__call__ = original_inductor
-        if aot.aot_stage2_compile is stage:
-            aot.aot_stage2_compile = original_stage
+        if getattr(owner, name) is ours:
+            setattr(owner, name, original)
 
 
 def saving_is_hooked() -> bool:
-    """Whether hooks of the user's are told what autograd saves. Seen on 2.13; without it, they are told of ours too."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(True) is not None
+    """Whether hooks of the user's are told what autograd saves, or may be, for all that is known. Seen on 2.13."""
+    return _top_hooks is None or _top_hooks(True) is not None
 
 
 def uses_cuda_graphs(asked: Asked) -> bool:
     """Whether a backend's code may be a CUDA graph, which another run would disturb. Seen on 2.11 and 2.13."""
-    from torch._inductor import config
-
-    known = bool(asked.options.get("triton.cudagraphs", config.triton.cudagraphs))
+    default = True if _triton is None else getattr(_triton, "cudagraphs", True)
+    known = bool(asked.options.get("triton.cudagraphs", default))
     return known or asked.name == "cudagraphs" or asked.mode in ("reduce-overhead", "max-autotune")
 
 
@@ -361,7 +396,7 @@ def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
     Seen on 2.11 and 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by
     backends other than Inductor are not counted.
     """
-    for hooks in list(torch._dynamo.utils.CleanupManager.instance.values.values()):
+    for hooks in [] if _cleanup is None else list(_cleanup.values.values()):
         yield from ((h.scope, h.name) for h in hooks if h.name.startswith("__compiled_fn"))
 
 
@@ -371,8 +406,7 @@ def _is_one_by_one(wrapper: Any) -> bool:
 
 def _is_registered(wrapper: Any) -> bool:
     """Whether the backend is the one of that name. Seen on 2.11 and 2.13; without it, it is taken for a function."""
-    known: dict[str, Any] = getattr(_registry, "_COMPILER_FNS", {})
-    return known.get(wrapper.compiler_name) is wrapper.compiler_fn
+    return _registered.get(wrapper.compiler_name) is wrapper.compiler_fn
 
 
 def _asked(wrapper: Any) -> Asked:
@@ -383,7 +417,7 @@ def _asked(wrapper: Any) -> Asked:
 
 def backend_names() -> list[str]:
     """Backends that have names."""
-    return list(torch._dynamo.list_backends(exclude_tags=()))
+    return list(torch.compiler.list_backends(exclude_tags=()))
 
 
 def module_of(compiler: Compiler) -> str:

@@ -8,18 +8,39 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
-from torch._higher_order_ops.wrap import inductor_compiled_code
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils import _python_dispatch as _modes
+
+from shadowrun.compiled.torchcompile import replaced
+from shadowrun.platforms.torchnames import need, optional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["CodeOfGraph", "graph_of", "inductor_settings", "wrapped_regions"]
+
+need(
+    *("torch._higher_order_ops.wrap.inductor_compiled_code", "torch._inductor.output_code.CompiledFxGraph"),
+    *("torch._inductor.output_code.CompiledFxGraph.post_compile", "torch._inductor.config.patch"),
+    *(
+        "torch._inductor.config.wrap_inductor_compiled_regions",
+        "torch.utils._python_dispatch.is_in_torch_dispatch_mode",
+    ),
+)
+_known_settings: Mapping[str, Any] = optional(
+    "torch._inductor.config._config", {}, "scripts for compiled graphs compile with Inductor's default settings"
+)
+_is_default: Callable[[str], bool] = optional(
+    "torch._inductor.config._is_default",
+    lambda _: True,
+    "scripts for compiled graphs compile with Inductor's default settings",
+)
+_in_process: Any = optional(
+    "torch._inductor.compile_fx._InProcessFxCompile", None, "what Inductor's passes on graphs get wrong is not seen"
+)
 
 _WRAPPING = "wrap_inductor_compiled_regions"
 _NO_CACHE = ("fx_graph_cache", "fx_graph_remote_cache")
@@ -51,10 +72,9 @@ def inductor_settings() -> dict[str, Any]:
     """
     from torch._inductor import config
 
-    known: dict[str, Any] = getattr(config, "_config", {})
-    changed = [name for name in known if name not in _OURS and not config._is_default(name)]  # type: ignore[attr-defined]
+    changed = [name for name in _known_settings if name not in _OURS and not _is_default(name)]
     values = {name: functools.reduce(getattr, name.split("."), config) for name in changed}
-    return {name: value for name, value in values.items() if value is not known[name].default}
+    return {name: value for name, value in values.items() if value is not _known_settings[name].default}
 
 
 @contextlib.contextmanager
@@ -78,9 +98,8 @@ def wrapped_regions(
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
 
-    compiler: Any = importlib.import_module("torch._inductor.compile_fx")._InProcessFxCompile
-    original, original_compile = CompiledFxGraph.__call__, compiler.codegen_and_compile
-    original_finish = CompiledFxGraph.post_compile
+    original_compile: Any = getattr(_in_process, "codegen_and_compile", None)
+    original, original_finish = CompiledFxGraph.__call__, CompiledFxGraph.post_compile
     graphs: _Graphs | None = None if hasattr(CompiledFxGraph, "_original_gm") else _Graphs()
 
     def call(self: Any, inputs: Any) -> Any:
@@ -88,7 +107,6 @@ def wrapped_regions(
             unseen()
         return original(self, inputs)
 
-    @functools.wraps(original_compile)
     def compile_graph(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         finish = made(module)
         graph = None if graphs is None else _bare_copy(module)
@@ -118,20 +136,15 @@ def wrapped_regions(
         if self._wrap_compiled_regions and graph is not None:
             finished(graph)
 
-    CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
-    CompiledFxGraph.post_compile = finish_graph  # type: ignore[method-assign]
-    compiler.codegen_and_compile = compile_graph
     changed = {_WRAPPING: True} | ({} if graphs is None else dict.fromkeys(_NO_CACHE, False))
-    try:
-        with config.patch(changed):
-            yield
-    finally:
-        if CompiledFxGraph.__call__ is call:
-            CompiledFxGraph.__call__ = original  # type: ignore[method-assign]
-        if CompiledFxGraph.post_compile is finish_graph:
-            CompiledFxGraph.post_compile = original_finish  # type: ignore[method-assign]
-        if compiler.codegen_and_compile is compile_graph:
-            compiler.codegen_and_compile = original_compile
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(CompiledFxGraph, "__call__", call))
+        stack.enter_context(replaced(CompiledFxGraph, "post_compile", finish_graph))
+        if original_compile is not None:
+            ours = functools.wraps(original_compile)(compile_graph)
+            stack.enter_context(replaced(_in_process, "codegen_and_compile", ours))
+        stack.enter_context(config.patch(changed))
+        yield
 
 
 class _Graphs:
@@ -165,9 +178,11 @@ def _bare_copy(module: fx.GraphModule) -> fx.GraphModule | None:
 
 def _wrapped(code: CodeOfGraph) -> Callable[[Any], Any]:
     """What torch itself makes of code where it wraps it, with our `code` in place of a function without a graph."""
+    from torch._higher_order_ops.wrap import inductor_compiled_code
+
     plain = code.compiled_callable
 
     def wrapped(inputs: Any) -> Any:
-        return inductor_compiled_code(code, inputs) if is_in_torch_dispatch_mode() else plain(inputs)
+        return inductor_compiled_code(code, inputs) if _modes.is_in_torch_dispatch_mode() else plain(inputs)
 
     return wrapped

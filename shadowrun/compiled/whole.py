@@ -66,12 +66,7 @@ class Expected:
             return None if values is None or len(values) != len(self._names) else named(values)
 
         program = self._program
-        runs = Runs(
-            truth,
-            lambda: named(program.moved(generator)),
-            mantissa=lambda: program.mantissa,
-            coarse_bound=program.coarse_bound,
-        )
+        runs = Runs(truth, lambda: named(program.moved(generator)), mantissa=lambda: program.mantissa)
         return judge(both, [ours[n] for n in both], [theirs[n] for n in both], runs)
 
 

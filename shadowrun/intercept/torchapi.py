@@ -79,6 +79,7 @@ need(
     *("torch._C._TorchDispatchModeKey.FAKE", "torch._C._TorchDispatchModeKey.PROXY"),
     *("torch._C._is_torch_function_mode_enabled", "torch._C.DisableTorchFunction", "torch._C._DisableAutocast"),
     *("torch._C._PreserveDispatchKeyGuard", "torch._C._dispatch_tls_set_dispatch_key_excluded"),
+    "torch._C._dispatch_has_kernel",
     *("torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C.DispatchKey.CompositeExplicitAutograd"),
     *("torch._C.DispatchKey.CompositeImplicitAutograd", "torch._C.DispatchKey.ADInplaceOrView"),
     *("torch._C.DispatchKey.AutogradFunctionality", "torch._C.DispatchKey.Functionalize"),
@@ -502,6 +503,7 @@ def in_transform() -> bool:
 
 def skip_compilation_of(module: str) -> None:
     """Keep Dynamo from compiling our handlers when the user's code runs eagerly under a compile callback."""
+    need("torch._dynamo.trace_rules.add")
     from torch._dynamo import trace_rules
 
     trace_rules.add(module)

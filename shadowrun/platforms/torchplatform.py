@@ -61,6 +61,7 @@ _LAZY = (
     *("torch._lazy.ts_backend.init", "torch._lazy.mark_step", "torch._lazy.wait_device_ops"),
     *("torch._C._lazy._sync_multi", "torch._C._lazy._wait_device_ops", "torch._is_functional_tensor"),
     *("torch._functionalize_sync", "torch._from_functional_tensor"),
+    *("torch._lazy.metrics.counter_names", "torch._lazy.metrics.counter_value"),
 )
 
 _lazy_ready = False
@@ -317,10 +318,7 @@ def _let_the_program_start_lazy() -> None:
 
 
 def lazy_counters() -> dict[str, int]:
-    """Counters of torch's lazy backend; one named after an ATen operator counts its fallbacks to the CPU.
-
-    Without ``torch._lazy.metrics`` the other witnesses of a fallback are left.
-    """
+    """Counters of torch's lazy backend; one named after an ATen operator counts its fallbacks to the CPU."""
     from torch._lazy import metrics
 
     return {name: int(metrics.counter_value(name)) for name in metrics.counter_names()}  # type: ignore[no-untyped-call]

@@ -5,11 +5,12 @@ import contextlib
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from torch import nn
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 from shadowrun import Status
+from shadowrun.compiled.together import Together
 from tests.compiled.backends import opaque, split
 from tests.compiled.regions import compare
 from tests.compiled.test_together import other_joint_graph
@@ -173,3 +174,14 @@ def test_inductors_dropout_is_judged_by_what_it_drew(wrong, monkeypatch, tmp_pat
     found = [status for *_, status in rows(run)]
     assert found == [MATCH, MATCH, *([MISMATCH] if wrong else [])]
     assert run.regions().skipped == ()
+
+
+def test_a_mask_that_rounding_decides_is_known_to_be_one():
+    """0.09995 in bfloat16 is 0.1001: more than 0.1 in float32, and as much in bfloat16; so is 0.1003."""
+    graph = fx.Graph()
+    graph.output((graph.call_function(F.dropout, (graph.placeholder("x"), 0.1, True)),))
+    x, module = torch.ones(2, 2).bfloat16(), fx.GraphModule(nn.Module(), graph)
+    for number, is_tie in ((0.5, False), (0.09995, True), (0.1003, True)):
+        whole = Together(module, [x])
+        assert whole.drawing([torch.tensor([[0.05, 0.7], [0.3, number]])])
+        assert whole.has_ties is is_tie

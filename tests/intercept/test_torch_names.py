@@ -24,10 +24,12 @@ PLACES = {
     "intercept/torchapi.py": "cpu[threads=1]",
     "platforms/torchplatform.py": "cpu[threads=1]",
     "platforms/sim/device.py": "sim",
+    "compiled/torchcompile.py": "compiled",
+    "compiled/torchregions.py": "compiled",
 }
-"""Modules that ask for what they cannot do without, and a platform on which a comparison imports them."""
+"""Modules that ask for what they cannot do without, and a platform on which a comparison imports them: ``compiled`` is
+``cpu[threads=1]`` with ``compiled=True``."""
 
-ALIASES = {"_modes": "torch.utils._python_dispatch", "backend_registration": "torch.utils.backend_registration"}
 FOR_LAZY = {"torch._is_functional_tensor", "torch._functionalize_sync", "torch._from_functional_tensor"}
 
 
@@ -35,14 +37,26 @@ def tree_of(place):
     return ast.parse((ROOT / "shadowrun" / place).read_text(encoding="utf-8"))
 
 
-def dotted(node):
+@functools.cache
+def aliases(place):
+    """What names of a module stand for that it imports from torch, for types only too."""
+    found = {}
+    for node in ast.walk(tree_of(place)):
+        if isinstance(node, ast.Import):
+            found |= {a.asname: a.name for a in node.names if a.asname}
+        if isinstance(node, ast.ImportFrom):
+            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return {name: path for name, path in found.items() if path.startswith("torch.")}
+
+
+def dotted(place, node):
     names = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
         node = node.value
     if not isinstance(node, ast.Name):
         return ""
-    return ".".join([ALIASES.get(node.id, node.id), *reversed(names)])
+    return ".".join([aliases(place).get(node.id, node.id), *reversed(names)])
 
 
 def asked_for(place):
@@ -52,16 +66,19 @@ def asked_for(place):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("torch."):
             found.add(node.value)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
-            owner, name = dotted(node.args[0]), node.args[1]
+            owner, name = dotted(place, node.args[0]), node.args[1]
             if owner.startswith("torch.") and isinstance(name, ast.Constant):
                 found.add(f"{owner}.{name.value}")
     return {name for name in found if " " not in name}
 
 
 def used(place):
-    """Private names of torch that a module's code reads."""
+    """Private names of torch that a module's code reads, as attributes or by a name that it imported."""
     annotations = {id(n) for f in ast.walk(tree_of(place)) for n in [getattr(f, "annotation", None)] if n}
-    chains = {dotted(n) for n in ast.walk(tree_of(place)) if isinstance(n, ast.Attribute) and id(n) not in annotations}
+    read = [
+        n for n in ast.walk(tree_of(place)) if isinstance(n, (ast.Attribute, ast.Name)) and id(n) not in annotations
+    ]
+    chains = {dotted(place, n).removesuffix(".__call__") for n in read}  # which every class has
     private = {c for c in chains if c.startswith("torch.") and any(p.startswith("_") for p in c.split("."))}
     return {c for c in private if not any(other.startswith(c + ".") for other in private)}
 

@@ -10,22 +10,29 @@ import json
 import os
 import sys
 import warnings
+from typing import Any
 
 import torch
 
 
+def found(path: str) -> Any:
+    top, *names = path.split(".")
+    value: Any = sys.modules[top]
+    for i, name in enumerate(names, 2):
+        inner = getattr(value, name, None)
+        value = importlib.import_module(".".join([top, *names][:i])) if inner is None else inner
+    return value
+
+
 def delete(path: str) -> bool:
-    """Whether there was such a name that can be deleted (those of C types cannot)."""
-    *owners, name = path.split(".")
-    found = sys.modules[owners[0]]
-    for i, owner in enumerate(owners[1:], 2):
-        inner = getattr(found, owner, None)
-        found = importlib.import_module(".".join(owners[:i])) if inner is None else inner
+    """Whether there was such a name that can be deleted (those of C types, and settings, cannot)."""
+    owner, _, name = path.rpartition(".")
+    of = found(owner)
     try:
-        delattr(found, name)
-    except (AttributeError, TypeError):
+        delattr(of, name)
+    except (AttributeError, TypeError, KeyError):  # KeyError: of a module of settings
         return False
-    return not hasattr(found, name)
+    return not hasattr(of, name)
 
 
 def program(device: str) -> float:
@@ -36,7 +43,38 @@ def program(device: str) -> float:
         return float(torch.nn.functional.linear(x, x).sum()) + float(x.grad.sum())
 
 
+def opaque(module: Any, _inputs: Any) -> Any:
+    """A backend of torch.compile, of whose code torch sees nothing."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def run(module: Any, _inputs: Any) -> Any:
+        def call(*args: Any) -> Any:
+            with torch.utils._python_dispatch._disable_current_modes():
+                return module(*args)
+
+        return make_boxed_func(call)
+
+    return aot_autograd(fw_compiler=run, bw_compiler=run)(module, _inputs)
+
+
+def compiled_program() -> None:
+    """Forward and backward of a compiled function with a break of its graph."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = x.sum() + 1
+        torch._dynamo.graph_break()
+        return torch.tanh(x * scale)
+
+    x = torch.linspace(0.1, 0.5, 6).requires_grad_()
+    torch.compile(function, backend=opaque)(x).sum().backward()
+
+
 def outcome(path: str, platform: str) -> dict[str, object]:
+    compiled = platform == "compiled"
+    owner, _, name = path.rpartition(".")
+    value = vars(found(owner)).get(name)
     if not delete(path):
         return {"name": path, "deleted": False}
     told: dict[str, object] = {"name": path, "deleted": True}
@@ -48,10 +86,14 @@ def outcome(path: str, platform: str) -> dict[str, object]:
         torch.__version__ = "2.99.0"
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run = shadowrun.compare(platform, ref="cpu")
-            shadowrun.compare(platform, ref="cpu")
+            if compiled:
+                importlib.import_module("shadowrun.compiled.regions")
+                setattr(found(owner), name, value)  # torch itself needs it
+                platform = "cpu[threads=1]"
+            run = shadowrun.compare(platform, ref="cpu", compiled=compiled)
+            shadowrun.compare(platform, ref="cpu", compiled=compiled)
             with run:
-                program(platform.partition("[")[0])
+                compiled_program() if compiled else program(platform.partition("[")[0])
         told |= {
             "statuses": sorted({r.verdict.status.value for r in run.records()}),
             "failures": [str(f) for f in run.own_failures()],
@@ -66,6 +108,9 @@ def outcome(path: str, platform: str) -> dict[str, object]:
 
 def main() -> None:
     platform, *paths = sys.argv[1:]
+    if platform == "compiled":  # once for all of them
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._inductor.compile_fx")
     for path in paths:
         sys.stdout.flush()
         child = os.fork()
