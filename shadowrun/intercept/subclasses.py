@@ -8,6 +8,8 @@ and is counted.
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +19,22 @@ from shadowrun.intercept.dispatch import ShadowMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 __all__ = ["Constructor"]
 
 _REASON = "constructor of a tensor subclass"
+_KEEPER = "torch._dynamo.polyfills.tensor"
+"""Takes ``torch.Tensor.__new__`` by its identity when it is first imported, and compares signatures; since 2.13."""
 
 
 class Constructor:
-    """Lets subclasses be constructed while a comparison runs."""
+    """Lets subclasses be constructed while a comparison runs.
+
+    It is a finder of modules too: where the program has ``torch._dynamo`` imported meanwhile (by its first
+    `torch.compile`, or by a profiler), that is to see torch's own constructor, then and after the comparison.
+    """
 
     def __init__(self) -> None:
         self._patched: Any = None
@@ -45,9 +55,31 @@ class Constructor:
         if "__new__" not in vars(torch.Tensor):  # else somebody had the same idea
             self._patched = __new__
             torch.Tensor.__new__ = __new__  # type: ignore[method-assign]
+            if _KEEPER not in sys.modules:
+                sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
         """Take it away, unless somebody put another in its place meanwhile (then ours passes on)."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         patched, self._patched = self._patched, None
         if patched is not None and vars(torch.Tensor).get("__new__") in (patched, staticmethod(patched)):
             del torch.Tensor.__new__
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Where the one module is that keeps the constructor, with a loader that takes ours away meanwhile."""
+        spec = PathFinder.find_spec(name, path, target) if name == _KEEPER else None
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            vars(spec.loader).pop("exec_module", None)
+            self.stop()
+            try:
+                load(module)
+            finally:
+                self.start()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
