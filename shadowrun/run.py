@@ -28,6 +28,7 @@ from shadowrun.settings import read_settings
 from shadowrun.store.choosing import choose
 from shadowrun.store.combine import combine_files
 from shadowrun.store.datafile import ENDED_EARLY, DataFile
+from shadowrun.store.opening import SALVAGED
 from shadowrun.store.records import REGION, first_mismatch, read_records
 from shadowrun.store.tensors import NOT_KEPT
 from shadowrun.types import Allowed, Cause, Status
@@ -167,7 +168,10 @@ class Run:
         new = [finding for finding in found if finding.known is None]
         known = [finding for finding in found if finding.known is not None]
         info = self._data.info
-        return analysis.judge(new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected)
+        salvaged = any(note.startswith(SALVAGED) for note in info.notes)
+        return analysis.judge(
+            new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected, salvaged=salvaged
+        )
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The summary as dictionaries, for a data frame."""

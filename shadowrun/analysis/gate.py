@@ -53,6 +53,8 @@ def judge(
     regions: str = "",
     raised: str = "",
     unselected: str = "",
+    *,
+    salvaged: bool = False,
 ) -> Gate:
     """Judge a run: findings of the kinds in `fail_on` fail it, and so does one that verified nothing, or was cut short.
 
@@ -64,6 +66,7 @@ def judge(
         regions: How many compiled regions there were and what became of them, as `Regions.line` says it.
         raised: Exception that ended the program.
         unselected: Why nothing was selected.
+        salvaged: This is what could be read of a damaged data file: it does not pass, since what is missing may fail.
     """
     kinds = Counter(finding.kind for finding in findings)
     named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
@@ -83,6 +86,11 @@ def judge(
     if fail_on and cut_short(raised):
         line = f"FAILED: {ended}; {plural(n_compared, 'call')} compared until then{also}"
         return Gate(False, line, frozenset(fail_on), only_cut_short=True)
+    if fail_on and salvaged:
+        line = (
+            f"FAILED: only part of a damaged data file could be read; {plural(n_compared, 'call')} compared in it{also}"
+        )
+        return Gate(False, line, frozenset(fail_on))
     unverified = f", {counts[Status.UNVERIFIED]:,} could not be verified" if counts[Status.UNVERIFIED] else ""
     verb = "matches" if counts[Status.MATCH] == 1 else "match"
     line = f"PASSED: {plural(counts[Status.MATCH], 'call')} {verb}{unverified}{also}"

@@ -38,6 +38,7 @@ _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 _OWN_PARENT = str(Path(__file__).parents[2]) + os.sep
 _DEMO = _OWN + f"cli{os.sep}demo"
 _CELL = re.compile(r"<ipython-input-(\d+)-")
+_REACHED_FROM = " (first reached from "
 _NOWHERE: Found = ("", False, None)
 _MOST = 100_000
 
@@ -118,7 +119,7 @@ class Sites:
         site, is_told, code = above
         if not is_told and code is not None and _is_package(code.co_filename):
             own = _own_line(frame.f_back)
-            site = f"{own} ({site})" if own else site
+            site = f"{own} ({site.partition(_REACHED_FROM)[0]})" if own else site
         found = site, True, code
         # A generator may go on below another caller.
         if frame.f_trace is None and not frame.f_code.co_flags & _GENERATORS and sys.gettrace() is None:
@@ -129,6 +130,9 @@ class Sites:
         if len(self.known) >= _MOST:  # a program that makes code as it goes
             self.known.clear()
         site = _line(code, frame.f_lineno)
+        # A library's line is the same whoever calls it: the user's is that which led here first.
+        own = _own_line(frame.f_back) if _is_package(code.co_filename) else ""
+        site += f"{_REACHED_FROM}{own})" if own else ""
         found = self.known[id(code), frame.f_lasti] = site, _steps_an_optimizer(frame), code
         return found
 

@@ -8,8 +8,6 @@ and is counted.
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,67 +17,51 @@ from shadowrun.intercept.dispatch import ShadowMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
 __all__ = ["Constructor"]
 
 _REASON = "constructor of a tensor subclass"
-_KEEPER = "torch._dynamo.polyfills.tensor"
-"""Takes ``torch.Tensor.__new__`` by its identity when it is first imported, and compares signatures; since 2.13."""
+
+
+class _New:
+    """What stands for ``__new__`` in `torch.Tensor`: its own wherever it is read from there, or nothing is compared.
+
+    Dynamo keeps what it knows of ``torch.Tensor.__new__`` by the function itself, which it may read while a comparison
+    runs; so a function in its place would be known for ever, and its own not.
+    """
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+
+    def __get__(self, _: object, owner: type) -> Callable[..., Any]:
+        if owner is torch.Tensor:
+            return self.original
+        modes = torchapi.modes()
+        return self._below if len(modes) == 1 and isinstance(modes[0], ShadowMode) else self.original
+
+    def _below(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = torchapi.modes()[0]
+        if cls is torch.Tensor or not isinstance(mode, ShadowMode):
+            return self.original(cls, *args, **kwargs)
+        mode.count("torch.Tensor.__new__", _REASON)
+        with torchapi.without_modes():
+            return self.original(cls, *args, **kwargs)
 
 
 class Constructor:
-    """Lets subclasses be constructed while a comparison runs.
-
-    It is a finder of modules too: where the program has ``torch._dynamo`` imported meanwhile (by its first
-    `torch.compile`, or by a profiler), that is to see torch's own constructor, then and after the comparison.
-    """
+    """Lets subclasses be constructed while a comparison runs."""
 
     def __init__(self) -> None:
-        self._patched: Any = None
+        self._new: _New | None = None
 
     def start(self) -> None:
-        """Put a function before the constructor of tensors."""
-        original: Callable[..., Any] = torch.Tensor.__new__
-
-        def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if cls is not torch.Tensor:
-                modes = torchapi.modes()
-                if len(modes) == 1 and isinstance(modes[0], ShadowMode):
-                    modes[0].count("torch.Tensor.__new__", _REASON)
-                    with torchapi.without_modes():
-                        return original(cls, *args, **kwargs)
-            return original(cls, *args, **kwargs)
-
+        """Stand before the constructor of tensors."""
         if "__new__" not in vars(torch.Tensor):  # else somebody had the same idea
-            self._patched = __new__
-            torch.Tensor.__new__ = __new__  # type: ignore[method-assign]
-            if _KEEPER not in sys.modules:
-                sys.meta_path.insert(0, self)
+            self._new = _New(torch.Tensor.__new__)
+            torch.Tensor.__new__ = self._new  # type: ignore[method-assign, assignment]
 
     def stop(self) -> None:
-        """Take it away, unless somebody put another in its place meanwhile (then ours passes on)."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        patched, self._patched = self._patched, None
-        if patched is not None and vars(torch.Tensor).get("__new__") in (patched, staticmethod(patched)):
+        """Go, unless somebody put another in its place meanwhile (then ours passes on)."""
+        if self._new is not None and vars(torch.Tensor).get("__new__") is self._new:
             del torch.Tensor.__new__
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Where the one module is that keeps the constructor, with a loader that takes ours away meanwhile."""
-        spec = PathFinder.find_spec(name, path, target) if name == _KEEPER else None
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            vars(spec.loader).pop("exec_module", None)
-            self.stop()
-            try:
-                load(module)
-            finally:
-                self.start()
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+        self._new = None

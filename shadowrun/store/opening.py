@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "SALVAGED",
     "check_writable",
     "connect_existing",
     "connect_new",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 MAGIC = b"SQLite format 3\0"
+SALVAGED = "Salvaged from a damaged file"
+"""How the note of a run begins that says what is missing."""
 READ_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 0.1
 """A reader holds its lock for milliseconds; the user's program never waits longer than this for one."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun.store.checking import COLUMNS, check_sources, check_values
 from shadowrun.store.codec import decode_info, encode_info
+from shadowrun.store.opening import SALVAGED
 from shadowrun.store.pages import Pages
 from shadowrun.store.schema import SCHEMA, SCHEMA_VERSION
 from shadowrun.store.untrusted import Guarded, unfit
@@ -182,7 +183,7 @@ def _annotate(connection: sqlite3.Connection, pages: Pages, left_out: Counter[st
     n, greatest = connection.execute("select count(*), coalesce(max(seq), -1) from call").fetchone()
     gaps = f" {greatest + 1 - n:,} calls before the last one are missing." if 0 < n <= greatest else ""
     note = (
-        f"Salvaged from a damaged file: {pages.n_lost:,} of its {pages.n_said:,} pages are missing or unreadable; "
+        f"{SALVAGED}: {pages.n_lost:,} of its {pages.n_said:,} pages are missing or unreadable; "
         f"{n:,} calls could be read.{gaps}{dropped}{lost} Figures are of what could be read."
     )
     connection.execute("delete from meta")

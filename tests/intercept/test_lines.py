@@ -16,11 +16,14 @@ class Wrapped:
 
     def step(self):
         self.optimizer.step()
+
+def twice(x):
+    return x * 2
 """
 
 
 @pytest.fixture
-def wrapped(tmp_path, monkeypatch):
+def library(tmp_path, monkeypatch):
     """A library that wraps optimizers, as accelerate does."""
     folder = tmp_path / "site-packages" / "acc"
     folder.mkdir(parents=True)
@@ -28,7 +31,7 @@ def wrapped(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(folder.parent))
     import acc  # type: ignore[import-not-found]
 
-    yield acc.Wrapped
+    yield acc
     del sys.modules["acc"]
 
 
@@ -36,10 +39,10 @@ def sites(run):
     return {record.call.site for record in run.records() if record.call.phase == "optimizer"}
 
 
-def test_the_user_s_line_comes_first_where_a_library_steps_the_optimizer(wrapped):
+def test_the_user_s_line_comes_first_where_a_library_steps_the_optimizer(library):
     weight = torch.ones(3, requires_grad=True)
     weight.grad = torch.ones(3)
-    optimizer = wrapped(torch.optim.AdamW([weight]))
+    optimizer = library.Wrapped(torch.optim.AdamW([weight]))
     with shadowrun.compare("cpu[threads=1]") as run:
         for _ in range(2):
             optimizer.step()
@@ -49,6 +52,16 @@ def test_the_user_s_line_comes_first_where_a_library_steps_the_optimizer(wrapped
     assert own.partition(":")[0].endswith("test_lines.py")
     assert library.endswith("site-packages/acc/__init__.py:7 in Wrapped.step)")
     assert short_site(site) == f"{own.rpartition('/')[2]} (__init__.py:7 in Wrapped.step)"
+
+
+def test_beside_a_library_s_line_stands_the_user_s_that_led_there(library):
+    with shadowrun.compare("cpu[threads=1]") as run:
+        library.twice(torch.ones(3))
+    (record,) = run.records(op="aten::mul*")
+    line, _, own = record.call.site.removesuffix(")").partition(" (first reached from ")
+    assert line.endswith("site-packages/acc/__init__.py:10 in twice")
+    assert own.endswith("in test_beside_a_library_s_line_stands_the_user_s_that_led_there")
+    assert short_site(record.call.site) == f"__init__.py:10 in twice ({own.rpartition('/')[2]})"
 
 
 def test_a_line_of_the_user_s_own_stays_alone():

@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import torch
 
 import shadowrun
 from shadowrun.cli.main import main
@@ -104,6 +105,18 @@ def test_the_report_says_what_is_missing(files, tmp_path, capsys):
     assert main(["report", str(path), "--salvage"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"Salvaged from a damaged file: 1 of its {len(whole) // PAGE} pages are missing or unreadable" in text
+
+
+def test_what_is_left_of_a_run_does_not_pass(tmp_path):
+    path = tmp_path / "x.shadowrun"
+    with shadowrun.compare("cpu", file=path):
+        for _ in range(3000):
+            torch.ones(2).relu()
+    assert shadowrun.load(path, salvage=True).gate().passed
+    path.write_bytes(path.read_bytes()[:-PAGE])
+    gate = shadowrun.load(path, salvage=True).gate()
+    assert not gate.passed
+    assert gate.line.startswith("FAILED: only part of a damaged data file could be read; ")
 
 
 def test_without_its_information_a_run_is_unknown(files, tmp_path):

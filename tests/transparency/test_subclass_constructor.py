@@ -1,6 +1,5 @@
 """The old constructor of tensor subclasses works under a comparison, as it does under no other dispatch mode."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -59,25 +58,22 @@ def test_threads_and_what_is_counted():
     assert type(Plain([2.0])) is Plain
 
 
-@pytest.mark.parametrize("options", ["", ", replay=False", ", drift=True"])
-def test_dynamo_imported_meanwhile_sees_torchs_own(options):
-    program = f"""
+DYNAMO = """
 import sys, torch, shadowrun
-plain, finders = torch.Tensor.__new__, list(sys.meta_path)
-class Plain(torch.Tensor): pass
-with shadowrun.compare("cpu"{options}) as run:
-    assert "torch._dynamo" not in sys.modules
-    compiled = torch.compile(lambda x: x.sin() + 1, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(torch.ones(3)), torch.ones(3).sin() + 1)
-    assert type(Plain([1.0])) is Plain
-assert torch.Tensor.__new__ is plain and sys.meta_path[-len(finders):] == finders
-assert not any(type(f).__module__.startswith("shadowrun") for f in sys.meta_path)
-from torch._dynamo.polyfills import tensor
-assert "exec_module" not in vars(tensor.__spec__.loader)
-if hasattr(tensor, "tensor_pynew"):
-    from torch._dynamo.variables import PolyfilledFunctionVariable
-    assert plain in PolyfilledFunctionVariable._get_polyfill_handlers()
-print("same")
+class T(torch.Tensor):
+    pass
+assert "torch._dynamo.polyfills.tensor" not in sys.modules
+plain = torch.Tensor.__new__
+with shadowrun.compare("cpu"):
+    assert torch.Tensor.__new__ is plain and T([1.0]).item() == 1
+    import torch._dynamo.polyfills.tensor
+    assert torch.Tensor([1.0]).item() == 1
+from torch._dynamo.variables import PolyfilledFunctionVariable
+assert torch.Tensor.__new__ is plain and plain in PolyfilledFunctionVariable._get_polyfill_handlers()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ})
-    assert done.stdout == "same\n", done.stderr
+
+
+def test_what_torch_reads_of_the_constructor_meanwhile_is_its_own():
+    """Dynamo, which `import transformers` loads, keeps what it knows of the constructor by the function itself."""
+    done = subprocess.run([sys.executable, "-c", DYNAMO], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
