@@ -33,9 +33,9 @@ COARSE_RMS: Final = 2.0
 fourth of the bound for one element, as the greatest of many is some four times their root mean square. Inductor and
 others on right programs reach 0.47 in float32 and 0.27 in bfloat16 (112 results of the models of `tests/compiled`).
 Whole graphs of Dynamo's under bfloat16 autocast reach 0.64 by Inductor, and 1.26 units in one element, as eager does
-(2093 results of 171 calls: transformer blocks, convolutions with batch and group norm, gated perceptrons, and a U-Net, with
-eager's dropout masks; of its gradients, those that are right). With Inductor's own masks, elements that another rounding
-of the numbers keeps made it 8.7 units."""
+(2093 results of 171 calls: transformer blocks, convolutions with batch and group norm, gated perceptrons, and a U-Net,
+with eager's dropout masks; of its gradients, those that are right). With Inductor's own masks, elements that another
+rounding of the numbers keeps made it 8.7 units."""
 FACTOR: Final = 2.5
 FACTOR_SHARE: Final = 0.25
 """The same for a factor that all elements have in common, where 16 bits were computed with: rounding to nearest has
