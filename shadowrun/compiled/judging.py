@@ -31,12 +31,16 @@ RMS: Final = 8.0
 COARSE_RMS: Final = 2.0
 """How many times as far from eager, and from the truth, all elements together may be as other roundings move them: a
 fourth of the bound for one element, as the greatest of many is some four times their root mean square. Inductor and
-others on right programs reach 0.47 in float32 and 0.27 in bfloat16 (112 results of the models of `tests/compiled`)."""
+others on right programs reach 0.47 in float32 and 0.27 in bfloat16 (112 results of the models of `tests/compiled`).
+Whole graphs of Dynamo's under bfloat16 autocast reach 0.64 by Inductor, and 1.26 units in one element, as eager does
+(2093 results of 171 calls: transformer blocks, convolutions with batch and group norm, gated perceptrons, and a U-Net,
+with eager's dropout masks; of its gradients, those that are right). With Inductor's own masks, elements that another
+rounding of the numbers keeps made it 8.7 units."""
 FACTOR: Final = 2.5
 FACTOR_SHARE: Final = 0.25
 """The same for a factor that all elements have in common, where 16 bits were computed with: rounding to nearest has
 none. In float32, functions and sums of other algorithms may have one of some units. Right ones reach 0.16 of the
-size."""
+size, and those whole graphs 0.24 of it, which is 0.37 of what is allowed there."""
 _COARSE_NOISE: Final = 2.0**-12
 """What other roundings move a result by, of its size, if it depends on 16 bits."""
 NEARER = "nearer the truth than eager"
