@@ -163,7 +163,8 @@ class Steps:
         self._recorder.step -= len(rested)
         for ended_ns in rested:
             self._begin_step(ended_ns / 1e9)
-        self._budget.rested(rested[-1], len(rested), time.perf_counter_ns() - began_ns)
+        own_ns = time.perf_counter_ns() - began_ns
+        self._budget.rested(rested[-1], len(rested), own_ns, by_hook=not self.told)
         rested.clear()
 
     def end(self, began_ns: int) -> None:

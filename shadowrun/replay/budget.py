@@ -281,9 +281,9 @@ class Budget:
             return 0
         return max(0, min(int(-ledger.credit_ns / ledger.allowed_ns) - 1, _MOST_REST))
 
-    def rested(self, now: int, n_steps: int, own_ns: int) -> None:
+    def rested(self, now: int, n_steps: int, own_ns: int, *, by_hook: bool = False) -> None:
         """So many steps were left out without a look; arguments as for `Ledger.pass_over`."""
-        self._ledger.pass_over(now, n_steps, own_ns)
+        self._ledger.pass_over(now, n_steps, own_ns, by_hook=by_hook)
         self._n_steps += n_steps
         self._n_unwatched += n_steps
 

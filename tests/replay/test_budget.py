@@ -292,4 +292,19 @@ def test_what_a_step_that_is_only_counted_costs_unseen_is_paid_for():
         budget.end_step(n * 100_000)
     spent = budget._ledger.spent_ns
     budget.rested(900_000 + 49 * 100_000, 50, 0)
-    assert budget._ledger.spent_ns == spent + 50 * ledgers._PASSED_NS
+    half = budget._ledger.allowed_ns / 2
+    assert 0 < half < ledgers._PASSED_NS, "no more than half of what a step allows: else none would ever be watched"
+    assert budget._ledger.spent_ns == spent + 50 * half
+
+
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_where_an_optimizer_s_hook_ends_the_steps_they_cost_more(by_hook):
+    budget = Budget(1.2, 1000.0)
+    budget.start(0)
+    budget.watched = False
+    for n in range(1, 9):
+        budget.end_step(n * 1_000_000)
+    spent = budget._ledger.spent_ns
+    budget.rested(9_000_000 + 49 * 1_000_000, 50, 0, by_hook=by_hook)
+    cost = ledgers._PASSED_NS + by_hook * ledgers._PASSED_BY_HOOK_NS
+    assert budget._ledger.spent_ns == spent + 50 * cost
