@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
+from shadowrun.report.tame import MAX_NAME, clip
 
 if TYPE_CHECKING:
     import argparse
@@ -166,7 +167,7 @@ def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, see
 
     from shadowrun.slowdown.measuring import measure
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of operators: they are called to be timed
@@ -179,7 +180,7 @@ def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, see
         task = bar.add_task("timing", total=chosen.n_calls)
         measured = []
         for call in chosen.calls:
-            bar.update(task, description=call.op)
+            bar.update(task, description=clip(call.op, MAX_NAME))
             measured.append(measure(call, target, ref, rounds=rounds, seed=seed))
             bar.advance(task)
         return measured

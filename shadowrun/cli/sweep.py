@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.tame import one_line
+from shadowrun.report.tame import MAX_NAME, clip, one_line
 from shadowrun.sweep.cases import PARTS, PROBES, Part
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     what = plan(wish)
     if args.list:
         for task in what.tasks:
-            print(f"{task.operator:<50} {task.dtype:<10} {', '.join(task.parts)}")
+            print(f"{clip(task.operator, MAX_NAME):<50} {clip(task.dtype, MAX_NAME):<10} {', '.join(task.parts)}")
         return 0
     path = Path(args.file)
     if args.restart:
@@ -246,7 +246,7 @@ class _Progress:
         )
 
         columns = (
-            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+            *(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
             *(TextColumn("left"), TimeRemainingColumn()),
         )
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
@@ -266,7 +266,8 @@ class _Progress:
         self._n_failed += outcome.kind in FAILURES
 
     def _on_task(self, task: Task) -> None:
-        self._bar.update(self._task, advance=1, description=f"{task.operator} {task.dtype}, {self._n_failed} failed")
+        name = clip(f"{task.operator} {task.dtype}", MAX_NAME)
+        self._bar.update(self._task, advance=1, description=f"{name}, {self._n_failed} failed")
 
 
 def _is_complete(path: Path) -> bool:

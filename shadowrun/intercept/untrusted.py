@@ -67,6 +67,7 @@ _SPACES_OF_TORCH = frozenset(
 """Namespaces that are no custom operators of the user's, and whose operators do more than compute, or are internal."""
 
 _UNCHECKED = "it does not check its indices"
+_UNSIZED = "it does not check that its arguments have sizes that fit"
 _REFUSED = {
     "_reshape_alias": _UNCHECKED,
     "_reshape_alias_copy": _UNCHECKED,
@@ -95,6 +96,11 @@ _REFUSED = {
     "_sparse_coo_tensor_with_dims_and_tensors": _UNCHECKED,
     "_sparse_csc_tensor_unsafe": _UNCHECKED,
     "_sparse_csr_tensor_unsafe": _UNCHECKED,
+    # With sizes that do not fit they write past the end; torch decomposes those of weight norm where it compiles.
+    "_fused_moving_avg_obs_fq_helper": _UNSIZED,
+    "_fused_moving_avg_obs_fq_helper_functional": _UNSIZED,
+    "_weight_norm_interface_backward": _UNSIZED,
+    "fused_moving_avg_obs_fake_quant": _UNSIZED,
     "set": "it rebinds storage",
     "sparse_resize": _UNCHECKED,
     "sparse_resize_": _UNCHECKED,

@@ -13,7 +13,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError, PlatformError
-from shadowrun.platforms import settings
+from shadowrun.platforms import settings, sim
 from shadowrun.platforms.sim import CATALOGUE, FATAL
 from shadowrun.platforms.spec import ENTRY_POINT_GROUP, OF_TORCH, PlatformSpec, parse
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["accepted", "named", "simulated_flaws"]
 
+_NAMES_OF_TORCH = frozenset({*OF_TORCH, "xla"} - {"sim"})
+"""Names that a simulated device cannot have."""
 _PASTEABLE = re.compile(r"[A-Za-z0-9_:\[\]()=,.+@%/ \"^~-]{1,300}")
 """Texts that a message offers to be pasted: nothing in them is more than it looks like."""
 
@@ -92,9 +94,11 @@ def _more_than_this_process(wanted: PlatformSpec, *, simulated: bool) -> str:
     variables = [key for key in keys if key.startswith(settings.ENV)]
     if variables:
         return "starts a process with environment variables of its own"
-    if simulated:
-        real = wanted.device_type in OF_TORCH and wanted.device_type != "sim"
-        return "cannot be simulated" if real else ""
+    if simulated and wanted.device_type in _NAMES_OF_TORCH:
+        return "cannot be simulated"
+    here = sim.device_name() if sim.is_enabled() else wanted.device_type
+    if simulated and wanted.device_type in ("sim", here):
+        return ""  # else a package would be looked for: the simulated device has another name here
     if _takes_a_package(wanted.device_type) and not _is_registered(wanted.device_type):
         return "is a device that a package brings, which would be imported"
     return ""

@@ -23,7 +23,7 @@ from shadowrun.repro.bench import Bench, Judged, operator
 from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.effects import returned_arguments
 from shadowrun.repro.minimise import Minimiser
-from shadowrun.repro.places import checked, places_of
+from shadowrun.repro.places import check_harmless, checked, places_of
 from shadowrun.repro.quoting import check_name
 from shadowrun.store import tensors
 from shadowrun.types import Allowed, Cause, Status
@@ -90,6 +90,7 @@ def make(
         DataFileError: The captured inputs cannot be read, or hold what must not be run.
     """
     info = checked(data.info, allowed)
+    check_harmless(info, allowed)
     maker = _Maker(info, finding, load_captured(data, record), is_own=allowed.modules)
     with as_in_handler():  # a comparison may be running: our replays are none of its calls
         return maker.write(record, directory, time_limit_s if minimise else 0.0)

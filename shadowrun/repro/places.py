@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.errors import UsageError
+from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms import parse, settings
+from shadowrun.platforms.sim import FATAL
 from shadowrun.platforms.spec import PLUGINS
-from shadowrun.platforms.untrusted import accepted, simulated_flaws
+from shadowrun.platforms.untrusted import accepted, named, simulated_flaws
 from shadowrun.repro.quoting import literal, quoted
 
 if TYPE_CHECKING:
     from shadowrun.types import Allowed, RunInfo
 
-__all__ = ["Place", "checked", "place_of", "places_of"]
+__all__ = ["Place", "check_harmless", "checked", "place_of", "places_of"]
 
 _SIMULATED = """\
 # The device is simulated: for a real one, this script would need torch (and its plug-in) only.
@@ -116,6 +118,27 @@ def checked(info: RunInfo, allowed: Allowed) -> RunInfo:
     simulated = simulated_flaws(info.ref_fingerprint) is not None
     ref = accepted(info.ref, allowed.names, simulated=simulated, option="--ref")
     return dataclasses.replace(info, target=target, ref=ref)
+
+
+def check_harmless(info: RunInfo, allowed: Allowed) -> None:
+    """Refuse to simulate, in this process, what would end or block it, where only a file asks for that.
+
+    Args:
+        info: As the file has it.
+        allowed: What the person at the keyboard named.
+
+    Raises:
+        PlatformError: The simulated device has such flaws, and nobody named it.
+        DataFileError: It has flaws that there are not.
+    """
+    fatal = [f for f in simulated_flaws(info.target_fingerprint) or () if f in FATAL]
+    if fatal and not allowed.modules and named(info.target, allowed.names) is None:
+        raise PlatformError(
+            f"The simulated device of this file has {fatal[0]}, which would end or block this process, and only the "
+            "data file names it, which may be somebody else's. If you know what it is, name the device: "
+            f"--target {shlex.quote(ascii(info.target)[1:-1][:300])}.",
+            slug="platform-refused",
+        )
 
 
 def places_of(info: RunInfo) -> tuple[Place, Place]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import BinaryIO
 
-__all__ = ["Pages", "Row"]
+__all__ = ["OnDisk", "Pages", "Row"]
 
 _INNER_INDEX, _INNER_TABLE, _LEAF_INDEX, _LEAF_TABLE = 2, 5, 10, 13
 _INDEX = (_INNER_INDEX, _LEAF_INDEX)
@@ -17,10 +19,41 @@ _DEFAULT_SIZE = 4096
 _MOST_READ = 4
 """Bytes of rows that are read, for each byte of the file: pages of a hostile one may lead to the same text again and
 again."""
+_MOST_READ_OF_DISK = 16
+_LEAST_READ = 2**24
+"""And for each byte that it takes on the disk, beyond these: a file of holes is of any size, and may be compressed."""
+_MOST_BYTES = 2**36
 _SIZES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
 
 Row = tuple[int, tuple[Any, ...]]
 """Number of a row, -1 in a table that has none, and its values as they are stored."""
+
+
+class OnDisk:
+    """The bytes of a file, read where they are asked for.
+
+    Args:
+        file: Open for reading.
+
+    Raises:
+        ValueError: It is larger than any data file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._n_bytes = file.seek(0, os.SEEK_END)
+        if self._n_bytes > _MOST_BYTES:
+            raise ValueError(f"it has {self._n_bytes:,} bytes")
+        taken = getattr(os.fstat(file.fileno()), "st_blocks", self._n_bytes) * 512
+        self.most_read = min(_MOST_READ * self._n_bytes, _MOST_READ_OF_DISK * taken + _LEAST_READ)
+
+    def __len__(self) -> int:
+        return self._n_bytes
+
+    def __getitem__(self, where: slice) -> bytes:
+        """The bytes from a place to another; fewer at the end."""
+        self._file.seek(where.start)
+        return self._file.read(max(0, where.stop - where.start))
 
 
 @dataclass
@@ -35,7 +68,7 @@ class Pages:
         bad: Pages that could not be read, or not all of them.
     """
 
-    data: bytes
+    data: OnDisk
     size: int = 0
     n_said: int = 0
     seen: set[int] = field(default_factory=set)
@@ -46,12 +79,13 @@ class Pages:
         size = int.from_bytes(self.data[16:18], "big")
         size = 65536 if size == 1 else size
         self.size = size if size >= 512 and size & (size - 1) == 0 else _DEFAULT_SIZE
-        self._usable = self.size - self.data[20] if self.data[20] <= self.size - 480 else self.size
+        (reserved,) = self.data[20:21]
+        self._usable = self.size - reserved if reserved <= self.size - 480 else self.size
         self.n_present = len(self.data) // self.size
         said = int.from_bytes(self.data[28:32], "big")
         # What is more than twice what is there is no number of pages, but damage.
         self.n_said = said if self.n_present <= said <= 2**31 else self.n_present
-        self._left = _MOST_READ * len(self.data)
+        self._left = self.data.most_read
 
     def rows(self, root: int) -> Iterator[Row]:
         """Rows of the table whose first page this is, as far as pages lead to them."""
@@ -80,7 +114,8 @@ class Pages:
         return self.n_said - self.n_present + sum(number <= self.n_present for number in self.bad)
 
     def _kind(self, number: int) -> int:
-        return self.data[self._start(number)] if number <= self.n_present else 0
+        start = self._start(number)
+        return self.data[start : start + 1][0] if number <= self.n_present else 0
 
     def _start(self, number: int) -> int:
         """Where the page's own header begins; the first page has that of the file before it."""

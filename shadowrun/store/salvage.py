@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.store.checking import COLUMNS, check_sources, check_values
 from shadowrun.store.codec import decode_info, encode_info
 from shadowrun.store.opening import SALVAGED
-from shadowrun.store.pages import Pages
+from shadowrun.store.pages import OnDisk, Pages
 from shadowrun.store.schema import SCHEMA, SCHEMA_VERSION
 from shadowrun.store.untrusted import Guarded, unfit
 from shadowrun.store.upgrading import fill_from, schema_of
@@ -69,7 +69,11 @@ def salvaged(path: Path) -> sqlite3.Connection:
         ValueError: It is not of a schema that this shadowrun knows.
         sqlite3.Error, OSError: It cannot be read at all, or the database not be written.
     """
-    pages = Pages(path.read_bytes())
+    with path.open("rb") as file:
+        return _of_pages(Pages(OnDisk(file)))
+
+
+def _of_pages(pages: Pages) -> sqlite3.Connection:
     version = int.from_bytes(pages.data[60:64], "big")
     if version > SCHEMA_VERSION:
         raise ValueError(f"schema {version} is newer")

@@ -227,6 +227,39 @@ def _check_plain(tensors: Any) -> None:
     for t in tensors:
         if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.__dict__ or t._backward_hooks:
             raise ValueError(type(t).__name__)
+    _check_apart(tensors)
+
+
+def _check_apart(tensors: list[Any]) -> None:
+    """Refuse indices of a sparse tensor that lie in another tensor too: who writes to that takes the checks away.
+
+    Indices of two sparse tensors may be the same.
+    """
+    places: set[int] = set()
+    values: set[int] = set()
+    for t in tensors:
+        inner, outer = _parts_of(t)
+        places.update(part.untyped_storage().data_ptr() for part in inner if part.numel())
+        values.update(part.untyped_storage().data_ptr() for part in outer if part.numel())
+    if places & values:
+        raise ValueError("shared indices")
+
+
+def _parts_of(t: Any) -> tuple[list[Any], list[Any]]:
+    """The tensors that tell where a tensor's values are, and those that hold values."""
+    import torch
+
+    if t.is_nested and t.layout is torch.strided:
+        return [t._nested_tensor_size(), t._nested_tensor_strides(), t._nested_tensor_storage_offsets()], [t.values()]
+    if t.layout is torch.strided:
+        return [], [t]
+    if t.layout is torch.sparse_coo:
+        return [t._indices()], [t._values()]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [t.crow_indices(), t.col_indices()], [t.values()]
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [t.ccol_indices(), t.row_indices()], [t.values()]
+    return [], []
 
 
 def _check_number(values: list[Any]) -> None:

@@ -25,7 +25,7 @@ from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.making import try_script, write_new
 from shadowrun.repro.memory import bounded
 from shadowrun.repro.minimise import Minimiser
-from shadowrun.repro.places import checked, places_of
+from shadowrun.repro.places import check_harmless, checked, places_of
 from shadowrun.store.tensors import write_private
 from shadowrun.sweep.again import make_again
 from shadowrun.sweep.cases import INVARIANCE, Part
@@ -102,7 +102,7 @@ def write_script(
     run = checked(_run_of(info), allowed)
     with bounded(), _simulated(run):
         writer = _Writer(found, run, origin, directory, time_limit_s if minimise else 0.0)
-        return writer.write()
+        return writer.write(allowed)
 
 
 def _run_of(info: SweepInfo) -> RunInfo:
@@ -135,13 +135,14 @@ class _Writer:
         self._target, self._ref = places_of(run)
         self._notes: list[str] = []
 
-    def write(self) -> Repro:
+    def write(self, allowed: Allowed) -> Repro:
         """In the shortest way."""
         on_reference = self._finding.explanation.startswith(ON_REFERENCE)
         ends = self._finding.kind in _ENDINGS and not self._finding.op
         again = make_again(self._found, self._origin)
         if on_reference or (ends and not self._raised()):
             return self._ends(again, on_reference=on_reference)
+        check_harmless(self._run, allowed)  # all else runs the case in this process
         if self._case.part in INVARIANCE:
             return self._itself(again)
         if "::" in self._finding.op and self._case.part is not Part.INVALID:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sqlite3
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,22 @@ def test_a_file_of_somebody_else_is_not_salvaged(tmp_path):
     with pytest.raises(shadowrun.DataFileError) as error:
         DataFile.open(path, salvage=True)
     assert error.value.slug == "data-file-not-ours"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files with holes")
+def test_a_file_of_holes_is_not_read_into_memory(files, tmp_path):
+    """It may be of any size, and weighs nothing when it is sent."""
+    path = tmp_path / "x.shadowrun"
+    path.write_bytes(files["run"].read_bytes()[:-PAGE])
+    os.truncate(path, 2**30)
+    tracemalloc.start()
+    try:
+        assert len(list(shadowrun.load(path, salvage=True).records())) > 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**28
+    os.truncate(path, 2**40)
+    with pytest.raises(shadowrun.DataFileError) as error:
+        shadowrun.load(path, salvage=True)
+    assert error.value.slug == "data-file-corrupt"

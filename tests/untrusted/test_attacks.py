@@ -5,6 +5,7 @@ the real command, and looks for the trace. The data file is a real one, edited a
 """
 
 import ast
+import io
 import json
 import os
 import shutil
@@ -19,10 +20,14 @@ import torch
 
 import shadowrun
 from shadowrun.cli.main import main
+from shadowrun.platforms.sim import FATAL
 from shadowrun.repro import making
+from shadowrun.store import tensors
 from shadowrun.sweep.cases import Case, Part
 from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
+from shadowrun.sweep.inputs import printed
 from shadowrun.sweep.outcome import Finding, Kind, Outcome
+from shadowrun.sweep.sampling import Sampler
 
 PRECIOUS = "precious\n"
 EVIL = "import pathlib; pathlib.Path('PWNED').touch()"
@@ -191,6 +196,10 @@ OPERATORS = {
     "aten::_sparse_coo_tensor_unsafe": [{"tensor": 0}, {"tensor": 0}, [2]],
     "aten::sparse_coo_tensor.indices_size": [{"tensor": 0}, {"tensor": 0}, [2]],
     "aten::sparse_csr_tensor.crow_col_value_size": [{"tensor": 0}, {"tensor": 0}, {"tensor": 0}, [2]],
+    "aten::_weight_norm_interface_backward": [*[{"tensor": 0}] * 4, 0],
+    "aten::fused_moving_avg_obs_fake_quant": [*[{"tensor": 0}] * 7, 0.1, 0, 255, 0, True],
+    "aten::_fused_moving_avg_obs_fq_helper": [*[{"tensor": 0}] * 7, 0.1, 0, 255, 0, True],
+    "aten::_fused_moving_avg_obs_fq_helper_functional": [*[{"tensor": 0}] * 7, 0.1, 0, 255, 0, True],
     "aten::segment_reduce": [{"tensor": 0}, "sum"],
     "aten::_segment_reduce_backward": [{"tensor": 0}, {"tensor": 0}, {"tensor": 0}, "sum"],
     "aten::_reshape_alias_copy": [{"tensor": 0}, [1 << 20], [1]],
@@ -303,6 +312,33 @@ def test_a_sparse_tensor_has_indices_within_its_size(attack, capsys):
     attack.target("cpu[threads=1]")
     attack.operator("aten::_to_dense", "f32[2]", {"tensor": 0}, tensors=[bad])
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+@pytest.mark.parametrize("what", ["sparse_csr", "sparse_coo", "nested"])
+def test_no_other_tensor_has_the_indices_of_a_sparse_one(attack, capsys, what):
+    """A graph, or the operator itself, would write to them once they were checked."""
+    other = torch.tensor([0, 1]) if what != "sparse_coo" else torch.tensor([[0]])
+    if what == "sparse_csr":
+        parts = torch.sparse_csr, (other, torch.tensor([0]), torch.ones(1), torch.Size([1, 2]), True)
+        bad = Rebuilt(torch._utils._rebuild_sparse_tensor, *parts)
+    elif what == "sparse_coo":
+        parts = torch.sparse_coo, (other, torch.ones(1), torch.Size([2]), True)
+        bad = Rebuilt(torch._utils._rebuild_sparse_tensor, *parts)
+    else:
+        other = torch.tensor([[2], [4]])
+        sizes = other, torch.ones_like(other), torch.tensor([0, 2])
+        bad = Rebuilt(torch._utils._rebuild_nested_tensor, torch.ones(6), *sizes)
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::relu", "f32[2]", {"tensor": 1}, tensors=[other, bad])
+    assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_tensors_that_share_their_indices_are_read(tmp_path):
+    a = torch.eye(3).to_sparse_csr()
+    tensors.save(tmp_path / "x", "0.pt", tensors.Captured("aten::add.Tensor", (a, a.detach(), torch.ones(3)), {}))
+    x, y, _ = tensors.load(tmp_path / "x", "0.pt").args
+    assert x.col_indices().data_ptr() == y.col_indices().data_ptr()
 
 
 def with_attributes(t):
@@ -700,3 +736,69 @@ def test_numbers_of_any_length_are_left_out(attack, capsys, text):
     attack.operator("aten::add.Scalar", text)
     assert main(["slowdown", "x.shadowrun"]) == 0
     assert "aten::add.Scalar" in capsys.readouterr().out.partition("not timed:")[2]
+
+
+# -- simulated devices that end the process --------------------------------------------------------
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("flaw", sorted(FATAL))
+def test_no_file_ends_or_hangs_the_command(attack, capsys, flaw):
+    """`erfinv` on such a device ends the process: only who names it wants that."""
+    attack.info(target_fingerprint={"simulated_flaws": ["matmul-in-bf16", flaw]})
+    said = " ".join(refused(capsys, "repro", "x.shadowrun").split())
+    assert f"The simulated device of this file has {flaw}, which would end or block this process" in said
+    assert "name the device: --target sim" in said
+    assert main(["repro", "x.shadowrun", "--target", "sim", "--no-minimise"]) == 0
+
+
+@pytest.mark.parametrize("flaw", sorted(FATAL))
+def test_no_coverage_file_ends_or_hangs_the_command(attack, capsys, flaw):
+    """A case that ends a process is run in one of its own; this one is said to be wrong."""
+    operator = flaw.partition("-")[0]
+    path = Path("x.shadowcov")
+    info = SweepInfo("sim", "cpu", versions={"torch": torch.__version__}, target_fingerprint={"platform": "sim"})
+    info.target_fingerprint["simulated_flaws"] = [flaw]
+    file = CoverageFile.begin(path, info)
+    found = Finding(Kind.MISMATCH, f"aten::{operator}", cause="implementation")
+    number, sample = next(Sampler(operator, "float32", 0, 3).of(Part.FORWARD))
+    file.add(Case(operator, "float32", Part.FORWARD, number), Outcome((found,), printed(sample)))
+    file.close()
+    assert "which would end or block this process" in " ".join(
+        refused(capsys, "repro", str(path), "--finding", "1").split()
+    )
+
+
+# -- what a terminal shows meanwhile ---------------------------------------------------------------
+
+
+class Watched(io.StringIO):
+    """A terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("name", ["\x1b]0;PWNED\x07", "[/bold]", "\u202e", "[link=x]"])
+@pytest.mark.parametrize("command", ["slowdown", "sweep"])
+def test_progress_bars_show_names_as_text(attack, monkeypatch, capsys, command, name):
+    """What runs now is named there: an operator of the file."""
+    attack.target("cpu[threads=1]")
+    attack.sql("update op set name = 'aten::' || id || ?", name)
+    terminal = Watched()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    given = ["x.shadowrun"] if command == "slowdown" else ["--from", "x.shadowrun", "--jobs", "1"]
+    assert main([command, *given, "--target", "cpu[threads=1]"]) == 0
+    shown = terminal.getvalue()
+    assert "aten::" in shown
+    assert "\x1b]" not in shown
+    assert "\u202e" not in shown
+    if name.startswith("["):
+        assert name in shown
+    if command == "sweep":
+        capsys.readouterr()
+        assert main([command, *given, "--target", "cpu[threads=1]", "--list"]) == 0
+        listed = capsys.readouterr().out
+        assert "aten::" in listed
+        assert all(line.isprintable() for line in listed.splitlines())

@@ -136,7 +136,16 @@ def test_options_of_inductor_that_name_a_compiler_are_left_out():
     assert own.options == options
 
 
-def test_platforms_that_only_a_person_names():
+def test_no_package_is_looked_for_in_the_place_of_a_simulated_device(sim_device):
+    """Here it is called `sim`, so that the file's `npu` would be a real one; `xla` is torch's."""
+    assert accepted("sim", simulated=True) == "sim"
+    for name in ("npu", "xla", "cuda"):
+        with pytest.raises(PlatformError, match="only the data file names it"):
+            accepted(name, simulated=True)
+
+
+def test_platforms_that_only_a_person_names(monkeypatch):
+    monkeypatch.setattr("shadowrun.platforms.sim.is_enabled", lambda: False)
     assert accepted("cpu[threads=1,isa=default]") == "cpu[isa=default,threads=1]"
     assert accepted("npu", simulated=True) == "npu"
     assert accepted('cpu[env:A="(a path)"]', ["os", "cpu[env:A=/x]"]) == "cpu[env:A=/x]"
