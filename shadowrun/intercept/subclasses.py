@@ -34,16 +34,13 @@ class _New:
         self.original = original
 
     def __get__(self, _: object, owner: type) -> Callable[..., Any]:
-        if owner is torch.Tensor:
-            return self.original
-        modes = torchapi.modes()
-        return self._below if len(modes) == 1 and isinstance(modes[0], ShadowMode) else self.original
+        return self.original if owner is torch.Tensor else self._below_no_mode
 
-    def _below(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        mode = torchapi.modes()[0]
-        if cls is torch.Tensor or not isinstance(mode, ShadowMode):
+    def _below_no_mode(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        modes = torchapi.modes()  # none is left where a program kept ``T.__new__`` until after the comparison
+        if cls is torch.Tensor or len(modes) != 1 or not isinstance(modes[0], ShadowMode):
             return self.original(cls, *args, **kwargs)
-        mode.count("torch.Tensor.__new__", _REASON)
+        modes[0].count("torch.Tensor.__new__", _REASON)
         with torchapi.without_modes():
             return self.original(cls, *args, **kwargs)
 

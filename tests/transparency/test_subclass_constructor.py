@@ -58,6 +58,13 @@ def test_threads_and_what_is_counted():
     assert type(Plain([2.0])) is Plain
 
 
+def test_a_constructor_that_the_program_kept_works_afterwards():
+    with shadowrun.compare("cpu"):
+        kept = Plain.__new__
+        assert type(kept(Plain, [1.0])) is Plain
+    assert type(kept(Plain, [1.0])) is Plain
+
+
 DYNAMO = """
 import sys, torch, shadowrun
 class T(torch.Tensor):
