@@ -1,5 +1,7 @@
 """One simulated device for the whole session: torch renames PrivateUse1 once per process."""
 
+import signal
+
 import pytest
 import torch
 
@@ -38,6 +40,14 @@ def scripts():
     """Runs scripts of repros in processes that are forked from one with torch."""
     with Scripts() as started:
         yield started
+
+
+@pytest.fixture
+def interrupts():
+    """A shell that starts the tests in the background has them, and all that they start, ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -218,14 +218,6 @@ def test_nested_compare_says_why_not(program, capsys):
     assert "NestingError: A comparison (cpu[threads=1] against cpu) is running already" in capsys.readouterr().err
 
 
-@pytest.fixture
-def interrupts():
-    """A shell that starts the tests in the background has them, and all that they start, ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("command", [["-m", "shadowrun"], [Path(sys.executable).with_name("shadowrun")]])
 def test_ctrl_c_reports_what_was_seen_and_ends_as_python_does(program, command):

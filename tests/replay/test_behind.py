@@ -318,14 +318,6 @@ def test_an_invalid_call_raises_what_it_would():
     assert untimed(run) == []
 
 
-@pytest.fixture
-def interrupts():
-    """A shell that starts the tests in the background has them ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_drops_what_waits_with_a_record(monkeypatch):
     began, let_go = threading.Event(), threading.Event()
