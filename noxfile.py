@@ -15,7 +15,21 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
 FAST = (
-    *(f"tests/{name}" for name in ("native", "intercept", "replay", "numerics", "platforms")),
+    *(
+        f"tests/{name}"
+        for name in (
+            "native",
+            "intercept",
+            "operators",
+            "judge",
+            "schedule",
+            "replay",
+            "recording",
+            "numerics",
+            "platforms",
+            "sim",
+        )
+    ),
     *(f"tests/transparency/test_{name}.py" for name in ("features", "tensors", "loader", "function_modes")),
     *(f"tests/transparency/test_{name}.py" for name in ("warnings", "found")),
 )
@@ -51,26 +65,53 @@ def pure(session: nox.Session) -> None:
     session.run("pytest", *(f"tests/{name}" for name in folders), *session.posargs, env={"SHADOWRUN_NATIVE": "0"})
 
 
+def run_fast_tests(session: nox.Session, requirement: str, options: list[str], *pip: str) -> None:
+    """Run `FAST` with one version of torch, in an environment of its own: several GB where its wheel brings CUDA."""
+    pinned = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
+    place = Path(session.create_tmp()) / re.sub(r"[^\w.+-]+", "-", requirement)
+    constraints = place.with_name(place.name + ".txt")
+    lines = [requirement if line.startswith("torch==") else line for line in pinned]
+    constraints.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    session.run("python", "-m", "venv", str(place))
+    python = str(next(p for p in (place / "bin/python", place / "Scripts/python.exe") if p.exists()))
+    command = (python, "-m", "pip", "install", "-q", *pip, "-c", str(constraints), "-e", ".[test]")
+    session.run(*command, external=True)
+    session.run(python, "-c", "import torch; print('torch', torch.__version__)", external=True)
+    # create_tmp moves TMPDIR below this folder, from which shadowrun shows paths: a test wants one outside.
+    outside = {"TMPDIR": os.environ.get("TMPDIR")}
+    session.run(python, "-m", "pytest", *FAST, *options, external=True, env=outside)
+
+
+def versions_and_options(session: nox.Session) -> tuple[list[str], list[str]]:
+    """The versions of torch among the arguments, and the options of pytest."""
+    versions = [a for a in session.posargs if re.match(r"\d+\.\d+", a)]
+    return versions, [a for a in session.posargs if a not in versions]
+
+
 @nox.session(name="torch")
 def torch_version(session: nox.Session) -> None:
     """The fast tests with another version of torch: ``nox -s torch -- 2.15.0``, once for each of them.
 
-    Options of pytest may follow; ``--force-python 3.13`` before the ``--`` chooses another Python. Each version has an
-    environment of its own, of several GB where its wheel brings CUDA.
+    Options of pytest may follow; ``--force-python 3.13`` before the ``--`` chooses another Python.
     """
-    versions = [a for a in session.posargs if re.match(r"\d+\.\d+", a)]
-    options = [a for a in session.posargs if a not in versions]
+    versions, options = versions_and_options(session)
     pinned = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
     for version in versions or [next(line.partition("==")[2] for line in pinned if line.startswith("torch=="))]:
-        place = Path(session.create_tmp()) / f"torch-{version}"
-        constraints = place.with_suffix(".txt")
-        lines = [f"torch=={version}" if line.startswith("torch==") else line for line in pinned]
-        constraints.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        session.run("python", "-m", "venv", str(place))
-        python = str(next(p for p in (place / "bin/python", place / "Scripts/python.exe") if p.exists()))
-        command = (python, "-m", "pip", "install", "-q", "-c", str(constraints), "-e", ".[test]")
-        session.run(*command, external=True)
-        session.run(python, "-m", "pytest", *FAST, *options, external=True)
+        run_fast_tests(session, f"torch=={version}", options)
+
+
+@nox.session
+def next_torch(session: nox.Session) -> None:
+    """The fast tests with a torch newer than those in `torch_versions`: the newest, release candidates included.
+
+    ``nox -s next_torch -- 2.16.0rc1`` takes that version. For a nightly build, set ``PIP_EXTRA_INDEX_URL``.
+    """
+    versions, options = versions_and_options(session)
+    text = Path("shadowrun/torch_versions.py").read_text(encoding="utf-8")
+    newest = re.search(r'OLDEST, NEWEST = "[\d.]+", "([\d.]+)"', text)
+    assert newest is not None
+    requirement = f"torch=={versions[0]}" if versions else f"torch>{newest[1]}.99"
+    run_fast_tests(session, requirement, options, "--pre")
 
 
 @nox.session

@@ -6,15 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.report.grid import pipes
-from shadowrun.sweep.outcome import FAILURES, NOT_COUNTED, Kind, Support
+from shadowrun.report.markdown import Markdown, pipe_table
+from shadowrun.studies.sweep.cases import FAILURES, NOT_COUNTED, Kind, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shadowrun.sweep.outcome import Finding
-    from shadowrun.sweep.platforms import Sweep
-    from shadowrun.sweep.support import OperatorSupport
+    from shadowrun.studies.sweep.cases import CaseFinding
+    from shadowrun.studies.sweep.support import OperatorSupport, Sweep
 
 __all__ = ["Measured", "markdown"]
 
@@ -97,7 +96,7 @@ def _support(measured: Iterable[Measured]) -> str:
                 *(str(counts[Support.UNTESTED]), str(cases), f"{info.wall_s / 60:.0f}"),
             ]
         )
-    return "\n".join(pipes([head, *rows]))
+    return "\n".join(pipe_table([head, *rows]))
 
 
 def _percent(counts: Sequence[int]) -> str:
@@ -111,7 +110,7 @@ def _classes(measured: Iterable[Measured]) -> str:
         counted = Counter(_class(operator) for operator in one.sweep.table.operators if operator.failing)
         aside = (one.sweep.table.totals[kind] for kind in NOT_COUNTED)
         rows.append([one.sweep.label, *(str(counted[name] or "") for name in CLASSES), *(str(n or "") for n in aside)])
-    return "\n".join(pipes([["platform", *CLASSES, *(f"*{kind}*" for kind in NOT_COUNTED)], *rows]))
+    return "\n".join(pipe_table([["platform", *CLASSES, *(Markdown(f"*{kind}*") for kind in NOT_COUNTED)], *rows]))
 
 
 def _class(operator: OperatorSupport) -> str:
@@ -128,7 +127,7 @@ def _by_dtype(measured: Iterable[Measured]) -> str:
             found = Counter(_in_dtype(operator, dtype) for operator in one.sweep.table.operators)
             tested = [found[s] for s in (Support.FULL, Support.PARTIAL, Support.NONE)]
             rows.append([one.sweep.label, dtype, *map(str, tested), _percent(tested)])
-    return "\n".join(pipes([["platform", "dtype", "full", "partial", "none", "%"], *rows]))
+    return "\n".join(pipe_table([["platform", "dtype", "full", "partial", "none", "%"], *rows]))
 
 
 def _in_dtype(operator: OperatorSupport, dtype: str) -> Support | None:
@@ -140,7 +139,7 @@ def _in_dtype(operator: OperatorSupport, dtype: str) -> Support | None:
 
 
 def _reasons(sweep: Sweep) -> str:
-    found: dict[tuple[str, str, str], dict[str, Finding]] = {}
+    found: dict[tuple[str, str, str], dict[str, CaseFinding]] = {}
     for operator in sweep.table.operators:
         for failing in operator.failing:
             finding = failing.finding
@@ -152,17 +151,17 @@ def _reasons(sweep: Sweep) -> str:
     order = sorted(found.items(), key=lambda item: (FAILURES.index(Kind(item[0][0])), -len(item[1]), item[0]))
     order = _thinned(order)
     rows = [
-        [kind, f"`{where}`" if where else "", why, str(len(ops)), _names(sorted(ops))]
+        [kind, Markdown(f"`{where}`" if where else ""), why, str(len(ops)), Markdown(_names(sorted(ops)))]
         for (kind, where, why), ops in order
     ]
-    text = "\n".join(pipes([["what", "where", "why", "operators", "names"], *rows]))
+    text = "\n".join(pipe_table([["what", "where", "why", "operators", "names"], *rows]))
     left = len(found) - len(order)
     return text + (f"\n\nand {left} more reasons, each of fewer operators." if left else "")
 
 
 def _thinned(
-    order: list[tuple[tuple[str, str, str], dict[str, Finding]]],
-) -> list[tuple[tuple[str, str, str], dict[str, Finding]]]:
+    order: list[tuple[tuple[str, str, str], dict[str, CaseFinding]]],
+) -> list[tuple[tuple[str, str, str], dict[str, CaseFinding]]]:
     """The reasons that most operators have, still in order of their kinds."""
     most = sorted(order, key=lambda item: -len(item[1]))[:_MOST_ROWS]
     return [item for item in order if item in most]

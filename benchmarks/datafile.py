@@ -1,9 +1,9 @@
 """What a data file costs: microseconds and bytes for each call, time of the reports, and of combining ranks.
 
 Calls are made up but written by the store's own writer: a training loop of 600 places, one call in fifty with rounding
-differences (--all-differ: every call, as on another kind of device), a few with mismatches, each of which has evidence
-of its own. The figures of differences are such as f32 tensors give: all are 32-bit floats but the root mean square and,
-for every other one, two distances from the oracle. Each measurement runs in a process of its own, so that its peak
+differences (--all-differ: every call, as on another kind of device), a few with mismatches, each with evidence.
+The figures of differences are such as f32 tensors give: all are 32-bit floats but the root mean square and,
+for every other one, two distances from the oracle. Each measurement runs in its own process, so that its peak
 memory is its own. `s` is wall time; `cpu_s` and `us_of_call` are the processor's, as on a machine that is idle.
 
     python benchmarks/datafile.py [--calls 1000000] [--ranks 64] [--calls-of-rank 50000] [--all-differ] [--real]
@@ -164,7 +164,7 @@ def combine(paths: list[Path], out: Path) -> dict[str, Any]:
 
 
 def _resident_mb() -> float:
-    """Memory held now, where the system tells; else the most so far."""
+    """Memory held now, where the system reports it; else the peak so far."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return round(pages * resource.getpagesize() / 1e6, 1)
@@ -184,7 +184,7 @@ def _measured(function: Callable[..., dict[str, Any]], args: tuple[Any, ...], pi
 
 
 def alone(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """Run a measurement in a process of its own."""
+    """Run a measurement in its own process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_measured, args=(function, args, theirs))

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.report.grid import pipes
+from shadowrun.report.markdown import pipe_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def dtype_table(path: Path, n_samples: int) -> str:
     )
     crashed = sorted(begun - ended)
     notes += [f"- ended the process: {_names(crashed)}"] if crashed else []
-    return "\n\n".join([intro, "\n".join(pipes([head, *rows])), "\n".join(notes)])
+    return "\n\n".join([intro, "\n".join(pipe_table([head, *rows])), "\n".join(notes)])
 
 
 def _notes(dtype: str, lines: Sequence[dict[str, Any]], deviating: Sequence[dict[str, Any]]) -> list[str]:

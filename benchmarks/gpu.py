@@ -2,7 +2,7 @@
 
 A 4-layer Llama step, a ResNet-50-like step and matrix products; plain, and under each of
 
-* shadowrun: compared behind the device, which nobody waits for (`compare(device)`),
+* shadowrun: compared asynchronously, without a host sync (`compare(device)`),
 * shadowrun, record only (`replay=False`): each call is recorded with module and line, none compared,
 * shadowrun, waiting: each call is compared before the next (`asynchronous=False`),
 * naive: copy the inputs over, run there too, copy back, `assert_close`.
@@ -75,7 +75,7 @@ class Naive(TorchDispatchMode):
 
 
 @dataclass
-class Way:
+class Tool:
     """A way to run a program.
 
     Attributes:
@@ -96,7 +96,7 @@ class Figures:
     Attributes:
         returned, compared: Medians of the ratios to the plain step.
         seconds: Median of the step until all is compared.
-        plain_seconds: Median of the plain steps beside it.
+        plain_seconds: Median of the plain steps next to it.
         counts: What became of the calls.
         memory: Greatest device memory in bytes, over that of the plain step; 0 where it is not known.
         identical: Whether the weights after five steps are those of the plain program; None for single operators.
@@ -113,7 +113,7 @@ class Figures:
     identical: bool | None = None
 
 
-def ours(device: str, name: str, **options: Any) -> Way:
+def ours(device: str, name: str, **options: Any) -> Tool:
     """A way with one comparison that goes on from step to step."""
     run = shadowrun.compare(device, settings=False, **options)
 
@@ -122,10 +122,10 @@ def ours(device: str, name: str, **options: Any) -> Way:
         with run:
             yield run.step
 
-    return Way(name, enter, lambda: {str(k): n for k, n in run.counts().items() if n})
+    return Tool(name, enter, lambda: {str(k): n for k, n in run.counts().items() if n})
 
 
-def naive() -> Way:
+def naive() -> Tool:
     """The naive way."""
     mode = Naive()
 
@@ -134,10 +134,10 @@ def naive() -> Way:
         with mode:
             yield lambda: None
 
-    return Way("naive", enter, lambda: dict(mode.counts))
+    return Tool("naive", enter, lambda: dict(mode.counts))
 
 
-def ways(device: str) -> dict[str, Callable[[], Way]]:
+def ways(device: str) -> dict[str, Callable[[], Tool]]:
     """All ways, made anew for each program."""
     return {
         "shadowrun": lambda: ours(device, "shadowrun"),
@@ -165,7 +165,7 @@ class Clock:
         self.wait()
         return (time.perf_counter() - began) / n
 
-    def under(self, way: Way, program: Program, n: int) -> tuple[float, float]:
+    def under(self, way: Tool, program: Program, n: int) -> tuple[float, float]:
         """Seconds for a step: until the device is idle, and until all is compared."""
         with way.enter() as end:
             self.wait()
@@ -188,7 +188,7 @@ class Clock:
         return float(self._module.max_memory_allocated())
 
 
-def measure(name: str, make: Callable[[], Program], way: Way, clock: Clock, rounds: int, n: int) -> Figures:
+def measure(name: str, make: Callable[[], Program], way: Tool, clock: Clock, rounds: int, n: int) -> Figures:
     """Alternate plain and compared steps."""
     torch.manual_seed(0)
     program = make()
@@ -207,7 +207,7 @@ def measure(name: str, make: Callable[[], Program], way: Way, clock: Clock, roun
     )
 
 
-def trained(make: Callable[[], Program], way: Way | None = None) -> list[torch.Tensor]:
+def trained(make: Callable[[], Program], way: Tool | None = None) -> list[torch.Tensor]:
     """Weights and buffers after some steps; the same algorithms each time."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(mode=True)
@@ -279,7 +279,7 @@ def main() -> int:
     options = parser.parse_args()
     device = options.device
     if device == "sim":
-        from shadowrun.platforms import sim
+        from shadowrun import sim
 
         sim.enable(asynchronous=True)
     size = options.size or ("small" if device == "sim" else "full")

@@ -85,7 +85,7 @@ class Llama(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1, with batch norm, beside a shortcut."""
+    """1x1, 3x3, 1x1, with batch norm, and a shortcut."""
 
     def __init__(self, n_in: int, width: int, stride: int) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 A machine whose speed drifts slows neighbours alike, so what counts is the median of their ratios. Time of the
 processor is that of the whole process: a tool that works in another thread does not get it for nothing. Peak memory is
-measured in turns of its own, since giving memory back to the system before each would cost time.
+measured in separate turns, since returning memory to the system before each would cost time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["Timing", "measure", "peak_mb", "summary", "timed", "turns"]
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _MEMORY_ROUNDS = 3
 _MOST_S, _LEAST_ROUNDS = 10.0, 3
-"""A tool that takes a hundred times as long as the plain program needs no more turns to tell."""
+"""For a tool that takes a hundred times as long as the plain program, fewer turns are enough."""
 _ROUNDS_OF_MEAN, _MOST_S_OF_MEAN = 10, 90.0
-"""Where one step in fifty takes ten times as long, and only the mean counts, it takes more of them to tell."""
+"""Where one step in fifty takes ten times as long, and only the mean counts, more of them are needed."""
 _MB = 1e6
 
 
@@ -118,7 +118,7 @@ def _memory(workload: Workload, step: Callable[[], object], tool: Tool, rounds: 
 
 
 def peak_mb(step: Callable[[], object]) -> float | None:
-    """Peak of resident memory during a run, above what was resident before; None where the system does not tell."""
+    """Peak of resident memory during a run, above what was resident before; None if not reported."""
     try:
         ctypes.CDLL(None).malloc_trim(0)  # else memory that an earlier run gave back would be there already
         _CLEAR.write_text("5", encoding="ascii")  # the peak begins anew

@@ -1,4 +1,4 @@
-"""msprobe (mindstudio-probe), in processes of its own: it leaves torch patched when it stops.
+"""msprobe (mindstudio-probe), in separate processes: it leaves torch patched when it stops.
 
 Three processes for each workload (plain, L0, L1) take turns block by block, so that neighbours can be held against each
 other nearly as in one process. Statistics only, which is its default; each step is started, stopped and counted as its

@@ -1,4 +1,4 @@
-"""What leaving shadowrun on costs, beside other tools in the same place: a step under a tool in plain steps.
+"""Overhead of shadowrun and of comparable tools: the time of a step under a tool, in plain steps.
 
 Plain steps and steps under the tool alternate (A B A B …), so that a machine whose speed drifts slows both; the figure
 is the median of the ratios of neighbours, on processor time and on the wall. CPU against CPU, one thread, module and

@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shadowrun import native
 from shadowrun.intercept.attribution import Attribution
-from shadowrun.numerics import memory
-from shadowrun.replay import shared, short
-from shadowrun.replay.comparing import Comparing
-from shadowrun.replay.execution import Executor
-from shadowrun.replay.recorder import Recorder
-from shadowrun.replay.spares import Spares
+from shadowrun.numerics import bits
+from shadowrun.recording.recorder import Recorder
+from shadowrun.replay import same_device
+from shadowrun.replay.comparator import Comparator
+from shadowrun.replay.executor import Executor
+from shadowrun.replay.memory import CopyBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ class _Clocks:
         """The function with a clock around it.
 
         Args:
-            name: Of the part, or what tells it from the arguments.
+            name: Of the part, or what finds it from the arguments.
             function: To be clocked.
             frames: Its last argument counts frames up from it, of which there is one more now.
         """
@@ -143,25 +143,24 @@ _PARTS = (_ATTRIBUTION, _CONTEXT, _COPIES, _REPLAY, _COMPARE, _JUDGE, _RECORD)
 def _instrumented(clocks: _Clocks) -> Iterator[None]:
     """Clocks around the parts of a comparison, all of them looked up when they are called."""
 
-    def part_of_unheard(function: Any, *_: Any) -> str:
+    def part_of_replay(function: Any, *_: Any) -> str:
         name = getattr(function, "__name__", "")
-        return {"copy_mutated": _COPIES, "conclude": _JUDGE}.get(name, _REPLAY)
+        return {"copy_mutated": _COPIES, "compare_and_record": _JUDGE}.get(name, _REPLAY)
 
     wanted: list[tuple[Any, str, str | Callable[..., str], bool]] = [
         (Recorder, "context", _CONTEXT, False),
-        (memory, "move", _COPIES, False),
-        (memory, "move_few", _COPIES, False),
-        (Spares, "make", _COPIES, False),
-        (shared, "copy_mutated", _COPIES, False),
-        (shared, "unheard", part_of_unheard, False),
-        (short, "unheard", part_of_unheard, False),
+        (bits, "memmove", _COPIES, False),
+        (bits, "memmove_with_gil", _COPIES, False),
+        (CopyBuffers, "make", _COPIES, False),
+        (same_device, "copy_mutated", _COPIES, False),
+        (same_device, "with_isolated_warnings", part_of_replay, False),
         (Executor, "run", _REPLAY, False),
         (Executor, "call", _REPLAY, False),
-        (short, "plainly_equal", _COMPARE, False),
-        (memory, "differs", _COMPARE, False),
-        (memory, "few_differ", _COMPARE, False),
-        (Comparing, "equal", _COMPARE, False),
-        (Comparing, "all_equal", _COMPARE, False),
+        (same_device, "plainly_equal", _COMPARE, False),
+        (bits, "memcmp", _COMPARE, False),
+        (bits, "memcmp_with_gil", _COMPARE, False),
+        (Comparator, "equal", _COMPARE, False),
+        (Comparator, "all_equal", _COMPARE, False),
         (Recorder, "match", _RECORD, False),
         (Recorder, "skip", _RECORD, False),
         (Recorder, "verdict", _RECORD, False),
@@ -179,15 +178,15 @@ def _instrumented(clocks: _Clocks) -> Iterator[None]:
 def _attribution_clocked(clocks: _Clocks) -> Iterator[None]:
     """Its functions belong to each instance, since they may be compiled: clocks on those that there are by now."""
     instances = [i for i in gc.get_objects() if isinstance(i, Attribution)]
-    kept = [(i, i.place, i.note) for i in instances]
+    kept = [(i, i.find_origin, i.note_origin) for i in instances]
     for i in instances:
-        i.place = clocks.on(_ATTRIBUTION, i.place, frames=True)
-        i.note = clocks.on(_ATTRIBUTION, i.note, frames=True)
+        i.find_origin = clocks.on(_ATTRIBUTION, i.find_origin, frames=True)
+        i.note_origin = clocks.on(_ATTRIBUTION, i.note_origin, frames=True)
     try:
         yield
     finally:
-        for i, place, note in kept:
-            i.place, i.note = place, note
+        for i, find, note in kept:
+            i.find_origin, i.note_origin = find, note
 
 
 @contextlib.contextmanager

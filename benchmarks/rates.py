@@ -1,4 +1,4 @@
-"""How fast two tensors are compared: equal ones beside memcmp, different ones with all statistics beside memcpy."""
+"""How fast two tensors are compared: equal ones against memcmp, different ones with all statistics against memcpy."""
 
 from __future__ import annotations
 

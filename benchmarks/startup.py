@@ -1,4 +1,4 @@
-"""What shadowrun adds before anything runs: the command line, and the import beside torch's."""
+"""Start-up time that shadowrun adds: the command line, and the import compared with torch's."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _FINE = (shadowrun.Status.MATCH, shadowrun.Status.SKIPPED)
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a tool wants to be told while it is on.
+    """Calls that a tool needs while it is on.
 
     Attributes:
         end_step: Ends a training step, as a user's loop would.
@@ -59,7 +59,7 @@ class Tool:
         warm_up: Steps before the clock runs.
         longer: Blocks are longer by this factor.
         by_mean: Only the mean over many steps means something: some are left alone, others pay. It gets more rounds.
-        problems: What went otherwise than the benchmark means it to.
+        problems: What makes its figures invalid, or an empty string.
     """
 
     name: str
@@ -148,7 +148,7 @@ class _Rounded(_Ours):
     """As on another device: each result of a replay differs by one unit in the last place, but for exact operators.
 
     Args:
-        oracle: Ask the float64 oracle in every case, also where less tells how far rounding goes.
+        oracle: Ask the float64 oracle in every case, also where a bound on rounding would do.
     """
 
     def __init__(self, *, oracle: bool) -> None:
@@ -159,10 +159,11 @@ class _Rounded(_Ours):
     @contextlib.contextmanager
     def __call__(self) -> Iterator[Hooks]:
         from shadowrun.intercept import dispatch
-        from shadowrun.numerics.tolerance import ulp_bound
-        from shadowrun.replay import judge, quick, shared, short
+        from shadowrun.judge import judge
+        from shadowrun.operators.facts import ulp_bound
+        from shadowrun.replay import native_handler, same_device
 
-        unheard, make_plan = shared.unheard, dispatch.make_plan
+        with_isolated_warnings, make_plan = same_device.with_isolated_warnings, dispatch.make_plan
 
         def noted(func: Any, index: int) -> Any:
             plan = make_plan(func, index)
@@ -170,22 +171,22 @@ class _Rounded(_Ours):
             return plan
 
         def rounded(function: Any, modes: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-            out = unheard(function, modes, args, kwargs or {})
+            out = with_isolated_warnings(function, modes, args, kwargs or {})
             if self._exact.get(id(function)) is False:
                 _add_one_ulp(args[0] if out is None and args else out)
             return out
 
-        quick.unheard = shared.unheard = short.unheard = rounded
+        native_handler.with_isolated_warnings = same_device.with_isolated_warnings = rounded
         dispatch.make_plan = noted
-        close = judge.Screen.close
+        close = judge.ClosenessCheck.verdict
         if self._oracle:
-            judge.ulp_bound, judge.Screen.close = lambda *_: None, lambda *_: None
+            judge.ulp_bound, judge.ClosenessCheck.verdict = lambda *_: None, lambda *_: None
         try:
             with super().__call__() as hooks:
                 yield hooks
         finally:
-            quick.unheard = shared.unheard = short.unheard = unheard
-            dispatch.make_plan, judge.ulp_bound, judge.Screen.close = make_plan, ulp_bound, close
+            native_handler.with_isolated_warnings = same_device.with_isolated_warnings = with_isolated_warnings
+            dispatch.make_plan, judge.ulp_bound, judge.ClosenessCheck.verdict = make_plan, ulp_bound, close
 
     def few_differed(self) -> str:
         """That the differences did not get into the comparison."""
@@ -196,7 +197,7 @@ class _Rounded(_Ours):
 
 
 def _add_one_ulp(values: Any) -> None:
-    """To the results of a replay, which nobody else holds."""
+    """To the results of a replay, which nothing else refers to."""
     for value in values if isinstance(values, (list, tuple)) else (values,):
         if isinstance(value, torch.Tensor) and value.dtype is torch.float32 and value.is_contiguous():
             value.view(torch.int32).bitwise_xor_(1)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 import shadowrun
-from shadowrun.platforms import remote
-from shadowrun.platforms.channel import Channel
-from shadowrun.platforms.remote import Worker
 from shadowrun.platforms.spec import parse
+from shadowrun.platforms.worker import client
+from shadowrun.platforms.worker.channel import Channel
+from shadowrun.platforms.worker.client import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,10 +50,10 @@ def calls(spec: str, op: str, rounds: int) -> None:
     """One operator on tensors of several sizes."""
     shared = Worker(parse(spec))
     shared.start()
-    remote.Channel = Socket  # type: ignore[misc, assignment]
+    client.Channel = Socket  # type: ignore[misc, assignment]
     through_socket = Worker(parse(spec))
     through_socket.start()
-    remote.Channel = Channel  # type: ignore[misc]
+    client.Channel = Channel  # type: ignore[misc]
     function = getattr(torch.ops.aten, op).default
     print(f"{op}, {spec}, {torch.get_num_threads()} threads here")
     for name, n in SIZES.items():

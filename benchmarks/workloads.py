@@ -21,7 +21,7 @@ class Program:
 
     Attributes:
         step: What is timed.
-        model: Of the step; some tools want to be told.
+        model: Of the step; some tools need it.
     """
 
     step: Step

@@ -87,13 +87,13 @@ class Config:
         max_bytes: Bytes that shadowrun may hold for copies of one call's tensors; larger calls
             become UNVERIFIED.
         slow_ratio: A call this many times slower on the target (and a millisecond or more) is reported.
-        call_limit_s: Seconds that a call may take on a platform with a process of its own; then that process is
+        call_limit_s: Seconds that a call may take on a platform that runs in another process; then that process is
             ended, and the call is an ERROR.
         asynchronous: Compare calls of a device that runs behind its host (``"cuda"``) on another thread, without
             stopping it; None where that is possible, True insists on it, False never.
         compiled: Also compare each graph that torch.compile makes inside of the block, forward and backward, as a
             whole with eager; it runs compiled all the same.
-        capture: Bytes that the inputs of failing calls may take, kept in a folder beside the data file for
+        capture: Bytes that the inputs of failing calls may take, kept in a folder next to the data file for
             `Run.repro`: those of the first and of the worst call of each finding, none of more than a quarter. True is
             64 MiB, False is none; None is 64 MiB where there is a `file`.
     """
@@ -123,7 +123,7 @@ class Config:
 
     @property
     def captured_bytes(self) -> int:
-        """What `capture` comes to."""
+        """`capture` in bytes."""
         wanted = self.file is not None if self.capture is None else self.capture
         return int(wanted) if not isinstance(wanted, bool) else _CAPTURED_BYTES if wanted else 0
 

@@ -8,7 +8,7 @@
     │   └── NestingError      compare() inside compare()
     └── DataFileError         a data file that cannot be read or written
 
-Only these reach a user, and only before his program starts or when he asks for results.
+Only these reach a user, and only before the program starts or when results are read.
 While the user's program runs, an internal failure becomes a record and one warning.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["DataFileError", "NestingError", "PlatformError", "ShadowrunError", "
 
 
 class ShadowrunError(Exception):
-    """Base of everything that shadowrun raises on purpose.
+    """Base of all exceptions that shadowrun raises on purpose.
 
     Args:
         message: What failed, with which value, and what to do.

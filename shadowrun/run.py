@@ -1,4 +1,4 @@
-"""`Run`: the results of a comparison, read from its data file, now or later and elsewhere."""
+"""`Run`: the results of a comparison, read from its data file."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun import analysis
 from shadowrun.analysis import (
+    CallGroups,
     Coverage,
     DriftStep,
     Finding,
     Gate,
     Known,
-    Ledger,
+    KnownIssues,
     Note,
     OperatorSummary,
     Regions,
     Step,
-    Table,
 )
 from shadowrun.errors import ShadowrunWarning, UsageError
 from shadowrun.settings import read_settings
-from shadowrun.store.choosing import choose
-from shadowrun.store.combine import combine_files
+from shadowrun.store.captured_inputs import NOT_KEPT
+from shadowrun.store.combine import choose, combine_files
+from shadowrun.store.connect import SALVAGED
 from shadowrun.store.datafile import ENDED_EARLY, DataFile
-from shadowrun.store.opening import SALVAGED
 from shadowrun.store.records import REGION, first_mismatch, read_records
-from shadowrun.store.tensors import NOT_KEPT
 from shadowrun.types import Allowed, Cause, Status
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from shadowrun.repro import Repro
+    from shadowrun.repro.judge_again import Explanation
     from shadowrun.settings import KnownLine
     from shadowrun.store.sources import SourceRun
     from shadowrun.types import OpRecord, RunInfo
@@ -67,12 +67,12 @@ class Run:
         self._data = data
         self._known = tuple(known)
         self.fail_on: Collection[str] = analysis.FAIL_ON
-        self._table: tuple[tuple[int, int], Table] | None = None
-        self._found: tuple[Table, list[Finding]] | None = None
+        self._table: tuple[tuple[int, int], CallGroups] | None = None
+        self._found: tuple[CallGroups, list[Finding]] | None = None
 
     @property
     def info(self) -> RunInfo:
-        """What the run was."""
+        """Description of the run."""
         self._sync()
         info = self._data.info
         if self._data.failure:
@@ -96,7 +96,7 @@ class Run:
             status: One status or several.
             step: Training step.
             module: Glob pattern, ``"*.attn.*"``.
-            seq: Number of the one call wanted.
+            seq: Number of a single call.
         """
         self._sync()
         return read_records(self._data, op=op, status=status, step=step, module=module, seq=seq)
@@ -115,11 +115,11 @@ class Run:
 
     def notes(self) -> list[Note]:
         """What was not verified, and matches with a cause worth knowing."""
-        return analysis.note(self._read(), self._data)
+        return analysis.collect_notes(self._read(), self._data)
 
     def own_failures(self) -> list[Note]:
         """Calls that shadowrun itself failed to compare."""
-        return analysis.own_failures(self._read(), self._data)
+        return analysis.collect_own_failures(self._read(), self._data)
 
     def known(self) -> Known:
         """What the ledger of known divergences excuses, and which of its lines are out of date."""
@@ -143,7 +143,7 @@ class Run:
 
     def coverage(self) -> Coverage:
         """How much of what the program used the target has."""
-        return analysis.cover(self._read(), self._data.info.raised)
+        return analysis.operator_coverage(self._read(), self._data.info.raised)
 
     def sources(self) -> tuple[SourceRun, ...]:
         """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""
@@ -169,7 +169,7 @@ class Run:
         known = [finding for finding in found if finding.known is not None]
         info = self._data.info
         salvaged = any(note.startswith(SALVAGED) for note in info.notes)
-        return analysis.judge(
+        return analysis.evaluate_gate(
             new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected, salvaged=salvaged
         )
 
@@ -217,7 +217,7 @@ class Run:
             time_limit_s: How long that may take.
             call: Number of the call whose inputs are wanted, one of `captured`; by default the finding's first.
             allow: Platforms and modules that the data file names and that may be started and imported, as it names
-                them: a data file may be somebody else's. Not needed in the process that made the run.
+                them: a data file may come from another person. Not needed in the process that made the run.
 
         Raises:
             UsageError: No script can show it, or no inputs were kept.
@@ -228,7 +228,7 @@ class Run:
             finding = dataclasses.replace(finding, captured=call)
         if finding.captured < 0:
             raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
-        from shadowrun.repro.memory import bounded
+        from shadowrun.repro.memory import bounded_memory
 
         make = self._maker(finding)
         self._sync()
@@ -237,13 +237,40 @@ class Run:
         names = (allow,) if isinstance(allow, str) else tuple(allow)
         allowed = dataclasses.replace(own, names=(*own.names, *names))
         folder = Path(directory)
-        with contextlib.nullcontext() if own.modules else bounded():
+        with contextlib.nullcontext() if own.modules else bounded_memory():
             return make(
                 self._data, finding, record, folder, minimise=minimise, time_limit_s=time_limit_s, allowed=allowed
             )
 
+    def explain(self, call: int, *, allow: Iterable[str] | str = ()) -> Explanation:
+        """How a call came to its verdict: which rung of the ladder decided, with its figures.
+
+        Where the inputs of the call were kept, it is run and judged again, and the judge's steps are listed.
+
+        Args:
+            call: Number of the call; a finding's is `Finding.captured`, or the first of `Finding.kept`.
+            allow: As for `repro`.
+
+        Raises:
+            UsageError: No such call was recorded.
+        """
+        from shadowrun.repro.judge_again import explain
+
+        self._sync()
+        record = next(read_records(self._data, seq=call), None)
+        if record is None:
+            raise UsageError(
+                f"Call {call} was not recorded by itself: a report names the first and the worst call of each finding.",
+                slug="unknown-call",
+            )
+        own = self._own()
+        names = (allow,) if isinstance(allow, str) else tuple(allow)
+        kept = call in self.captured() and not record.call.op.startswith(REGION)
+        allowed = dataclasses.replace(own, names=(*own.names, *names))
+        return explain(self._data, record, kept=kept, allowed=allowed)
+
     def _own(self) -> Allowed:
-        """What this process itself may have named: nothing where the run was read from a file."""
+        """What this process allows by itself: nothing for a run that was read from a file."""
         return Allowed()
 
     def captured(self) -> dict[int, Finding]:
@@ -275,20 +302,23 @@ class Run:
         ratio = self._data.info.config.get("slow_ratio", SLOW_RATIO)
         table = self._read()
         if self._found is None or self._found[0] is not table:
-            self._found = table, analysis.find(table, self._data, slow_ratio=float(ratio), ledger=self._ledger())
+            self._found = (
+                table,
+                analysis.collect_findings(table, self._data, slow_ratio=float(ratio), ledger=self._ledger()),
+            )
         return self._found[1]
 
-    def _ledger(self) -> Ledger:
-        return Ledger(self._known, self._data.info.target)
+    def _ledger(self) -> KnownIssues:
+        return KnownIssues(self._known, self._data.info.target)
 
     def _sync(self) -> None:
-        """Called before anything is read; a comparison that is still recording flushes here."""
+        """Called before each read; a comparison that still records flushes here."""
 
-    def _read(self) -> Table:
+    def _read(self) -> CallGroups:
         self._sync()
         version = self._data.version
         if self._table is None or self._table[0] != version:
-            self._table = (version, Table.read(self._data))
+            self._table = (version, CallGroups.read(self._data))
         return self._table[1]
 
 
@@ -316,10 +346,10 @@ def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None 
     Args:
         path: The file.
         known: Ledger of known divergences: a file, False for none; None looks upward from the working directory.
-        salvage: Of a damaged file, read what can still be read; `Run.info.notes` says what is missing.
+        salvage: Read the readable part of a damaged file; `Run.info.notes` says what is missing.
 
     Raises:
-        DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
+        DataFileError: The file is missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         UsageError: The ledger cannot be read.
     """
     return Run(DataFile.open(Path(path), salvage=salvage), read_settings(known).known)
@@ -343,7 +373,7 @@ def combine(
         ignore_errors: Leave out files that cannot be read; `ShadowrunWarning` names them.
 
     Returns:
-        The combined run; `Run.sources` tells what it is made of.
+        The combined run; `Run.sources` lists its parts.
 
     Raises:
         DataFileError: A file cannot be read or written, or the runs are of different platforms.

@@ -1,16 +1,16 @@
-"""What a project's files say: tolerances, and the ledger of divergences that are known.
+"""Settings files of a project: tolerances, and the ledger of known issues.
 
-Both stand in ``pyproject.toml`` under ``[tool.shadowrun]``, or in ``shadowrun.toml`` without that prefix. Of each, the
-nearest above the working directory is read; ``pyproject.toml`` counts only if it has the table. For users,
-`docs/howto/tolerance.md` and `docs/howto/known.md` describe the form.
+Both are in ``pyproject.toml`` under ``[tool.shadowrun]``, or in ``shadowrun.toml`` without that prefix. The nearest
+file of each name is read, from the working directory upward; a ``pyproject.toml`` counts only if it has the table.
+`docs/howto/tolerance.md` and `docs/howto/known.md` describe the format.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import difflib
-import math
 import re
+import sys
 import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -39,7 +39,7 @@ DATA_FILE = ".shadowrun"
 """The data file of a run, where none is named."""
 
 KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
-"""As in `shadowrun.analysis`, which lies above; a test compares them."""
+"""As in `shadowrun.analysis`, a higher layer that cannot be imported here; a test compares them."""
 
 _PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
 _SHORT = {
@@ -85,10 +85,10 @@ class KnownLine:
     Attributes:
         operator: Glob pattern, as in a `ToleranceRule`.
         platform: Of the target, a device type or a pattern.
-        reason: Why nobody needs to look at it again.
+        reason: Why it needs no further work.
         kind: Kind of finding that is excused; empty for all.
         module: Glob pattern of module paths.
-        expires: The last day on which it excuses; None for ever.
+        expires: The last day on which it is valid; None for no limit.
         origin: File and line.
     """
 
@@ -130,7 +130,7 @@ def read_settings(where: str | PathLike[str] | bool | None = None, start: Path |
         start: The working directory, unless given.
 
     Raises:
-        UsageError: The file is not there, is no TOML, or says something that has no meaning.
+        UsageError: The file is missing, is not TOML, or has an invalid key or value.
     """
     if where is False:
         return Settings()
@@ -174,7 +174,7 @@ def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:
                     _number(entry, "atol", where),
                     _dtype(_text(entry, "dtype", where, "*"), where),
                     _text(entry, "platform", where, "*"),
-                    Path(origin).name,  # printed in reports, which tell no path of this machine
+                    Path(origin).name,  # printed in reports, which must not contain paths of this machine
                 )
             )
     return rules
@@ -275,7 +275,9 @@ def _number(table: Mapping[str, Any], key: str, where: str) -> float:
             slug="bad-settings",
         )
     value = table[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Compared, not converted: TOML has whole numbers that no float can hold.
+    if not is_number or not 0 <= value <= sys.float_info.max:
         raise _wrong(where, key, value, "use a finite number >= 0")
     return float(value)
 

@@ -14,15 +14,31 @@ from typing import Any
 __all__ = [
     "Allowed",
     "Cause",
+    "Count",
+    "Excess",
     "OpCall",
     "OpRecord",
     "Phase",
     "RunInfo",
+    "SignedFloat",
     "Status",
     "TensorDiff",
     "TensorMeta",
+    "UlpDistance",
+    "UnknownOrCount",
     "Verdict",
 ]
+
+Count = int
+"""A number of elements."""
+UnknownOrCount = int
+"""A number of elements or bits; -1 where it is not known."""
+UlpDistance = int
+"""Between two f64 it may exceed 63 bits, and a data file then keeps the nearest float."""
+SignedFloat = float
+"""A value whose sign counts, also that of a zero."""
+Excess = float
+"""A number of rounding errors; -1 where it was not computed."""
 
 
 class Status(enum.StrEnum):
@@ -56,7 +72,7 @@ class Cause(enum.StrEnum):
     METADATA = "metadata"
     """Wrong shape, dtype, stride, layout, device or number of results."""
     MEMORY_EFFECTS = "memory effects"
-    """An input overwritten, memory beside a view written, a result in memory that is not its own."""
+    """An input overwritten, memory outside of a view written, a result that aliases other memory."""
     NO_ERROR = "no error raised"
     """The target answered a call that is invalid: the reference raised."""
     NON_DETERMINISM = "non-determinism"
@@ -135,6 +151,9 @@ class OpCall:
 class TensorDiff:
     """How far one tensor of the target (*actual*) is from that of the reference (*expected*).
 
+    The fields after `n_elements` become columns of the data file's table ``diff``; the annotation of each decides its
+    column's type and which values a reader accepts (`store.schema.DIFF_COLUMNS`).
+
     Attributes:
         name: ``output 0`` or, for a mutated argument, its name in the schema: ``self``.
         actual, expected: Form of each.
@@ -162,30 +181,30 @@ class TensorDiff:
     name: str
     actual: TensorMeta
     expected: TensorMeta
-    n_elements: int = 0
-    n_different: int = 0
-    n_mismatched: int = 0
+    n_elements: Count = 0
+    n_different: Count = 0
+    n_mismatched: Count = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
     rmse: float = 0.0
-    max_ulp: int = 0
-    remaining_bits: int = -1
-    n_nan: int = 0
-    n_inf: int = 0
-    n_zero_sign: int = 0
-    n_subnormal: int = 0
+    max_ulp: UlpDistance = 0
+    remaining_bits: UnknownOrCount = -1
+    n_nan: Count = 0
+    n_inf: Count = 0
+    n_zero_sign: Count = 0
+    n_subnormal: Count = 0
     worst_index: tuple[int, ...] = ()
-    worst_actual: float = 0.0
-    worst_expected: float = 0.0
-    excess_actual: float = -1.0
-    excess_expected: float = -1.0
+    worst_actual: SignedFloat = 0.0
+    worst_expected: SignedFloat = 0.0
+    excess_actual: Excess = -1.0
+    excess_expected: Excess = -1.0
     detail: str = ""
-    n_from_zero: int = 0
+    n_from_zero: UnknownOrCount = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is believed of a call, and on which evidence.
+    """The judgement of a call, and its evidence.
 
     Attributes:
         status: Exactly one.
@@ -205,7 +224,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class OpRecord:
-    """One call with what became of it.
+    """One call with its verdict and its differences.
 
     Attributes:
         call: The call.
@@ -244,9 +263,9 @@ class RunInfo:
         wall_s: Seconds between start and stop, summed over the blocks.
         own_s: Of these, seconds spent in shadowrun itself (replays included), while the program waited.
         budget: What became of the overhead budget (`BudgetReport` of `replay.budget`); empty without one.
-        complete: False while the run goes on or after it was killed.
-        notes: Sentences the reader should know (``target and reference are the same platform``).
-        behind_s: Seconds of processor time of the thread that compares behind the program, which did not wait for it.
+        complete: False while the run records, and after it was killed.
+        notes: Notes for the reader (``target and reference are the same platform``).
+        behind_s: Processor time in seconds of the asynchronous comparison, during which the program did not wait.
         raised: Exception that ended the program: ``ValueError: negative (train.py:12 in step)``; empty without one.
         unselected: Why nothing, or not all that was asked for, fitted `steps`, `ops` and `modules`.
     """
@@ -273,11 +292,11 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a data file may have started and imported, beyond what changes this process alone: see docs/security.md.
+    """What a data file may start and import: see docs/security.md.
 
     Attributes:
-        names: Platforms and modules that the person at the keyboard named.
-        modules: Whether modules need not be named, since the run is that of the program that asks.
+        names: Platforms and modules that the user has named.
+        modules: Whether all modules may be imported, since the run was recorded by this process.
     """
 
     names: tuple[str, ...] = ()

@@ -5,9 +5,10 @@ import signal
 import pytest
 import torch
 
-from shadowrun.platforms import sim as sim_package
-from shadowrun.replay import effects
-from shadowrun.repro import making
+from shadowrun import sim as sim_package
+from shadowrun.replay import memory_effects
+from shadowrun.repro import script
+from tests.case_kit import give_sim, make_case_fixture  # noqa: F401 - fixtures
 from tests.ground_truth.scripts import Scripts
 
 
@@ -24,7 +25,7 @@ def sim_device():
 @pytest.fixture(scope="session", autouse=True)
 def no_looks_by_the_clock():
     """Once in a second one more call is looked at for memory effects, which tests that count calls would see."""
-    effects._REST_S = 1e9
+    memory_effects._REST_S = 1e9
 
 
 @pytest.fixture
@@ -62,5 +63,5 @@ def one_thread():
 @pytest.fixture
 def quick(scripts, monkeypatch):
     """Scripts are tried in forked processes."""
-    monkeypatch.setattr(making, "run_script", lambda path, _: scripts.run(path))
+    monkeypatch.setattr(script, "run_script", lambda path, *_: scripts.run(path))
     return scripts

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import shadowrun
 from shadowrun import Cause, Phase, Status, UsageError
-from shadowrun.replay import quick, short
+from shadowrun.replay import native_handler, same_device
 
 
 def only(records):
@@ -166,9 +166,9 @@ def test_a_failure_of_ours_is_a_record_and_one_warning(monkeypatch):
         raise OSError("planted")
 
     ones = torch.ones(2)
-    monkeypatch.setattr(short, "unheard", broken)
-    monkeypatch.setattr(quick, "_again", broken)
-    expected = pytest.warns(shadowrun.ShadowrunWarning, match=r"planted.*Your program goes on unchanged")
+    monkeypatch.setattr(same_device, "with_isolated_warnings", broken)
+    monkeypatch.setattr(native_handler, "_replay", broken)
+    expected = pytest.warns(shadowrun.ShadowrunWarning, match=r"planted.*Your program continues unchanged")
     with expected as warned, shadowrun.compare("cpu") as run:
         result = ones.neg().neg()
     assert result.tolist() == [1.0, 1.0]

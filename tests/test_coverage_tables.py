@@ -5,14 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shadowrun.sweep.cases import Case, Part
-from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
-from shadowrun.sweep.outcome import Finding, Kind, Outcome
+from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
+from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from tests.ground_truth import dtype_support
 
 ROOT = Path(__file__).parents[1]
-LACKS = Finding(Kind.UNSUPPORTED, "aten::sin", "aten::sin.out", "missing operator", "no kernel")
-FALLS = Finding(Kind.SILENT_FALLBACK, "aten::cos", "", "silent fallback", "computed on the CPU")
+LACKS = CaseFinding(Kind.UNSUPPORTED, "aten::sin", "aten::sin.out", "missing operator", "no kernel")
+FALLS = CaseFinding(Kind.SILENT_FALLBACK, "aten::cos", "", "silent fallback", "computed on the CPU")
 
 
 def tables(folder, *arguments):
@@ -34,9 +33,9 @@ def test_tables_of_files(tmp_path):
         ("sin", Part.BACKWARD, FALLS),
         ("cos", Part.FORWARD, FALLS),
         ("cos", Part.BACKWARD),
-        ("rand", Part.FORWARD, Finding(Kind.UNVERIFIED)),
+        ("rand", Part.FORWARD, CaseFinding(Kind.UNVERIFIED)),
     ):
-        file.add(Case(name, "float32", part, 0), Outcome.of(list(findings)))
+        file.add(Case(name, "float32", part, 0), CaseOutcome.of(list(findings)))
     file.add_time(120.0, 60.0, complete=True)
     file.close()
     page = tmp_path / "page.md"

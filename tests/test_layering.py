@@ -1,4 +1,4 @@
-"""Imports go one way, the hot path stays light, and private torch APIs stay in their seven places."""
+"""Imports go one way, the hot path stays light, and private names of torch stay in their places."""
 
 import ast
 from pathlib import Path
@@ -7,38 +7,51 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "shadowrun"
 BASE = {"types", "errors", "settings", "config"}
+CALL = BASE | {"native", "torch_versions", "torch_private", "platforms", "facts", "intercept", "numerics", "operators"}
+CALL |= {"store"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
     "native": set(),
+    "torch_versions": {"errors", "native"},
+    "torch_private": {"torch_versions"},
     "settings": {"errors"},
     "config": {"errors", "settings"},
-    "numerics": {"types", "native"},
-    "platforms": BASE | {"native"},
-    "store": {"types", "errors", "native"},
-    "intercept": BASE | {"platforms", "native"},
-    "replay": BASE | {"native", "intercept", "numerics", "platforms", "store"},
+    "numerics": {"types", "native", "torch_private"},
+    "sim": BASE | {"torch_versions"},
+    "platforms": BASE | {"native", "torch_versions", "torch_private", "sim"},
+    "store": {"types", "errors", "native", "torch_private"},
+    "facts": set(),
+    "intercept": BASE | {"platforms", "native", "torch_versions", "torch_private", "facts"},
+    "operators": {"types", "numerics", "intercept", "torch_private", "facts"},
+    "judge": {"types", "numerics", "facts", "operators", "torch_private"},
+    "schedule": {"errors", "settings", "config", "intercept"},
+    "replay": CALL | {"judge", "schedule"},
+    "recording": CALL | {"replay"},
     "analysis": {"types", "errors", "settings", "store"},
     "report": {"types", "errors", "store", "analysis", "run"},
-    "repro": BASE | {"intercept", "numerics", "platforms", "store", "replay", "analysis"},
-    "compiled": BASE | {"numerics", "intercept", "platforms", "store", "replay", "analysis", "repro"},
+    "repro": CALL | {"sim", "judge", "replay", "recording", "analysis"},
+    "compiled": CALL | {"judge", "schedule", "replay", "recording", "analysis", "repro"},
     "run": {"types", "errors", "settings", "store", "analysis", "report", "repro", "compiled"},
-    "slowdown": BASE | {"intercept", "platforms", "replay", "report", "repro", "store", "sweep"},
-    "sweep": BASE | {"numerics", "intercept", "platforms", "replay", "report", "repro", "store", "comparison", "run"},
-    "comparison": BASE
-    | {"numerics", "platforms", "store", "replay", "intercept", "analysis", "report", "run", "compiled"},
+    "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
+    "studies": CALL | {"sim", "judge", "replay", "analysis", "report", "repro", "run", "comparison"},
 }
 """Part of the package to the parts that it may import. `cli`, `__main__` and `__init__` may import all."""
 
+FACTS = {f"operators/{name}.py" for name in ("facts", "fact_table", "op_facts")}
+"""A floor of its own below `intercept`: an operator's row is read to plan its calls; what runs operators lies above."""
+
 ON_TOP = {"cli", "__main__", "__init__"}
-HOT = ("intercept", "replay", "numerics", "store")
+HOT = ("facts", "intercept", "operators", "judge", "schedule", "replay", "recording", "numerics", "store")
 PRIVATE_TORCH = (
+    "torch_private.py",
     "intercept/torchapi.py",
+    "intercept/torch_compiler.py",
     "platforms/torchplatform.py",
-    "platforms/sim/",
+    "sim/",
     "compiled/torchcompile.py",
     "compiled/torchregions.py",
-    "sweep/opinfo.py",
+    "studies/sweep/opinfo.py",
     "native/tensors.py",
 )
 FILES = sorted(ROOT.rglob("*.py"))
@@ -50,7 +63,11 @@ def name_of(file):
 
 def part_of(file):
     """Folder or module of the package that a file belongs to."""
-    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+    return part_named(name_of(file))
+
+
+def part_named(path):
+    return "facts" if path in FACTS else path.partition("/")[0].removesuffix(".py")
 
 
 def imported(tree, file):
@@ -73,7 +90,7 @@ def wrong_imports(tree, file):
     part = part_of(file)
     for name, line in imported(tree, file):
         top, _, rest = name.partition(".")
-        other = rest.partition(".")[0]
+        other = part_named(f"{rest.replace('.', '/')}.py")
         if top != "shadowrun" or other == part or not other:
             continue
         if part not in ON_TOP and other not in MAY_IMPORT[part]:
@@ -116,6 +133,42 @@ def private_torch(tree, file):
             yield f"{name_of(file)}:{line} uses {name}"
 
 
+OF_OTHERS = ("sys._", "os._", "warnings._", "argparse._", "_thread._", "self._run._", "torch.")
+"""Private names of Python's own modules and of `Run`, and chains that `private_torch` judges."""
+NOT_OF_TORCH = {
+    "_is_owned": "threading.RLock",
+    "_replace": "a named tuple",
+    "_filename_map": "IPython",
+    "_name": "ctypes.CDLL",
+    "_handle": "ctypes.CDLL",
+}
+
+
+def attributes_made_in(tree):
+    """Names that a module's own classes have, or that it sets on some object."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            names |= {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+            names |= {n.target.id for n in node.body if isinstance(n, ast.AnnAssign)}
+            names |= {t.id for n in node.body if isinstance(n, ast.Assign) for t in n.targets}
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+    return names
+
+
+def private_attributes(tree, file):
+    """``x._schema`` of an object from elsewhere: a tensor's, an operator's, or that of another module of ours."""
+    if name_of(file).startswith(PRIVATE_TORCH):
+        return
+    known = attributes_made_in(tree) | NOT_OF_TORCH.keys()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+            continue
+        if node.attr not in known and not dotted(node).startswith(OF_OTHERS):
+            yield f"{name_of(file)}:{node.lineno} uses {ast.unparse(node)}"
+
+
 def check(rule, files=FILES):
     return [line for file in files for line in rule(ast.parse(file.read_text(encoding="utf-8")), file)]
 
@@ -146,12 +199,45 @@ def test_the_order_has_no_circle_but_run_and_report():
     )
 
 
+ACYCLIC = ("platforms", "sim")
+"""Parts inside which no module imports another in a circle, inside functions or not."""
+
+
+def modules_imported(tree, known):
+    """Modules of `known` that a file imports when it runs: not those of a ``TYPE_CHECKING`` block."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)} & known)
+
+
+@pytest.mark.parametrize("part", ACYCLIC)
+def test_no_circle_inside_a_part(part):
+    files = {
+        ".".join(("shadowrun", *f.relative_to(ROOT).with_suffix("").parts)): f for f in FILES if part_of(f) == part
+    }
+    left = {
+        name: set(modules_imported(ast.parse(file.read_text(encoding="utf-8")), files.keys())) - {name}
+        for name, file in files.items()
+    }
+    while left:
+        free = {name for name, others in left.items() if not others & left.keys()}
+        assert free, f"a circle among {sorted(left)}"
+        left = {name: others for name, others in left.items() if name not in free}
+
+
 def test_hot_path_imports_no_rendering():
     assert check(heavy_imports) == []
 
 
 def test_private_torch_apis_stay_in_their_places():
     assert check(private_torch) == []
+
+
+def test_private_attributes_stay_in_their_places():
+    assert check(private_attributes) == []
 
 
 @pytest.mark.parametrize(
@@ -167,6 +253,9 @@ def test_private_torch_apis_stay_in_their_places():
         (private_torch, "report/x.py", "from torch._subclasses import FakeTensor"),
         (private_torch, "report/x.py", "from torch.utils import _pytree"),
         (private_torch, "comparison/x.py", "import torch.utils._python_dispatch"),
+        (private_attributes, "replay/x.py", "def f(plan):\n    return plan.func._schema"),
+        (private_attributes, "replay/x.py", "def _version(t):\n    return t._version"),
+        (private_attributes, "numerics/x.py", "def f(t):\n    return t._neg_view()"),
     ],
 )
 def test_the_rules_see_a_violation(rule, path, code):
@@ -176,12 +265,17 @@ def test_the_rules_see_a_violation(rule, path, code):
 @pytest.mark.parametrize(
     ("rule", "path", "code"),
     [
-        (wrong_imports, "report/x.py", "from shadowrun.analysis import find"),
+        (wrong_imports, "report/x.py", "from shadowrun.analysis import Finding"),
         (wrong_imports, "store/x.py", "from . import schema\nfrom .schema import SCHEMA"),
         (wrong_imports, "cli/x.py", "import shadowrun\nfrom shadowrun import report"),
         (heavy_imports, "report/x.py", "import jinja2"),
         (private_torch, "replay/x.py", "import torch\nx: torch._ops.OpOverload\ntorch.ops.aten.add"),
         (private_torch, "intercept/torchapi.py", "import torch._C"),
+        (
+            private_attributes,
+            "replay/x.py",
+            "class A:\n    def f(self, a):\n        self._x = a._x, a._f, sys._getframe()\n    _f = 1",
+        ),
     ],
 )
 def test_the_rules_let_the_rest_pass(rule, path, code):

@@ -33,7 +33,7 @@ NAMES = [
     "load",
 ]
 METHODS = {
-    "conclude": False,
+    "compare_and_record": False,
     "start": True,
     "stop": True,
     "step": True,

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import shadowrun
-from shadowrun.platforms import sim
+from shadowrun import sim
 
 # Your accelerator's name would stand here, and this line would not.
 sim.enable(flaws=["relu-backward-leaks", "missing-lerp"])

@@ -1,24 +1,32 @@
-"""What a run means: a data file in, small tables out."""
+"""Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
-from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, cover
-from shadowrun.analysis.drift import DriftStep, trace_drift
-from shadowrun.analysis.findings import KINDS, Finding, Note, find, note, own_failures, without_numbers
-from shadowrun.analysis.gate import FAIL_ON, Gate, judge
-from shadowrun.analysis.known import Known, Ledger, LineUse
-from shadowrun.analysis.mintolerance import MinTolerance
+from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
+from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
+from shadowrun.analysis.findings import (
+    KINDS,
+    Finding,
+    MinTolerance,
+    Note,
+    collect_findings,
+    collect_notes,
+    collect_own_failures,
+    without_numbers,
+)
+from shadowrun.analysis.gate import FAIL_ON, Gate, evaluate_gate
+from shadowrun.analysis.known_issues import Known, KnownIssues, LineUse
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
-from shadowrun.analysis.summary import OperatorSummary, count_statuses, summarise
-from shadowrun.analysis.table import Skipped, Step, Table
+from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
 
 __all__ = [
     "FAIL_ON",
     "KINDS",
+    "CallGroups",
     "Coverage",
     "DriftStep",
     "Finding",
     "Gate",
     "Known",
-    "Ledger",
+    "KnownIssues",
     "LineUse",
     "MinTolerance",
     "MissingKernel",
@@ -29,13 +37,12 @@ __all__ = [
     "Regions",
     "Skipped",
     "Step",
-    "Table",
+    "collect_findings",
+    "collect_notes",
+    "collect_own_failures",
     "count_statuses",
-    "cover",
-    "find",
-    "judge",
-    "note",
-    "own_failures",
+    "evaluate_gate",
+    "operator_coverage",
     "summarise",
     "summarise_regions",
     "trace_drift",

@@ -1,4 +1,4 @@
-"""What to do next about a finding: one sentence for each kind and cause."""
+"""The recommended next step for a finding: one sentence for each kind and cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BY_CAUSE = {
     (
         "fallback",
         Cause.SILENT_FALLBACK,
-    ): "Write {kernel} for the target: it computes this on the CPU without saying so, "
+    ): "Write {kernel} for the target: it computes this on the CPU without a warning, "
     "and every call moves its tensors there and back.",
     (
         "fallback",
@@ -42,16 +42,16 @@ _BY_CAUSE = {
     (
         "mismatch",
         Cause.METADATA,
-    ): "Fix the form that the target's {op} returns; values cannot be trusted before the form is.",
+    ): "Fix the metadata that the target's {op} returns (shape, dtype, strides) before looking at values.",
     (
         "mismatch",
         Cause.MEMORY_EFFECTS,
-    ): "Look at what the target's {op} writes to and returns: its values are right, and it does to memory what its "
-    "schema rules out ({why}).",
+    ): "Look at what the target's {op} writes to and returns: its values are right, and its memory effects "
+    "violate its schema ({why}).",
     (
         "mismatch",
         Cause.NO_ERROR,
-    ): "Add the check of the inputs of {call} to the target's {op}: what it returns for an invalid call means nothing.",
+    ): "Add the check of the inputs of {call} to the target's {op}: it must raise for this invalid call.",
     (
         "mismatch",
         Cause.NON_DETERMINISM,
@@ -80,15 +80,15 @@ _COMPILE_CHECK = (
 _BY_REGION: dict[tuple[str, Cause | None], str] = {
     ("mismatch", Cause.REFERENCE): "The compiled code is right and eager is not: compare eager with another platform.",
     ("unverified", Cause.RANDOMNESS): "Call shadowrun.compile_check(model, *inputs): it compiles the graph once more "
-    "with eager's draws as its inputs, and judges all but the draws.",
+    "with eager's random numbers as its inputs, and judges everything else.",
 }
 _BY_REGION_KIND = {
-    "unverified": "Call shadowrun.compile_check(model, *inputs): it checks the graph on copies, on its own.",
+    "unverified": "Call shadowrun.compile_check(model, *inputs): it checks the graph alone, on copies.",
 }
 
 
 def worst_call(seq: int, first_seq: int, n_calls: int) -> str:
-    """The call to look at, told from the first one, at which a reader may have arrived: ``call 578 (the worst …)``."""
+    """The call to look at, and the first one if that is another: ``call 578 (the worst of …)``."""
     if seq == first_seq:
         return f"call {seq}"
     return f"call {seq} (the worst of {n_calls:,} such calls; the first is {first_seq})"
@@ -97,7 +97,7 @@ def worst_call(seq: int, first_seq: int, n_calls: int) -> str:
 def next_step(
     kind: str, cause: Cause | None, *, op: str, why: str, kernel: str, site: str, call: str, ratio: float
 ) -> str:
-    """A sentence on what to do about a finding, or about a compiled region that could not be verified."""
+    """The recommended next step for a finding, or for a compiled region that could not be verified."""
     if op.startswith(REGION):
         return _BY_REGION.get((kind, cause), _BY_REGION_KIND.get(kind, _COMPILE_CHECK))
     template = _BY_KIND[kind] if cause is None else _BY_CAUSE.get((kind, cause), _BY_KIND[kind])

@@ -1,4 +1,4 @@
-"""How much of what a program uses the target has."""
+"""Coverage: the share of a program's operators and calls that the target supports."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from shadowrun.analysis.table import Row, Skipped, Table
-from shadowrun.analysis.words import plural
+from shadowrun.analysis.call_groups import CallGroups, Row, Skipped
+from shadowrun.analysis.wording import plural
 from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
-__all__ = ["Coverage", "MissingKernel", "ModuleCoverage", "OperatorCoverage", "cover"]
+__all__ = ["Coverage", "MissingKernel", "ModuleCoverage", "OperatorCoverage", "operator_coverage"]
 
 STATES = ("unsupported", "error", "fallback", "unverified", "supported")
-"""Of the states that an operator's calls had, the first of these is the operator's."""
+"""States of an operator, worst first: the worst state of its calls."""
 
 LACKING = STATES[:3]
 
@@ -27,8 +27,8 @@ class OperatorCoverage:
         op: Operator.
         state: One of unsupported, error, fallback, unverified, supported.
         n_calls, n_supported_calls: Calls, and those that ran on the target itself.
-        missing_kernels: Kernels that it waits for.
-        target_us: Microseconds on the target of its calls that were timed there.
+        missing_kernels: Kernels that it needs.
+        target_us: Microseconds of its timed calls on the target.
     """
 
     op: str
@@ -44,10 +44,10 @@ class ModuleCoverage:
     """One module of the program.
 
     Attributes:
-        module: Path in the model; empty for what no module called.
+        module: Path in the model; empty for calls outside of modules.
         n_calls, n_supported_calls: Calls, and those that ran on the target itself.
-        lacking: Operators that are unsupported, raise or fall back in it, those that need work first in front.
-        target_us: Microseconds on the target of its calls that were timed there.
+        lacking: Operators that are unsupported, raise or fall back in it, the worst first.
+        target_us: Microseconds of its timed calls on the target.
     """
 
     module: str
@@ -59,7 +59,7 @@ class ModuleCoverage:
 
 @dataclass(frozen=True, slots=True)
 class MissingKernel:
-    """A kernel to write, with the calls, operators and modules that wait for it."""
+    """A kernel to write, with the calls, operators and modules that need it."""
 
     kernel: str
     n_calls: int
@@ -78,10 +78,10 @@ class Coverage:
         n_calls: Calls compared.
         n_supported_calls: Those that ran on the target itself, right or wrong.
         missing_kernels: Those that most calls need first.
-        modules: Those that lack most calls first.
-        fallback_share: Share of the time on the target that went into fallbacks, 0 to 1; 0 where nothing was timed.
-        skipped: What was left out, and why.
-        runs: Whether the program would run on the target; False where nothing was compared, or an exception ended it.
+        modules: Those with most unsupported calls first.
+        fallback_share: Share of fallbacks in the time on the target, 0 to 1; 0 if nothing was timed.
+        skipped: Skipped calls, and why.
+        runs: Whether the program would run on the target; False if nothing was compared, or an exception ended it.
         verdict: The same in words.
     """
 
@@ -99,21 +99,22 @@ class Coverage:
 
     @property
     def percent_operators(self) -> float:
-        """Share of the operators that are fully supported, 0 to 100; 0 where none was used."""
+        """Share of the operators that are fully supported, 0 to 100; 0 without operators."""
         return 100.0 * self.n_by_state["supported"] / self.n_operators if self.n_operators else 0.0
 
     @property
     def percent_calls(self) -> float:
-        """Share of the calls that ran on the target itself, 0 to 100; 0 where there was none."""
+        """Share of the calls that ran on the target itself, 0 to 100; 0 without calls."""
         return 100.0 * self.n_supported_calls / self.n_calls if self.n_calls else 0.0
 
 
-def cover(table: Table, raised: str = "") -> Coverage:
+def operator_coverage(table: CallGroups, raised: str = "") -> Coverage:
     """Coverage of the operators that a run used; `raised` is the exception that ended it."""
     by_op: dict[str, list[Row]] = defaultdict(list)
     by_module: dict[str, list[Row]] = defaultdict(list)
     waiting: dict[str, list[Row]] = defaultdict(list)
     for row in table.rows:
+        # Views compute nothing and compiled regions are no operators: both would raise the share.
         if row.outcome.status is Status.SKIPPED or row.context.op.startswith(REGION):
             continue
         by_op[row.context.op].append(row)
@@ -138,6 +139,7 @@ def cover(table: Table, raised: str = "") -> Coverage:
         modules=tuple(sorted(modules, key=lambda m: (m.n_supported_calls - m.n_calls, m.module))),
         fallback_share=share,
         skipped=_skipped(table),
+        # A fallback costs time only: the program still runs.
         runs=bool(operators) and not (raised or states["unsupported"] or states["error"]),
         verdict=_verdict(states, len(operators), share, raised),
     )
@@ -146,7 +148,7 @@ def cover(table: Table, raised: str = "") -> Coverage:
 def _state(row: Row) -> str:
     if row.outcome.is_own_failure:
         return "unverified"
-    if row.outcome.status is Status.UNVERIFIED:  # it ran where its time was taken, as random operators do
+    if row.outcome.status is Status.UNVERIFIED:  # with a time it ran: random operators do
         return "supported" if row.group.n_target == row.group.n else "unverified"
     if row.outcome.status in (Status.MATCH, Status.MISMATCH):
         return "supported"
@@ -157,8 +159,9 @@ def _operator(op: str, rows: list[Row]) -> OperatorCoverage:
     calls: Counter[str] = Counter()
     for row in rows:
         calls[_state(row)] += row.group.n
+    # The worst state of any call: a program needs all of them.
     state = next(state for state in STATES if calls[state])
-    # A kernel that ran and could be compared once exists; calls that could not be are counted apart.
+    # One compared call proves that the kernel exists; unverified calls are counted separately.
     if state == "unverified" and calls["supported"]:
         state = "supported"
     kernels = tuple(dict.fromkeys(row.outcome.missing_kernel for row in rows if row.outcome.missing_kernel))
@@ -189,8 +192,8 @@ def _fallback_share(rows: list[Row]) -> float:
     return _target_us([row for row in rows if row.outcome.status is Status.FALLBACK]) / total if total else 0.0
 
 
-def _skipped(table: Table) -> tuple[Skipped, ...]:
-    """Counted skips and those recorded call by call, together."""
+def _skipped(table: CallGroups) -> tuple[Skipped, ...]:
+    """Skipped calls, both counted and recorded ones."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for skip in table.skipped:
         counts[skip.op, skip.device, skip.reason] += skip.n

@@ -1,4 +1,4 @@
-"""Findings: calls that need work, grouped by kind, operator, cause and explanation."""
+"""Findings: failing calls grouped by kind, operator, cause and explanation, with the tolerance that would pass them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,97 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.analysis.advice import next_step, worst_call
-from shadowrun.analysis.mintolerance import NOTHING, MinTolerance, least, min_tolerances
 from shadowrun.analysis.summary import greatest, unique
-from shadowrun.analysis.words import command
+from shadowrun.analysis.wording import shell_command
+from shadowrun.store.captured_inputs import captured_calls
 from shadowrun.store.codec import decode_float
 from shadowrun.store.records import read_diffs
 from shadowrun.store.sources import name_runs
-from shadowrun.store.tensors import captured_calls
 from shadowrun.types import Cause, Status, TensorDiff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from shadowrun.analysis.known import Ledger
-    from shadowrun.analysis.table import Row, Table
+    from shadowrun.analysis.call_groups import CallGroups, Row
+    from shadowrun.analysis.known_issues import KnownIssues
     from shadowrun.settings import KnownLine
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["KINDS", "Finding", "Note", "find", "note", "own_failures", "without_numbers", "worst_diff"]
+__all__ = [
+    "KINDS",
+    "NOTHING",
+    "Finding",
+    "MinTolerance",
+    "Note",
+    "collect_findings",
+    "collect_notes",
+    "collect_own_failures",
+    "least",
+    "min_tolerances",
+    "without_numbers",
+    "worst_diff",
+]
+
+
+_SLACK = 1 + 2.0**-18
+"""Statistics of f32 are computed in f32, the judge computes in f64: a printed tolerance must not be too small."""
+
+_SQL = """
+select context_id, outcome_id, max(max_abs), max(max_rel), max(n_from_zero),
+    max(detail <> '' or n_nan + n_inf > 0 or (e.dtype not glob '[fc]*' and e.dtype not glob 'bf*' and n_different > 0))
+from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
+join outcome on outcome.id = outcome_id join tensor on tensor.id = tensor_id join form e on e.id = expected_id
+where status = 'mismatch' group by context_id, outcome_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MinTolerance:
+    """The smallest tolerances with which results would pass, as `torch.testing.assert_close` applies them.
+
+    Attributes:
+        rtol: Smallest relative tolerance if the absolute one is 0; infinite if none helps.
+        atol: Smallest absolute tolerance if the relative one is 0; infinite if none helps: metadata, NaN, infinities
+            and integers are judged independently of the tolerance.
+    """
+
+    rtol: float
+    atol: float
+
+
+NOTHING = MinTolerance(math.inf, math.inf)
+
+
+def min_tolerances(data: DataFile) -> dict[tuple[int, int], MinTolerance]:
+    """Smallest tolerance by context and outcome, for all mismatching calls."""
+    return {
+        (context, outcome): _least(decode_float(max_abs), decode_float(max_rel), zeros, bool(independent))
+        for context, outcome, max_abs, max_rel, zeros, independent in data.query(_SQL)
+    }
+
+
+def least(tolerances: Iterable[MinTolerance]) -> MinTolerance:
+    """The smallest tolerance that passes all; `NOTHING` without any."""
+    found = list(tolerances)
+    return MinTolerance(max(t.rtol for t in found), max(t.atol for t in found)) if found else NOTHING
+
+
+def _least(max_abs: float, max_rel: float, n_from_zero: int, independent: bool) -> MinTolerance:
+    # NaN, metadata and integers are judged independently of the tolerance: none passes them.
+    if independent:
+        return NOTHING
+    # n_from_zero: results that differ from an expected zero pass with no rtol; -1 (schema 1) is unknown.
+    return MinTolerance(_above(max_rel) if n_from_zero == 0 else math.inf, _above(max_abs))
+
+
+def _above(value: float) -> float:
+    return value * _SLACK if math.isfinite(value) else math.inf
+
 
 KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 """Kinds of findings, the most actionable first."""
 
+# One slow call may have waited for a processor or woken the thread pool: 12 ms were seen for a call of 0.4 ms.
 MIN_TIMED_CALLS = 3
 MIN_SLOWER_US = 1000.0
 MAX_LISTED = 5
@@ -52,31 +121,31 @@ class Finding:
     """Calls of one operator with one fault.
 
     Attributes:
-        kind: One of `KINDS`; gates select on it.
+        kind: One of `KINDS`; the gate selects by it.
         op: ``aten::add.Tensor``.
-        cause, explanation: Why.
-        evidence, confidence: Of the worst call.
+        cause, explanation: Cause, and its explanation.
+        evidence, confidence: Those of the worst call.
         missing_kernels: Kernels that the target lacked.
         modules: The first module paths, of `n_modules`.
         phases: Parts of the training step.
         sites: The first source lines, of `n_sites`.
         inputs: The first inputs, of `n_inputs`.
-        first_seq, first_step: Of the first call.
+        first_seq, first_step: Number and step of the first call.
         n_calls: Calls affected, of `n_calls_of_op`.
-        worst: Worst difference; None where no tensors were compared.
-        worst_seq: Number of the call that it is from.
+        worst: Worst difference; None if no tensors were compared.
+        worst_seq: Number of its call.
         severity: Order among mismatches, greatest first.
-        next_step: What to do.
-        ref_min_us, target_min_us: Shortest time of these calls; -1 where not measured.
-        min_tolerance: With which all these calls would pass; None for other kinds than mismatches.
-        known: The line of the ledger that excuses these calls; None where none does.
+        next_step: Recommended action.
+        ref_min_us, target_min_us: Shortest time of these calls; -1 if not measured.
+        min_tolerance: Tolerance with which all these calls would pass; None for other kinds than mismatches.
+        known: The known issue that excuses these calls; None for a new finding.
         runs: Numbers of the runs that have it, in a combined file.
-        seen_on: The same in words, ``ranks 0-63`` or ``rank 17 only``; empty in the file of one run.
+        seen_on: The same in words, ``ranks 0-63`` or ``rank 17 only``; empty for a single run.
         everywhere: Whether all runs of the file have it.
-        captured: Number of a call of these whose inputs were kept; -1 where there is none.
+        captured: Number of one of these calls whose inputs were stored; -1 if there is none.
         kept: Numbers of all such calls.
-        number: Place among all findings of the run, known ones included, from 1.
-        commands: Write a script that shows it alone; none where no inputs were kept, or the run has no file.
+        number: Place among all findings of the run, known issues included, from 1.
+        commands: Commands that write a stand-alone script; empty without stored inputs or a data file.
     """
 
     kind: str
@@ -116,14 +185,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Calls that are no fault but were not plainly verified either, or that shadowrun failed on.
+    """Calls that could not be verified, matches with a remarkable cause, or failures of shadowrun.
 
     Attributes:
-        status: Theirs.
+        status: Status of the calls.
         op: Operator.
-        cause, explanation, evidence: Why; the evidence of the first call.
-        n_calls: How many.
-        first_seq: Number of the first.
+        cause, explanation, evidence: Reason; the evidence is that of the first call.
+        n_calls: Number of calls.
+        first_seq: Number of the first call.
     """
 
     status: Status
@@ -135,8 +204,10 @@ class Note:
     first_seq: int
 
 
-def find(table: Table, data: DataFile, *, slow_ratio: float, ledger: Ledger | None = None) -> list[Finding]:
-    """All findings, the most actionable first; those that a ledger excuses are findings of their own."""
+def collect_findings(
+    table: CallGroups, data: DataFile, *, slow_ratio: float, ledger: KnownIssues | None = None
+) -> list[Finding]:
+    """All findings, the most actionable first; calls that a ledger excuses form separate findings."""
     grouped: dict[tuple[str, str, Cause | None, str, KnownLine | None], list[Row]] = defaultdict(list)
     totals: Counter[str] = Counter()
     for row in table.rows:
@@ -144,6 +215,7 @@ def find(table: Table, data: DataFile, *, slow_ratio: float, ledger: Ledger | No
         kind = _KIND_OF.get(row.outcome.status)
         if kind is not None and not row.outcome.is_own_failure:
             known = ledger.excuse(kind, row.context.op, (row.context.module,)) if ledger else None
+            # Without figures: `scaled by 0.5` and `scaled by 0.7` are one fault, and one finding.
             key = kind, row.context.op, row.outcome.cause, without_numbers(row.outcome.explanation), known
             grouped[key].append(row)
     tolerances = min_tolerances(data) if any(kind == "mismatch" for kind, *_ in grouped) else {}
@@ -155,10 +227,12 @@ def find(table: Table, data: DataFile, *, slow_ratio: float, ledger: Ledger | No
         )
         for (kind, op, cause, _, known), rows in grouped.items()
     ]
+    # Slowness is a property of the operator, not of single calls, so all its modules have to be excused.
     for slow in _slow(table, data, totals, slow_ratio):
         modules = unique(row.context.module for row in table.rows if row.context.op == slow.op)
         known = ledger.excuse("slow", slow.op, modules) if ledger else None
         found.append(dataclasses.replace(slow, known=known))
+    # By number of calls within a kind, but mismatches by severity: one wrong value weighs more than many roundings.
     found.sort(key=lambda f: (KINDS.index(f.kind), -f.severity, -_volume(f), f.first_seq))
     return [
         dataclasses.replace(finding, number=number, commands=_commands(finding, number, data))
@@ -166,8 +240,8 @@ def find(table: Table, data: DataFile, *, slow_ratio: float, ledger: Ledger | No
     ]
 
 
-def note(table: Table, data: DataFile) -> list[Note]:
-    """What was not verified, and matches with a cause that a reader should know of, by number of calls."""
+def collect_notes(table: CallGroups, data: DataFile) -> list[Note]:
+    """Unverified calls, and matches with another cause than rounding, by number of calls."""
     return _notes(
         table,
         data,
@@ -181,13 +255,13 @@ def note(table: Table, data: DataFile) -> list[Note]:
     )
 
 
-def own_failures(table: Table, data: DataFile) -> list[Note]:
-    """Calls on which shadowrun itself failed; never the target's fault."""
+def collect_own_failures(table: CallGroups, data: DataFile) -> list[Note]:
+    """Calls that shadowrun itself failed to compare."""
     return _notes(table, data, lambda row: row.outcome.is_own_failure)
 
 
 def _volume(finding: Finding) -> int:
-    """Among mismatches, severity decides and the order of calls breaks ties; elsewhere the number of calls."""
+    """Sort key: number of calls, except among mismatches, which are sorted by severity."""
     return 0 if finding.kind == "mismatch" else finding.n_calls
 
 
@@ -207,6 +281,7 @@ def _finding(
     runs = tuple(sorted({number for row in rows for number in row.group.sources})) if data.sources else ()
     ref_min = min((row.group.ref_us_min for row in rows if row.group.n_ref), default=-1.0)
     target_min = min((row.group.target_us_min for row in rows if row.group.n_target), default=-1.0)
+    # Inputs are captured for some calls only, which need not include the worst.
     kept = _kept(kind, rows, captured_calls(data))
     advice = next_step(
         kind,
@@ -252,17 +327,17 @@ def _finding(
 
 
 def _commands(finding: Finding, number: int, data: DataFile) -> tuple[str, ...]:
-    """By the number, and, where that shows another call than the worst, by the worst call's."""
+    """By the number of the finding, and by the worst call if that is another one."""
     if finding.captured < 0 or finding.cause is Cause.RANDOMNESS or data.path is None:
         return ()
-    shown = [command("repro", data.path, "--finding", str(number))]
+    shown = [shell_command("repro", data.path, "--finding", str(number))]
     if finding.worst_seq in finding.kept and finding.worst_seq != finding.captured:
-        shown.append(command("repro", data.path, "--call", str(finding.worst_seq)))
+        shown.append(shell_command("repro", data.path, "--call", str(finding.worst_seq)))
     return tuple(shown)
 
 
 def _kept(kind: str, rows: list[Row], kept: dict[int, tuple[int, int, str]]) -> tuple[int, ...]:
-    """Those of these calls whose inputs were kept; of a slow operator, one that was right comes first."""
+    """Those of these calls whose inputs were stored; for a slow operator, a matching one first."""
     of = {(row.group.context_id, row.group.outcome_id): row.outcome.status for row in rows}
     found = [(seq, of[context, outcome]) for seq, (context, outcome, _) in kept.items() if (context, outcome) in of]
     if kind == "slow":
@@ -271,7 +346,7 @@ def _kept(kind: str, rows: list[Row], kept: dict[int, tuple[int, int, str]]) -> 
 
 
 def without_numbers(explanation: str) -> str:
-    """An explanation's kind: ``scaled by 0.5`` and ``scaled by 0.7`` are one fault with two figures."""
+    """An explanation without its figures: ``scaled by 0.5`` and ``scaled by 0.7`` are one fault."""
     return _NUMBER.sub("#", explanation)
 
 
@@ -284,14 +359,14 @@ def _worst(rows: list[Row]) -> Row:
 
 
 def _severity(cause: Cause | None, worst: float) -> float:
-    """Differences of class and form above all others; what is not the target's fault below."""
+    """Exceptional values and metadata rank first; causes outside of the target last."""
     if cause in _NOT_THE_TARGET:
         return worst - 1e7
     return worst + (2e6 if cause in _FORM_CAUSES else 0.0)
 
 
-def _slow(table: Table, data: DataFile, totals: Counter[str], slow_ratio: float) -> list[Finding]:
-    """Operators that run on the target, but whose quickest call is far slower than on the reference."""
+def _slow(table: CallGroups, data: DataFile, totals: Counter[str], slow_ratio: float) -> list[Finding]:
+    """Operators whose fastest call on the target is far slower than on the reference."""
     by_op: dict[str, list[Row]] = defaultdict(list)
     for row in table.rows:
         ran = row.outcome.status in (Status.MATCH, Status.MISMATCH, Status.UNVERIFIED)
@@ -300,19 +375,20 @@ def _slow(table: Table, data: DataFile, totals: Counter[str], slow_ratio: float)
     found = []
     for op, rows in by_op.items():
         ref = min(row.group.ref_us_min for row in rows)
+        # The fastest call: any other may have waited for a processor.
         target = min(row.group.target_us_min for row in rows)
         n = sum(min(row.group.n_ref, row.group.n_target) for row in rows)
         if n >= MIN_TIMED_CALLS and target >= slow_ratio * ref and target - ref >= MIN_SLOWER_US:
             explanation = f"{target / ref:.3g} times as long as on the reference" if ref > 0 else "far slower"
             slow = _finding("slow", Cause.SLOW, explanation, rows, n_calls_of_op=totals[op], data=data)
             evidence = (
-                f"quickest of {n} calls: {target / 1000:.3g} ms on the target, {ref / 1000:.3g} ms on the reference"
+                f"fastest of {n} calls: {target / 1000:.3g} ms on the target, {ref / 1000:.3g} ms on the reference"
             )
             found.append(dataclasses.replace(slow, evidence=evidence, confidence=1.0, worst=None))
     return found
 
 
-def _notes(table: Table, data: DataFile, wanted: Callable[[Row], bool]) -> list[Note]:
+def _notes(table: CallGroups, data: DataFile, wanted: Callable[[Row], bool]) -> list[Note]:
     grouped: dict[tuple[Status, str, Cause | None, str], list[Row]] = defaultdict(list)
     for row in filter(wanted, table.rows):
         grouped[row.outcome.status, row.context.op, row.outcome.cause, row.outcome.explanation].append(row)
@@ -332,7 +408,7 @@ def _notes(table: Table, data: DataFile, wanted: Callable[[Row], bool]) -> list[
 
 
 def worst_diff(data: DataFile, seq: int) -> TensorDiff | None:
-    """The worst of a call's differences; None where it had none."""
+    """The worst difference of a call; None if it had none."""
     diffs = read_diffs(data, [seq]).get(seq, [])
     return max(
         diffs,
@@ -348,7 +424,7 @@ def worst_diff(data: DataFile, seq: int) -> TensorDiff | None:
 
 
 def _evidence(data: DataFile, seq: int) -> tuple[str, float]:
-    """Evidence and confidence of a call; nothing for one that was folded."""
+    """Evidence and confidence of a call; defaults for a call that was only counted."""
     sql = "select evidence, confidence from call join verdict on verdict.id = verdict_id where seq = ?"
     row = next(data.query(sql, (seq,)), ("", 1.0))
     return row[0], decode_float(row[1])

@@ -1,4 +1,4 @@
-"""The closing line and whether a run passes."""
+"""The gate: whether a run passes, and the line that says so."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.analysis.findings import KINDS, Finding
-from shadowrun.analysis.words import plural
+from shadowrun.analysis.wording import plural
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["FAIL_ON", "Gate", "cut_short", "judge"]
+__all__ = ["FAIL_ON", "Gate", "ended_by_exception", "evaluate_gate"]
 
 FAIL_ON = frozenset({"unsupported", "error", "mismatch"})
-"""Kinds of findings that fail a run unless told otherwise."""
+"""Kinds of findings that fail a run by default."""
 
 
 _NO_FAILURE = ("KeyboardInterrupt", "SystemExit")
-"""The program's own status says what they mean."""
+"""Ends of a program that are no failure of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Whether a run passes, the line that says so, and the kinds of findings that decided.
+    """Result of the gate.
 
     Attributes:
-        passed: Whether it does.
+        passed: Whether the run passes.
         line: ``PASSED: 12 calls match``.
-        fail_on: Kinds of findings that would fail it.
-        only_cut_short: It fails for nothing else than the exception that ended the program.
+        fail_on: Kinds of findings that fail it.
+        only_exception: The exception that ended the program is the only reason for failing.
     """
 
     passed: bool
     line: str
     fail_on: frozenset[str] = FAIL_ON
-    only_cut_short: bool = False
+    only_exception: bool = False
 
 
-def cut_short(raised: str) -> bool:
-    """Whether an exception ended a program that would have gone on."""
+def ended_by_exception(raised: str) -> bool:
+    """Whether an exception ended the program early."""
     return bool(raised) and not raised.startswith(_NO_FAILURE)
 
 
-def judge(
+def evaluate_gate(
     findings: Iterable[Finding],
     counts: dict[Status, int],
     fail_on: Collection[str] = FAIL_ON,
@@ -56,17 +56,17 @@ def judge(
     *,
     salvaged: bool = False,
 ) -> Gate:
-    """Judge a run: findings of the kinds in `fail_on` fail it, and so does one that verified nothing, or was cut short.
+    """Fail a run for findings of the kinds in `fail_on`, if nothing was verified, or if an exception ended the program.
 
     Args:
-        findings: Those that count.
+        findings: New findings.
         counts: Calls by status.
         fail_on: Kinds that fail the run.
-        known: Those that a ledger excuses; they are named, and fail nothing.
-        regions: How many compiled regions there were and what became of them, as `Regions.line` says it.
+        known: Known issues: counted in the line, and fail nothing.
+        regions: Summary of the compiled regions, `Regions.line`.
         raised: Exception that ended the program.
         unselected: Why nothing was selected.
-        salvaged: This is what could be read of a damaged data file: it does not pass, since what is missing may fail.
+        salvaged: Only part of a damaged data file could be read: it fails, since the missing part may.
     """
     kinds = Counter(finding.kind for finding in findings)
     named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
@@ -80,12 +80,14 @@ def judge(
     ended = f"the program ended with {raised}" if raised else ""
     if failing:
         return Gate(False, f"FAILED: {'; '.join(filter(None, [ended, ', '.join(failing)]))}{also}", frozenset(fail_on))
+    # A run that compared nothing proves nothing: it must not pass in CI.
     if not n_compared and fail_on:
         why = "; ".join(filter(None, [ended, "no call could be compared", unselected]))
         return Gate(False, f"FAILED: {why}{also}", frozenset(fail_on))
-    if fail_on and cut_short(raised):
+    # Calls after the exception were never compared.
+    if fail_on and ended_by_exception(raised):
         line = f"FAILED: {ended}; {plural(n_compared, 'call')} compared until then{also}"
-        return Gate(False, line, frozenset(fail_on), only_cut_short=True)
+        return Gate(False, line, frozenset(fail_on), only_exception=True)
     if fail_on and salvaged:
         line = (
             f"FAILED: only part of a damaged data file could be read; {plural(n_compared, 'call')} compared in it{also}"

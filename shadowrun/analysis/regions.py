@@ -1,4 +1,4 @@
-"""Compiled regions: what `torch.compile` made of the program, beside the operators that ran one by one."""
+"""Compiled regions: the graphs that `torch.compile` compiled, compared with eager as a whole."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from shadowrun.analysis.advice import next_step
 from shadowrun.analysis.findings import worst_diff
 from shadowrun.analysis.summary import unique
-from shadowrun.analysis.words import command, plural
+from shadowrun.analysis.wording import plural, shell_command
+from shadowrun.store.captured_inputs import captured_calls
 from shadowrun.store.records import REGION
-from shadowrun.store.tensors import captured_calls
 from shadowrun.types import Phase, Status
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from shadowrun.analysis.table import Row, Skipped, Table
+    from shadowrun.analysis.call_groups import CallGroups, Row, Skipped
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import TensorDiff
 
@@ -35,17 +35,17 @@ class RegionSummary:
     Attributes:
         name: ``compiled::graph 0``.
         phase: Forward, backward or optimizer: where the compiled code was called.
-        backend: Which made it; empty where that is not known.
-        n_operators: Operators in the graph; -1 where torch kept none.
-        site: First line of the user's code in it, else the first that called it.
+        backend: Its backend; empty if unknown.
+        n_operators: Operators in the graph; -1 if torch kept no graph.
+        site: First line of the user's code in it, else its first caller.
         callers: The first lines that called it.
         n_calls, n_match, n_mismatch, n_unverified, n_error: Calls; errors are shadowrun's own failures.
         status: The worst of these.
         cause, explanation: Of the calls with that status; *nearer the truth than eager* where eager is the worse one.
-        worst: The worst difference of all; None where all were bit-identical.
-        worst_seq: Number of its call, -1 where there is none.
-        next_step: What to do; empty where nothing is.
-        commands: Write a script that shows it alone; none where no inputs were kept, or the run has no file.
+        worst: The worst difference of all; None if all were bit-identical.
+        worst_seq: Number of its call, -1 if there is none.
+        next_step: Recommended action; empty if none.
+        commands: Commands that write a stand-alone script; empty without stored inputs or a data file.
     """
 
     name: str
@@ -74,8 +74,8 @@ class Regions:
 
     Attributes:
         rows: Those that need work first.
-        skipped: Calls of regions that were not compared on purpose, and why.
-        line: ``3 compiled regions: 2 match, 1 mismatch``; empty where there is none.
+        skipped: Calls of regions that were skipped on purpose, and why.
+        line: ``3 compiled regions: 2 match, 1 mismatch``; empty if there is none.
     """
 
     rows: tuple[RegionSummary, ...]
@@ -83,8 +83,8 @@ class Regions:
     line: str
 
 
-def summarise_regions(table: Table, data: DataFile) -> Regions:
-    """The compiled regions that a run met."""
+def summarise_regions(table: CallGroups, data: DataFile) -> Regions:
+    """The compiled regions of a run."""
     known = _known(data)
     grouped: dict[tuple[str, Phase], list[Row]] = defaultdict(list)
     for row in table.rows:
@@ -98,6 +98,7 @@ def summarise_regions(table: Table, data: DataFile) -> Regions:
 
 
 def _known(data: DataFile) -> dict[str, tuple[str, int, str]]:
+    # Files of older schemas lack the table; reports of these must still be made.
     if next(data.query("select 1 from sqlite_master where name = 'region'"), None) is None:  # before schema 4
         return {}
     sql = "select name, backend, n_operators, site from region join op on op.id = op_id"
@@ -117,14 +118,15 @@ def _region(
         counts[row.outcome.status] += row.group.n
     status = next((s for s in _WORST_FIRST if counts[s]), Status.MATCH)
     worst = max((row for row in rows if row.outcome.status is status), key=lambda r: r.group.severity)
-    # A match says most where it is nearer the truth than eager, which need not be where it differs most.
-    told = next((r for r in rows if r.outcome.status is status and r.outcome.explanation), worst)
-    shown = worst if status is not Status.MATCH else told
+    # A match with an explanation (more accurate than eager) is more informative than the one that differs most.
+    explained = next((r for r in rows if r.outcome.status is status and r.outcome.explanation), worst)
+    shown = worst if status is not Status.MATCH else explained
     farthest = max(rows, key=lambda r: r.group.severity)
     seq = farthest.group.worst_seq if farthest.group.severity >= 0 else -1
     callers = unique(row.context.site for row in rows)
     backend, n_operators, line = known
     is_kept = any((row.group.context_id, row.group.outcome_id) in kept for row in rows)
+    # A script reads captured inputs, and a run in memory has no file for them.
     has_script = status is Status.MISMATCH and is_kept and data.path is not None
     return RegionSummary(
         name=name,
@@ -144,7 +146,7 @@ def _region(
         worst=worst_diff(data, seq) if seq >= 0 else None,
         worst_seq=seq,
         next_step=_advice(name, status, shown),
-        commands=(command("repro", data.path, "--finding", name),) if has_script else (),
+        commands=(shell_command("repro", data.path, "--finding", name),) if has_script else (),
     )
 
 
@@ -172,6 +174,6 @@ _VERBS = {Status.ERROR: "failed"}
 
 
 def _natural(name: str) -> tuple[int, str]:
-    """Order in which graph 2 comes before graph 10."""
+    """Sort key: graph 2 before graph 10."""
     last = name.rpartition(" ")[2]
     return (int(last) if last.isdecimal() else 1 << 30, name)

@@ -1,4 +1,4 @@
-"""One row for each operator: what became of its calls, how far off they were, how long they took."""
+"""Operator summaries (outcomes, differences, times), and the accumulated error of each step."""
 
 from __future__ import annotations
 
@@ -6,29 +6,71 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shadowrun.store.codec import decode_float
 from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shadowrun.analysis.table import Row, Table
+    from shadowrun.analysis.call_groups import CallGroups, Row
+    from shadowrun.store.datafile import DataFile
 
-__all__ = ["OperatorSummary", "count_statuses", "greatest", "summarise", "unique"]
+__all__ = ["DriftStep", "OperatorSummary", "count_statuses", "greatest", "summarise", "trace_drift", "unique"]
+
+
+@dataclass(frozen=True, slots=True)
+class DriftStep:
+    """Greatest accumulated error within a step.
+
+    Attributes:
+        step: Training step.
+        drift_abs: Greatest absolute difference between the two chains of results.
+        drift_rel: Greatest RMSE relative to the RMS of the reference.
+        op, module, seq: The call with the greatest `drift_rel`.
+    """
+
+    step: int
+    drift_abs: float
+    drift_rel: float
+    op: str
+    module: str
+    seq: int
+
+
+_DRIFT = """
+with ranked as (
+    select *, row_number() over (partition by step order by drift_rel desc, drift_abs desc, seq) as place,
+        coalesce(max(drift_abs) over (partition by step), -1) as greatest
+    from call where drift_rel >= 0
+)
+select step, greatest, drift_rel, name, module, seq
+from ranked join context on context.id = context_id join op on op.id = op_id
+where place = 1 order by step
+"""
+
+
+def trace_drift(data: DataFile) -> list[DriftStep]:
+    """The worst accumulated error of each step; empty without ``drift=True``."""
+    return [
+        DriftStep(step, decode_float(greatest), decode_float(rel), op, module, seq)
+        for step, greatest, rel, op, module, seq in data.query(_DRIFT)
+    ]
+
 
 MAX_SHAPES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSummary:
-    """All calls of one operator; -1 where nothing was measured.
+    """All calls of one operator; figures are -1 if not measured.
 
     Attributes:
         op: ``aten::add.Tensor``.
         n_calls: Calls recorded; those skipped on purpose are in `n_skipped` only.
         n_match, n_mismatch, n_unsupported, n_fallback, n_error, n_unverified, n_skipped: Calls by status.
         n_own_failures: Calls that shadowrun failed to compare (ERROR with cause HARNESS); not in `n_error`.
-        worst_seq: Number of the worst call; -1 where all calls were bit-identical.
+        worst_seq: Number of the worst call; -1 if all calls were bit-identical.
         max_abs, max_rel, max_ulp: Greatest differences over all calls.
         remaining_bits: Least number of identical leading mantissa bits.
         n_mismatched: Elements beyond rounding, over all calls.
@@ -37,11 +79,11 @@ class OperatorSummary:
         causes: Causes, the most frequent first.
         dtypes: Input dtypes seen, in order of appearance.
         shapes: The first input shapes seen.
-        n_more_shapes: How many more there were.
+        n_more_shapes: Number of further shapes.
         ref_total_us, ref_median_us, ref_min_us: Time on the reference; the median is that of the calls
             kept one by one.
         target_total_us, target_median_us, target_min_us: Time on the target.
-        severity: How bad the worst difference is; only its order has a meaning.
+        severity: Rank of the worst difference; only its order has a meaning.
     """
 
     op: str
@@ -76,10 +118,10 @@ class OperatorSummary:
     severity: float
 
 
-def summarise(table: Table) -> list[OperatorSummary]:
+def summarise(table: CallGroups) -> list[OperatorSummary]:
     """Summaries of all recorded operators, sorted by the work they need: unsupported first, matching last.
 
-    Compiled regions are no operators: `summarise_regions` has them.
+    Compiled regions are in `summarise_regions`.
     """
     by_op: dict[str, list[Row]] = defaultdict(list)
     for row in table.rows:
@@ -92,7 +134,7 @@ def summarise(table: Table) -> list[OperatorSummary]:
     return sorted(rows, key=_work)
 
 
-def count_statuses(table: Table) -> dict[Status, int]:
+def count_statuses(table: CallGroups) -> dict[Status, int]:
     """Calls of each status, skipped ones included."""
     counts = dict.fromkeys(Status, 0)
     for row in table.rows:
@@ -107,7 +149,8 @@ def unique(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def greatest(values: Iterable[float], default: float) -> float:
-    """The greatest; NaN, which no comparison finds, counts as greater than everything."""
+    """The greatest value; NaN counts as greater than all others."""
+    # `max` alone returns NaN or not by the order of the values.
     return max(values, key=lambda v: (v != v, v), default=default)  # noqa: PLR0124 - the fastest NaN test
 
 
@@ -164,5 +207,5 @@ def _summary(op: str, rows: list[Row], n_skipped: int, medians: tuple[float, flo
 
 
 def _median(median: float, total: float, n: int) -> float:
-    """The mean stands in where every call was folded."""
+    """The median, or the mean if all calls were only counted."""
     return median if median >= 0 or n == 0 else total / n

@@ -1,7 +1,7 @@
-"""Combine the data files of several runs, such as the ranks of a distributed one.
+"""Combine the data files of several runs, such as the ranks of a distributed run.
 
-A rank's file is named after the rank: run.shadowrun of rank 3 is run.3.shadowrun. Files may be given by name, by glob
-pattern or by their folder; without any, those of the current folder are taken. They are kept unless --delete is given.
+The data file of a rank has its number: for run.shadowrun, rank 3 writes run.3.shadowrun. Files are given by name, by
+glob pattern or by their folder; the default is the current folder. The files are kept unless --delete is given.
 
 Examples:
   shadowrun combine
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shadowrun.report.tame import one_line
+from shadowrun.report.sanitize import one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -38,14 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--append", action="store_true", help="add to the output instead of refusing if it exists")
     group.add_argument("--force", action="store_true", help="replace the output if it exists")
-    parser.add_argument("--ignore-errors", action="store_true", help="leave out files that cannot be read, naming them")
+    parser.add_argument("--ignore-errors", action="store_true", help="skip files that cannot be read, and name them")
     parser.add_argument("--delete", action="store_true", help="delete the files that were combined")
 
 
 def run(args: argparse.Namespace) -> int:
     """Combine; returns the exit status."""
-    from shadowrun.store.choosing import choose, name_together
-    from shadowrun.store.combine import combine_files
+    from shadowrun.store.combine import choose, combine_files, name_together
 
     given = args.paths or ["."]
     out = Path(args.output) if args.output else name_together(choose(given, None))
@@ -80,13 +79,13 @@ def _described(combined: Combined) -> str:
 
 def _delete(combined: Combined, out: Path) -> None:
     for path in combined.files:
-        if path.resolve() != out.resolve():
+        if path.resolve() != out.resolve():  # never delete the output
             path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

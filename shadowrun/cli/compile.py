@@ -1,18 +1,18 @@
 """Run a program and check everything that it compiles with torch.compile.
 
-Each graph that the program compiles runs compiled and eagerly on the same inputs: as the program has it compiled,
-results and gradients, and its forward and backward pass each by itself. The program goes on with the eager results, so
-that one wrong graph is not reported by all that follow. Where a graph deviates, the operators at fault are looked for
-and named with the program's own lines; `--repro` writes a script for each.
+Each graph that the program compiles runs compiled and in eager mode on the same inputs: the whole graph with its
+gradients, and its forward and backward pass separately. The program continues with the eager results, so that one wrong
+graph does not make later graphs fail. If a graph deviates, the wrong operators are located and reported with the
+source lines of the program; `--repro` writes a script for each.
 
 Examples:
   shadowrun compile train.py --epochs 1
   shadowrun compile --repro for-the-vendor train.py
-  shadowrun compile --calls 3 --time-limit 60 -m package.train
+  shadowrun compile --calls 3 --time-limit 60 -o compiled.html -m package.train
 
 Exit status:
-  0 or the program's own; 1 if a graph deviates or fails, or the program raised; 2 wrong usage; 3 if a graph could not
-  be verified, unless --allow-unverified is given; 130 Ctrl-C
+  the exit status of the program; 1 if a graph deviates or fails, or the program raised; 2 wrong usage; 3 if a graph
+  could not be verified, unless --allow-unverified is given; 130 after Ctrl-C
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.tame import forgiving
+from shadowrun.report.sanitize import forgiving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.compiled.outcome import CompileReport
+    from shadowrun.report.document import Document
 
 __all__ = ["add_arguments", "run"]
 
 _UNVERIFIED = 3
-"""Exit status."""
+"""Exit status if a graph could not be verified."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options, then the program; what follows the program is its own."""
+    """Options, then the program and its arguments."""
     parser.usage = "shadowrun compile [options] (script.py | -m module) [arguments of the program]"
     options.add_import_argument(parser)
     parser.add_argument(
@@ -52,17 +53,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds for the search for wrong operators (default: 600)",
     )
     parser.add_argument(
-        "--repro", metavar="DIR", help="write a script for each operator at fault: a folder of its own in DIR"
+        "--repro", metavar="DIR", help="write a script for each wrong operator, each to a folder in DIR"
     )
     parser.add_argument(
-        "--allow-unverified", action="store_true", help="exit with 0 also where a graph could not be verified"
+        "--allow-unverified", action="store_true", help="exit with 0 even if a graph could not be verified"
     )
+    options.add_output_arguments(parser)
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the program; returns the exit status."""
+    options.check_outputs(args.output)
     if not args.module and not args.script:
         raise UsageError("Give the program to run: shadowrun compile train.py", slug="missing-script")
 
@@ -74,28 +77,63 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from shadowrun.compiled import torchcompile
-    from shadowrun.compiled.script import reports_on, watched
+    from shadowrun.compiled.check_script import checked_torch_compile, compile_reports
 
+    # Torch counts graph breaks per process: the difference belongs to the program.
     before = torchcompile.graph_breaks()
-    with watched(args.calls) as found:
+    with checked_torch_compile(args.calls) as found:
         outcome = program.execute(contextlib.nullcontext())
     sys.stdout.flush()
     breaks = {r: n - before.get(r, 0) for r, n in torchcompile.graph_breaks().items() if n > before.get(r, 0)}
     until = time.perf_counter() + args.time_limit
-    reports = reports_on(found, breaks, until, _progress(), allow_unverified=args.allow_unverified)
+    reports = compile_reports(found, breaks, until, _progress(), allow_unverified=args.allow_unverified)
     with forgiving():
-        for report in reports:
-            print(report.summary())
+        options.print_report(_document(reports), args, always=True)
         if args.repro:
             _write_repros(reports, Path(args.repro))
-        if not reports:
-            print("The program called nothing that torch.compile compiled.")
     if outcome.interrupted:
         return outcome.status
     if any(report.failed for report in reports):
         return 1
     unverified = any(not report.ok for report in reports)
     return _UNVERIFIED if unverified and outcome.status == 0 else outcome.status
+
+
+def _document(reports: list[CompileReport]) -> Document:
+    """One section for each function that was compiled."""
+    from shadowrun.report.document import Block, Document, Note, Records, Section
+
+    blocks: list[Block] = []
+    for report in reports:
+        title, *lines = report.summary().splitlines()
+        tone = "good" if report.ok else "bad" if report.failed else "warn"
+        blocks.append(Section(title, tuple(Note(line.strip()) for line in lines), tone=tone))
+    if not reports:
+        blocks.append(Note("The program called nothing that torch.compile compiled."))
+    head = ("function", "backend", "region", "outcome", "n_nodes", "n_calls", "compile_s", "evidence", "wrong")
+    rows = [
+        (
+            report.name, report.backend, r.name, str(r.outcome), r.n_nodes, r.n_calls, round(r.compile_s, 3),
+            r.error or r.verdict.evidence, ", ".join(c.op for c in r.localised.culprits) if r.localised else "",
+        )
+        for report in reports
+        for r in report.regions
+    ]  # fmt: skip
+    data = {"format": 1, "reports": list(map(_report_data, reports))}
+    return Document("torch.compile against eager", tuple(blocks), data, Records(head, tuple(rows)))
+
+
+def _report_data(report: CompileReport) -> dict[str, Any]:
+    regions = [
+        {name: getattr(r, name) for name in ("name", "outcome", "verdict", "compile_s", "n_nodes", "n_calls", "error")}
+        | {"culprits": list(r.localised.culprits) if r.localised else []}
+        for r in report.regions
+    ]
+    names = (
+        *("name", "backend", "outcome", "verdict", "graph_breaks", "n_graphs", "n_recompiled", "error", "compile_s"),
+        *("speed_ratio", "memory_ratio", "ladder", "notes", "seconds", "ok"),
+    )
+    return {name: getattr(report, name) for name in names} | {"regions": regions}
 
 
 def _write_repros(reports: list[CompileReport], folder: Path) -> None:
@@ -113,15 +151,15 @@ def _write_repros(reports: list[CompileReport], folder: Path) -> None:
 
 
 def _progress() -> Callable[[str, int, int], None]:
-    """Tell what is being done, on one line of standard error, where somebody is watching."""
+    """Show progress on one line of standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         return lambda _what, _done, _of: None
 
-    def tell(what: str, done: int, of: int) -> None:
+    def show(step: str, done: int, of: int) -> None:
         bar = "#" * (20 * done // max(of, 1))
-        print(f"\r\033[K[{bar:<20}] {what}", end="\r", file=sys.stderr, flush=True)
+        print(f"\r\033[K[{bar:<20}] {step}", end="\r", file=sys.stderr, flush=True)
 
-    return tell
+    return show
 
 
 def _count(text: str) -> int:

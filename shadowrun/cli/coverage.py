@@ -1,17 +1,17 @@
-"""Tell how many of the operators that a run called the target has.
+"""Report how many of the operators that a run called the target supports.
 
-Views and other operators that compute nothing are not counted, lest they flatter the figure.
---fail-under looks at operators, not calls: one missing operator stops a program however rarely it is called.
+Views and other operators that compute nothing are not counted, since they would raise the percentage.
+--fail-under uses the percentage of operators, not of calls: one missing operator stops a program, even if it is rare.
 
 Examples:
   shadowrun coverage
   shadowrun coverage nightly.shadowrun --fail-under 95
+  shadowrun coverage -f md
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
@@ -21,74 +21,36 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-MAX_MODULES = 20
-MAX_NAMES = 4
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A data file and a bound."""
+    """A data file, a gate and the output."""
     options.add_data_argument(parser)
     options.add_import_argument(parser)
+    options.add_output_arguments(parser)
     parser.add_argument("--fail-under", type=float, metavar="N", help="exit with 1 below N percent of the operators")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the coverage; returns the exit status."""
+    options.check_outputs(args.output)
     import shadowrun
-    from shadowrun.analysis.gate import cut_short
-    from shadowrun.analysis.words import command
-    from shadowrun.report.tame import tame
+    from shadowrun.analysis.gate import ended_by_exception
+    from shadowrun.report.coverage_report import coverage_document
+    from shadowrun.report.sanitize import clip
 
     recorded = shadowrun.load(args.data)
-    coverage, info = tame(recorded.coverage()), tame(recorded.info)
-    supported = coverage.n_by_state["supported"]
-    print(f"target {info.target}, reference {info.ref}: the program {coverage.verdict}")
-    print(f"operators  {_share(supported, coverage.n_operators, coverage.percent_operators)}")
-    print(f"calls      {_share(coverage.n_supported_calls, coverage.n_calls, coverage.percent_calls)}")
-    for state, n in coverage.n_by_state.items():
-        if n and state != "supported":
-            print(f"\n{state} ({n}):")
-            for operator in coverage.operators:
-                if operator.state == state:
-                    kernels = [k for k in operator.missing_kernels if k != operator.op]
-                    missing = f"  lacks {', '.join(kernels)}" if kernels else ""
-                    print(f"  {operator.n_calls:>7} x  {operator.op}{missing}")
-    if coverage.missing_kernels:
-        print("\nkernels to write, those that most calls wait for first:")
-        for kernel in coverage.missing_kernels:
-            print(f"  {kernel.n_calls:>7} x  {kernel.kernel}  {_places(kernel.modules)}".rstrip())
-    lacking = [m for m in coverage.modules if m.lacking]
-    if lacking:
-        n = len(coverage.modules)
-        print(f"\nmodules that lack something ({len(lacking)} of {n}):")
-        for module in lacking[:MAX_MODULES]:
-            percent = 100 * module.n_supported_calls / module.n_calls
-            name = module.module or "(outside of modules)"
-            print(f"  {percent:>5.1f} % of {module.n_calls} calls  {name}  {_places(module.lacking)}")
-        if len(lacking) > MAX_MODULES:
-            everything = command("export", Path(args.data), "-f", "json")
-            print(f"  … and {len(lacking) - MAX_MODULES} more: `{everything}` has all")
-    if coverage.fallback_share:
-        print(f"\ntime on the target that went into fallbacks: {100 * coverage.fallback_share:.2g} %")
-    n_skipped = sum(skipped.n for skipped in coverage.skipped)
-    print(f"\nnot counted: {n_skipped} calls of views and other operators that compute nothing to compare")
-    if args.fail_under is not None and not coverage.n_operators:
-        print("shadowrun: FAILED: no operator was compared, so nothing is known of the coverage", file=sys.stderr)
-        return 1
-    if args.fail_under is not None and cut_short(info.raised):
-        print(f"shadowrun: FAILED: the program ended with {info.raised}: this is a part of it", file=sys.stderr)
-        return 1
-    if args.fail_under is not None and coverage.percent_operators < args.fail_under:
-        share = f"{coverage.percent_operators:.1f} %"
-        print(f"shadowrun: FAILED: operator coverage {share} is under {args.fail_under:g} %", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _places(names: tuple[str, ...]) -> str:
-    more = f", … {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
-
-
-def _share(n: int, total: int, percent: float) -> str:
-    return f"{n} of {total} ({percent:.1f} %)"
+    coverage, info = recorded.coverage(), recorded.info
+    options.print_report(coverage_document(coverage, info), args)
+    if args.fail_under is None:
+        return 0
+    problem = ""
+    # A run without operators, or of a part of the program, must not pass a gate with 100 %.
+    if not coverage.n_operators:
+        problem = "no operator was compared: the coverage is unknown"
+    elif ended_by_exception(info.raised):
+        problem = f"the program ended with {clip(info.raised)}: this is the coverage of a part of it"
+    elif coverage.percent_operators < args.fail_under:
+        problem = f"operator coverage {coverage.percent_operators:.1f} % is under {args.fail_under:g} %"
+    if problem:
+        print(f"shadowrun: FAILED: {problem}", file=sys.stderr)
+    return int(bool(problem))

@@ -1,4 +1,4 @@
-"""Show a report in a minute: two small models on a simulated accelerator with flaws.
+"""Train two small models on a simulated accelerator with flaws, and print the report: a first look in a minute.
 
 A convolutional network learns real handwritten digits (scikit-learn's) for 20 steps, then a small
 transformer for one. Every operator is compared with the CPU. No accelerator is needed.
@@ -11,6 +11,7 @@ Examples:
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,24 +28,29 @@ _TRANSFORMER_STEPS = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which flaws, and where to write."""
+    """Flaws, and what to write."""
     options.add_simulation_arguments(parser, preset="young")
-    parser.add_argument("-o", "--output", default=".", metavar="DIR", help="folder for the files (default: this one)")
+    parser.add_argument(
+        "--directory", default=".", metavar="DIR", help="folder of the data file and the page (default: this one)"
+    )
+    options.add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, print the report and write the files; returns the exit status."""
-    folder = Path(args.output)
+    options.check_outputs(args.output)
+    folder = Path(args.directory)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The folder {args.output!r} cannot be made: {error}.", slug="unwritable-report") from error
+        raise UsageError(f"The folder {args.directory!r} cannot be made: {error}.", slug="unwritable-report") from error
     digits = _load_digits()
 
     import torch
 
     import shadowrun
-    from shadowrun.analysis.words import command
+    from shadowrun.analysis.wording import shell_command
+    from shadowrun.report.run_report import run_document
 
     options.enable_simulation("sim", args.flaws, args.preset)
     torch.manual_seed(0)
@@ -53,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     data = folder / "shadowrun-demo.shadowrun"
     comparison = shadowrun.compare("sim", ref="cpu", file=data)
     _train(comparison, images.to("sim"), labels.to("sim"))
-    comparison.write("-")
+    options.print_report(run_document(comparison), args, always=True)
     page = folder / "shadowrun-demo.html"
     comparison.write(page)
-    print(f"\nData file: {data}   ({command('report', data)})\nReport:    {page}")
+    print(f"\nData file: {data}   ({shell_command('report', data)})\nReport:    {page}", file=sys.stderr)
     return 0
 
 
@@ -67,8 +73,8 @@ def _train(comparison: Any, images: Any, labels: Any) -> None:
     from shadowrun.cli import demo_models
 
     bar = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
-    # On standard error: what is on standard output is the report, and may be piped.
-    # Drawn at each step: a bar that draws itself has a thread, which the report would name as one not compared.
+    # On standard error: standard output has the report, and may be piped.
+    # No auto-refresh: it needs a thread, which the report would name as one that is not compared.
     with Progress(
         *bar, TextColumn("loss {task.fields[loss]}"), console=Console(stderr=True), auto_refresh=False
     ) as progress:

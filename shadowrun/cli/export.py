@@ -1,9 +1,9 @@
-"""Write a recorded run in another format, by default to standard output.
+"""Convert a recorded run to another format.
 
 Examples:
   shadowrun export -f json | jq '.findings[0]'
   shadowrun export nightly.shadowrun -f md >> "$GITHUB_STEP_SUMMARY"
-  shadowrun export -f html -o report.html
+  shadowrun export -o report.html -o operators.csv
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
+from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -19,16 +20,20 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A data file, a format and where to."""
+    """A data file and the output."""
     options.add_data_argument(parser)
     options.add_known_arguments(parser)
-    parser.add_argument("-f", "--format", required=True, choices=options.FORMATS, help="format to write")
-    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="file, or - for standard output (default)")
+    options.add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the run; returns the exit status."""
+    if not args.format and not args.output:
+        raise UsageError("Give a format, such as -f json, or a file, such as -o report.html.", slug="bad-option")
+    options.check_outputs(args.output)
     import shadowrun
+    from shadowrun.report.run_report import run_document
 
-    shadowrun.load(args.data, known=options.known_ledger(args)).write(args.output, format=args.format)
+    recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    options.print_report(run_document(recorded), args)
     return 0

@@ -1,14 +1,14 @@
-"""See what every PyTorch operator of your program does on another device.
+"""Compare every PyTorch operator call of a program on two devices.
 
 Examples:
-  shadowrun demo                                   what a report looks like, in a minute
+  shadowrun demo                                   an example of a report, in a minute
   shadowrun run --target npu train.py --epochs 1   compare every operator of train.py with the CPU
   shadowrun report                                 the report of the last run again
-  shadowrun platforms                              what this machine can compare
+  shadowrun platforms                              the platforms of this machine
 
 Exit status:
-  0  nothing found, or nothing that --fail-on names
-  1  findings past the gate, or the program's own exception
+  0  no findings, or none of a kind that --fail-on names
+  1  findings that fail the run, or an exception of the program
   2  wrong usage, or an error inside shadowrun
 """
 
@@ -24,7 +24,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
 from shadowrun.errors import ShadowrunError
-from shadowrun.report.tame import forgiving, one_line
+from shadowrun.report.sanitize import forgiving, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
-    *("run", "report", "export", "repro", "compile", "combine"),
+    *("run", "report", "export", "explain", "repro", "compile", "combine"),
     *("coverage", "static", "sweep", "support", "slowdown", "platforms", "demo"),
 )
-"""Modules of this package. None imports torch, rich or jinja2 before its `run` is called."""
+"""Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 
 RUN_PROGRAM = ("run", "compile")
-"""Those that run a program of the user's, whose own output stays as it is."""
+"""Commands that run the user's program: its output is left unchanged."""
 
 
 class _Version(argparse.Action):
-    """Reads the versions only when asked: metadata costs more than the rest of ``--help``, and torch two seconds."""
+    """Reads versions for ``--version`` only: metadata takes longer than all of ``--help``, and torch two seconds."""
 
     def __call__(self, *_: object) -> NoReturn:
         from shadowrun import native
@@ -59,11 +59,11 @@ class _Version(argparse.Action):
 
 
 def _what_torch_lacks() -> str:
-    """Have everything looked up in torch that a comparison uses; says what there is to say of this version."""
-    from shadowrun.intercept import torchapi  # noqa: F401 - it looks
-    from shadowrun.platforms import torchnames
+    """Look up all torch APIs that a comparison uses; the note on this version of torch, or empty."""
+    from shadowrun import torch_versions
+    from shadowrun.intercept import torchapi  # noqa: F401 - the import looks them up
 
-    return torchnames.untested()
+    return torch_versions.untested()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,14 +90,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
 
     Raises:
-        KeyboardInterrupt: After Ctrl-C, where this is the process's program.
+        KeyboardInterrupt: After Ctrl-C, if `argv` is None.
     """
     try:
         with forgiving():
             args = build_parser().parse_args(argv)
         with contextlib.nullcontext() if args.runs_program else forgiving():
             if getattr(args, "imports", None):
-                from shadowrun.platforms.importing import import_plugins
+                from shadowrun.platforms.plugins import import_plugins
 
                 import_plugins(args.imports, inherit=not args.runs_program)
             status: int = args.run(args)
@@ -109,10 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         if argv is not None:
             return 130
-        sys.excepthook = lambda *_: None  # what there is to say was said
-        raise  # Python ends such a process by the signal, after all that it does at exit
+        sys.excepthook = lambda *_: None  # the traceback was printed already
+        raise  # Python ends the process by the signal, after its exit handlers
     except BrokenPipeError:
-        # The reader (`| head`) has left: keep Python from complaining when it flushes at exit.
+        # The reader (`| head`) closed the pipe: avoid a second error when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception:

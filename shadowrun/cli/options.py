@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.config import ON_UNSUPPORTED
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
+from shadowrun.report import FORMATS
 from shadowrun.settings import DATA_FILE
+
+if TYPE_CHECKING:
+    from shadowrun.report.document import Document
 
 __all__ = [
     "DATA_FILE",
@@ -19,68 +23,91 @@ __all__ = [
     "add_data_argument",
     "add_import_argument",
     "add_known_arguments",
-    "add_output_argument",
+    "add_output_arguments",
     "add_simulation_arguments",
     "check_outputs",
     "compare_options",
     "enable_simulation",
     "known_ledger",
     "operators",
+    "print_report",
     "step_numbers",
     "words",
 ]
 
-FORMATS = ("json", "md", "txt", "html")
-
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
-    """Which run to read."""
+    """The data file to read."""
     parser.add_argument("data", nargs="?", default=DATA_FILE, metavar="DATA", help="data file (default: %(default)s)")
 
 
 def add_import_argument(parser: argparse._ActionsContainer) -> None:
-    """Modules that bring devices; `main` imports them before the command runs."""
+    """Modules that register devices; `main` imports them before it runs the command."""
     parser.add_argument(
         "--import",
         dest="imports",
         action="append",
         default=[],
         metavar="MODULE",
-        help="import the package that brings a device, operators or a backend first (may be repeated)",
+        help="import this package first: it registers a device, operators or a backend (may be repeated)",
     )
 
 
 def add_known_arguments(parser: argparse._ActionsContainer) -> None:
-    """The ledger of known divergences."""
+    """The ledger of known issues."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--known",
         metavar="FILE",
-        help="ledger of known divergences, which fail nothing (default: that in shadowrun.toml or pyproject.toml here "
+        help="ledger of known issues, which fail nothing (default: that in shadowrun.toml or pyproject.toml here "
         "or above)",
     )
-    either.add_argument("--no-known", action="store_true", help="excuse nothing")
+    either.add_argument("--no-known", action="store_true", help="read no ledger: known issues fail the run too")
 
 
 def known_ledger(args: argparse.Namespace) -> str | bool | None:
-    """What `add_known_arguments` read, as `shadowrun.load` takes it."""
+    """The options of `add_known_arguments`, as `shadowrun.load` takes them."""
     return False if args.no_known else args.known
 
 
-def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    """Reports to write."""
+def add_output_arguments(parser: argparse._ActionsContainer) -> None:
+    """Files and format of the report; the same options for every command that prints one."""
     parser.add_argument(
         "-o",
         "--output",
         action="append",
         default=[],
         metavar="FILE",
-        help=f"write a report; its extension picks the format: {', '.join(FORMATS)} (may be repeated)",
+        help=f"write the report to FILE; the extension picks the format: {', '.join(FORMATS)} (may be repeated)",
+    )
+    parser.add_argument(
+        "-f", "--format", choices=FORMATS, help="format on standard output (default: text, coloured in a terminal)"
     )
 
 
+def print_report(document: Document, args: argparse.Namespace, *, always: bool = False) -> None:
+    """Write a document as the options of `add_output_arguments` say.
+
+    Args:
+        document: The report.
+        args: The parsed options.
+        always: Print to standard output even if files are named, for commands that run something.
+
+    Raises:
+        UsageError: A file has an unknown extension or cannot be written.
+    """
+    from shadowrun import report
+    from shadowrun.report.document import render
+
+    check_outputs(args.output)
+    if args.format or always or not args.output:
+        report.show(render(document, args.format or "terminal"))
+    for output in args.output:
+        report.save(render(document, report.format_of(output)), Path(output))
+
+
 def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None = None) -> None:
-    """What the simulated accelerator does wrong."""
+    """Flaws of the simulated accelerator."""
     parser.add_argument(
         "--flaws",
         type=words,
@@ -98,7 +125,7 @@ def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The keyword arguments of `shadowrun.compare` that make sense on a command line."""
-    group = parser.add_argument_group("what is compared, and how")
+    group = parser.add_argument_group("comparison")
     group.add_argument("--steps", type=step_numbers, metavar="0,2,5-7", help="training steps to compare (default: all)")
     group.add_argument(
         "--ops", type=words, metavar="GLOBS", help="operators to compare, such as 'aten::*mm*', or functions: matmul"
@@ -112,52 +139,54 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="tolerances and ledger (default: shadowrun.toml and [tool.shadowrun] of pyproject.toml, here or above)",
     )
-    settings.add_argument("--no-settings", action="store_true", help="read no such file")
+    settings.add_argument("--no-settings", action="store_true", help="read no settings file")
     add_known_arguments(group)
-    group.add_argument("--drift", action="store_true", help="also record the error that accumulates")
+    group.add_argument("--drift", action="store_true", help="also record the accumulated error")
     group.add_argument(
         "--budget",
         type=float,
         metavar="X",
-        help="time that a step may take, in plain steps: 1.2 is a fifth more (default: compare everything)",
+        help="overhead budget: time of a step relative to a plain one, such as 1.2 (default: compare all calls)",
     )
     group.add_argument(
         "--no-replay",
         dest="replay",
         action="store_false",
-        help="compare nothing: only record which operators are called, with which inputs and from where",
+        help="compare nothing: only record the operators that are called, their inputs and source lines",
     )
     group.add_argument(
         "--on-unsupported",
         choices=ON_UNSUPPORTED,
         default=ON_UNSUPPORTED[0],
-        help="answer an operator that the target lacks with the reference's result, or let it raise",
+        help="if the target lacks an operator: use the reference's result, or let it raise (default: %(default)s)",
     )
     group.add_argument(
         "--call-limit",
         type=float,
         default=60.0,
         metavar="S",
-        help="seconds that a call may take on a CPU with a process of its own (default: %(default)g)",
+        help="seconds that a call may take on a CPU in a separate process (default: %(default)g)",
     )
     group.add_argument(
         "--capture",
         type=float,
         metavar="MIB",
-        help="MiB of inputs of failing calls to keep beside the data file, for `shadowrun repro` (default: 64)",
+        help="MiB of inputs of failing calls to store next to the data file, for `shadowrun repro` (default: 64)",
     )
     group.add_argument(
         "--no-asynchronous",
         dest="asynchronous",
         action="store_const",
         const=False,
-        help="wait for each call of a device that runs behind its host, and compare it at once",
+        help="synchronise an asynchronous device after each call, and compare immediately",
     )
     group.add_argument(
-        "--compiled", action="store_true", help="also compare what torch.compile makes, as a whole, with eager"
+        "--compiled",
+        action="store_true",
+        help="also compare each region of torch.compile with eager, as a whole",
     )
     group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
-    group.add_argument("--append", action="store_true", help="add to the data file instead of replacing it")
+    group.add_argument("--append", action="store_true", help="append to the data file instead of replacing it")
 
 
 def compare_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -179,18 +208,18 @@ def compare_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def operators(wanted: list[str]) -> list[str]:
-    """Patterns of operators; a function that is no operator (``matmul``) is replaced by those that it calls.
+    """Patterns of operators; a function that is no operator (``matmul``) is replaced by the operators that it calls.
 
     Raises:
         UsageError: There is no such operator and no such function, or torch's database of them cannot be used.
     """
-    from shadowrun.replay.schedule import is_composite, why_unknown
+    from shadowrun.schedule.selection import is_composite, why_unknown
 
     found: list[str] = []
     for name in wanted:
         unknown = why_unknown(name)
         if unknown or is_composite(name):
-            from shadowrun.sweep.opinfo import operators_called
+            from shadowrun.studies.sweep.opinfo import operators_called
 
             called = operators_called(name.removeprefix("aten::"))
             if unknown and not called:
@@ -205,11 +234,11 @@ def enable_simulation(target: str, flaws: list[str], preset: str | None, *, name
     """Start the simulated accelerator under the target's name.
 
     Args:
-        target: The platform that it imitates.
+        target: The platform to imitate.
         flaws: Names of flaws.
         preset: Name of a preset of flaws.
-        named: Whether the program names it. One that does not has no more accelerators than plainly, unless a real
-            one is imitated, as ``npu``.
+        named: Whether the program names the device. If not, ``sim`` is only registered: a program that uses whatever
+            accelerator torch reports must not find it.
 
     Raises:
         UsageError: The target cannot be simulated, or there is no such flaw or preset.
@@ -221,7 +250,7 @@ def enable_simulation(target: str, flaws: list[str], preset: str | None, *, name
             "or the name of the accelerator to imitate, such as npu.",
             slug="bad-simulation",
         )
-    from shadowrun.platforms import sim
+    from shadowrun import sim
 
     if named or name != "sim":
         sim.enable(name, flaws=flaws, preset=preset or "clean")
@@ -230,10 +259,10 @@ def enable_simulation(target: str, flaws: list[str], preset: str | None, *, name
 
 
 def check_outputs(outputs: list[str]) -> None:
-    """Refuse reports that could not be written, before hours are spent on the run.
+    """Refuse reports that could not be written, before the run starts.
 
     Raises:
-        UsageError: Unknown extension, a folder that is not there, or one file given twice.
+        UsageError: Unknown extension, a missing folder, or the same file twice.
     """
     for output in outputs:
         path = Path(output)
@@ -253,7 +282,7 @@ def check_outputs(outputs: list[str]) -> None:
 
 
 def words(text: str) -> list[str]:
-    """Split ``a,b``; an empty text is no word."""
+    """Split ``a,b``; empty words are dropped."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

@@ -1,4 +1,4 @@
-"""The user's program, run as Python would run it: its own argv, ``sys.path[0]``, traceback and status."""
+"""Runs the user's program as Python does: with its argv, ``sys.path[0]``, traceback and exit status."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 import shadowrun
 from shadowrun.errors import UsageError
-from shadowrun.platforms.sim import naming
+from shadowrun.sim import named_in_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from importlib.machinery import ModuleSpec
 
-__all__ = ["Outcome", "Program"]
+__all__ = ["Program", "ProgramExit"]
 
 _MOST_FILES = 1000
 _OWN_FOLDER = str(Path(shadowrun.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProgramExit:
     """How a program ended.
 
     Attributes:
-        status: Its exit status, as Python would have given it.
+        status: The exit status that Python would have returned.
         interrupted: True after Ctrl-C.
     """
 
@@ -47,7 +47,7 @@ class Program:
 
     Args:
         command: Script and its arguments, or module and its arguments.
-        is_module: Which of the two.
+        is_module: Whether `command` starts with a module.
 
     Raises:
         UsageError: There is no such script or module.
@@ -74,58 +74,59 @@ class Program:
 
     def names(self, device: str) -> bool:
         """Whether the program names a device: in its arguments, its source, or what it imports from its own folder."""
-        if naming.arguments_name(self.argv[1:], device):
+        if named_in_program.is_named_in_arguments(self.argv[1:], device):
             return True
         package = self._spec.name.rpartition(".")[0] if self._spec is not None else ""
         todo = [(Path(self._file), package)]
         seen: set[Path] = set()
         while todo:
             file, package = todo.pop()
+            # The limit keeps the start fast for a script in a folder with a large source tree.
             if file in seen or len(seen) >= _MOST_FILES:
                 continue
             seen.add(file)
             with contextlib.suppress(OSError, SyntaxError, ValueError):
                 source = file.read_bytes()
-                if naming.source_names(source.decode(errors="replace"), device):
+                if named_in_program.is_named_in_source(source.decode(errors="replace"), device):
                     return True
                 todo += _imported(ast.parse(source), Path(self._folder), package)
         return False
 
-    def execute(self, block: AbstractContextManager[Any]) -> Outcome:
+    def execute(self, block: AbstractContextManager[Any]) -> ProgramExit:
         """Run the program inside a ``with`` block, which sees its exceptions; print them like Python.
 
         Raises:
-            ShadowrunError: The block does not begin: the data file cannot be written, for instance.
+            ShadowrunError: The block cannot be entered, for example because the data file cannot be written.
         """
         with self.environment():
             running = contextlib.ExitStack()
-            running.enter_context(block)  # what fails here is no exception of the program's
+            running.enter_context(block)  # an error here is not the program's
             try:
                 with running:
                     self._execute()
             except SystemExit as end:
-                return Outcome(_exit_status(end))
+                return ProgramExit(_exit_status(end))
             except KeyboardInterrupt as interrupt:
                 _show(interrupt)
-                return Outcome(130, interrupted=True)
+                return ProgramExit(130, interrupted=True)
             except BaseException as error:
                 _show(error)
-                return Outcome(1)
-        return Outcome(0)
+                return ProgramExit(1)
+        return ProgramExit(0)
 
     def _execute(self) -> None:
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=self._file, __builtins__=builtins, __spec__=self._spec, __cached__=None)
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", self._file)
-        if sys.version_info < (3, 14):  # from then on, modules make it when it is asked for
+        if sys.version_info < (3, 14):  # since 3.14 modules create it on first use
             main.__annotations__ = {}
         if self._spec is not None:
             main.__package__, main.__loader__ = self._spec.parent, self._spec.loader
             main.__dict__["__cached__"] = self._spec.cached
         sys.modules["__main__"] = main
-        # Not inheriting: this file's __future__ imports are none of the program's business.
+        # `dont_inherit`: the __future__ imports of this file must not apply to the program.
         code = compile(Path(self._file).read_bytes(), self._file, "exec", dont_inherit=True)
-        exec(code, main.__dict__)  # noqa: S102 - running the program is the job
+        exec(code, main.__dict__)  # noqa: S102 - this runs the program
 
     def _find_module(self, name: str) -> ModuleSpec:
         with _Environment(sys.argv, self._folder):
@@ -161,7 +162,7 @@ def _imported(tree: ast.AST, folder: Path, package: str) -> Iterator[tuple[Path,
 
 
 class _Environment:
-    """`sys.argv`, ``sys.path[0]`` and ``__main__`` of the program, and afterwards those of before."""
+    """Sets `sys.argv`, ``sys.path[0]`` and ``__main__`` of the program, and restores them."""
 
     def __init__(self, argv: list[str], folder: str) -> None:
         self._argv, self._folder = argv, folder
@@ -169,7 +170,7 @@ class _Environment:
     def __enter__(self) -> None:
         self._before = sys.argv, sys.path[:], sys.modules["__main__"]
         sys.argv = self._argv
-        if not sys.flags.safe_path:
+        if not sys.flags.safe_path:  # with `python -P`, the folder of the script is not on the path
             sys.path[:1] = [self._folder]
 
     def __exit__(self, *_: object) -> None:

@@ -3,8 +3,8 @@
 Examples:
   shadowrun report
   shadowrun report nightly.shadowrun -o nightly.html -o nightly.json
-  shadowrun report --salvage damaged.shadowrun   what can still be read of it
-  shadowrun report --no-known                    what the ledger excuses, too
+  shadowrun report --salvage damaged.shadowrun   the readable part of a damaged file
+  shadowrun report --no-known                    known issues count as findings
 """
 
 from __future__ import annotations
@@ -20,25 +20,23 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A data file, and reports to write."""
+    """A data file and the output."""
     options.add_data_argument(parser)
     parser.add_argument(
         "--salvage",
         action="store_true",
-        help="of a damaged file, show what can be read, and what is missing",
+        help="read what is left of a damaged file, and report what is missing",
     )
     options.add_known_arguments(parser)
-    options.add_output_argument(parser)
+    options.add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Show or write the report; returns the exit status."""
     options.check_outputs(args.output)
     import shadowrun
+    from shadowrun.report.run_report import run_document
 
     recorded = shadowrun.load(args.data, known=options.known_ledger(args), salvage=args.salvage)
-    for output in args.output:
-        recorded.write(output)
-    if not args.output:
-        recorded.write("-")
+    options.print_report(run_document(recorded), args)
     return 0

@@ -1,8 +1,8 @@
-"""Write a script for each finding that shows it alone: plain torch, its inputs, and the versions.
+"""Write a stand-alone script for each finding: plain torch, its inputs, and the versions.
 
-Of a run, the inputs are those of the first call that failed, and of the worst, which it kept beside its data file;
-those of a sweep are made again from its seed. They are made smaller and simpler while the fault stays.
-`python repro.py` exits 1 while the fault is there, and 0 when it is gone.
+For a run, the inputs of the first and of the worst failing call are stored next to its data file; for a sweep, the
+inputs are generated again from its seed. They are made smaller and simpler while the fault remains. `python repro.py`
+exits with 1 if the fault shows, and with 0 if it does not.
 
 Examples:
   shadowrun repro                                  each finding of the last run, in ./repro
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import ShadowrunError, UsageError
-from shadowrun.report.tame import clip, one_line
+from shadowrun.report.sanitize import clip, one_line
 
 if TYPE_CHECKING:
     import argparse
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from shadowrun.analysis import Finding
     from shadowrun.repro import Repro
     from shadowrun.run import Run
-    from shadowrun.sweep.found import Found
+    from shadowrun.studies.sweep.sweep_findings import SweepFinding
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "named_platforms", "run"]
 
 _MOST_NAME = 100
 """Characters in the name of a folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A data file, which findings, and where to."""
+    """A data file, findings or calls, and the output folder."""
     options.add_data_argument(parser)
     parser.add_argument(
         "--finding",
@@ -62,22 +62,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of a call in the report: the first or the worst of a finding; may be given several times",
     )
     parser.add_argument(
-        "--from", dest="source", metavar="DATA", help="of a sweep of recorded calls: the data file that has them"
+        "--from", dest="source", metavar="DATA", help="for a sweep of recorded calls: the data file that has them"
     )
     parser.add_argument("-o", "--output", default="repro", metavar="DIR", help="folder to write to (default: ./repro)")
-    parser.add_argument("--no-minimise", action="store_true", help="leave the inputs as they were in the run")
+    parser.add_argument("--no-minimise", action="store_true", help="keep the inputs as they were in the run")
     parser.add_argument(
         "--time-limit", type=float, default=30.0, metavar="S", help="seconds to minimise one (default: %(default)g)"
     )
-    parser.add_argument("--target", metavar="T", help="the run's target, where the file alone must not name it")
-    parser.add_argument("--ref", metavar="R", help="the run's reference, where the file alone must not name it")
+    parser.add_argument("--target", metavar="T", help="the run's target, if the file may not start it by itself")
+    parser.add_argument("--ref", metavar="R", help="the run's reference, if the file may not start it by itself")
     options.add_import_argument(parser)
     options.add_known_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the scripts; returns the exit status."""
-    from shadowrun.sweep.coveragefile import is_coverage_file
+    from shadowrun.studies.sweep.coverage_file import is_coverage_file
 
     if is_coverage_file(Path(args.data)):
         return _run_of_sweep(args)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
 
     recorded = shadowrun.load(args.data, known=options.known_ledger(args))
-    allow = _named(args, recorded.info.target, recorded.info.ref)
+    allow = named_platforms(args, recorded.info.target, recorded.info.ref)
     wanted = _calls(recorded, args.call) if args.call else {}
     if args.finding or not args.call:
         known = recorded.known().findings if args.finding else ()
@@ -104,10 +104,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _calls(recorded: Run, numbers: list[int]) -> dict[str, tuple[Finding, int | None]]:
-    """Calls whose inputs were kept, with their findings.
+    """Calls by title, with their findings.
 
     Raises:
-        UsageError: Of one of them, none were.
+        UsageError: The inputs of one of the calls were not kept.
     """
     kept = recorded.captured()
     for number in numbers:
@@ -123,18 +123,18 @@ def _calls(recorded: Run, numbers: list[int]) -> dict[str, tuple[Finding, int | 
 
 
 def _run_of_sweep(args: argparse.Namespace) -> int:
-    """The same for a coverage file."""
+    """Write the scripts of a coverage file; returns the exit status."""
     if args.call:
         raise UsageError(f"--call belongs to a run, and {args.data!r} is a sweep.", slug="bad-option")
-    from shadowrun.sweep.again import Origin
-    from shadowrun.sweep.coveragefile import CoverageFile
-    from shadowrun.sweep.found import found_in
-    from shadowrun.sweep.scripts import write_script
+    from shadowrun.studies.sweep.coverage_file import CoverageFile
+    from shadowrun.studies.sweep.rebuild_case import Origin
+    from shadowrun.studies.sweep.scripts import write_script
+    from shadowrun.studies.sweep.sweep_findings import findings_of_sweep
     from shadowrun.types import Allowed
 
     file = CoverageFile.open(Path(args.data))
     try:
-        found = found_in(file.results())
+        found = findings_of_sweep(file.results())
         if args.finding is None:
             _list(found, args.data)
             return 0
@@ -142,7 +142,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
         info, origin = file.info, Origin.of(file, None if args.source is None else Path(args.source))
     finally:
         file.close()
-    allow = _named(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
+    allow = named_platforms(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
 
     def write(number: str, folder: Path) -> Repro:
         minimise, seconds = not args.no_minimise, args.time_limit
@@ -154,22 +154,22 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     return _write(args, titles, {n: f.kind for n, f in shown.items()}, write)
 
 
-def _named(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
-    """Platforms and modules that the person at the keyboard named."""
-    from shadowrun.platforms.untrusted import named
+def named_platforms(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
+    """Platforms and modules that the user named on the command line, and the file therefore may start."""
+    from shadowrun.platforms.untrusted_specs import spec_of_user
 
     given = (("--target", args.target, target), ("--ref", args.ref, ref))
     for option, name, platform in given:
-        if name is not None and named(platform, [name]) is None:
+        if name is not None and spec_of_user(platform, [name]) is None:
             raise UsageError(
                 f"{option} {name!r} is not the platform of {args.data!r}, which is {platform!r}.", slug="bad-option"
             )
     return (*(name for _, name, _ in given if name is not None), *args.imports)
 
 
-def _list(found: list[Found], data: str) -> None:
-    """What a sweep found, by number."""
-    from shadowrun.analysis.words import command
+def _list(found: list[SweepFinding], data: str) -> None:
+    """Print the findings of a sweep with their numbers."""
+    from shadowrun.analysis.wording import shell_command
 
     if not found:
         print("Nothing was found: there is nothing to show.")
@@ -181,7 +181,7 @@ def _list(found: list[Found], data: str) -> None:
         counts = f.counts
         print(f"{number}. {one_line(f.title)}: {f.shown_by}")
         print(f"     {clip(f.reason, 195)}")
-    show = command("repro", Path(data), "--finding")
+    show = shell_command("repro", Path(data), "--finding")
     print(f"\n`{one_line(show)} N` writes a script; N may be a pattern of operators, or all.")
 
 
@@ -191,7 +191,7 @@ def _write(
     kinds: Mapping[str, str],
     write: Callable[[str, Path], Repro],
 ) -> int:
-    """Write the scripts of findings or calls, by number; titles come with what their folder is called by."""
+    """Write the scripts of findings or calls, by number; each title comes with the name of its folder."""
     if not titles:
         print("Nothing was found: there is nothing to show.")
         return 0
@@ -201,17 +201,18 @@ def _write(
         folder = Path(args.output) / short[:_MOST_NAME]
         print(f"{number}. {one_line(title)}: ", end="", flush=True)
         try:
+            # A link could redirect the files of an untrusted data file to another folder.
             if folder.is_symlink():
                 raise UsageError(
                     f"{str(folder)!r} is a link, which is not followed: remove it, or choose another -o DIR.",
                     slug="bad-option",
                 )
             made = write(number, folder)
-        except ShadowrunError as error:
+        except ShadowrunError as error:  # other findings can still have scripts
             print(f"no script. {one_line(str(error))}")
             continue
         written += 1
-        _tell(made)
+        _print_script(made)
     if not written:
         print("shadowrun: no script could be written.", file=sys.stderr)
     return 0 if written else 2
@@ -242,7 +243,7 @@ def _chosen(wanted: list[str] | None, operators: Mapping[int, str]) -> list[int]
     return list(chosen)
 
 
-def _tell(made: Repro) -> None:
+def _print_script(made: Repro) -> None:
     shown = {True: "exits 1 here", False: "exits 0 here", None: "was not tried"}[made.shows_fault]
     print(f"{made.script} ({one_line(made.inputs)}), {shown}")
     for line in (*made.said.splitlines()[:4], *(f"note: {note}" for note in made.notes)):

@@ -1,8 +1,7 @@
 """Run a program and compare every operator it calls.
 
-The program runs unchanged, where its tensors live, with its own arguments and exit status. The records
-are streamed to a data file; the report is printed when the program has ended, also after an exception
-or Ctrl-C.
+The program runs unchanged on its own devices, with its own arguments and exit status. Records are streamed to a data
+file. The report is printed when the program ends, also after an exception or Ctrl-C.
 
 Examples:
   shadowrun run --target npu train.py --epochs 1
@@ -10,10 +9,11 @@ Examples:
   shadowrun run --target 'cpu[threads=1]' --steps 0-2 --ops 'aten::*mm*' train.py
   shadowrun run --target npu --flaws maximum-drops-nan train.py     (no NPU needed: it is simulated)
   shadowrun run --target npu --fail-on unsupported train.py           (a gate for continuous integration)
-  shadowrun run --target npu --known vendor.toml train.py    (divergences that are known fail nothing)
+  shadowrun run --target npu --known vendor.toml train.py    (known issues fail nothing)
 
 Exit status:
-  0 or the program's own; 1 if --fail-on finds something, or the program raised; 2 wrong usage; 130 Ctrl-C
+  the exit status of the program; 1 if there are findings of a kind in --fail-on, or the program raised; 2 wrong usage;
+  130 after Ctrl-C
 """
 
 from __future__ import annotations
@@ -24,26 +24,70 @@ import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
-from shadowrun.cli.gate import add_gate_argument, passes
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
-from shadowrun.report.tame import forgiving
+from shadowrun.report.sanitize import forgiving, sanitize
 
 if TYPE_CHECKING:
     from shadowrun.comparison import Comparison
+    from shadowrun.run import Run
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["DEFAULT", "KINDS", "add_arguments", "add_gate_argument", "passes", "run"]
+
+
+KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
+"""Kinds of findings in `shadowrun.analysis`, which ``--help`` must not import; a test compares them."""
+DEFAULT = "mismatch,unsupported,error"
+_SHOWN = 5
+
+
+def add_gate_argument(parser: argparse.ArgumentParser) -> None:
+    """The gate: which kinds of findings fail the run."""
+    parser.add_argument(
+        "--fail-on",
+        type=_kinds,
+        default=DEFAULT,
+        metavar="KINDS",
+        help=f"findings that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",
+    )
+
+
+def passes(run: Run, fail_on: list[str]) -> bool:
+    """Whether a run passes the gate; if not, print the reason, with one line for each kind of finding."""
+    if not fail_on:
+        return True
+    judged = sanitize(run.gate(fail_on), whole=True)
+    if judged.passed:
+        return True
+    if judged.only_exception:  # its traceback has been printed already
+        return False
+    print(f"shadowrun: {judged.line}", file=sys.stderr)
+    findings = sanitize(run.findings())
+    for kind in fail_on:
+        ops = list(dict.fromkeys(finding.op for finding in findings if finding.kind == kind))
+        if ops:
+            more = f" and {len(ops) - _SHOWN} more" if len(ops) > _SHOWN else ""
+            print(f"shadowrun:   {kind}: {', '.join(ops[:_SHOWN])}{more}", file=sys.stderr)
+    return False
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = [] if text == "none" else [word.strip() for word in text.split(",")]
+    for kind in kinds:
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(f"{kind!r} is no kind of finding; use {', '.join(KINDS)}, or none")
+    return kinds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options, then the program; what follows the program is its own."""
+    """Options, then the program and its arguments."""
     parser.usage = "shadowrun run --target T [options] (script.py | -m module) [arguments of the program]"
     parser.add_argument("--target", metavar="T", help="platform to test: npu, cuda:1, sim, 'cpu[threads=1]', ...")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
     options.add_compare_arguments(parser)
-    options.add_output_argument(parser)
+    options.add_output_arguments(parser)
     add_gate_argument(parser)
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
@@ -53,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the program; returns the exit status.
 
     Raises:
-        KeyboardInterrupt: It ended the program; the report is written.
+        KeyboardInterrupt: Ctrl-C ended the program; the report has been written.
     """
     if not args.module and not args.script:
         raise UsageError("Give the program to run: shadowrun run --target npu train.py", slug="missing-script")
@@ -65,13 +109,14 @@ def run(args: argparse.Namespace) -> int:
             slug="missing-target",
         )
     target = args.target or "sim"
-    options.check_outputs(args.output)
+    options.check_outputs(args.output)  # before the program runs, which may take hours
 
-    from shadowrun.cli.awaited import Awaited
+    from shadowrun.cli.deferred import DeferredComparison
     from shadowrun.cli.program import Program
 
     program = Program(args.module or args.script, is_module=bool(args.module))
     named = program.names("sim")
+    # A program that names `sim` itself expects the device to exist before its first line runs.
     if simulated or (named and "sim" in (parse(target).device_type, parse(args.ref).device_type)):
         options.enable_simulation(target if simulated else "sim", args.flaws, args.preset, named=named)
 
@@ -80,29 +125,30 @@ def run(args: argparse.Namespace) -> int:
     def make() -> Comparison:
         return shadowrun.compare(target, args.ref, **options.compare_options(args))
 
-    awaited = None
-    with program.environment():  # the data file names the program's own arguments
+    deferred = None
+    with program.environment():  # the data file records the program's arguments
         try:
             comparison = make()
         except PlatformError as error:
             device = target.partition(":")[0]
+            # The program itself may register the device: then the comparison starts when it does.
             if error.slug != "unknown-device" or not device.isidentifier() or not program.names(device):
                 raise
-            awaited = Awaited(device, make)
+            deferred = DeferredComparison(device, make)
     process = os.getpid()
-    outcome = program.execute(comparison if awaited is None else awaited)
-    if os.getpid() != process:  # a child that the program forked: the report is its parent's
+    outcome = program.execute(comparison if deferred is None else deferred)
+    if os.getpid() != process:  # a child that the program forked; the parent prints the report
         return outcome.status
-    if awaited is not None:
-        comparison = awaited.required()
+    if deferred is not None:
+        comparison = deferred.required()
     sys.stdout.flush()
+
+    from shadowrun.report.run_report import run_document
 
     comparison.fail_on = args.fail_on
     with forgiving():
-        comparison.write("-")
-        for output in args.output:
-            comparison.write(output)
+        options.print_report(run_document(comparison), args, always=True)
         passed = passes(comparison, args.fail_on)
     if outcome.interrupted:
-        raise KeyboardInterrupt  # it ended the program, and ends the command as it ends Python
+        raise KeyboardInterrupt  # end the command by the signal, as Python does
     return outcome.status if passed else 1

@@ -1,18 +1,19 @@
-"""Time the operators of a recorded run on two platforms, and tell what a step would take; or those of a database.
+"""Time the operators of a recorded run, or of torch's database, on two platforms, and estimate the time of a step.
 
-Each call that the run made is made again on both, in turn (A B A B), after a warm-up, from its launch until its result
-is there. Its shapes and dtypes are those of the run, its values are drawn anew. Times are medians; the spread is that
-of the middle half of the rounds: where it reaches over a bound, the machine was too noisy to tell.
+Each recorded call is repeated on both platforms alternately (A B A B), after a warm-up, and timed from its launch to
+its result. Shapes and dtypes are the recorded ones; values are newly sampled. Times are medians; the spread is the
+interquartile range of the rounds. If the spread crosses a bound, the machine was too noisy to decide.
 
-With --database the calls are those of torch's own database of operators, forward: a million elements for element-wise
-operators and reductions, the largest sample of all others. The same where no data file is named and none is here.
+With --database, the calls are the forward calls of torch's own database of operators: a million elements for
+element-wise operators and reductions, the largest sample for all others. This is the default if no data file exists.
 
 Examples:
   shadowrun slowdown                                  the last run, on its own platforms
   shadowrun slowdown run.shadowrun --target cuda      the calls of a run on the CPU, timed on a GPU
   shadowrun slowdown --ops 'aten::*norm*' --rounds 25
-  shadowrun slowdown -f json -o slowdown.json
-  shadowrun slowdown --fail-over 1.5                  exit with 1 where a step takes half as long again
+  shadowrun slowdown -o slowdown.json
+  shadowrun slowdown --critical-ratio 20              report operators separately that are over 20 times slower
+  shadowrun slowdown --fail-over 1.5                  exit with 1 if a step takes over 1.5 times as long
   shadowrun slowdown --database --target npu          every operator of torch's database
 """
 
@@ -27,70 +28,70 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.tame import MAX_NAME, clip
+from shadowrun.report.sanitize import MAX_NAME, clip
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
     from shadowrun.platforms.device import Platform
-    from shadowrun.slowdown.calls import Call
-    from shadowrun.slowdown.database import Entry
-    from shadowrun.slowdown.measuring import Measured
+    from shadowrun.studies.slowdown.calls import Call
+    from shadowrun.studies.slowdown.database import Entry
+    from shadowrun.studies.slowdown.measuring import Measured
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A data file, platforms, how exactly, and what to write."""
+    """A data file, platforms, rounds, and the output."""
     parser.add_argument("data", nargs="?", metavar="DATA", help=f"data file (default: {options.DATA_FILE})")
-    parser.add_argument("--database", action="store_true", help="operators of torch's own database, not of a run")
+    parser.add_argument(
+        "--database", action="store_true", help="time the operators of torch's own database, not of a run"
+    )
     options.add_import_argument(parser)
     parser.add_argument("--target", metavar="T", help="platform to time (default: the run's target)")
     parser.add_argument("--ref", metavar="R", help="platform to time it against (default: the run's reference, or cpu)")
     options.add_simulation_arguments(parser)
     parser.add_argument(
-        "--ops", type=options.words, default=[], metavar="GLOBS", help="operators, such as 'aten::*mm*'"
+        "--ops", type=options.words, default=[], metavar="GLOBS", help="time only these operators, such as 'aten::*mm*'"
     )
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="samples on each platform (default: 9)")
     parser.add_argument(
-        "--intolerable", type=float, default=10.0, metavar="X", help="ratio that you could not live with (default: 10)"
+        "--critical-ratio",
+        type=float,
+        default=10.0,
+        metavar="X",
+        help="report operators slower than this separately (default: %(default)g)",
     )
-    parser.add_argument("--dtype", default="float32", help="of the database's inputs (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the values (default: 0)")
-    parser.add_argument("-f", "--format", choices=("txt", "md", "json", "csv"), default="txt", help="(default: txt)")
-    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="file, or - for standard output (default)")
-    parser.add_argument(
-        "--fail-over", type=float, metavar="X", help="exit with 1 where a step takes over X times as long"
-    )
+    parser.add_argument("--dtype", default="float32", help="dtype of the database's inputs (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the values (default: %(default)s)")
+    options.add_output_arguments(parser)
+    parser.add_argument("--fail-over", type=float, metavar="X", help="exit with 1 if a step takes over X times as long")
 
 
 def run(args: argparse.Namespace) -> int:
     """Time and print; returns the exit status."""
-    from shadowrun import report
     from shadowrun.platforms import resolve
-    from shadowrun.repro.memory import bounded
-    from shadowrun.slowdown.formats import FORMATS
-    from shadowrun.slowdown.table import Slowdown
+    from shadowrun.repro.memory import bounded_memory
+    from shadowrun.studies.slowdown.report import slowdown_document
+    from shadowrun.studies.slowdown.table import Slowdown
 
     if args.rounds < 3:
         raise UsageError(f"--rounds {args.rounds}: a spread needs 3 or more.", slug="bad-option")
-    if not args.intolerable > 1:
-        raise UsageError(f"--intolerable {args.intolerable}: use a ratio above 1.", slug="bad-option")
+    if not args.critical_ratio > 1:
+        raise UsageError(f"--critical-ratio {args.critical_ratio}: use a ratio above 1.", slug="bad-option")
+    options.check_outputs(args.output)
     chosen = _of_database(args) if _wants_database(args) else _of_run(args)
     if args.flaws or args.preset:
         options.enable_simulation(chosen.target, args.flaws, args.preset)
     target, ref = resolve(chosen.target), resolve(chosen.ref)
     if not chosen.of_program:
         _check_no_process(target, ref)
-    with bounded() if chosen.of_program else contextlib.nullcontext():
+    # Shapes of a recorded run come from a file, and may be of any size.
+    with bounded_memory() if chosen.of_program else contextlib.nullcontext():
         measured = _measured(chosen, target, ref, args.rounds, args.seed)
-    found = Slowdown.of(measured, chosen.n_steps, args.intolerable, of_program=chosen.of_program)
-    text = FORMATS[args.format](found, f"{target} against {ref}")
-    if args.output == "-":
-        report.show(text)
-    else:
-        report.save(text, Path(args.output))
+    found = Slowdown.of(measured, chosen.n_steps, args.critical_ratio, of_program=chosen.of_program)
+    options.print_report(slowdown_document(found, f"{target} against {ref}"), args)
     if args.fail_over is not None and found.step.ratio > args.fail_over:
         print(
             f"shadowrun: FAILED: a step takes {found.step.ratio:.2f} times as long, over {args.fail_over:g}",
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What is timed, and where."""
+    """The calls to time and the platforms."""
 
     calls: Iterable[Call | Entry]
     n_calls: int
@@ -114,29 +115,29 @@ class _Chosen:
 
 def _wants_database(args: argparse.Namespace) -> bool:
     if args.database and args.data is not None:
-        raise UsageError(f"--database and {args.data!r}: leave one of them out.", slug="bad-option")
+        raise UsageError(f"--database and {args.data!r}: use only one of them.", slug="bad-option")
     return args.database or (args.data is None and args.target is not None and not Path(options.DATA_FILE).exists())
 
 
 def _of_run(args: argparse.Namespace) -> _Chosen:
-    from shadowrun.platforms.untrusted import accepted
-    from shadowrun.slowdown.calls import read_mix
+    from shadowrun.platforms.untrusted_specs import trusted_spec
+    from shadowrun.studies.slowdown.calls import read_mix
 
     data = args.data or options.DATA_FILE
     mix = read_mix(Path(data))
     calls = [c for c in mix.calls if not args.ops or any(fnmatch.fnmatchcase(c.op, glob) for glob in args.ops)]
     if not calls:
         raise UsageError(f"{data!r} has no calls of {', '.join(args.ops) or 'operators'}.", slug="bad-option")
-    # The run's platforms are the file's, which may be somebody else's; those of the options are the person's.
+    # The platforms come from the file, which need not be trusted; those of the options come from the user.
     names = [name for name in (args.target, args.ref) if name]
-    target = args.target or accepted(mix.target, names, simulated=bool(args.flaws or args.preset))
-    ref = args.ref or accepted(mix.ref, names, option="--ref")
+    target = args.target or trusted_spec(mix.target, names, simulated=bool(args.flaws or args.preset))
+    ref = args.ref or trusted_spec(mix.ref, names, option="--ref")
     return _Chosen(calls, len(calls), target, ref, mix.n_steps, of_program=True)
 
 
 def _of_database(args: argparse.Namespace) -> _Chosen:
-    from shadowrun.slowdown.database import entries, names_of
-    from shadowrun.sweep.sweeping import DTYPES
+    from shadowrun.studies.slowdown.database import entries, names_of
+    from shadowrun.studies.sweep.sweeping import DTYPES
 
     target = args.target or ("sim" if args.flaws or args.preset else None)
     if target is None:
@@ -153,7 +154,7 @@ def _check_no_process(*platforms: Platform) -> None:
     for platform in platforms:
         if platform.remote is not None:
             raise UsageError(
-                f"{platform} runs in a process of its own, which takes single operators, no functions of torch's "
+                f"{platform} runs in a separate process, which takes single operators, no functions of torch's "
                 "database. Record a run and time its calls: shadowrun slowdown DATA.",
                 slug="bad-option",
             )
@@ -165,12 +166,12 @@ def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, see
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from shadowrun.slowdown.measuring import measure
+    from shadowrun.studies.slowdown.measuring import measure
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of operators: they are called to be timed
+        warnings.simplefilter("ignore")  # operators warn at each of many calls
         for platform in (target, ref):
             stack.callback(platform.stop)
             platform.start()

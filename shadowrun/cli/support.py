@@ -1,16 +1,16 @@
-"""Put sweeps side by side: what each platform has of each operator, or what changed between two sweeps.
+"""Compare sweeps: the support of operators on each platform, or the changes between two sweeps.
 
-Reads the coverage files that `shadowrun sweep` writes; runs nothing.
+The command reads the coverage files that `shadowrun sweep` writes, and runs no operator.
 
 Examples:
   shadowrun support                                          the last sweep again
   shadowrun support npu.shadowcov cuda.shadowcov             two platforms in one table
-  shadowrun support *.shadowcov -f html -o coverage.html     a page with a filter
+  shadowrun support *.shadowcov -o coverage.html             a page with a filter
   shadowrun support --diff old.shadowcov new.shadowcov --fail-on regressed
   shadowrun support npu.shadowcov --fail-under 95
 
 Exit status:
-  0 fine; 1 a platform is under --fail-under, or what --fail-on names was seen; 2 wrong usage
+  0 passed; 1 a platform is under --fail-under, or --fail-on found something; 2 wrong usage
 """
 
 from __future__ import annotations
@@ -19,60 +19,51 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shadowrun.cli import options
 from shadowrun.cli.sweep import FILE
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
 
-    from shadowrun.sweep.changes import Changes
-    from shadowrun.sweep.platforms import Sweep
+    from shadowrun.studies.sweep.support import Changes, Sweep
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Files, what to make of them, and gates."""
+    """Coverage files, the output, and gates."""
     parser.add_argument("files", nargs="*", default=[FILE], metavar="FILE", help=f"coverage files (default: {FILE})")
     parser.add_argument(
-        "--diff", action="store_true", help="tell what changed from the first of two files to the second"
+        "--diff", action="store_true", help="report what changed from the first of two files to the second"
     )
-    parser.add_argument(
-        "-f", "--format", choices=("txt", "md", "json", "csv", "html"), default="txt", help="(default: txt)"
-    )
-    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="file, or - for standard output (default)")
+    options.add_output_arguments(parser)
     parser.add_argument(
         "--fail-under",
         type=float,
         metavar="N",
         help="exit with 1 below N percent of a platform's operators (of the second file with --diff)",
     )
-    parser.add_argument("--fail-on", choices=("regressed",), help="with --diff: exit with 1 where something regressed")
+    parser.add_argument("--fail-on", choices=("regressed",), help="with --diff: exit with 1 if something regressed")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; returns the exit status."""
-    from shadowrun import report
-    from shadowrun.sweep.changes import Changes
-    from shadowrun.sweep.platforms import Platforms, read_sweeps
-    from shadowrun.sweep.sidebyside import CHANGES, PLATFORMS
+    from shadowrun.studies.sweep.report import changes_document, support_document
+    from shadowrun.studies.sweep.support import Changes, Platforms, read_sweeps
 
     _check(args)
     sweeps = read_sweeps([Path(file) for file in args.files])
     changes = Changes.between(*sweeps) if args.diff else None
-    text = PLATFORMS[args.format](Platforms.of(sweeps)) if changes is None else CHANGES[args.format](changes)
-    if args.output == "-":
-        report.show(text)
-    else:
-        report.save(text, Path(args.output))
+    document = support_document(Platforms.of(sweeps)) if changes is None else changes_document(changes)
+    options.print_report(document, args)
     return _gate(args, sweeps[1:] if args.diff else sweeps, changes)
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.diff and len(args.files) != 2:
         raise UsageError(f"--diff compares two coverage files, and {len(args.files)} are given.", slug="bad-option")
-    if args.diff and args.format == "html":
-        raise UsageError("--diff has no HTML: use -f txt, md, json or csv.", slug="bad-option")
+    options.check_outputs(args.output)
     if args.fail_on and not args.diff:
         raise UsageError(f"--fail-on {args.fail_on} needs --diff and two coverage files.", slug="bad-option")
 

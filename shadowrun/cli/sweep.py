@@ -1,18 +1,19 @@
-"""Try every operator of torch's own database on two platforms, one small case at a time.
+"""Test every operator of torch's own database on two platforms, one small case at a time.
 
-Each case runs in a worker process: a crash, a hang and a case that takes all memory are results, and the sweep goes on.
-Stopped, it goes on with the next start. What the reference itself cannot run is never counted against the target.
+Each case runs in a worker process: a crash, a hang or exhausted memory is the result of the case, and the sweep
+continues. The same command resumes an interrupted sweep. A case that the reference cannot run never counts against the
+target.
 
 Examples:
   shadowrun sweep --target npu                                    float32, all operators and parts
-  shadowrun sweep --target npu --dtypes float32,bfloat16,float16 --json coverage.json
+  shadowrun sweep --target npu --dtypes float32,bfloat16,float16 -o coverage.json
   shadowrun sweep --target npu --ops '*norm*' --parts forward,backward --samples 5
   shadowrun sweep --target npu --probe                            NaN, infinities, zeros, subnormals, edges; layouts
-  shadowrun sweep --target npu --from run.shadowrun               only what your program called
+  shadowrun sweep --target npu --from run.shadowrun               only the calls of your program
   shadowrun sweep --target sim --flaws matmul-in-bf16 --ops 'matmul,*mm*'    (no hardware needed)
 
 Exit status:
-  0 nothing counts against the target, or nothing that --fail-on names; 1 findings; 2 wrong usage; 130 Ctrl-C
+  0 no failure of a kind in --fail-on; 1 failures; 2 wrong usage; 130 after Ctrl-C
 """
 
 from __future__ import annotations
@@ -25,16 +26,15 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.tame import MAX_NAME, clip, one_line
-from shadowrun.sweep.cases import PARTS, PROBES, Part
+from shadowrun.report.sanitize import MAX_NAME, clip
+from shadowrun.studies.sweep.cases import PARTS, PROBES, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.sweep.cases import Case, Task
-    from shadowrun.sweep.outcome import Outcome
-    from shadowrun.sweep.support import SupportTable
-    from shadowrun.sweep.sweeping import Wish
+    from shadowrun.studies.sweep.cases import Case, CaseOutcome, Task
+    from shadowrun.studies.sweep.support import SupportTable
+    from shadowrun.studies.sweep.sweeping import SweepRequest
 
 __all__ = ["add_arguments", "run"]
 
@@ -48,37 +48,50 @@ _GROUPS = {
     "fallback": ("silent fallback", "warned fallback"),
     "crash": ("crash", "time-out", "out of memory"),
 }
-"""Values of `shadowrun.sweep.outcome.Kind` by the words of ``--fail-on``; a test compares them."""
+"""Values of `shadowrun.studies.sweep.cases.Kind` by the words of ``--fail-on``; a test compares them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to try, with which limits, and where to write."""
+    """Operators, limits, and the output."""
     options.add_import_argument(parser)
     parser.add_argument("--target", metavar="T", help="platform to test: npu, cuda:1, sim, 'cpu[threads=1]', ...")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_simulation_arguments(parser)
-    what = parser.add_argument_group("what is tried")
+    what = parser.add_argument_group("cases")
     what.add_argument(
-        "--ops", type=options.words, action="extend", default=[], metavar="GLOBS", help="operators, such as '*norm*'"
+        "--ops",
+        type=options.words,
+        action="extend",
+        default=[],
+        metavar="GLOBS",
+        help="test only these operators, such as '*norm*'",
     )
     what.add_argument(
         "--dtypes", type=options.words, default=["float32"], metavar="A,B", help="dtypes (default: float32)"
     )
     what.add_argument(
-        "--parts", type=_parts, default=list(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (default: all)"
+        "--parts",
+        type=_parts,
+        default=list(PARTS),
+        metavar="A,B",
+        help=f"test only these of {', '.join(PARTS)} (default: all)",
     )
     what.add_argument(
         "--probe",
         dest="parts",
         action="store_const",
         const=list(PROBES),
-        help=f"exceptional values instead: the parts {', '.join(PROBES)}",
+        help=f"test exceptional values instead: the parts {', '.join(PROBES)}",
     )
     what.add_argument("--samples", type=_count, metavar="N", help="samples of each operator and dtype (default: all)")
-    what.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample inputs (default: %(default)s)")
-    what.add_argument("--from", dest="source", metavar="DATA", help="calls of a recorded run, with its shapes, instead")
-    what.add_argument("--list", action="store_true", help="list the operators, and run nothing")
-    how = parser.add_argument_group("how")
+    what.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the sample inputs (default: %(default)s)"
+    )
+    what.add_argument(
+        "--from", dest="source", metavar="DATA", help="test the calls of a recorded run instead, with its shapes"
+    )
+    what.add_argument("--list", action="store_true", help="list the cases, and run nothing")
+    how = parser.add_argument_group("limits")
     how.add_argument("--jobs", type=_count, metavar="N", help="worker processes (default: one for each processor)")
     how.add_argument(
         "--timeout", type=_positive, default=60.0, metavar="S", help="seconds for a case (default: %(default)g)"
@@ -90,21 +103,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--file",
         default=FILE,
         metavar="FILE",
-        help="coverage file; a sweep in it is gone on with (default: %(default)s)",
+        help="coverage file; an unfinished sweep in it is resumed (default: %(default)s)",
     )
-    how.add_argument("--restart", action="store_true", help="begin anew, replacing the file")
-    out = parser.add_argument_group("what is written")
-    out.add_argument(
-        "--all", action="store_true", dest="everything", help="print all that fails, not the first 40 lines"
-    )
-    for name in ("json", "markdown", "csv"):
-        out.add_argument(f"--{name}", metavar="FILE", help=f"write the tables as {name}")
+    how.add_argument("--restart", action="store_true", help="start again, replacing the coverage file")
+    out = parser.add_argument_group("report")
+    out.add_argument("--all", action="store_true", dest="everything", help="print all failures, not only the first 20")
+    options.add_output_arguments(out)
     out.add_argument(
         "--fail-on",
         type=_kinds,
         default=_DEFAULT_FAIL_ON,
         metavar="KINDS",
-        help=f"what makes the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",
+        help=f"failures that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",
     )
 
 
@@ -117,37 +127,36 @@ def run(args: argparse.Namespace) -> int:
             "and --target sim needs no hardware.",
             slug="missing-target",
         )
-    outputs = {name: Path(path) for name in ("json", "markdown", "csv") if (path := getattr(args, name))}
-    _check(args, outputs)
+    _check(args)
 
-    from shadowrun.sweep.pool import Limits
-    from shadowrun.sweep.sweeping import plan, sweep
+    from shadowrun.studies.sweep.pool import Limits
+    from shadowrun.studies.sweep.sweeping import plan, sweep
 
-    wish = _wish(args, simulated=simulated)
-    what = plan(wish)
+    request = _request_of(args, simulated=simulated)
+    planned = plan(request)
     if args.list:
-        for task in what.tasks:
+        for task in planned.tasks:
             print(f"{clip(task.operator, MAX_NAME):<50} {clip(task.dtype, MAX_NAME):<10} {', '.join(task.parts)}")
         return 0
     path = Path(args.file)
     if args.restart:
         _remove(path)
     limits = Limits(args.timeout, int(args.memory * 2**30))
-    jobs = min(args.jobs or _n_processors(), len(what.tasks))
-    with _Progress(len(what.tasks)) as (on_result, on_task):
-        complete = sweep(wish, what, path, jobs=jobs, limits=limits, on_result=on_result, on_task=on_task)
-    table = _write(path, outputs, everything=args.everything)
+    jobs = min(args.jobs or _n_processors(), len(planned.tasks))
+    with _Progress(len(planned.tasks)) as (on_result, on_task):
+        complete = sweep(request, planned, path, jobs=jobs, limits=limits, on_result=on_result, on_task=on_task)
+    table = _report(path, args)
     if complete and not _is_complete(path):
-        print("shadowrun: parts of some operators ended too many processes; the same command tries them again.",
+        print("shadowrun: some operators crashed too many worker processes; the same command tries them again.",
               file=sys.stderr)  # fmt: skip
     if not complete:
-        print(f"shadowrun: stopped. The same command goes on where it stopped ({path}).", file=sys.stderr)
+        print(f"shadowrun: stopped. The same command resumes the sweep ({path}).", file=sys.stderr)
         return 130
     return _passes(table, args.fail_on)
 
 
-def _check(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
-    from shadowrun.sweep.sweeping import DTYPES
+def _check(args: argparse.Namespace) -> None:
+    from shadowrun.studies.sweep.sweeping import DTYPES
 
     for dtype in args.dtypes:
         if dtype not in DTYPES:
@@ -156,30 +165,25 @@ def _check(args: argparse.Namespace, outputs: dict[str, Path]) -> None:
         raise UsageError(f"--dtypes names no dtype: use {', '.join(DTYPES)}.", slug="bad-option")
     if args.source is not None and set(args.parts) & set(PROBES):
         raise UsageError(
-            f"--from {args.source!r} sweeps recorded calls as they were; --probe makes inputs of its own from torch's "
-            "database. Leave one of them out.",
+            f"--from {args.source!r} sweeps recorded calls; --probe makes its own inputs from torch's database. "
+            "Use only one of them.",
             slug="bad-option",
         )
-    for name, path in outputs.items():
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise UsageError(
-                f"--{name} {str(path)!r} cannot be written: its folder must exist and be writable.",
-                slug="unwritable-report",
-            )
+    options.check_outputs(args.output)
 
 
-def _wish(args: argparse.Namespace, *, simulated: bool) -> Wish:
-    from shadowrun.sweep.sweeping import Wish
+def _request_of(args: argparse.Namespace, *, simulated: bool) -> SweepRequest:
+    from shadowrun.studies.sweep.sweeping import SweepRequest
 
     target = args.target or "sim"
     flaws = None
     if simulated:
         options.enable_simulation(target, args.flaws, args.preset)
-        from shadowrun.platforms import sim
+        from shadowrun import sim
 
         flaws = sim.active()
     source = None if args.source is None else Path(args.source)
-    return Wish(
+    return SweepRequest(
         target=target,
         ref=args.ref,
         ops=tuple(args.ops),
@@ -192,33 +196,17 @@ def _wish(args: argparse.Namespace, *, simulated: bool) -> Wish:
     )
 
 
-def _write(path: Path, outputs: dict[str, Path], *, everything: bool) -> SupportTable:
-    from shadowrun.analysis.words import command
-    from shadowrun.sweep import report
-    from shadowrun.sweep.coveragefile import CoverageFile
-    from shadowrun.sweep.support import SupportTable
+def _report(path: Path, args: argparse.Namespace) -> SupportTable:
+    from shadowrun.analysis.wording import shell_command
+    from shadowrun.studies.sweep.coverage_file import CoverageFile
+    from shadowrun.studies.sweep.report import sweep_document
+    from shadowrun.studies.sweep.support import SupportTable
 
     file = CoverageFile.open(path)
     info, table = file.info, SupportTable.of(file.results())
     file.close()
-    print(report.as_text(table, info, everything=everything), end="")
-    if any(operator.failing for operator in table.operators):
-        print(f"scripts that show this alone: {command('repro', path)}")
-    if table.not_invariant:
-        names = one_line(", ".join(table.not_invariant))
-        print(f"not batch-invariant, which is no failure: {len(table.not_invariant)} operators ({names})")
-    texts: dict[str, Callable[[], str]] = {
-        "json": lambda: report.as_json(table, info),
-        "markdown": lambda: report.as_markdown(table, info),
-        "csv": lambda: report.as_csv(table),
-    }
-    for name, output in outputs.items():
-        try:
-            output.write_text(texts[name](), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(
-                f"--{name} {str(output)!r} cannot be written: {error}.", slug="unwritable-report"
-            ) from None
+    script = shell_command("repro", path) if any(operator.failing for operator in table.operators) else ""
+    options.print_report(sweep_document(table, info, everything=args.everything, script=script), args, always=True)
     return table
 
 
@@ -232,7 +220,7 @@ def _passes(table: SupportTable, fail_on: list[str]) -> int:
 
 
 class _Progress:
-    """A bar on standard error where somebody is watching."""
+    """A progress bar on standard error, if that is a terminal."""
 
     def __init__(self, n_tasks: int) -> None:
         from rich.console import Console
@@ -253,15 +241,15 @@ class _Progress:
         self._task = self._bar.add_task("starting", total=n_tasks)
         self._n_failed = 0
 
-    def __enter__(self) -> tuple[Callable[[Case, Outcome], None], Callable[[Task], None]]:
+    def __enter__(self) -> tuple[Callable[[Case, CaseOutcome], None], Callable[[Task], None]]:
         self._bar.start()
         return self._on_result, self._on_task
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def _on_result(self, _: Case, outcome: Outcome) -> None:
-        from shadowrun.sweep.outcome import FAILURES
+    def _on_result(self, _: Case, outcome: CaseOutcome) -> None:
+        from shadowrun.studies.sweep.cases import FAILURES
 
         self._n_failed += outcome.kind in FAILURES
 
@@ -271,7 +259,7 @@ class _Progress:
 
 
 def _is_complete(path: Path) -> bool:
-    from shadowrun.sweep.coveragefile import CoverageFile
+    from shadowrun.studies.sweep.coverage_file import CoverageFile
 
     file = CoverageFile.open(path)
     try:
@@ -281,11 +269,11 @@ def _is_complete(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Begin anew, if it is a coverage file."""
-    from shadowrun.sweep.coveragefile import CoverageFile
+    """Delete the file, if it is a coverage file."""
+    from shadowrun.studies.sweep.coverage_file import CoverageFile
 
     if path.exists():
-        CoverageFile.open(path).close()
+        CoverageFile.open(path).close()  # raises for any other file: --restart must not delete it
         path.unlink()
 
 

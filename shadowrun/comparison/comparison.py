@@ -1,4 +1,8 @@
-"""`compare()`: context manager, decorator, object; it puts the stages together."""
+"""`compare()` and the `Comparison` that it returns, which connects all stages.
+
+`begin` and `end` keep the one comparison that runs in this process: comparisons cannot be nested, and a forked child
+abandons the one of its parent.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +10,131 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
-from shadowrun.comparison import running
-from shadowrun.comparison.output import Output
-from shadowrun.comparison.running import Running
+from shadowrun.comparison.output import Output, run_info
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
-from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.errors import NestingError, ShadowrunWarning, UsageError
+from shadowrun.intercept import forks, torch_compiler
 from shadowrun.intercept.attribution import Attribution
-from shadowrun.intercept.dispatch import ShadowMode, handing_over_ns
-from shadowrun.intercept.sites import site_of
+from shadowrun.intercept.call_sites import site_of
+from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
-from shadowrun.platforms.torchnames import warn_of_untested
-from shadowrun.replay.budget import Budget
-from shadowrun.replay.capturing import Capturing
-from shadowrun.replay.drift import Drift
-from shadowrun.replay.execution import Executor
-from shadowrun.replay.recorder import Recorder
-from shadowrun.replay.replayer import Replayer, why_not_behind
-from shadowrun.replay.run_info import run_info
-from shadowrun.replay.schedule import Selection, check_operators
+from shadowrun.recording.capturing import Capturing
+from shadowrun.recording.recorder import Recorder
+from shadowrun.replay.replayer import Replayer, choose_async
 from shadowrun.run import Run
+from shadowrun.schedule.budget import Budget
+from shadowrun.schedule.selection import Selection, check_operators
+from shadowrun.torch_versions import warn_of_untested
 from shadowrun.types import Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from typing_extensions import Unpack
 
     from shadowrun.compiled.regions import Regions
 
-__all__ = ["Comparison", "compare", "current"]
+__all__ = ["Comparison", "Running", "begin", "compare", "comparison", "current", "end", "prepare_process"]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The comparison that runs, and its fork handlers.
+
+    Attributes:
+        comparison: The comparison itself.
+        description: ``sim against cpu``.
+        hold: Returns a context manager that is entered before a fork, and left after it in parent and child.
+        abandon: Called in each forked child.
+    """
+
+    comparison: Any
+    description: str
+    hold: Callable[[], AbstractContextManager[None]]
+    abandon: Callable[[], None]
+
+
+_now: Running | None = None
+_lock = threading.Lock()
+_watching_forks = False
+_dynamo_skips_us = False
+
+
+def begin(running: Running) -> None:
+    """Register the comparison that begins to run.
+
+    Raises:
+        NestingError: Another comparison runs.
+    """
+    global _now  # noqa: PLW0603 - one in the process
+    with _lock:
+        if _now is not None:
+            raise NestingError(
+                f"A comparison ({_now.description}) is running already: comparisons cannot be nested, since each "
+                "would replay the other's replays. Stop the first, or compare each platform in a separate run.",
+                slug="nested-compare",
+            )
+        _now = running
+
+
+def end(comparison: object) -> None:
+    """Unregister a comparison, if it is the one that runs."""
+    global _now  # noqa: PLW0603
+    with _lock:
+        if _now is not None and _now.comparison is comparison:
+            _now = None
+
+
+def comparison() -> Any:
+    """The comparison that runs; None if there is none."""
+    return None if _now is None else _now.comparison
+
+
+def prepare_process() -> None:
+    """Set up process-wide hooks, once, before the first comparison; they cannot be removed."""
+    _watch_forks()
+    _keep_dynamo_off()
+
+
+def _watch_forks() -> None:
+    """Register the fork handlers: a forked child, such as a DataLoader worker, is not compared."""
+    global _watching_forks  # noqa: PLW0603 - fork hooks of a process cannot be removed
+    if not _watching_forks:
+        _watching_forks = True
+        forks.add_fork_hooks(lambda: _now.hold() if _now is not None else None, _begin_child)
+
+
+def _begin_child() -> None:
+    global _lock  # noqa: PLW0603
+    # Another thread of the parent may have held the lock during the fork; in the child, it would never be released.
+    _lock = threading.Lock()
+    ShadowMode.forked()
+    if _now is not None:
+        _now.abandon()
+
+
+def _keep_dynamo_off() -> None:
+    """Exclude shadowrun from compilation: Dynamo would compile its handlers."""
+    global _dynamo_skips_us  # noqa: PLW0603 - Dynamo's table is process-wide
+    # Only if Dynamo is loaded: the call imports it, which takes 2 s.
+    if not _dynamo_skips_us and "torch._dynamo" in sys.modules:
+        torch_compiler.skip_compilation_of("shadowrun")
+        _dynamo_skips_us = True
+
 
 _SAMPLED = (
     "Calls that are too large to be judged as a whole were judged by slices of them, those farthest from the reference "
@@ -52,7 +142,7 @@ _SAMPLED = (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MOST_TOLD = 200
+_MAX_EXCEPTION_TEXT = 200
 
 
 class Comparison(Run):
@@ -66,8 +156,8 @@ class Comparison(Run):
         self._config = config
         self._target = target
         self._ref = ref
-        target.limit(config.call_limit_s)
-        ref.limit(config.call_limit_s)
+        target.set_timeout(config.call_limit_s)
+        ref.set_timeout(config.call_limit_s)
         self._selection = Selection(config)
         self._output = Output(config, run_info(config, target, ref))
         super().__init__(self._output.data, config.known)
@@ -78,7 +168,7 @@ class Comparison(Run):
         self._raised = ""
 
     def _own(self) -> Allowed:
-        # What was in a file before this run may be somebody else's.
+        # An appended file has records of earlier runs, perhaps of another person: they may not name modules.
         return Allowed((str(self._target.spec), str(self._ref.spec)), modules=not self._config.append)
 
     # -- running -----------------------------------------------------------------------------------
@@ -88,14 +178,14 @@ class Comparison(Run):
 
         Raises:
             NestingError: A comparison is running already.
-            PlatformError: A platform needs a process of its own, which does not start.
+            PlatformError: A platform runs in another process, which does not start.
             DataFileError: The data file cannot be written.
         """
         began_ns = time.perf_counter_ns()
-        running.begin(Running(self, self.describe(), self._held, self._abandon))
+        begin(Running(self, self.describe(), self._held, self._abandon))
         try:
             self._disinherit()
-            running.prepare_process()
+            prepare_process()
             self._target.start()
             self._ref.start()
             self._output.open()
@@ -106,7 +196,7 @@ class Comparison(Run):
             self._threads.start()
             if self._regions is not None:
                 self._regions.start()
-            ShadowMode.clear_blind()
+            ShadowMode.clear_detached()
             self._mode = ShadowMode(self._replayer)
             self._steps.begin(self._mode, began_ns)
         except BaseException:
@@ -117,16 +207,18 @@ class Comparison(Run):
         return self
 
     def stop(self) -> Self:
-        """End comparing; what was recorded is written. Does nothing if it is not running."""
+        """End the comparison, and write its records. Does nothing if it is not running."""
         began_ns = time.perf_counter_ns()
         mode, self._mode = self._mode, None
         if mode is None:
             return self
         self._threads.look()
+        # The mode leaves the stack first: the calls below must not be intercepted.
         try:
             self._steps.leave()
         finally:
             with self._replayer.between_calls():
+                self._judge_postponed()
                 self._release()
             self._steps.finish()
             self._finish()
@@ -137,21 +229,22 @@ class Comparison(Run):
     def step(self) -> None:
         """Mark the end of a training step.
 
-        A program that never does has a step for each of its optimizer's.
+        In a program without this call, each step of its optimizer ends a step.
         """
-        if not self._steps.told:
+        if not self._steps.marked:
             self._marks_steps = True
             self._steps.mark()
         self._end_step()
 
     def _end_step(self) -> None:
         steps = self._steps
-        if steps.rests():
+        # Fast paths for unwatched steps: in a short step, each microsecond counts against the budget.
+        if steps.end_uncounted():
             return
         began_ns = time.perf_counter_ns()
         if self._budget is not None and steps.end_unwatched(began_ns):
             return
-        self._threads.look_again()
+        self._threads.look_if_new()
         if self._config.file is not None:
             self._output.follow_rank()
         steps.end(began_ns)
@@ -166,7 +259,7 @@ class Comparison(Run):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._raised = "" if error is None else _told(error)
+        self._raised = "" if error is None else _describe(error)
         self.stop()
 
     def __call__(self, function: F) -> F:
@@ -184,7 +277,7 @@ class Comparison(Run):
                 return function(*args, **kwargs)
             with self:
                 result = function(*args, **kwargs)
-                if not self._steps.told:
+                if not self._steps.marked:
                     self.step()
                 return result
 
@@ -198,51 +291,58 @@ class Comparison(Run):
     # -- inside --------------------------------------------------------------------------------------
 
     def _assemble(self) -> None:
-        """Make what writes to the data file."""
+        """Make the parts that depend on the data file."""
         config, data = self._config, self._output.data
         capturing = Capturing(data, config.captured_bytes) if config.captured_bytes else None
         self._recorder = Recorder(data, self._attribution, capturing)
-        drift = Drift(Executor(self._target), Executor(self._ref), config.max_bytes) if config.drift else None
-        self._budget = None if config.budget is None else Budget(config.budget, handing_over_ns())
-        self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, drift, self._budget)
+        self._budget = None if config.budget is None else Budget(config.budget, dispatch_overhead_ns())
+        self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, self._budget)
         self._threads = Threads(self._replayer, self._attribution)
         self._regions = self._compiled_regions() if config.compiled else None
         self._steps = Steps(self._recorder, self._replayer, self._selection, self._budget)
         self._data, self._table = data, None
 
     def _reassemble(self) -> None:
-        """Make it anew where there is another data file."""
+        """Make them again if the data file has changed."""
         if self._data is not self._output.data:
             self._assemble()
 
     def _compiled_regions(self) -> Regions:
         from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s
 
-        return Regions(self._recorder, self._selection, self._replayer, self._config.max_bytes)
+        return Regions(self._recorder, self._replayer, self._config.max_bytes)
 
     def _sync(self) -> None:
-        """Reports read the data file: everything must be in it."""
+        """Write everything to the data file, which reports read."""
         self._disinherit()
         with self._replayer.between_calls():
+            self._judge_postponed()
             self._recorder.flush()
             self._update_info()
 
     def _update_info(self) -> None:
         notes: tuple[str, ...] = ()
         with contextlib.suppress(Exception):
-            notes = (*self._threads.unseen.notes(), *self._steps.notes())
+            notes = (*self._threads.untracked.notes(), *self._steps.notes())
             notes += (_SAMPLED,) if self._replayer.sampled else ()
         wall_s = self._steps.wall_s
         self._output.update(
             notes,
             wall_s=wall_s,
             own_s=self._replayer.own_ns / 1e9,
-            behind_s=self._replayer.behind_ns / 1e9,
+            behind_s=self._replayer.async_compare_ns / 1e9,
             budget={} if self._budget is None else dataclasses.asdict(self._budget.report()),
             complete=self._mode is None and wall_s > 0,
             raised=self._raised,
             unselected=self._selection.unmatched(),
         )
+
+    def _judge_postponed(self) -> None:
+        """Judge all postponed calls, beyond the budget: the program has ended, or wants a report."""
+        began_ns = time.perf_counter_ns()
+        self._replayer.judge_postponed()
+        if self._budget is not None and self._mode is not None:
+            self._budget.spend_on_step(began_ns, time.perf_counter_ns())
 
     def _release(self) -> None:
         if self._regions is not None:
@@ -253,16 +353,16 @@ class Comparison(Run):
         self._steps.release()
         self._target.stop()
         self._ref.stop()
-        running.end(self)
+        end(self)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """While the process forks: no call is half done, and no transaction is open."""
+        """Held during a fork: no call is in progress, and no transaction is open."""
         with self._replayer.between_calls(), self._data.at_rest():
             yield
 
     def _abandon(self) -> None:
-        """In a forked child: its operators pass, and nothing of it is recorded."""
+        """Stop comparing in a forked child; nothing of it is recorded."""
         mode, self._mode = self._mode, None
         if mode is not None:
             self._steps.abandon(mode)
@@ -292,17 +392,17 @@ class Comparison(Run):
                 )
 
 
-def _told(error: BaseException) -> str:
-    """An exception in one line, with the user's line that it came through last; empty for an ordinary end."""
+def _describe(error: BaseException) -> str:
+    """An exception in one line, with the innermost line of user code; empty for a normal exit."""
     if isinstance(error, (GeneratorExit, SystemExit)) and (isinstance(error, GeneratorExit) or not error.code):
         return ""
     try:
         lines = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         site = site_of(error.__traceback__)
-    except Exception:  # of the program's own class
+    except Exception:  # `__str__` of a user's exception class may raise
         return type(error).__name__
-    return f"{text[:_MOST_TOLD]} ({site})" if site else text[:_MOST_TOLD]
+    return f"{text[:_MAX_EXCEPTION_TEXT]} ({site})" if site else text[:_MAX_EXCEPTION_TEXT]
 
 
 def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Comparison:
@@ -311,10 +411,10 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     Args:
         target: Platform under test: any torch device (``"npu"``, ``"cuda:1"``, ``"sim"``), or the CPU
             with settings (``"cpu[threads=1,mkldnn=off]"``).
-        ref: Platform that is trusted.
+        ref: Trusted platform.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
             atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
-            call_limit_s, asynchronous, compiled, capture.
+            call_limit_s, budget, asynchronous, compiled, capture.
 
     Returns:
         A context manager that is also a decorator and an object with start() and stop(). The user's
@@ -338,13 +438,12 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     check_operators(config.ops or ())
     warn_of_untested(stacklevel=2)
     platforms = resolve(target), resolve(ref)
-    why_not = why_not_behind(config, *platforms) if config.asynchronous else ""
-    if why_not:
+    if config.asynchronous and isinstance(why_not := choose_async(config, *platforms), str):
         raise UsageError(f"asynchronous=True: {why_not}; leave it away.", slug="bad-option")
     return Comparison(config, *platforms)
 
 
 def current() -> Comparison | None:
     """The comparison that is running, for code that has no handle on it (``current().step()``)."""
-    found: Comparison | None = running.comparison()
+    found: Comparison | None = comparison()
     return found

@@ -1,26 +1,75 @@
-"""Where a comparison is recorded: its data file, the right to that file's name, and what the file says of the run."""
+"""The output of a comparison: its data file, the lock on the file name, and the `RunInfo` in the file.
+
+In a distributed run, each rank writes one file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.replay.run_info import file_of_rank
-from shadowrun.replay.run_info import rank as rank_of_process
-from shadowrun.store.claim import Claim
+import torch
+
+from shadowrun.platforms.fingerprint import fingerprint, versions
 from shadowrun.store.datafile import DataFile
+from shadowrun.store.lock import FileLock
+from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shadowrun.config import Config
-    from shadowrun.types import RunInfo
+    from shadowrun.platforms.device import Platform
 
-__all__ = ["Output"]
+__all__ = ["Output", "distributed_rank", "file_of_rank", "run_info"]
+
+
+def run_info(config: Config, target: Platform, ref: Platform) -> RunInfo:
+    """Description of a run, as far as it is known before the start."""
+    notes = []
+    if str(target) == str(ref):
+        notes.append(f"Target and reference are the same platform ({target}): a self-check, which should find nothing.")
+    facts = {platform: fingerprint(platform) for platform in (target, ref)}
+    notes += [f"{platform}: {f['without_effect']}." for platform, f in facts.items() if f.get("without_effect")]
+    number, world = distributed_rank()
+    return RunInfo(
+        target=str(target),
+        ref=str(ref),
+        target_fingerprint=facts[target],
+        ref_fingerprint=facts[ref],
+        versions=versions(),
+        argv=(Path(sys.argv[0]).name, *sys.argv[1:]) if sys.argv else (),
+        config=config.printable(),
+        rank=number,
+        world_size=world,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        notes=tuple(notes),
+    )
+
+
+def distributed_rank() -> tuple[int, int]:
+    """Rank and world size: of the process group, or of torchrun's environment before the program makes its group."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    number, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if number.isdecimal() and world.isdecimal() and int(number) < int(world):
+        return int(number), int(world)
+    return 0, 1
+
+
+def file_of_rank(path: Path, number: int, world: int) -> Path:
+    """``run.1.shadowrun`` for ``run.shadowrun``: one file for each rank of a distributed run."""
+    return path.with_name(f"{path.stem}.{number}{path.suffix}") if world > 1 else path
+
 
 _inherited: list[DataFile] = []
+"""Data files of parent processes, kept so that no destructor closes them: SQLite forbids that in a forked child."""
 _FORKED = "This process was forked from one that was being compared; what that recorded is not in here."
 
 
@@ -28,12 +77,11 @@ class Output:
     """The data file of a comparison.
 
     Args:
-        config: Names the file, and says whether it is added to.
-        info: What the run is, as far as that is known before it starts.
+        config: Has the file name, and whether to append.
+        info: Description of the run before the start.
 
     Attributes:
-        data: In memory until the comparison starts: nobody knows before which rank of a distributed run this is, and
-            with it the name of the file.
+        data: In memory until the comparison starts, since the file name depends on the rank, which is unknown before.
 
     Raises:
         DataFileError: The file could not be written.
@@ -43,26 +91,26 @@ class Output:
         self._config = config
         self._info = info
         self._has_file = config.file is None
-        self._claim: Claim | None = None
+        self._claim: FileLock | None = None
         self._pid = os.getpid()
         self.data = DataFile.create(None, info, max_records=config.max_records)
         if config.file is not None:
             DataFile.check(config.file, info, append=config.append)
 
     def open(self) -> None:
-        """Find out which rank this is, and take its data file: each rank writes its own.
+        """Find the rank, and open its data file: each rank writes one.
 
         Raises:
-            DataFileError: It cannot be written.
+            DataFileError: The file cannot be written.
         """
-        rank, world = rank_of_process()
+        rank, world = distributed_rank()
         self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
         config = self._config
         if self._has_file or config.file is None:
             if self._claim is not None:
                 self._claim.renew()
             return
-        claim = Claim(file_of_rank(config.file, rank, world))
+        claim = FileLock(file_of_rank(config.file, rank, world))
         try:
             self.data = DataFile.create(claim.path, self._info, append=config.append, max_records=config.max_records)
         except BaseException:
@@ -72,24 +120,24 @@ class Output:
         self._has_file = True
 
     def follow_rank(self) -> None:
-        """The group may have been made after the comparison began: the file gets the name that it should have."""
+        """Rename the file if the program has made its process group since the start, and the rank is known now."""
         if self._claim is None:
             return
         try:  # noqa: SIM105 - called for each step; its object costs more
             self._take_name_of_rank(self._claim)
-        except Exception:  # noqa: S110 - the file keeps the name that it has
+        except Exception:  # noqa: S110 - the file keeps its name
             pass
 
-    def _take_name_of_rank(self, claim: Claim) -> None:
+    def _take_name_of_rank(self, claim: FileLock) -> None:
         if not claim.held or self._config.file is None:
             return
-        rank, world = rank_of_process()
+        rank, world = distributed_rank()
         if world < 2:
             return
         wanted = file_of_rank(self._config.file, rank, world)
         if wanted == claim.wanted or (self._config.append and wanted.exists()):
             return
-        other = Claim(wanted)
+        other = FileLock(wanted)
         try:
             self.data.move(other.path)
         except BaseException:
@@ -99,21 +147,21 @@ class Output:
         self._claim = other
 
     def update(self, notes: Iterable[str], **facts: Any) -> None:
-        """Write what the run is.
+        """Write the `RunInfo`.
 
         Args:
-            notes: What a reader should know besides what was known at the beginning.
+            notes: Notes to add to those from before the start.
             **facts: Fields of `RunInfo`.
         """
         self._info = dataclasses.replace(self._info, **facts)
         with contextlib.suppress(Exception):
-            rank, world = rank_of_process()
-            if world > 1:  # else a group that is gone already would be forgotten
+            rank, world = distributed_rank()
+            if world > 1:  # a program may destroy its process group before the end: keep the rank from before
                 self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
                 self.follow_rank()
-        told = self._info.notes
-        added = tuple(note for note in (*notes, *self._notes()) if note not in told)
-        self._info = dataclasses.replace(self._info, notes=(*told, *added))
+        earlier = self._info.notes
+        added = tuple(note for note in (*notes, *self._notes()) if note not in earlier)
+        self._info = dataclasses.replace(self._info, notes=(*earlier, *added))
         self.data.update_info(self._info)
         self.data.flush()
 
@@ -128,17 +176,17 @@ class Output:
         return (note,)
 
     def close(self) -> None:
-        """Close the file, and let others write it."""
+        """Close the file, and release its lock."""
         self.data.close()
         self.release()
 
     def release(self) -> None:
-        """Let others write the file."""
+        """Release the lock on the file."""
         if self._claim is not None:
             self._claim.release()
 
     def disinherit(self) -> None:
-        """In a forked child, what was recorded is its parent's: nothing of it is touched, not even closed."""
+        """In a forked child, record into memory: the file of the parent is not touched, not even closed."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()

@@ -1,6 +1,7 @@
-"""The steps of a training: how long each took, and whether the coming one is watched.
+"""The steps of a comparison: where each ends, how long it took, and whether the budget watches the next one.
 
-The program marks them, or its optimizers do. Who marks them himself is believed from his first mark on.
+The program marks the end of a step by `run.step()`. Without that call, the steps of its optimizers end a step
+(`intercept.implicit_steps`). From the first `run.step()` on, only those marks count.
 """
 
 from __future__ import annotations
@@ -9,18 +10,16 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.intercept.optimizers import Optimizers
-from shadowrun.intercept.stretches import Stretches
-from shadowrun.intercept.watching import Watching
+from shadowrun.intercept.implicit_steps import ImplicitSteps, ModeToggle, OptimizerSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.intercept.dispatch import ShadowMode
-    from shadowrun.replay.budget import Budget
-    from shadowrun.replay.recorder import Recorder
+    from shadowrun.recording.recorder import Recorder
     from shadowrun.replay.replayer import Replayer
-    from shadowrun.replay.schedule import Selection
+    from shadowrun.schedule.budget import Budget
+    from shadowrun.schedule.selection import Selection
 
 __all__ = ["Steps"]
 
@@ -32,13 +31,13 @@ _KEPT_OUT = (
 
 
 class Steps:
-    """The steps of a comparison, and our mode, which the budget takes off for those that it leaves out.
+    """The steps of a comparison, and its dispatch mode, which the budget takes off the stack in unwatched steps.
 
-    The methods go in this order: `listen`, `begin`, those that end a step, `leave`, `release`, `finish`.
+    The order of calls is `listen`, `begin`, the methods that end a step, `leave`, `release`, `finish`.
 
     Attributes:
-        told: Whether the program marked a step since the beginning.
-        watching: Our mode on the program's stack; None before the beginning.
+        marked: Whether the program has called `run.step()` since `begin`.
+        watching: The dispatch mode on the stack of the program; None before `begin`.
     """
 
     def __init__(self, recorder: Recorder, replayer: Replayer, selection: Selection, budget: Budget | None) -> None:
@@ -49,51 +48,51 @@ class Steps:
         self._selection = selection
         self._budget = budget
         self._first_step = recorder.step
-        self._stretches: Stretches | None = None
-        self._optimizers: Optimizers | None = None
+        self._stretches: ImplicitSteps | None = None
+        self._optimizers: OptimizerSteps | None = None
         self._end_step: Callable[[], None] = lambda: None
-        self._due = self._at_once = self._guessed = False
-        self._n_to_rest = 0
-        self._rested: list[int] = []
+        self._due = self._at_once = self._inferred = False
+        self._n_unwatched_next = 0
+        self._unwatched_ends_ns: list[int] = []
         self._running = False
         self._began = 0.0
         self._step_began = 0.0
         self._first_began = 0.0
         self._flushed_at = 0.0
         self._wall_s = 0.0
-        self.told = False
-        self.watching: Watching | None = None
+        self.marked = False
+        self.watching: ModeToggle | None = None
 
     @property
     def wall_s(self) -> float:
-        """Seconds from beginnings to ends, and until now."""
+        """Seconds in all blocks so far."""
         return self._wall_s + (time.perf_counter() - self._began if self._running else 0.0)
 
     def listen(self, end_step: Callable[[], None] | None) -> None:
-        """Look for what stands for steps. Attribution starts later: its wrapper lies around that of stretches.
+        """Start to detect steps. Must come before attribution, whose wrapper of `Module.__call__` is the outer one.
 
         Args:
-            end_step: Called where a step is over that the program did not mark; None where it marks all.
+            end_step: Called at the end of a step that the program did not mark; None if it marks all steps.
         """
         if end_step is not None:
             self._end_step = end_step
-            self._optimizers = Optimizers(self._optimizer_stepped)
+            self._optimizers = OptimizerSteps(self._optimizer_stepped)
             self._optimizers.start()
         if self._budget is not None:
-            self._stretches = Stretches(self._begin_stretch, self._end_step_of_call)
+            self._stretches = ImplicitSteps(self._begin_stretch, self._end_step_of_call)
             self._stretches.start()
 
     def begin(self, mode: ShadowMode, began_ns: int) -> None:
-        """The first step begins.
+        """Begin the first step.
 
         Args:
-            mode: Ours, to be put on the stack.
-            began_ns: When the comparison began to start, by `time.perf_counter_ns`.
+            mode: The dispatch mode to put on the stack.
+            began_ns: Time at which the comparison began to start, by `time.perf_counter_ns`.
         """
-        self.told = False
+        self.marked = False
         self._running = True
         self._began = self._step_began = self._first_began = time.perf_counter()
-        self.watching = Watching(mode, self._attribution)
+        self.watching = ModeToggle(mode, self._attribution)
         self.watching.begin()
         if self._budget is not None:
             self._budget.start(began_ns)
@@ -101,108 +100,113 @@ class Steps:
             self._budget.spend_on_step(began_ns, time.perf_counter_ns())
 
     def mark(self) -> None:
-        """The program marks the end of a step: nobody else does any more."""
-        if self.told:
+        """The program marks a step for the first time: stop to detect steps."""
+        if self.marked:
             return
-        self.told = True
-        self._listen_no_more()
-        self._end_rest()
-        if self._guessed:  # an optimizer stepped several times before: all that was the first step
-            self._guessed = False
+        self.marked = True
+        self._stop_listening()
+        self._record_uncounted()
+        # Steps of optimizers before the first mark were parts of one step of the program.
+        if self._inferred:
+            self._inferred = False
             self._recorder.step = self._first_step
             self._step_began = self._first_began
 
     def end_unwatched(self, began_ns: int) -> bool:
-        """End the step if the budget left it out: for a small step, each microsecond counts.
+        """End the step if it is unwatched: the fast path, since in a short step each microsecond counts.
 
         Args:
-            began_ns: When the program told of its end, by `time.perf_counter_ns`.
+            began_ns: Time of the end of the step, by `time.perf_counter_ns`.
 
         Returns:
-            Whether it was such a step; else it is left to `end`.
+            Whether the step was unwatched; if not, call `end`.
         """
         budget, lock = self._budget, self._replayer.lock
+        # Does not wait for the lock, which another thread holds while it compares.
         if budget is None or budget.watched or not lock.acquire(False):
             return False
         now = began_ns / 1e9
         try:
-            self._end_rest()
+            self._record_uncounted()
             self._begin_step(now)
-            if now - self._flushed_at > _FLUSH_S:  # no call does it meanwhile
+            if now - self._flushed_at > _FLUSH_S:  # recording a call flushes too, but here are none
                 self._flushed_at = now
                 self._recorder.flush()
             self._watch(budget, began_ns)
-            self._n_to_rest = budget.n_to_rest
-        except Exception:  # noqa: S110 - a step's row is not worth the user's program
+            self._n_unwatched_next = budget.n_unwatched_next
+        except Exception:  # noqa: S110 - a lost row must not end the user's program
             pass
         finally:
             lock.release()
         return True
 
-    def rests(self) -> bool:
-        """End the step if it is of those that are left out whatever they bring: nothing is weighed.
+    def end_uncounted(self) -> bool:
+        """End the step if it is one of those that stay unwatched until the debt is paid.
+
+        Only the time is noted, in about a microsecond; `_record_uncounted` writes the rows later.
 
         Returns:
             Whether it was such a step.
         """
-        n = self._n_to_rest
+        n = self._n_unwatched_next
         if not n:
             return False
-        self._n_to_rest = n - 1
-        self._rested.append(time.perf_counter_ns())
+        self._n_unwatched_next = n - 1
+        self._unwatched_ends_ns.append(time.perf_counter_ns())
         self._recorder.step += 1
         return True
 
-    def _end_rest(self) -> None:
-        """Catch up with what was left undone in such steps."""
-        self._n_to_rest = 0
-        rested = self._rested
-        if not rested or self._budget is None:
+    def _record_uncounted(self) -> None:
+        """Write the rows of the steps that `end_uncounted` ended, and charge their time."""
+        self._n_unwatched_next = 0
+        ends_ns = self._unwatched_ends_ns
+        if not ends_ns or self._budget is None:
             return
         began_ns = time.perf_counter_ns()
-        self._recorder.step -= len(rested)
-        for ended_ns in rested:
+        self._recorder.step -= len(ends_ns)
+        for ended_ns in ends_ns:
             self._begin_step(ended_ns / 1e9)
         own_ns = time.perf_counter_ns() - began_ns
-        self._budget.rested(rested[-1], len(rested), own_ns, by_hook=not self.told)
-        rested.clear()
+        self._budget.end_unwatched_steps(ends_ns[-1], len(ends_ns), own_ns, by_hook=not self.marked)
+        ends_ns.clear()
 
     def end(self, began_ns: int) -> None:
         """End the step; arguments as for `end_unwatched`."""
         with self._replayer.between_calls():
             try:
-                self._end_rest()
+                self._record_uncounted()
                 self._begin_step(began_ns / 1e9)
                 self._attribution.end_step()
                 if self._budget is not None:
                     self._watch(self._budget, began_ns)
-            except Exception:  # noqa: S110 - a step that is not counted right is not worth the user's program
+            except Exception:  # noqa: S110 - a wrong count of steps must not end the user's program
                 pass
 
     def leave(self) -> None:
-        """The last step is over: take our mode off."""
-        self._end_rest()
+        """End the last step, and take the dispatch mode off the stack."""
+        self._record_uncounted()
         self._running = False
         if self.watching is not None:
             self.watching.end()
 
     def abandon(self, mode: ShadowMode) -> None:
-        """In a forked child: its operators pass."""
+        """Take the mode off the stack of a forked child."""
         self._running = False
         if self.watching is None:
             return
+        # A mode below another one cannot leave the stack: detached, it passes all calls on.
         if self.watching.can_leave:
             self.watching.end()
         else:
-            mode.go_blind()
+            mode.detach()
 
     def release(self) -> None:
-        """Give back what was wrapped."""
+        """Remove all hooks and wrappers."""
         self._running = False
-        self._listen_no_more()
+        self._stop_listening()
 
     def finish(self) -> None:
-        """Record the last step, if anything was in it."""
+        """Record the last step, if any call was recorded in it."""
         now = time.perf_counter()
         self._wall_s += now - self._began
         if self._recorder.recorded_in_step:
@@ -213,11 +217,11 @@ class Steps:
             self._recorder.step += 1
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of them."""
+        """Notes for the report."""
         return (_KEPT_OUT,) if self.watching is not None and self.watching.kept_out else ()
 
     def _begin_step(self, now: float) -> None:
-        """Record the step that is over, and begin another."""
+        """Record the step that ended, and begin the next."""
         recorder, step_began = self._recorder, self._step_began
         step = recorder.step
         self._add_step(step, step_began - self._began, now - step_began)
@@ -226,10 +230,10 @@ class Steps:
         self._selection.begin_step(step - self._first_step)
 
     def _begin_stretch(self) -> Callable[..., Any] | None:
-        """The program called its module again, and never told of a step: the time between stands for one."""
+        """The program called its outermost module again without a step: for the budget, a stretch ends here."""
         began_ns = time.perf_counter_ns()
         budget, watching = self._budget, self.watching
-        if self.told or budget is None or watching is None:
+        if self.marked or budget is None or watching is None:
             return None
         if not watching.can_turn:
             watching.kept_out = watching.kept_out or not watching.on
@@ -237,29 +241,30 @@ class Steps:
         followed = self._attribution.following
         if self._replayer.lock.acquire(False):
             try:
-                self._end_rest()
+                self._record_uncounted()
                 self._watch(budget, began_ns, is_stretch=True)
-            except Exception:  # noqa: S110 - what is watched is not worth the user's program
+            except Exception:  # noqa: S110 - a wrong choice of steps must not end the user's program
                 pass
             finally:
                 self._replayer.lock.release()
         return self._attribution.call if self._attribution.following and not followed else None
 
     def _end_step_of_call(self) -> Callable[..., Any] | None:
-        """A step is over that an optimizer ended, at the call of a module."""
+        """End a step that an optimizer finished, at the next call of a module."""
         followed = self._attribution.following
         self._end_due_step()
         return self._attribution.call if self._attribution.following and not followed else None
 
     def _optimizer_stepped(self) -> None:
-        """The step is over at the next call of a module; at once in a program that calls none."""
+        """Make the step end at the next call of a module; at once in a program without modules."""
         if not self._running:
             return
+        # Still due from the optimizer's last step: no module was called since, so the program calls none.
         if self._due:
             self._at_once = True
             self._due = False
             self._end_step_of_optimizer()
-            self._recorder.step += 1  # the one before had its own
+            self._recorder.step += 1  # two steps ended: the due one and this one
         elif self._at_once:
             self._end_step_of_optimizer()
         else:
@@ -276,11 +281,11 @@ class Steps:
 
     def _end_step_of_optimizer(self) -> None:
         if self._running:
-            self._guessed = True
+            self._inferred = True
             self._end_step()
 
-    def _listen_no_more(self) -> None:
-        """The program marks its steps: what stood for them is done."""
+    def _stop_listening(self) -> None:
+        """Stop to detect steps, and remove the hooks."""
         optimizers, self._optimizers = self._optimizers, None
         if optimizers is not None:
             optimizers.stop()
@@ -291,7 +296,7 @@ class Steps:
         if stretches is None:
             return
         follows = self._attribution.following
-        self._attribution.stop()  # its wrapper lies around ours
+        self._attribution.stop()  # wrappers come off in reverse order: that of attribution is the outer one
         stretches.stop()
         if self._running:
             self._attribution.start()
@@ -299,14 +304,24 @@ class Steps:
                 self._attribution.pause()
 
     def _watch(self, budget: Budget, began_ns: int, *, is_stretch: bool = False) -> None:
-        """Have the coming step watched, or left out."""
+        """Decide whether the next step is watched, and switch the mode."""
         watching = self.watching
         if watching is None or not self._running:
             return
-        # Calls on the target have to be answered; a mode that the user has put above ours keeps ours where it is.
-        must = self._replayer.answers or (watching.on and not watching.can_leave)
+        # Calls on the target need an answer from us. A mode that the user entered above ours keeps ours on the stack.
+        must = self._replayer.met_target or (watching.on and not watching.can_leave)
         may = self._selection.compares_step
+        was_watched = budget.watched
         wanted = budget.end_step(began_ns, must_watch=must, may_watch=may, is_stretch=is_stretch)
+        judges = wanted and self._replayer.has_postponed and (must or not was_watched)
+        # Time goes to postponed calls first: they may be findings already.
+        if wanted and self._replayer.has_postponed and not must:
+            wanted = budget.watched = False
         if wanted is not watching.on:
             budget.watched = watching.turn(wanted)
-        budget.spend_on_step(began_ns, time.perf_counter_ns())
+        if judges:
+            self._replayer.judge_postponed(budget.judging_ns)
+        ended_ns = time.perf_counter_ns()
+        budget.spend_on_step(began_ns, ended_ns)
+        if judges:
+            budget.judged(ended_ns - began_ns)

@@ -10,25 +10,25 @@ import torch
 from torch import fx
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.graph import Graph, copied, without_layouts
-from shadowrun.compiled.judging import Judged, judge
-from shadowrun.compiled.ladder import first_line
-from shadowrun.compiled.probes import Probe, given_draws, kept_elements, recorded
-from shadowrun.compiled.rounding import Draws, Redrawn
-from shadowrun.compiled.snapshot import Snapshot, kept, put_back, undisturbed_draws
-from shadowrun.compiled.together import NotEager, Together
+from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
+from shadowrun.compiled.graph import Graph, copy_graph, without_layouts
+from shadowrun.compiled.judging import JudgedResult, judge
+from shadowrun.compiled.probes import Probe, dropout_residuals, eager_values, with_random_inputs
+from shadowrun.compiled.rounding import RandomRecorder, RandomResults
+from shadowrun.compiled.snapshot import Snapshot, preserved_rng, rng_state, set_rng_state
+from shadowrun.compiled.stage_bisect import first_line
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.replay.case import Value
+    from shadowrun.operators.case import Value
 
-__all__ = ["Case", "CheckedBackend", "Region"]
+__all__ = ["CheckedBackend", "GraphCase", "Region"]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class GraphCase:
     """One call of a region, as the search for the node at fault needs it.
 
     Attributes:
@@ -41,9 +41,9 @@ class Case:
 
     graph: Graph
     snapshot: Snapshot
-    draws: Draws
+    draws: RandomResults
     verdict: Verdict
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedResult, ...]
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Region:
     n_unchecked: int = 0
     error: tuple[str, BaseException] | None = None
     failing: Snapshot | None = None
-    worst: Case | None = None
+    worst: GraphCase | None = None
     code: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
 
@@ -107,7 +107,7 @@ class CheckedBackend:
         """Take one graph of Dynamo's."""
         number, self.n_graphs = self.n_graphs, self.n_graphs + 1
         whole = self._whole_region(number, module, inputs) if self._whole else None
-        run = self._split_up(number, module, inputs) if self._split else copied(module).forward
+        run = self._split_up(number, module, inputs) if self._split else copy_graph(module).forward
         if whole is None:
             return run
         self.regions.append(whole[0])
@@ -118,7 +118,7 @@ class CheckedBackend:
             def compile_later(module: fx.GraphModule, _inputs: Any) -> Any:
                 region = Region(f"graph {number} {phase}", Graph(module), number)
                 self.regions.append(region)
-                return torchcompile.boxed(lambda args: self.check(region, args))
+                return torchcompile.mark_boxed(lambda args: self.check(region, args))
 
             return compile_later
 
@@ -130,8 +130,8 @@ class CheckedBackend:
         began = time.perf_counter()
         code = None
         try:
-            with undisturbed_draws(), torchcompile.apart():
-                code = self.compiler(copied(module), list(inputs))
+            with preserved_rng(), torchcompile.own_tracing_context():
+                code = self.compiler(copy_graph(module), list(inputs))
         except Exception as error:
             region.error = ("compile", error)
         region.compile_s = time.perf_counter() - began
@@ -141,39 +141,39 @@ class CheckedBackend:
         if code is None or (self._max_calls is not None and region.n_calls >= self._max_calls):
             return run(*args)
         with torchcompile.no_modes():
-            together = Together(region.graph.module, args)
+            together = DynamoGraphRun(region.graph.module, args)
         out = run(*args)
         region.n_calls += 1
         try:
             verdict, judged = together.judge(code)
             if verdict.status is Status.MISMATCH:
                 together, verdict, judged = self._with_draws_given(together, verdict, judged)
-        except NotEager as error:
+        except EagerFailed as error:
             verdict, judged = Verdict(Status.UNVERIFIED, Cause.HARNESS, "does not run eagerly", first_line(error)), ()
         except Exception as error:
             region.error = region.error or ("runtime", error)
             return out
         if region.worst is None or _RANK[verdict.status] > _RANK[region.worst.verdict.status]:
-            region.worst = Case(region.graph, together.snapshot, Draws(), verdict, judged)
+            region.worst = GraphCase(region.graph, together.snapshot, RandomResults(), verdict, judged)
         return out
 
     def _with_draws_given(
-        self, together: Together, verdict: Verdict, judged: tuple[Judged, ...]
-    ) -> tuple[Together, Verdict, tuple[Judged, ...]]:
+        self, together: DynamoGraphRun, verdict: Verdict, judged: tuple[JudgedResult, ...]
+    ) -> tuple[DynamoGraphRun, Verdict, tuple[JudgedResult, ...]]:
         """Judge a graph that draws once more, with what eager drew."""
         try:
             given = together.with_given_draws()
             if given is None:
                 return together, verdict, judged
-            with undisturbed_draws(), torchcompile.no_modes(), torch.set_grad_enabled(given.train):
+            with preserved_rng(), torchcompile.no_modes(), torch.set_grad_enabled(given.train):
                 if given.has_sizes:  # a backend may do something else where sizes are symbols
                     code = torch.compile(given.module(), backend=self.compiler, dynamic=True)
                 else:
                     code = self.compiler(given.module(), given.inputs())
                 verdict, judged = given.judge(code)
-        except Exception as error:  # of a graph that is nobody's but ours
+        except Exception as error:  # of a graph that shadowrun made
             reason = f"with eager's draws it does not compile: {first_line(error)}"
-            return together, Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "it draws otherwise", reason), ()
+            return together, Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "its random numbers differ", reason), ()
         if verdict.status is Status.MATCH:
             verdict = _OTHER_DRAWS
         return given, verdict, judged
@@ -185,6 +185,7 @@ class CheckedBackend:
             region: It.
             args: Its inputs; the list is emptied.
         """
+        # Boxed convention of AOTAutograd: the called function empties the list, so that inputs can be freed early.
         given, args[:] = list(args), []
         if self._max_calls is not None and region.n_calls >= self._max_calls:
             region.n_unchecked += 1
@@ -196,21 +197,23 @@ class CheckedBackend:
     def _call(self, region: Region, given: list[Any]) -> Any:
         plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in given]
         snapshot = Snapshot.take(plain, region.graph.written)
-        ours = snapshot.fresh()
-        draws = Draws()
+        inputs = snapshot.fresh()
+        draws = RandomResults()
         with torch.no_grad():
-            before = kept()
+            before = rng_state()
             out = _eager(region, given, draws)
-            after = kept()
+            after = rng_state()
         region.n_calls += 1
         names, expected = region.graph.names(), region.graph.values(out, given)
-        put_back(before)
-        actual = self._compiled(region, ours)
+        # Both runs draw from one state, and the program continues with the stream that eager left.
+        set_rng_state(before)
+        actual = self._compiled(region, inputs)
         if actual is None:
             region.failing = region.failing or snapshot
         else:
             self._judge(region, snapshot, draws, names, actual, expected)
-        put_back(after)
+        set_rng_state(after)
+        # Eager's results: one wrong graph is not reported again by all graphs after it.
         return list(out)
 
     def _compiled(self, region: Region, inputs: list[Any]) -> tuple[Value, ...] | None:
@@ -227,6 +230,8 @@ class CheckedBackend:
             return None
 
     def _code(self, region: Region, inputs: list[Any]) -> Callable[..., Any]:
+        # Compiled for real inputs, the code holds for one form only; with dynamic sizes the graph is called with
+        # several.
         key = tuple((a.dtype, a.shape, a.stride(), a.device) if isinstance(a, torch.Tensor) else a for a in inputs)
         code = region.code.get(key)
         if code is None:
@@ -240,43 +245,44 @@ class CheckedBackend:
         self,
         region: Region,
         snapshot: Snapshot,
-        draws: Draws,
+        draws: RandomResults,
         names: tuple[str, ...],
         actual: tuple[Value, ...],
         expected: tuple[Value, ...],
     ) -> None:
         verdict, judged = judge(names, actual, expected, region.graph.runs(snapshot, draws))
         if region.worst is None or _RANK[verdict.status] > _RANK[region.worst.verdict.status]:
-            case = Case(region.graph, snapshot, draws, verdict, judged)
+            case = GraphCase(region.graph, snapshot, draws, verdict, judged)
             if verdict.status is Status.MISMATCH and region.graph.is_random:
                 case = self._with_given_draws(case)
             region.worst = case
 
-    def _with_given_draws(self, case: Case) -> Case:
+    def _with_given_draws(self, case: GraphCase) -> GraphCase:
         """Judge a region that draws once more, with what eager drew: a compiler may draw in another way."""
-        values = recorded(case.graph, case.snapshot)
-        probe = given_draws(case.graph, case.snapshot, values)
+        values = eager_values(case.graph, case.snapshot)
+        probe = with_random_inputs(case.graph, case.snapshot, values)
         verdict, judged = judge_probe(self.compiler, probe)
         if verdict.status is Status.MATCH:
-            kept = kept_elements(case.graph, case.snapshot, values)
-            if kept is not None:
-                found, wrong = judge_probe(self.compiler, kept)
+            rng_state = dropout_residuals(case.graph, case.snapshot, values)
+            if rng_state is not None:
+                found, wrong = judge_probe(self.compiler, rng_state)
                 if found.status is Status.MISMATCH:
-                    return Case(kept.graph, kept.snapshot, Draws(), found, wrong)
+                    return GraphCase(rng_state.graph, rng_state.snapshot, RandomResults(), found, wrong)
             verdict = _OTHER_DRAWS
-        return Case(probe.graph, probe.snapshot, Draws(), verdict, judged)
+        return GraphCase(probe.graph, probe.snapshot, RandomResults(), verdict, judged)
 
 
 def compile_graph(compiler: Callable[..., Any], module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """Compile a copy of a graph for inputs like these; drawing meanwhile does not count."""
-    with undisturbed_draws(), torch.no_grad():
-        code: Callable[..., Any] = compiler(without_layouts(copied(module)), list(inputs))
+    """Compile a copy of a graph for inputs like these; the random state stays as it is."""
+    with preserved_rng(), torch.no_grad():
+        # A copy: compilers change the graph in place, and it is needed for eager and float64 runs.
+        code: Callable[..., Any] = compiler(without_layouts(copy_graph(module)), list(inputs))
     return code
 
 
-def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tuple[Judged, ...]]:
+def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tuple[JudgedResult, ...]]:
     """Compile a probe and compare it with eager."""
-    draws = Draws()
+    draws = RandomResults()
     _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
     code = compile_graph(compiler, probe.graph.module, probe.snapshot.fresh())
     inputs = probe.snapshot.fresh()
@@ -285,10 +291,10 @@ def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tu
     return judge(probe.origin, actual, expected, probe.graph.runs(probe.snapshot, draws))
 
 
-def _eager(region: Region, inputs: list[Any], draws: Draws) -> Any:
-    with Redrawn(draws):
+def _eager(region: Region, inputs: list[Any], draws: RandomResults) -> Any:
+    with RandomRecorder(draws):
         return fx.Interpreter(region.graph.module).run(*inputs, enable_io_processing=False)
 
 
-_OTHER_DRAWS = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "it draws otherwise", "right with eager's draws")
+_OTHER_DRAWS = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "its random numbers differ", "right with eager's draws")
 _RANK = {Status.MATCH: 0, Status.UNVERIFIED: 1, Status.MISMATCH: 2}

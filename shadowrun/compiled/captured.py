@@ -1,7 +1,7 @@
 """What a run keeps of a compiled region that is wrong: its graph as text, its inputs, and how it was compiled.
 
-It lies where the inputs of single operators do, as a call of ``compiled::graph 0``. What the graph draws and its
-constants are further inputs there: the graph alone, on these, does what it did in the program.
+It is stored like the inputs of single operators, as a call of ``compiled::graph 0``. Random numbers and constants of
+the graph become further inputs: on these, the graph alone does what it did in the program.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from shadowrun.compiled import graphtext
-from shadowrun.compiled.draws import is_drawn
-from shadowrun.compiled.graph import copied
-from shadowrun.compiled.how import How
+from shadowrun.compiled import graph_text
+from shadowrun.compiled.compile_spec import CompileSpec
+from shadowrun.compiled.graph import copy_graph
+from shadowrun.compiled.inductor_rng import is_random_node
 from shadowrun.errors import DataFileError, UsageError
-from shadowrun.replay.case import exact_copy
-from shadowrun.replay.mirror import move
-from shadowrun.store.tensors import Unkeepable
+from shadowrun.operators.case import exact_copy
+from shadowrun.replay.copies import move
+from shadowrun.store.captured_inputs import Unkeepable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shadowrun.compiled.graph import Graph
     from shadowrun.compiled.snapshot import Snapshot
-    from shadowrun.store.tensors import Captured
+    from shadowrun.store.captured_inputs import Captured
     from shadowrun.types import Allowed
 
-__all__ = ["CapturedRegion", "capture", "closed"]
+__all__ = ["CapturedRegion", "capture", "constants_as_inputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class CapturedRegion:
 
     module: fx.GraphModule
     inputs: tuple[Any, ...]
-    how: How
+    how: CompileSpec
     needs_grad: tuple[int, ...]
     is_plain: bool
 
@@ -72,29 +72,30 @@ class CapturedRegion:
 
     @classmethod
     def _read(cls, args: tuple[Any, ...], named: dict[str, Any], allowed: Allowed) -> CapturedRegion:
-        how = How.from_text(named["how"]).from_file(allowed)
-        module = graphtext.from_text(named["graph"])
+        how = CompileSpec.from_text(named["how"]).from_file(allowed)
+        module = graph_text.from_text(named["graph"])
         needs_grad = tuple(map(int, named["needs_grad"]))
         devices = [torch.device(d) if d else None for d in named["devices"]]
         if not all(isinstance(v, (torch.Tensor, bool, int, float)) for v in args):
             raise ValueError("inputs")
+        # Meta tensors compute no values: nothing would be compared.
         if any(d is not None and d.type == "meta" for d in devices):
             raise ValueError("devices")
         if not len(args) == len(devices) == sum(n.op == "placeholder" for n in module.graph.nodes):
             raise ValueError("inputs")
-        inputs = tuple(_on(v, d) for v, d in zip(args, devices, strict=True))
+        inputs = tuple(_moved_to(v, d) for v, d in zip(args, devices, strict=True))
         if not all(0 <= k < len(inputs) and _takes_gradient(inputs[k]) for k in needs_grad):
             raise ValueError("needs_grad")
         return cls(module, inputs, how, needs_grad, bool(named["is_plain"]))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """As the arguments of a call, for `shadowrun.store.tensors`.
+        """As the arguments of a call, for `shadowrun.store.captured_inputs`.
 
         Raises:
-            Unkeepable: The graph cannot be told as text.
+            Unkeepable: The graph has no text.
         """
         devices = [str(v.device) if isinstance(v, torch.Tensor) else "" for v in self.inputs]
-        how, graph = self.how.text(), graphtext.to_text(self.module)
+        how, graph = self.how.text(), graph_text.to_text(self.module)
         named = {"devices": devices, "needs_grad": list(self.needs_grad), "is_plain": self.is_plain}
         return self.inputs, {"graph": graph, "how": how, **named}
 
@@ -104,7 +105,7 @@ class CapturedRegion:
 
 
 def capture(
-    graph: Graph, snapshot: Snapshot, how: How, *, needs_grad: Sequence[int] = (), is_plain: bool = True
+    graph: Graph, snapshot: Snapshot, how: CompileSpec, *, needs_grad: Sequence[int] = (), is_plain: bool = True
 ) -> CapturedRegion:
     """What shows a call of a region again.
 
@@ -118,24 +119,25 @@ def capture(
     Raises:
         Unkeepable: It has results within results, or constants that are no tensors.
     """
-    module, drawn = _without_draws(graph, snapshot)
-    module, constants = closed(module)
+    module, drawn = _random_as_inputs(graph, snapshot)
+    module, constants = constants_as_inputs(module)
     inputs = (*snapshot.inputs, *drawn, *constants)
     odd = next((type(v).__name__ for v in inputs if not isinstance(v, (torch.Tensor, bool, int, float))), "")
     if odd:
         raise Unkeepable(f"an input of type {odd}")
+    # A size that is an input was a symbol; compiled with static sizes, it is another program.
     if any(type(v) is int for v in snapshot.inputs):  # sizes
         how = replace(how, dynamic=True)
     return CapturedRegion(module, inputs, how, tuple(needs_grad), is_plain)
 
 
-def closed(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Any]]:
+def constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Any]]:
     """A graph with its constants as further inputs, and these; its results are made one tuple of what nodes return.
 
     Raises:
         Unkeepable: A constant is no tensor, or there are results within results.
     """
-    module = copied(module)
+    module = copy_graph(module)
     _one_tuple(module)
     constants = []
     for node in [n for n in module.graph.nodes if n.op == "get_attr"]:
@@ -173,10 +175,11 @@ class _Drawing(fx.Interpreter):
         return value
 
 
-def _without_draws(graph: Graph, snapshot: Snapshot) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+def _random_as_inputs(graph: Graph, snapshot: Snapshot) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """The graph with what it draws as further inputs, and these."""
-    module = copied(graph.module)
-    drawing = [n for n in module.graph.nodes if is_drawn(n)]
+    module = copy_graph(graph.module)
+    # As inputs, the recorded numbers make the script independent of torch's generators.
+    drawing = [n for n in module.graph.nodes if is_random_node(n)]
     if not drawing:
         return module, []
     # Of a tuple, its members.
@@ -193,7 +196,7 @@ def _without_draws(graph: Graph, snapshot: Snapshot) -> tuple[fx.GraphModule, li
         if (n in wanted or n in sources) and not n.users and n.op != "placeholder":
             sources |= set(n.all_input_nodes)
             module.graph.erase_node(n)
-    if any(is_drawn(n) for n in module.graph.nodes):
+    if any(is_random_node(n) for n in module.graph.nodes):
         raise Unkeepable("its graph draws something else than tensors")
     return module, drawn
 
@@ -211,7 +214,7 @@ def _takes_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _on(value: Any, device: torch.device | None) -> Any:
+def _moved_to(value: Any, device: torch.device | None) -> Any:
     if not isinstance(value, torch.Tensor) or device is None or device == value.device:
         return value
     try:

@@ -1,4 +1,8 @@
-"""`compile_check()`: a function or model, compiled, against itself."""
+"""`compile_check()`: a function or model compiled, compared with itself in eager mode.
+
+Where a graph does not compile or run, the node at fault is found by bisection: the shortest prefix of the graph that
+fails as the whole graph does, with one compilation for each halving.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +11,118 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.backend import Case, CheckedBackend, Region
-from shadowrun.compiled.failing import failing_node
-from shadowrun.compiled.how import How
-from shadowrun.compiled.ladder import OUTCOME_OF, climb, first_line
-from shadowrun.compiled.localise import localise
-from shadowrun.compiled.outcome import CompileReport, Outcome, RegionReport, Stage
+from shadowrun.compiled.backend import CheckedBackend, GraphCase, Region, compile_graph
+from shadowrun.compiled.compile_spec import CompileSpec
+from shadowrun.compiled.full_program import EagerResults, FullProgram, run_full_program
+from shadowrun.compiled.graph import node_origin, operator_name
+from shadowrun.compiled.localise import ALONE, TOGETHER, Culprit, Localisation, localise
+from shadowrun.compiled.outcome import CompileReport, CompileStage, RegionOutcome, RegionReport
+from shadowrun.compiled.probes import eager_values, isolated_node, prefix, tensor_nodes
 from shadowrun.compiled.program import GRADIENT, Program
-from shadowrun.compiled.repro import Shown
-from shadowrun.compiled.snapshot import undisturbed_draws
-from shadowrun.compiled.whole import Expected, Whole, run_whole
+from shadowrun.compiled.repro import FaultyGraph
+from shadowrun.compiled.snapshot import preserved_rng
+from shadowrun.compiled.stage_bisect import OUTCOME_OF, bisect_stages, first_line
 from shadowrun.errors import UsageError
 from shadowrun.types import Cause, Status, Verdict
 
-__all__ = ["TOGETHER", "compile_check", "options_for", "region_reports"]
+if TYPE_CHECKING:
+    from torch import fx
 
-TOGETHER = (
+    from shadowrun.compiled.backend import Region
+    from shadowrun.compiled.probes import Probe
+
+__all__ = ["NO_SINGLE_GRAPH", "compile_check", "failing_node", "options_for", "region_reports"]
+
+
+def failing_node(
+    region: Region,
+    compiler: Callable[..., Any],
+    *,
+    until: float = float("inf"),
+    on_progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
+) -> Localisation:
+    """Find the node that brings a region's exception in.
+
+    Args:
+        region: It; its first call that failed is known.
+        compiler: What cannot compile it.
+        until: `time.perf_counter()` at which no further compilation begins.
+        on_progress: Called with the current work, the compilations done, and at most how many there are.
+    """
+    with preserved_rng():
+        return _Search(region, compiler, until, on_progress).run()
+
+
+class _Search:
+    def __init__(self, region: Region, compiler: Any, until: float, on_progress: Any) -> None:
+        assert region.error is not None
+        assert region.failing is not None
+        self._graph, self._snapshot = region.graph, region.failing
+        self._stage, self._raised = region.error
+        self._compiler = compiler
+        self._until, self._on_progress = until, on_progress
+        self._began = time.perf_counter()
+        self._n = 0
+
+    def run(self) -> Localisation:
+        values = eager_values(self._graph, self._snapshot)
+        nodes = tensor_nodes(self._graph.module.graph, values)
+        good, bad = 0, len(nodes)
+        self._most = 2 + len(nodes).bit_length()
+        error: BaseException | None = None
+        while bad - good > 1 or error is None:
+            if time.perf_counter() >= self._until:
+                between = f"between {nodes[good].name} and {nodes[bad - 1].name}" if nodes else "unknown"
+                return self._ended((), complete=False, note=f"Out of time; the node that fails is {between}.")
+            # The whole graph first: without the writes to its inputs it may compile.
+            middle = bad if error is None else (good + bad) // 2
+            probe = prefix(self._graph, self._snapshot, values, nodes[:middle]) if nodes else None
+            raised = None if probe is None else self._fails(f"the first {middle} of {len(nodes)} nodes", probe)
+            if raised is not None:
+                bad, error = middle, raised
+            elif error is None:
+                return self._ended((), note="The graph's nodes compile without what it writes to its inputs.")
+            else:
+                good = middle
+        node = nodes[bad - 1]
+        by_itself = self._fails(f"{node.name} alone", isolated_node(self._graph, self._snapshot, values, node))
+        return self._ended((self._culprit(node, error, TOGETHER if by_itself is None else ALONE),))
+
+    def _fails(self, what: str, probe: Probe) -> BaseException | None:
+        """The exception, if it is of the same class and comes from the same stage."""
+        self._on_progress(what, self._n, self._most)
+        self._n += 1
+        stage = "compile"
+        try:
+            code = compile_graph(self._compiler, probe.graph.module, probe.snapshot.fresh())
+            stage = "runtime"
+            with torch.no_grad():
+                code(*probe.snapshot.fresh())
+        except Exception as error:
+            # A prefix may fail for another reason than the whole graph.
+            return error if stage == self._stage and type(error) is type(self._raised) else None
+        return None
+
+    def _culprit(self, node: fx.Node, error: BaseException, how: str) -> Culprit:
+        site, module = node_origin(node)
+        return Culprit(node.name, operator_name(node), site, module, how, first_line(error))
+
+    def _ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localisation:
+        return Localisation(culprits, complete, time.perf_counter() - self._began, self._n, note)
+
+
+NO_SINGLE_GRAPH = (
     "No graph of plain operators deviates by itself: look at what the backend does to Dynamo's own graphs, or to "
     "forward and backward together."
 )
 _NO_CACHE = {"fx_graph_cache": False}
 _SAME_DRAWS = {"fallback_random": True}
-Tell = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 def compile_check(
@@ -48,7 +137,7 @@ def compile_check(
     ladder: bool = True,
     allow_unverified: bool = False,
     time_limit_s: float = 600.0,
-    tell: Tell | None = None,
+    on_progress: Progress | None = None,
     **kwargs: Any,
 ) -> CompileReport:
     """Compile a function or model with torch.compile and check what it computes against eager.
@@ -73,7 +162,7 @@ def compile_check(
         ladder: Where something is wrong, find the stage that brings it in.
         allow_unverified: `report.ok` is True also where something could not be verified.
         time_limit_s: Seconds after which nothing further is compiled, and what is known is the answer.
-        tell: Told what is being done, how many compilations of it are done, and of how many.
+        on_progress: Called with the current work, the compilations done, and at most how many there are.
         **kwargs: Arguments of the function by name.
 
     Example:
@@ -91,16 +180,18 @@ def compile_check(
         )
     chosen = options_for(backend, options)
     until = time.perf_counter() + time_limit_s
-    with undisturbed_draws(), torchcompile.no_modes():
+    # The check must leave the program's random stream as it is, and the user's modes must not see its operators.
+    with preserved_rng(), torchcompile.no_modes():
         check = _Check(
             Program(function, inputs, kwargs, train=train), backend, mode, chosen, options, dynamic, fullgraph
         )
-        report = check.run(until, ladder=ladder, tell=tell or (lambda _what, _done, _of: None))
+        report = check.run(until, ladder=ladder, on_progress=on_progress or (lambda _what, _done, _of: None))
     return replace(report, allow_unverified=allow_unverified)
 
 
 def options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The user's options, and those without which a comparison means nothing."""
+    # Inductor's own random numbers differ from eager's: without `fallback_random` nothing random could be compared.
     return {**(_SAME_DRAWS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
 
 
@@ -118,48 +209,51 @@ class _Check:
         self._program = program
         self._backend, self._mode, self._options = backend, mode, options
         self._dynamic, self._fullgraph = dynamic, fullgraph
-        self._compiler = torchcompile.compiler(backend, mode, options, dynamic)
-        self._how = How.of(backend, mode, given, dynamic, self._compiler)
+        self._compiler = torchcompile.resolve_backend(backend, mode, options, dynamic)
+        self._how = CompileSpec.of(backend, mode, given, dynamic, self._compiler)
         try:
-            self._expected = Expected(program)
+            self._expected = EagerResults(program)
         except Exception as error:
             raise UsageError(
                 f"{program.name} fails without compiling too: {first_line(error)}", slug="fails-in-eager"
             ) from error
 
-    def run(self, until: float, *, ladder: bool, tell: Tell) -> CompileReport:
+    def run(self, until: float, *, ladder: bool, on_progress: Progress) -> CompileReport:
         steps = _Steps()
-        tell("the whole program", 0, 1)
-        with steps("the whole program"), torchcompile.forgotten():
-            whole = run_whole(self._program, self._expected, self._compiler, self._compile)
-        tell("each graph", 0, 1)
+        on_progress("the whole program", 0, 1)
+        with steps("the whole program"), torchcompile.fresh_dynamo():
+            whole = run_full_program(self._program, self._expected, self._compiler, self._compile)
+        on_progress("each graph", 0, 1)
         checked = CheckedBackend(self._compiler)
         notes = []
-        with steps("each graph"), torchcompile.forgotten():
+        with steps("each graph"), torchcompile.fresh_dynamo():
             error = self._regions(checked)
             if error and not whole.error:
                 notes.append(f"The graphs could not be checked one by one: {error}")
         with steps("search"):
-            reports = region_reports(checked.regions, self._compiler, until=until, tell=tell)
-            alone = any(r.outcome is Outcome.MISMATCH for r in reports)
+            reports = region_reports(checked.regions, self._compiler, until=until, on_progress=on_progress)
+            alone = any(r.outcome is RegionOutcome.MISMATCH for r in reports)
+            # Passes that see forward and backward together are not observed in the split graphs.
             if whole.verdict.status is Status.MISMATCH and not alone:
-                reports += self._as_dynamo_made_them(until, tell)
+                reports += self._as_dynamo_made_them(until, on_progress)
         if not whole.error:
+            # The program compiles, so what fails is only the way in which its parts were cut out.
             reports = tuple(map(_not_alone, reports))
         if whole.verdict.status is Status.MISMATCH and not alone:
-            shown = any(r.outcome is Outcome.MISMATCH for r in reports)
+            shown = any(r.outcome is RegionOutcome.MISMATCH for r in reports)
+            # Another order of random numbers gives other results without any fault.
             if self._expected.draws.kept and self._backend != "eager" and not shown:
                 whole.verdict = Verdict(
                     Status.UNVERIFIED, Cause.RANDOMNESS, "draws in another order", whole.verdict.evidence
                 )
             else:
-                notes.append(TOGETHER)
+                notes.append(NO_SINGLE_GRAPH)
         outcome = self._outcome(whole, reports)
-        stages: tuple[Stage, ...] = ()
-        wrong = outcome in (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.MISMATCH)
+        stages: tuple[CompileStage, ...] = ()
+        wrong = outcome in (RegionOutcome.COMPILE_ERROR, RegionOutcome.RUNTIME_ERROR, RegionOutcome.MISMATCH)
         if ladder and wrong:
             with steps("stages"):
-                stages = tuple(self._ladder(until, tell))
+                stages = tuple(self._ladder(until, on_progress))
         if not whole.n_graphs and not whole.error:
             notes.append("Dynamo made no graph: all of it ran eagerly.")
         if time.perf_counter() > until:
@@ -188,53 +282,59 @@ class _Check:
         )
 
     def _regions(self, checked: CheckedBackend) -> str:
-        ours = self._program.copy()
+        copied = self._program.copy()
         try:
-            ours.run(self._compile(ours.function, checked))
+            copied.run(self._compile(copied.function, checked))
         except Exception as error:
             return first_line(error)
         return ""
 
-    def _as_dynamo_made_them(self, until: float, tell: Tell) -> tuple[RegionReport, ...]:
+    def _as_dynamo_made_them(self, until: float, on_progress: Progress) -> tuple[RegionReport, ...]:
         """The graphs that a backend gets which works on Dynamo's own, forward and backward together."""
         checked = CheckedBackend(self._compiler, split=False, whole=True)
-        with torchcompile.forgotten():
+        with torchcompile.fresh_dynamo():
             if self._regions(checked):
                 return ()
-        return region_reports(checked.regions, self._compiler, until=until, tell=tell)
+        return region_reports(checked.regions, self._compiler, until=until, on_progress=on_progress)
 
-    def _ladder(self, until: float, tell: Tell) -> Any:
+    def _ladder(self, until: float, on_progress: Progress) -> Any:
         def run(compiler: Any) -> Verdict:
-            ours = self._program.copy()
-            with torchcompile.forgotten():
-                names, actual = ours.run(self._compile(ours.function, compiler))
+            copied = self._program.copy()
+            with torchcompile.fresh_dynamo():
+                names, actual = copied.run(self._compile(copied.function, compiler))
                 return self._expected.judge(names, actual)[0]
 
         draws = bool(self._expected.draws.kept)
         in_time = lambda: time.perf_counter() < until  # noqa: E731
-        stages = climb(run, self._backend, self._mode, self._options, draws=draws, until=in_time)
+        stages = bisect_stages(run, self._backend, self._mode, self._options, draws=draws, until=in_time)
         for k, stage in enumerate(stages):
-            tell("stages", k + 1, k + 2)
+            on_progress("stages", k + 1, k + 2)
             yield stage
 
     def _compile(self, function: Any, backend: Any) -> Any:
         return torch.compile(function, backend=backend, dynamic=self._dynamic, fullgraph=self._fullgraph)
 
-    def _outcome(self, whole: Whole, reports: tuple[RegionReport, ...]) -> Outcome:
+    def _outcome(self, whole: FullProgram, reports: tuple[RegionReport, ...]) -> RegionOutcome:
         of_regions = [r.outcome for r in reports]
         if whole.error:
             # A region that fails to compile fails while the program runs for the first time.
-            return Outcome.RUNTIME_ERROR if Outcome.RUNTIME_ERROR in of_regions else Outcome.COMPILE_ERROR
+            return (
+                RegionOutcome.RUNTIME_ERROR
+                if RegionOutcome.RUNTIME_ERROR in of_regions
+                else RegionOutcome.COMPILE_ERROR
+            )
         # What is known of the program as a whole holds where only our own way to compile its parts failed.
-        told = [r for r in reports if whole.verdict.status is not Status.MATCH or r.verdict.cause is not Cause.HARNESS]
-        found = [OUTCOME_OF[whole.verdict.status], *(r.outcome for r in told)]
+        counted = [
+            r for r in reports if whole.verdict.status is not Status.MATCH or r.verdict.cause is not Cause.HARNESS
+        ]
+        found = [OUTCOME_OF[whole.verdict.status], *(r.outcome for r in counted)]
         if whole.storm:
-            found.append(Outcome.RECOMPILE_STORM)
+            found.append(RegionOutcome.RECOMPILE_STORM)
         if whole.breaks:
-            found.append(Outcome.GRAPH_BREAK)
+            found.append(RegionOutcome.GRAPH_BREAK)
         if whole.slower:
-            found.append(Outcome.SLOWER)
-        return min(found, key=list(Outcome).index)
+            found.append(RegionOutcome.SLOWER)
+        return min(found, key=list(RegionOutcome).index)
 
 
 class _Steps:
@@ -257,20 +357,21 @@ def _not_alone(report: RegionReport) -> RegionReport:
     if not report.error:
         return report
     verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "it does not compile by itself; the program as a whole does")
-    return replace(report, outcome=Outcome.UNVERIFIED, verdict=verdict, shown=None)
+    return replace(report, outcome=RegionOutcome.UNVERIFIED, verdict=verdict, shown=None)
 
 
 def region_reports(
-    regions: list[Region], compiler: Any, *, until: float, tell: Tell, search: bool = True
+    regions: list[Region], compiler: Any, *, until: float, on_progress: Progress, search: bool = True
 ) -> tuple[RegionReport, ...]:
     """What became of each region that the program called, with its wrong nodes.
 
     One of Dynamo's graphs as a whole is left out where a part of it is at fault: that says the same, and more.
     """
+    # A part says which operators are wrong; the whole graph says the same with less detail.
     bad = {r.number for r in regions if not r.is_whole and _is_bad(r)}
-    told = [r for r in regions if (r.n_calls or r.error) and not (r.is_whole and r.number in bad and _is_bad(r))]
-    told.sort(key=lambda r: (r.number, r.is_whole))
-    return tuple(_report(region, compiler, until, tell, search=search) for region in told)
+    reported = [r for r in regions if (r.n_calls or r.error) and not (r.is_whole and r.number in bad and _is_bad(r))]
+    reported.sort(key=lambda r: (r.number, r.is_whole))
+    return tuple(_report(region, compiler, until, on_progress, search=search) for region in reported)
 
 
 def _is_bad(region: Region) -> bool:
@@ -278,36 +379,36 @@ def _is_bad(region: Region) -> bool:
     return region.error is not None or (worst is not None and worst.verdict.status is Status.MISMATCH)
 
 
-def _in_gradients_only(case: Case) -> bool:
+def _in_gradients_only(case: GraphCase) -> bool:
     """Whether a graph's own results are right: then nothing in it is to be looked for."""
     wrong = [j.diff.name for j in case.judged if j.verdict.status is Status.MISMATCH]
     return bool(wrong) and all(name.startswith(GRADIENT) for name in wrong)
 
 
-def _report(region: Region, compiler: Any, until: float, tell: Tell, *, search: bool) -> RegionReport:
+def _report(region: Region, compiler: Any, until: float, on_progress: Progress, *, search: bool) -> RegionReport:
     n_nodes = sum(n.op == "call_function" for n in region.graph.module.graph.nodes)
     worst = region.worst
     verdict = Verdict(Status.UNVERIFIED, explanation="never called") if worst is None else worst.verdict
     error = ""
     if region.error is not None:
         stage, raised = region.error
-        outcome = Outcome.COMPILE_ERROR if stage == "compile" else Outcome.RUNTIME_ERROR
+        outcome = RegionOutcome.COMPILE_ERROR if stage == "compile" else RegionOutcome.RUNTIME_ERROR
         error = first_line(raised)
     else:
         outcome = OUTCOME_OF[verdict.status]
     shown = None
-    deviates = worst is not None and outcome is Outcome.MISMATCH and not _in_gradients_only(worst)
+    deviates = worst is not None and outcome is RegionOutcome.MISMATCH and not _in_gradients_only(worst)
     if region.failing is not None:
-        shown = Shown(region.graph, region.failing)
+        shown = FaultyGraph(region.graph, region.failing)
     elif worst is not None and deviates:
-        shown = Shown(worst.graph, worst.snapshot)
+        shown = FaultyGraph(worst.graph, worst.snapshot)
     localised = None
     if search:
         try:
             if region.failing is not None:
-                localised = failing_node(region, compiler, until=until, tell=tell)
+                localised = failing_node(region, compiler, until=until, on_progress=on_progress)
             elif worst is not None and deviates:
-                localised = localise(region, worst, compiler, until=until, tell=tell)
+                localised = localise(region, worst, compiler, until=until, on_progress=on_progress)
         except Exception as failure:  # the finding itself stands
             warnings.warn(f"The search in {region.name} failed: {first_line(failure)}", stacklevel=2)
     return RegionReport(

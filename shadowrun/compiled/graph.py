@@ -1,4 +1,4 @@
-"""One graph that was compiled: run eagerly as it was before, on copies, in float64, with other roundings."""
+"""One graph before its compilation: run eagerly, on copies, in float64, and with perturbed rounding."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from shadowrun.compiled.judging import Runs
-from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, is_random, moved
-from shadowrun.replay.case import exact_copy
+from shadowrun.compiled.judging import ReferenceRuns
+from shadowrun.compiled.rounding import (
+    Float64Mode,
+    PerturbedRounding,
+    RandomRecorder,
+    RandomResults,
+    is_random,
+    perturbed,
+)
+from shadowrun.operators.case import exact_copy
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shadowrun.compiled.snapshot import Snapshot
-    from shadowrun.replay.case import Value
+    from shadowrun.operators.case import Value
 
 __all__ = [
     "Graph",
-    "copied",
+    "copy_graph",
+    "node_origin",
     "operator_name",
-    "place",
     "results_of",
     "user_line",
     "without_layouts",
@@ -43,13 +51,15 @@ class Graph:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self.module = copied(module)
+        self.module = copy_graph(module)
         self.is_random = any(is_random(n.target, n.args, n.kwargs) for n in module.graph.nodes)
         self.n_operators = sum(_is_call(n) for n in module.graph.nodes)
         self.written = _written(self.module.graph)
         self.statistics = _statistics(self.module.graph)
 
-    def eager(self, inputs: Sequence[Any], draws: Draws | None = None) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+    def eager(
+        self, inputs: Sequence[Any], draws: RandomResults | None = None
+    ) -> tuple[tuple[str, ...], tuple[Value, ...]]:
         """Run eagerly.
 
         Args:
@@ -59,7 +69,7 @@ class Graph:
         Returns:
             Names and values of all results: what it returns, then the inputs that it writes to.
         """
-        with torch.no_grad(), Redrawn(draws or Draws()):
+        with torch.no_grad(), RandomRecorder(draws or RandomResults()):
             out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
         return self.names(), self.values(out, inputs)
 
@@ -79,7 +89,7 @@ class Graph:
         returned = [v for n, v in zip(declared, flat, strict=True) if isinstance(n, fx.Node)]
         return tuple(results_of([*returned, *(inputs[k] for k in self.written)]))
 
-    def runs(self, snapshot: Snapshot, draws: Draws) -> Runs:
+    def runs(self, snapshot: Snapshot, draws: RandomResults) -> ReferenceRuns:
         """The same again, for the judge."""
         generator = torch.Generator().manual_seed(0x5EED)
         met = [52]
@@ -87,23 +97,23 @@ class Graph:
         def truth() -> Sequence[Value] | None:
             try:
                 inputs = snapshot.fresh(_wide)
-                with torch.no_grad(), Widened(draws):
-                    out = fx.Interpreter(copied(self.module)).run(*inputs, enable_io_processing=False)
+                with torch.no_grad(), Float64Mode(draws):
+                    out = fx.Interpreter(copy_graph(self.module)).run(*inputs, enable_io_processing=False)
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
                 return None
             return self.values(out, inputs)
 
-        def other() -> Sequence[Value]:
-            inputs = snapshot.fresh(lambda t: moved(exact_copy(t), generator))
-            with torch.no_grad(), OtherRoundings(generator) as mode:
+        def perturbed_run() -> Sequence[Value]:
+            inputs = snapshot.fresh(lambda t: perturbed(exact_copy(t), generator))
+            with torch.no_grad(), PerturbedRounding(generator) as mode:
                 out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
             met.append(mode.mantissa)
             return self.values(out, inputs)
 
-        return Runs(truth, other, self.statistics, lambda: min(met))
+        return ReferenceRuns(truth, perturbed_run, self.statistics, lambda: min(met))
 
 
-def copied(module: fx.GraphModule) -> fx.GraphModule:
+def copy_graph(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph with what is known of its nodes; parameters and constants are shared."""
     return fx.GraphModule(module, copy.deepcopy(module.graph))
 
@@ -123,7 +133,7 @@ def without_layouts(module: fx.GraphModule) -> fx.GraphModule:
     return module
 
 
-def place(node: fx.Node) -> tuple[str, str]:
+def node_origin(node: fx.Node) -> tuple[str, str]:
     """Line of the user's code and path of the module that a node comes from; empty where that is not known.
 
     A node of a backward graph is given those of its forward node.
@@ -175,7 +185,7 @@ def _written(graph: fx.Graph) -> tuple[int, ...]:
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write and value in inputs:
                 found.add(inputs.index(value))
     return tuple(sorted(found))

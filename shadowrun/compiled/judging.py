@@ -1,4 +1,4 @@
-"""Whether what compiled code returned is what eager could have returned, and which of both is nearer the truth."""
+"""Judges results of compiled code: could eager have returned them, and which of both is nearer the float64 result."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import torch
 
+from shadowrun.judge.bounds import BOUND, COARSE_BOUND, RATIO, limit
+from shadowrun.judge.oracle import FEW_RUNS, MANY_RUNS
+from shadowrun.judge.result_diff import flat_values
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.excess import Array, Truth, excess
 from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import FORMATS
-from shadowrun.replay.bounds import BOUND, COARSE_BOUND, RATIO
-from shadowrun.replay.finding import flat_values
-from shadowrun.replay.oracle import FEW_DRAWS, MANY_DRAWS
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shadowrun.replay.case import Value
+    from shadowrun.operators.case import Value
 
-__all__ = ["Errors", "Judged", "Runs", "allowed_differences", "judge"]
+__all__ = ["Errors", "JudgedResult", "ReferenceRuns", "allowed_differences", "judge"]
 
 _NEARER: Final = 2.0
 RMS: Final = 8.0
@@ -47,24 +47,24 @@ NEARER = "nearer the truth than eager"
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class ReferenceRuns:
     """How to run the same again.
 
     Attributes:
-        truth: In float64; None where that is not possible.
-        moved: Eagerly, with other roundings, each time others.
+        truth: The float64 result; None where there is none.
+        perturbed: Eagerly with perturbed rounding, different in each call.
         statistics: Positions of what a norm saves for its own backward: it may be in another precision.
-        mantissa: Bits of the shortest mantissa among the results of operators that `moved` has met.
+        mantissa: Bits of the shortest mantissa among the results of operators that `perturbed` has met.
     """
 
     truth: Callable[[], Sequence[Value] | None]
-    moved: Callable[[], Sequence[Value]]
+    perturbed: Callable[[], Sequence[Value]]
     statistics: frozenset[int] = frozenset()
     mantissa: Callable[[], int] = lambda: 52
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedResult:
     """One result that differs.
 
     Attributes:
@@ -95,7 +95,7 @@ class Errors:
     size: float
 
     @classmethod
-    def together(cls, judged: Iterable[Judged]) -> Errors | None:
+    def together(cls, judged: Iterable[JudgedResult]) -> Errors | None:
         """Of all results that differ; None where of none the truth is known."""
         known = [j.errors for j in judged if j.errors is not None]
         if not known:
@@ -111,11 +111,11 @@ class Errors:
 
 
 def judge(
-    names: Sequence[str], actual: Sequence[Value], expected: Sequence[Value], runs: Runs
-) -> tuple[Verdict, tuple[Judged, ...]]:
+    names: Sequence[str], actual: Sequence[Value], expected: Sequence[Value], runs: ReferenceRuns
+) -> tuple[Verdict, tuple[JudgedResult, ...]]:
     """Judge results that compiled code (*actual*) and eager (*expected*) computed from the same inputs.
 
-    Strides are not compared: what lies inside of a compiled program has those that the compiler likes.
+    Strides are not compared: a compiler chooses those of intermediate tensors.
 
     Returns:
         The verdict on all, and those that differ.
@@ -123,25 +123,27 @@ def judge(
     if len(actual) != len(expected):
         counts = f"{len(actual)} results against {len(expected)}"
         return Verdict(Status.MISMATCH, Cause.METADATA, "number of results", counts), ()
+    # What a norm saves for its own backward may be in another precision, which its backward accounts for.
     if runs.statistics:
         both = [
             _coarser(a, e) if k in runs.statistics else (a, e)
             for k, (a, e) in enumerate(zip(actual, expected, strict=True))
         ]
         actual, expected = [a for a, _ in both], [e for _, e in both]
-    found: list[Judged] = []
+    found: list[JudgedResult] = []
     open_ones: list[int] = []
     for k, (name, a, e) in enumerate(zip(names, actual, expected, strict=True)):
         try:
+            # A compiler chooses the strides of intermediate tensors.
             form = form_difference(a, e).partition("stride ")[0].rstrip(", ")
             if form:
                 verdict = Verdict(Status.MISMATCH, Cause.METADATA, form.partition(" ")[0], f"{name}: {form}")
-                found.append(Judged(k, verdict, diff(name, a, e)))
+                found.append(JudgedResult(k, verdict, diff(name, a, e)))
             elif not bits_equal(a, e):
                 open_ones.append(k)
         except Uncomparable as error:
-            found.append(Judged(k, Verdict(Status.UNVERIFIED, None, str(error)), diff(name, None, None)))
-    found += _by_truth(names, actual, expected, open_ones, runs)
+            found.append(JudgedResult(k, Verdict(Status.UNVERIFIED, None, str(error)), diff(name, None, None)))
+    found += _judge_by_reference(names, actual, expected, open_ones, runs)
     if not found:
         return Verdict(Status.MATCH), ()
     found.sort(key=lambda j: j.position)
@@ -160,55 +162,60 @@ def _coarser(actual: Value, expected: Value) -> tuple[Value, Value]:
     return actual.to(dtype), expected.to(dtype)
 
 
-def _by_truth(
-    names: Sequence[str], actual: Sequence[Value], expected: Sequence[Value], which: list[int], runs: Runs
-) -> list[Judged]:
+def _judge_by_reference(
+    names: Sequence[str], actual: Sequence[Value], expected: Sequence[Value], which: list[int], runs: ReferenceRuns
+) -> list[JudgedResult]:
     if not which:
         return []
     truths = runs.truth()
-    spreads = {k: _Spread(expected[k], None if truths is None else truths[k]) for k in which}
-    judged: list[Judged] = []
-    n_draws = 0
-    for wanted in (FEW_DRAWS, MANY_DRAWS):
-        for _ in range(n_draws, wanted):
-            drawn = runs.moved()
+    spreads = {k: _RoundingSpread(expected[k], None if truths is None else truths[k]) for k in which}
+    judged: list[JudgedResult] = []
+    n_perturbed_runs = 0
+    # Each run executes the whole graph again, so a result that four runs explain gets no more.
+    for wanted in (FEW_RUNS, MANY_RUNS):
+        for _ in range(n_perturbed_runs, wanted):
+            drawn = runs.perturbed()
             for k in which:
                 spreads[k].widen(drawn[k])
         for spread in spreads.values():
+            # A float32 result of 16-bit intermediate values has their errors: its own dtype would condemn it.
             spread.settle(runs.mantissa())
-        n_draws = wanted
-        judged = [_one(k, names[k], actual[k], expected[k], spreads[k]) for k in which]
+        n_perturbed_runs = wanted
+        judged = [_judge_result(k, names[k], actual[k], expected[k], spreads[k]) for k in which]
         if all(j.verdict.status is Status.MATCH for j in judged):
             break
     return judged
 
 
-def allowed_differences(actual: Sequence[Value], expected: Sequence[Value], runs: Runs) -> list[float | torch.Tensor]:
+def allowed_differences(
+    actual: Sequence[Value], expected: Sequence[Value], runs: ReferenceRuns
+) -> list[float | torch.Tensor]:
     """By how much each result of compiled code may differ from eager's: one number, or one for each element.
 
     It is the bound of `judge`, seen from eager's result; infinite where rounding leaves an element open.
     """
     truths = runs.truth()
-    spreads = [_Spread(e, None if truths is None else truths[k]) for k, e in enumerate(expected)]
-    for _ in range(MANY_DRAWS):
-        for spread, drawn in zip(spreads, runs.moved(), strict=True):
+    spreads = [_RoundingSpread(e, None if truths is None else truths[k]) for k, e in enumerate(expected)]
+    for _ in range(MANY_RUNS):
+        for spread, drawn in zip(spreads, runs.perturbed(), strict=True):
             spread.widen(drawn)
     for spread in spreads:
         spread.settle(runs.mantissa())
-    return [_allowed(*each) for each in zip(actual, expected, spreads, strict=True)]
+    return [_allowed_difference(*each) for each in zip(actual, expected, spreads, strict=True)]
 
 
-def _allowed(actual: Value, expected: Value, spread: _Spread) -> float | torch.Tensor:
+def _allowed_difference(actual: Value, expected: Value, spread: _RoundingSpread) -> float | torch.Tensor:
     a, e = flat_values(actual), flat_values(expected)
     fmt, truth = spread.fmt, spread.truth
     if a.shape != e.shape or fmt is None:
         return torch.from_numpy(np.where(truth.flips, np.inf, 0.0)) if truth.flips.any() else 0.0
     av, ev = a.to(torch.float64).numpy(), e.to(torch.float64).numpy()
-    limit = _limit(excess(ev, truth, fmt, np.arange(ev.size)), spread.is_coarse)
+    # As seen from eager: a script has eager's result, and no float64 run to compare with.
+    most = limit(spread.bound, excess(ev, truth, fmt, np.arange(ev.size)))
     with np.errstate(all="ignore"):
-        unit = truth.spread + fmt.roundoff * truth.magnitude + fmt.smallest
-        allowed = limit * unit + np.abs(ev - truth.value)
+        allowed = most * truth.unit(fmt) + np.abs(ev - truth.value)
         gap = np.abs(av - ev)
+    # Rounding of the inputs decides these elements.
     allowed[truth.flips] = np.inf
     allowed[np.isnan(allowed)] = 0.0
     greatest = float(allowed.max(initial=0.0))
@@ -217,12 +224,7 @@ def _allowed(actual: Value, expected: Value, spread: _Spread) -> float | torch.T
     return greatest if wrong.size and (wrong > greatest).all() else torch.from_numpy(allowed)
 
 
-def _limit(theirs: Array, is_coarse: bool) -> float:
-    own = float(theirs[np.isfinite(theirs)].max(initial=0.0))
-    return max(COARSE_BOUND if is_coarse else BOUND, RATIO * own)
-
-
-class _Off(NamedTuple):
+class _Deviation(NamedTuple):
     """How far off all elements together are, in units of their size.
 
     Attributes:
@@ -234,7 +236,7 @@ class _Off(NamedTuple):
     size: float
 
 
-class _Spread:
+class _RoundingSpread:
     """What rounding does to one result, and its truth."""
 
     def __init__(self, expected: Value, truth: Value) -> None:
@@ -255,17 +257,23 @@ class _Spread:
         self.truth = Truth(value, size, np.zeros(n), np.zeros(n, bool))
         self.fmt = FORMATS.get(self._eager.dtype)
         self.is_coarse = self.fmt is not None and self.fmt.mantissa < 23
-        self._moved: list[_Off] = []
+        self._moved: list[_Deviation] = []
+
+    @property
+    def bound(self) -> float:
+        """Units of rounding that a correct element may be off."""
+        return COARSE_BOUND if self.is_coarse else BOUND
 
     def widen(self, drawn: Value) -> None:
-        other = flat_values(drawn)
-        if other.numel() != self._eager.numel():
+        """Take the differences of one perturbed run into the spread."""
+        perturbed = flat_values(drawn)
+        if perturbed.numel() != self._eager.numel():
             self.truth.flips[:] = True
             return
         if self._eager.dtype not in FORMATS:
-            np.logical_or(self.truth.flips, other.numpy() != self._eager.numpy(), out=self.truth.flips)
+            np.logical_or(self.truth.flips, perturbed.numpy() != self._eager.numpy(), out=self.truth.flips)
             return
-        a, e = other.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()
+        a, e = perturbed.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()
         with np.errstate(all="ignore"):
             gap = np.abs(a - e)
         changed = ~(np.isfinite(a) & np.isfinite(e)) & ~((a == e) | (np.isnan(a) & np.isnan(e)))
@@ -283,7 +291,7 @@ class _Spread:
             self.is_coarse = True
             self.fmt = self.fmt._replace(mantissa=min(self.fmt.mantissa, mantissa))
 
-    def off(self, a: Array, b: Array) -> _Off:
+    def off(self, a: Array, b: Array) -> _Deviation:
         """How far one value of the result is from another, all elements together.
 
         Each element counts by its own size, but small ones by that of all, so that no few great ones decide.
@@ -293,12 +301,13 @@ class _Spread:
             gap, squares = a - b, np.square(value)
             good = np.isfinite(gap) & np.isfinite(squares) & ~self.truth.flips
             gap, value, squares = gap[good], value[good], squares[good]
+            # Weights by size alone would let few great elements decide; relative errors alone, those that cancel.
             weights = 1 / (squares + squares.mean()) if squares.size and squares.any() else squares
             total = float(np.sum(weights * squares))
             if not total:
-                return _Off(0.0, 0.0)
+                return _Deviation(0.0, 0.0)
             factor, size = float(np.sum(weights * value * gap)), float(np.sum(weights * gap * gap))
-        return _Off(factor / total, math.sqrt(size / total))
+        return _Deviation(factor / total, math.sqrt(size / total))
 
     def systematic(self, actual: Array, expected: Array) -> str:
         """What is wrong with all elements together where each is within its bound; empty if nothing is."""
@@ -306,22 +315,24 @@ class _Spread:
         if not noise.size:
             return ""
         both = self.off(actual, expected), self.off(actual, self.truth.value)
+        # Right if near to either: eager may be the side that is off.
         size = min(o.size for o in both)
         if size > max((COARSE_RMS if self.is_coarse else RMS) * noise.size, RATIO * own.size):
             return f"root mean square of all {size:.3g} of their size, where rounding moves them by {noise.size:.3g}"
+        # Rounding to nearest has no common factor; other algorithms in float32 may have one of some units.
         factor = min((o.factor for o in both), key=abs)
         limit = max(FACTOR * noise.factor, FACTOR_SHARE * noise.size, RATIO * abs(own.factor))
         if self.is_coarse and abs(factor) > limit:
             return f"all together {1 + factor:.5g} times what they should be, by rounding 1 ± {noise.factor:.2g}"
         return ""
 
-    def _noise(self) -> _Off:
+    def _noise(self) -> _Deviation:
         n = max(len(self._moved), 1)
         means = (math.sqrt(sum(v * v for v in each) / n) for each in zip(*self._moved, strict=True))
-        return _Off(*means) if self._moved else _Off(0.0, 0.0)
+        return _Deviation(*means) if self._moved else _Deviation(0.0, 0.0)
 
 
-def _one(k: int, name: str, actual: Value, expected: Value, spread: _Spread) -> Judged:
+def _judge_result(k: int, name: str, actual: Value, expected: Value, spread: _RoundingSpread) -> JudgedResult:
     d = diff(name, actual, expected)
     a, e = flat_values(actual), flat_values(expected)
     fmt = spread.fmt
@@ -333,36 +344,38 @@ def _one(k: int, name: str, actual: Value, expected: Value, spread: _Spread) -> 
             verdict = Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
         else:
             verdict = Verdict(Status.UNVERIFIED, Cause.UNDEFINED, "tie", f"{int(different.sum())} elements of {name}")
-        return Judged(k, verdict, replace(d, n_mismatched=bad))
+        return JudgedResult(k, verdict, replace(d, n_mismatched=bad))
     av, ev = a.to(torch.float64).numpy(), e.to(torch.float64).numpy()
     where = np.arange(av.size)
-    ours, theirs = excess(av, spread.truth, fmt, where), excess(ev, spread.truth, fmt, where)
-    limit = _limit(theirs, spread.is_coarse)
-    # Where eager itself is beyond the truth's reach (the truth overflows nothing), being as eager is right.
-    wrong = (ours > limit) & ~((av == ev) | (np.isnan(av) & np.isnan(ev)))
-    top, top_eager = float(ours.max(initial=0.0)), float(theirs.max(initial=0.0))
+    excess_actual, excess_expected = (excess(v, spread.truth, fmt, where) for v in (av, ev))
+    # An element that equals eager's is right, also where eager overflows and the float64 result does not.
+    equal = (av == ev) | (np.isnan(av) & np.isnan(ev))
+    wrong = (excess_actual > limit(spread.bound, excess_expected)) & ~equal
+    top, top_eager = (float(e.max(initial=0.0)) for e in (excess_actual, excess_expected))
     d = replace(d, n_mismatched=int(wrong.sum()), excess_actual=top, excess_expected=top_eager)
     figures = f"greatest excess {top:.3g} units of rounding against {top_eager:.3g} of eager"
     errors = _errors(av, ev, spread.truth.value) if spread.known else None
     if wrong.any():
         evidence = f"{name}: {int(wrong.sum())} of {av.size} elements beyond rounding; {figures}"
-        return Judged(k, Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.8), d, errors)
+        return JudgedResult(k, Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.8), d, errors)
     if together := spread.systematic(av, ev):
         d = replace(d, n_mismatched=int((av != ev).sum()))
-        return Judged(k, Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", f"{name}: {together}", 0.8), d, errors)
+        return JudgedResult(
+            k, Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", f"{name}: {together}", 0.8), d, errors
+        )
+    # Fusion keeps intermediate values in float32, so compiled code is often more accurate than eager.
     if errors is not None and errors.expected > _NEARER**2 * errors.actual:
-        left, right = (math.sqrt(e / av.size) for e in (errors.actual, errors.expected))
-        evidence = f"{name}: root mean square error {left:.3g}, that of eager {right:.3g}"
-        return Judged(k, Verdict(Status.MATCH, Cause.ROUNDING, NEARER, evidence), d, errors)
-    return Judged(k, Verdict(Status.MATCH, Cause.ROUNDING, "", f"{name}: {figures}"), d, errors)
+        rms, rms_eager = (math.sqrt(e / av.size) for e in (errors.actual, errors.expected))
+        evidence = f"{name}: root mean square error {rms:.3g}, that of eager {rms_eager:.3g}"
+        return JudgedResult(k, Verdict(Status.MATCH, Cause.ROUNDING, NEARER, evidence), d, errors)
+    return JudgedResult(k, Verdict(Status.MATCH, Cause.ROUNDING, "", f"{name}: {figures}"), d, errors)
 
 
 def _errors(actual: Array, expected: Array, truth: Array) -> Errors:
     with np.errstate(all="ignore"):
         gaps = actual - truth, expected - truth
         finite = np.isfinite(gaps[0]) & np.isfinite(gaps[1])
-        ours, theirs, size = (float(np.sum(np.square(v[finite]))) for v in (*gaps, truth))
-    return Errors(ours, theirs, size)
+        return Errors(*(float(np.sum(np.square(v[finite]))) for v in (*gaps, truth)))
 
 
 _ORDER: Final = {Status.MISMATCH: 0, Status.UNVERIFIED: 1, Status.MATCH: 2}

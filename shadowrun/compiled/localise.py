@@ -1,11 +1,11 @@
 """Which nodes of a graph are wrong once compiled, with the user's lines.
 
-1. *Alone*: each node by itself on what eager gave to it, in one graph: names all wrong nodes, and none that only
-   hands on what another did. One compilation.
+1. *Alone*: each node by itself on eager's values, all in one graph. This names all wrong nodes, and none that only
+   propagates an error. One compilation.
 2. *In the graph*: all intermediate values become results; the first that deviates. One compilation.
-3. *Bisection*, where both are clean because the fault needs its neighbours: the shortest prefix of which any value
-   that is needed later deviates. A compilation for each halving. (With the last node as the only result, prefixes
-   are not monotone, and blame falls on a node before or behind.)
+3. *Bisection*, where both find nothing since the fault needs neighbouring nodes (fusion): the shortest prefix in which
+   a value that is used later deviates. One compilation for each halving. (With the last node as the only result,
+   prefixes are not monotone, and a node before or after it would be named.)
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.compiled.backend import Case, Region, judge_probe
-from shadowrun.compiled.graph import operator_name, place
-from shadowrun.compiled.probes import Probe, alone, computed, intermediates, prefix, recorded
-from shadowrun.compiled.snapshot import undisturbed_draws
+from shadowrun.compiled.backend import GraphCase, Region, judge_probe
+from shadowrun.compiled.graph import node_origin, operator_name
+from shadowrun.compiled.probes import Probe, eager_values, intermediates, isolated_nodes, prefix, tensor_nodes
+from shadowrun.compiled.snapshot import preserved_rng
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shadowrun.compiled.judging import Errors, Judged
+    from shadowrun.compiled.judging import Errors, JudgedResult
 
-__all__ = ["ALONE", "KEPT", "TOGETHER", "WITHIN", "Culprit", "Localised", "localise"]
+__all__ = ["ALONE", "KEPT", "TOGETHER", "WITHIN", "Culprit", "Localisation", "localise"]
 
 ALONE, WITHIN, TOGETHER = "alone", "within the graph", "together with nodes before it"
 KEPT = "in the elements that it kept"
@@ -56,7 +56,7 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
-class Localised:
+class Localisation:
     """What was found, and what it cost.
 
     Attributes:
@@ -80,12 +80,12 @@ class _OutOfTime(Exception):  # noqa: N818 - no error
 
 def localise(
     region: Region,
-    case: Case,
+    case: GraphCase,
     compiler: Callable[..., Any],
     *,
     until: float = float("inf"),
-    tell: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
-) -> Localised:
+    on_progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
+) -> Localisation:
     """Find the nodes of a region that are wrong.
 
     Args:
@@ -93,10 +93,10 @@ def localise(
         case: The call to find it by.
         compiler: What compiled it.
         until: `time.perf_counter()` at which no further compilation begins.
-        tell: Told what is being done, and how many compilations of at most how many are done.
+        on_progress: Called with the current work, the compilations done, and at most how many there are.
     """
-    with undisturbed_draws():
-        search = _Search(region, case, compiler, until, tell)
+    with preserved_rng():
+        search = _Search(region, case, compiler, until, on_progress)
         try:
             return search.run()
         except _OutOfTime:
@@ -104,30 +104,36 @@ def localise(
 
 
 class _Search:
-    def __init__(self, region: Region, case: Case, compiler: Any, until: float, tell: Any) -> None:
+    def __init__(self, region: Region, case: GraphCase, compiler: Any, until: float, on_progress: Any) -> None:
         self._graph = case.graph
         self._snapshot, self._judged = case.snapshot, case.judged
         self._compiler = compiler
-        self._until, self._tell = until, tell
+        self._until, self._on_progress = until, on_progress
         self._began = time.perf_counter()
         self._n = 0
         self._refused: list[str] = []
-        self._values = recorded(self._graph, case.snapshot)
-        self._nodes = computed(self._graph.module.graph, self._values)
+        self._values = eager_values(self._graph, case.snapshot)
+        self._nodes = tensor_nodes(self._graph.module.graph, self._values)
         self._named = {n.name: n for n in self._nodes}
         self._most = 3 + len(self._nodes).bit_length()
         outputs = sorted({j.diff.name for j in case.judged if j.verdict.status is Status.MISMATCH})
         self.best = f"the wrong results of {region.name} are {', '.join(outputs)}."
 
-    def run(self) -> Localised:
+    def run(self) -> Localisation:
+        # A dropout's own random numbers cannot be compared, but its scale on the elements that it kept can.
         if dropped := tuple(self._dropped()):
             return self.ended(dropped)
-        found = self._deviating("each node alone", alone(self._graph, self._snapshot, self._values, self._nodes))
+        # On eager's values, so that no node inherits the error of another; probing intermediate values finds one
+        # node only.
+        found = self._deviating(
+            "each node alone", isolated_nodes(self._graph, self._snapshot, self._values, self._nodes)
+        )
         if found:
             return self.ended(tuple(self._culprit(name, j, ALONE) for name, j in found.items()))
         whole = intermediates(self._graph, self._snapshot, self._values)
         found = self._deviating("all intermediate values", whole)
         if found:
+            # Only the first: all later nodes may just pass its error on.
             name, judged = next(iter(found.items()))
             return self.ended((self._culprit(name, judged, WITHIN),))
         return self._bisect()
@@ -138,20 +144,22 @@ class _Search:
         for node in self._nodes:
             source = node.meta.get("of")
             if source is not None and source.name in wrong:
-                site, module = place(source)
+                site, module = node_origin(source)
                 found = wrong[source.name]
                 yield Culprit(
                     node.name, operator_name(source), site, module, KEPT, found.verdict.evidence, found.errors
                 )
 
-    def ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localised:
-        return Localised(culprits, complete, time.perf_counter() - self._began, self._n, note)
+    def ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localisation:
+        return Localisation(culprits, complete, time.perf_counter() - self._began, self._n, note)
 
-    def _bisect(self) -> Localised:
+    def _bisect(self) -> Localisation:
         good, bad = 0, len(self._nodes)
-        worst: Judged | None = None
+        worst: JudgedResult | None = None
         while bad - good > 1 or worst is None:
+            # The whole graph first: if no probe shows the fault, halving cannot locate it.
             middle = bad if worst is None else (good + bad) // 2
+            # All values that are needed later are results: with the last node alone, prefixes are not monotone.
             probe = prefix(self._graph, self._snapshot, self._values, self._nodes[:middle])
             found = self._deviating(f"the first {middle} of {len(self._nodes)} nodes", probe)
             if found:
@@ -165,24 +173,24 @@ class _Search:
                 good = middle
         return self.ended((self._culprit(self._nodes[bad - 1].name, worst, TOGETHER),))
 
-    def _deviating(self, what: str, probe: Probe) -> dict[str, Judged]:
+    def _deviating(self, what: str, probe: Probe) -> dict[str, JudgedResult]:
         """Nodes that deviate in a probe, in the order of the graph, each with its worst result."""
         if time.perf_counter() >= self._until:
             raise _OutOfTime
-        self._tell(what, self._n, self._most)
+        self._on_progress(what, self._n, self._most)
         self._n += 1
         try:
             _, judged = judge_probe(self._compiler, probe)
         except Exception as error:  # the compiler's: the graph itself compiles
             self._refused.append(f"{what}: {type(error).__name__}")
             return {}
-        found: dict[str, Judged] = {}
+        found: dict[str, JudgedResult] = {}
         for j in judged:
             if j.verdict.status is Status.MISMATCH:
                 found.setdefault(probe.origin[j.position], j)
         return dict(sorted(found.items(), key=lambda item: self._nodes.index(self._named[item[0]])))
 
-    def _culprit(self, name: str, judged: Judged, how: str) -> Culprit:
+    def _culprit(self, name: str, judged: JudgedResult, how: str) -> Culprit:
         node = self._named[name]
-        site, module = place(node)
+        site, module = node_origin(node)
         return Culprit(name, operator_name(node), site, module, how, judged.verdict.evidence, judged.errors)

@@ -12,16 +12,16 @@ from shadowrun.types import Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shadowrun.compiled.how import How
+    from shadowrun.compiled.compile_spec import CompileSpec
     from shadowrun.compiled.judging import Errors
-    from shadowrun.compiled.localise import Localised
-    from shadowrun.compiled.repro import Shown
+    from shadowrun.compiled.localise import Localisation
+    from shadowrun.compiled.repro import FaultyGraph
     from shadowrun.repro import Repro
 
-__all__ = ["CompileReport", "Outcome", "RegionReport", "Stage"]
+__all__ = ["CompileReport", "CompileStage", "RegionOutcome", "RegionReport"]
 
 
-class Outcome(enum.StrEnum):
+class RegionOutcome(enum.StrEnum):
     """What became of something that was compiled; the first that applies. Not known to be right is worse than slow."""
 
     COMPILE_ERROR = "compile error"
@@ -34,7 +34,7 @@ class Outcome(enum.StrEnum):
     OK = "ok"
 
 
-_RAISED = (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR)
+_RAISED = (RegionOutcome.COMPILE_ERROR, RegionOutcome.RUNTIME_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,18 @@ class RegionReport:
     """
 
     name: str
-    outcome: Outcome
+    outcome: RegionOutcome
     verdict: Verdict
     compile_s: float
     n_nodes: int
     n_calls: int
     error: str = ""
-    localised: Localised | None = None
-    shown: Shown | None = field(default=None, repr=False, compare=False)
+    localised: Localisation | None = None
+    shown: FaultyGraph | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class CompileStage:
     """One rung of the ladder: the whole program, compiled that far.
 
     Attributes:
@@ -75,7 +75,7 @@ class Stage:
     """
 
     name: str
-    outcome: Outcome
+    outcome: RegionOutcome
     evidence: str
 
 
@@ -107,7 +107,7 @@ class CompileReport:
 
     name: str
     backend: str
-    outcome: Outcome
+    outcome: RegionOutcome
     verdict: Verdict
     regions: tuple[RegionReport, ...] = ()
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
@@ -117,31 +117,31 @@ class CompileReport:
     compile_s: float = 0.0
     speed_ratio: float = -1.0
     memory_ratio: float = -1.0
-    ladder: tuple[Stage, ...] = ()
+    ladder: tuple[CompileStage, ...] = ()
     notes: tuple[str, ...] = ()
     errors: Errors | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    how: How | None = field(default=None, repr=False, compare=False)
+    how: CompileSpec | None = field(default=None, repr=False, compare=False)
     allow_unverified: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether the compiled program is known to compute what eager does: graph breaks and slowness are no errors."""
-        if self.outcome is Outcome.UNVERIFIED:
+        if self.outcome is RegionOutcome.UNVERIFIED:
             return self.allow_unverified
         return not self.failed
 
     @property
     def failed(self) -> bool:
         """Whether it deviates from eager, or raises; what could not be verified has not failed."""
-        return self.outcome in (*_RAISED, Outcome.MISMATCH)
+        return self.outcome in (*_RAISED, RegionOutcome.MISMATCH)
 
     def repro(self, folder: str | Path, *, time_limit_s: float = 60.0) -> list[Repro]:
         """Write a stand-alone script for each region and operator that is wrong or fails.
 
         Each gets a folder with a script that needs only torch and the backend, its inputs and the versions; it exits 1
         while the fault is there. Inputs of a node that is wrong alone are made smaller while the fault stays. Each
-        script is run once in a process of its own.
+        script is run once in a new process.
 
         Args:
             folder: Gets a folder for each.
@@ -194,7 +194,7 @@ class CompileReport:
         if self.seconds:
             steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in self.seconds.items() if seconds >= 0.05)
             yield f"  seconds of this check: {steps}"
-        if self.outcome is Outcome.UNVERIFIED and not self.allow_unverified:
+        if self.outcome is RegionOutcome.UNVERIFIED and not self.allow_unverified:
             yield "  not verified counts as not ok: pass allow_unverified=True (--allow-unverified) to let it pass"
         yield from (f"  note: {note}" for note in self.notes)
 

@@ -11,8 +11,9 @@ from torch import fx
 
 from shadowrun.compiled.graph import Graph
 from shadowrun.compiled.rounding import is_random
-from shadowrun.compiled.snapshot import Snapshot, put_back
-from shadowrun.replay.case import exact_copy
+from shadowrun.compiled.snapshot import Snapshot, set_rng_state
+from shadowrun.operators.case import exact_copy
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,16 +22,16 @@ aten = torch.ops.aten
 
 __all__ = [
     "Probe",
-    "Recorder",
-    "alone",
-    "called",
-    "computed",
-    "given_draws",
+    "ValueRecorder",
+    "call_probe",
+    "dropout_residuals",
+    "eager_values",
     "intermediates",
-    "kept_elements",
+    "isolated_node",
+    "isolated_nodes",
     "prefix",
-    "recorded",
-    "single",
+    "tensor_nodes",
+    "with_random_inputs",
 ]
 
 
@@ -49,30 +50,33 @@ class Probe:
     origin: tuple[str, ...]
 
 
-class Recorder(fx.Interpreter):
+class ValueRecorder(fx.Interpreter):
     """Keeps what each node returns."""
 
     def __init__(self, module: fx.GraphModule) -> None:
+        # Each value is an input of some probe later.
         super().__init__(module, garbage_collect_values=False)
         self.values: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node."""
         value = super().run_node(n)
+        # A later node may write to the value in place.
         self.values[n.name] = _copy(value)
         return value
 
 
-def recorded(graph: Graph, snapshot: Snapshot) -> dict[str, Any]:
+def eager_values(graph: Graph, snapshot: Snapshot) -> dict[str, Any]:
     """What each node of a graph returns when it runs eagerly."""
-    recorder = Recorder(graph.module)
+    recorder = ValueRecorder(graph.module)
     with torch.no_grad():
         recorder.run(*snapshot.fresh(), enable_io_processing=False)
-    put_back(snapshot.rng)
+    # Each later run has to begin with the same random state.
+    set_rng_state(snapshot.rng)
     return recorder.values
 
 
-def computed(graph: fx.Graph, values: dict[str, Any]) -> list[fx.Node]:
+def tensor_nodes(graph: fx.Graph, values: dict[str, Any]) -> list[fx.Node]:
     """Nodes that return tensors, in order; not inputs, constants, what draws from tuples, or what writes to inputs."""
     return [
         n
@@ -84,22 +88,24 @@ def computed(graph: fx.Graph, values: dict[str, Any]) -> list[fx.Node]:
     ]
 
 
-def alone(graph: Graph, snapshot: Snapshot, values: dict[str, Any], nodes: Iterable[fx.Node]) -> Probe:
+def isolated_nodes(graph: Graph, snapshot: Snapshot, values: dict[str, Any], nodes: Iterable[fx.Node]) -> Probe:
     """Each node by itself, on what eager gave to it: whichever deviates here is wrong itself.
 
     One graph for all of them, so that one compilation answers for each.
     """
+    # A random node alone draws other numbers, and a view computes no values.
     wanted = [n for n in nodes if not is_random(n.target, n.args, n.kwargs) and not _is_view(n)]
-    return _apart(graph, snapshot, values, wanted)
+    return _isolated(graph, snapshot, values, wanted)
 
 
-def single(graph: Graph, snapshot: Snapshot, values: dict[str, Any], node: fx.Node) -> Probe:
+def isolated_node(graph: Graph, snapshot: Snapshot, values: dict[str, Any], node: fx.Node) -> Probe:
     """One node by itself, on what eager gave to it."""
-    return _apart(graph, snapshot, values, [node])
+    return _isolated(graph, snapshot, values, [node])
 
 
-def _apart(graph: Graph, snapshot: Snapshot, values: dict[str, Any], wanted: list[fx.Node]) -> Probe:
+def _isolated(graph: Graph, snapshot: Snapshot, values: dict[str, Any], wanted: list[fx.Node]) -> Probe:
     new = fx.Graph()
+    # A value that several nodes use is one input, as in the graph.
     inputs: dict[str, fx.Node] = {}
     given: list[Any] = []
 
@@ -119,7 +125,7 @@ def _apart(graph: Graph, snapshot: Snapshot, values: dict[str, Any], wanted: lis
     return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
 
 
-def called(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Probe:
+def call_probe(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Probe:
     """A call of a node's operator on other arguments.
 
     Args:
@@ -151,7 +157,7 @@ def called(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any, ...
     return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
 
 
-def given_draws(
+def with_random_inputs(
     graph: Graph, snapshot: Snapshot, values: dict[str, Any], drawn: Sequence[fx.Node] | None = None
 ) -> Probe:
     """The graph with what eager drew as further inputs, and what it drew from as further results.
@@ -179,13 +185,14 @@ def given_draws(
         if n not in names and n not in drawn:
             names[n] = new.node_copy(n, names.__getitem__)
     (output,) = [n for n in new.nodes if n.op == "output"]
+    # Without these results, what leads to a random node would be dead code, and its faults unseen.
     needed = {names[a] for n in drawn for a in n.all_input_nodes if isinstance(values[a.name], torch.Tensor)}
     output.args = ((*output.args[0], *(n for n in new.nodes if n in needed)),)
     probe = Graph(fx.GraphModule(graph.module, new))
     return Probe(probe, Snapshot(tuple(given), snapshot.rng), probe.names())
 
 
-def kept_elements(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe | None:
+def dropout_residuals(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe | None:
     """What each dropout returns less what it should return for the mask that it has drawn itself: 0 but for rounding.
 
     Its input times the scale is added, so that what rounding may do is known for each element, kept or not. Each result
@@ -202,6 +209,7 @@ def kept_elements(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> P
         out, mask = (new.call_function(operator.getitem, (made, k)) for k in (0, 1))
         kept = new.call_function(aten.mul.Tensor, (x, mask))
         right = new.call_function(aten.mul.Tensor, (kept, 1 / (1 - p)))
+        # Without this sum the result would be 0, for which no rounding error is known.
         whole = new.call_function(aten.mul.Tensor, (x, 1 / (1 - p)))
         residual = new.call_function(aten.add.Tensor, (whole, new.call_function(aten.sub.Tensor, (out, right))))
         made.meta = dict(n.meta)
@@ -226,7 +234,7 @@ def _value(argument: Any, values: dict[str, Any]) -> Any:
 
 def intermediates(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe:
     """The graph with everything that it computes on the way as its results."""
-    return prefix(graph, snapshot, values, computed(graph.module.graph, values), live_only=False)
+    return prefix(graph, snapshot, values, tensor_nodes(graph.module.graph, values), live_only=False)
 
 
 def prefix(
@@ -239,7 +247,7 @@ def prefix(
         snapshot: Its inputs.
         values: What its nodes return.
         nodes: The computed nodes up to the cut.
-        live_only: Results are what lies behind the cut needs, and the last; else all nodes.
+        live_only: Results are the values that nodes after the cut use, and the last value; else those of all nodes.
     """
     new = fx.Graph()
     kept = set(nodes)
@@ -328,9 +336,9 @@ def _copy(value: Any) -> Any:
 
 
 def _mutates(n: fx.Node) -> bool:
-    return isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
+    return isinstance(n.target, torch._ops.OpOverload) and schema_of(n.target).is_mutable
 
 
 def _is_view(n: fx.Node) -> bool:
-    returns = n.target._schema.returns if isinstance(n.target, torch._ops.OpOverload) else ()
+    returns = schema_of(n.target).returns if isinstance(n.target, torch._ops.OpOverload) else ()
     return bool(returns) and all(r.alias_info is not None for r in returns)

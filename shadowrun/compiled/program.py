@@ -1,7 +1,7 @@
-"""A function or model with its inputs, to be run again and again as if for the first time.
+"""A function or model with its inputs, which can run any number of times from the same state.
 
-Each run gets copies of model, inputs and optimizer, begins with the same random state, and leaves nothing behind:
-buffers are counted once, and gradients of the user's stay as they are.
+Each run gets copies of model, inputs and optimizer and the same random state. The user's buffers and gradients stay as
+they are.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import results_of
-from shadowrun.compiled.rounding import Draws, OtherRoundings, Redrawn, Widened, moved
-from shadowrun.compiled.snapshot import cuda_is_used, kept, put_back
+from shadowrun.compiled.rounding import Float64Mode, PerturbedRounding, RandomRecorder, RandomResults, perturbed
+from shadowrun.compiled.snapshot import cuda_is_used, rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.replay.case import Value
+    from shadowrun.operators.case import Value
 
 __all__ = ["GRADIENT", "Copy", "Program"]
 
@@ -53,7 +53,7 @@ class Program:
         self._function, self._args, self._kwargs = function, args, dict(kwargs)
         self.train = train
         self.mantissa = 52
-        self._rng = kept()
+        self._rng = rng_state()
         self.name = getattr(function, "__name__", type(function).__name__)
 
     def copy(self, *, wide: bool = False, generator: torch.Generator | None = None) -> Copy:
@@ -61,7 +61,7 @@ class Program:
 
         Args:
             wide: In float64.
-            generator: With each number moved by about one unit in the last place.
+            generator: With each number perturbed by about one unit in the last place.
         """
         memo: dict[int, Any] = {}
         function = _own(self._function, memo)
@@ -74,26 +74,26 @@ class Program:
             made.change(wide=wide, generator=generator)
         return made
 
-    def eager(self) -> tuple[tuple[str, ...], tuple[Value, ...], Draws]:
+    def eager(self) -> tuple[tuple[str, ...], tuple[Value, ...], RandomResults]:
         """Results of an eager run, and what it drew."""
-        draws = Draws()
-        with Redrawn(draws):
+        draws = RandomResults()
+        with RandomRecorder(draws):
             names, values = self.copy().run()
         return names, values, draws
 
-    def truth(self, draws: Draws) -> Sequence[Value] | None:
+    def truth(self, draws: RandomResults) -> Sequence[Value] | None:
         """Results in float64; None where it does not run so."""
         try:
             whole = self.copy(wide=True)
-            with Widened(draws):
+            with Float64Mode(draws):
                 return whole.run()[1]
         except Exception:
             return None
 
-    def moved(self, generator: torch.Generator) -> Sequence[Value]:
+    def perturbed(self, generator: torch.Generator) -> Sequence[Value]:
         """Results of an eager run with other roundings."""
         whole = self.copy(generator=generator)
-        with OtherRoundings(generator) as mode:
+        with PerturbedRounding(generator) as mode:
             values = whole.run()[1]
         self.mantissa = min(self.mantissa, mode.mantissa)
         return values
@@ -116,7 +116,8 @@ class Copy:
         Returns:
             Names and values of outputs, gradients and the state afterwards.
         """
-        put_back(self._rng)
+        # Each run draws what the first one drew.
+        set_rng_state(self._rng)
         with torch.set_grad_enabled(self._train):
             called = self.function if function is None else function
             out = called(*self._args, **self._kwargs)
@@ -149,8 +150,8 @@ class Copy:
                     t.data = t.data.to(torch.float64)
                     t.grad = None if grad is None else grad.to(torch.float64)
                 elif generator is not None:
-                    t.data = moved(t.data, generator)
-                    t.grad = None if grad is None else moved(grad, generator)
+                    t.data = perturbed(t.data, generator)
+                    t.grad = None if grad is None else perturbed(grad, generator)
 
     def _gradients(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         outputs = [t for t in found.values() if t.requires_grad]
@@ -179,6 +180,7 @@ def _directions(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The very same for every run: of numbers that each dtype has, and no draws of the program's."""
     generator = torch.Generator().manual_seed(0x5EED)
     with torchcompile.no_modes():
+        # Numbers of bfloat16 are exact in every floating dtype, so float64 and 16-bit runs get the same direction.
         drawn = (torch.randn(t.shape, generator=generator).to(torch.bfloat16) for t in outputs)
         return [d.to(t.device, t.dtype) for d, t in zip(drawn, outputs, strict=True)]
 
@@ -198,6 +200,7 @@ def _state(function: Any, inputs: tuple[Any, ...]) -> Iterator[tuple[str, torch.
     seen: set[int] = set()
     for holder in (*_holders(function), inputs):
         for name, t in _named(holder):
+            # Tied weights are one tensor with two names.
             if id(t) not in seen:
                 seen.add(id(t))
                 yield name, t
@@ -238,8 +241,8 @@ def _own(function: Any, memo: dict[int, Any]) -> Any:
         return _copied(function, memo)
     cells = tuple(types.CellType(_copied(c.cell_contents, memo)) for c in function.__closure__ or ())
     met: dict[str, Any] = {n: function.__globals__.get(n) for n in function.__code__.co_names}
-    mine = {n: v for n, v in met.items() if isinstance(v, _STATE)}
-    spaces = {**function.__globals__, **{n: _copied(v, memo) for n, v in mine.items()}} if mine else None
+    state = {n: v for n, v in met.items() if isinstance(v, _STATE)}
+    spaces = {**function.__globals__, **{n: _copied(v, memo) for n, v in state.items()}} if state else None
     if not cells and spaces is None:
         return function
     made = types.FunctionType(
@@ -254,6 +257,7 @@ def _own(function: Any, memo: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    # `deepcopy` refuses tensors that are no leaves of the graph.
     if isinstance(value, torch.Tensor) and not value.is_leaf:
         if id(value) not in memo:
             memo[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)

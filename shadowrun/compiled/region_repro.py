@@ -1,26 +1,31 @@
-"""From the finding of a compiled region in a data file to a script that shows it alone."""
+"""Scripts for the findings of compiled regions in a data file."""
 
 from __future__ import annotations
 
 import json
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.backend import Case, Region, judge_probe
+from shadowrun.compiled.backend import GraphCase, Region, judge_probe
 from shadowrun.compiled.captured import CapturedRegion
 from shadowrun.compiled.graph import Graph
-from shadowrun.compiled.ladder import first_line
 from shadowrun.compiled.localise import localise
 from shadowrun.compiled.probes import Probe
-from shadowrun.compiled.repro import Maker, Shown
-from shadowrun.compiled.rounding import Draws
-from shadowrun.compiled.snapshot import Snapshot, undisturbed_draws
+from shadowrun.compiled.repro import FaultyGraph, GraphScriptMaker
+from shadowrun.compiled.rounding import RandomResults
+from shadowrun.compiled.snapshot import Snapshot, preserved_rng
+from shadowrun.compiled.stage_bisect import first_line
 from shadowrun.errors import UsageError
-from shadowrun.repro.making import load_captured, write_new
+from shadowrun.intercept.op_allowlist import check_arguments
+from shadowrun.replay.copies import tensors_in
+from shadowrun.repro.builder import load_captured, run_story
+from shadowrun.repro.platform_setup import check_harmless
+from shadowrun.repro.script import versions_text, write_new
 from shadowrun.types import Allowed, Status
 
 if TYPE_CHECKING:
@@ -59,19 +64,21 @@ def make(
     Raises:
         UsageError: No script can show this finding.
         DataFileError: What was kept cannot be read.
+        PlatformError: The simulated device would end or block this process, and only the file names it.
     """
+    check_harmless(data.info, allowed)
     region = CapturedRegion.read(load_captured(data, record), allowed)
     region.how.refuse_what_cannot_be_imported()
     # A comparison may be running: what is done here is none of its calls.
-    with torchcompile.no_modes(), undisturbed_draws():
-        search = _Search(region, finding.op, time_limit_s if minimise else 0.0)
-        maker = Maker(
+    with torchcompile.no_modes(), preserved_rng():
+        search = _Search(region, finding.op, time_limit_s if minimise else 0.0, is_own=allowed.modules)
+        maker = GraphScriptMaker(
             search.how,
             search.shown,
             search.culprit,
             name=finding.op,
             seen=_seen(finding, record),
-            story=(*_story(data.info, finding), *search.others),
+            story=(*run_story(data.info, finding.evidence), *search.others),
             needs_grad=() if region.is_plain else region.needs_grad,
         )
         made = maker.write(directory, search.seconds_left())
@@ -91,13 +98,15 @@ class _Search:
         notes: What a reader should know.
     """
 
-    def __init__(self, region: CapturedRegion, name: str, seconds: float) -> None:
+    def __init__(self, region: CapturedRegion, name: str, seconds: float, *, is_own: bool) -> None:
         self._until = time.monotonic() + seconds
         graph = Graph(region.module)
+        # Such functions have no schema that says what they write to.
         if not region.is_plain:  # functions of torch may write to any tensor
             graph.written = tuple(k for k, v in enumerate(region.inputs) if isinstance(v, torch.Tensor))
-        self.shown = Shown(graph, Snapshot.take(region.inputs, graph.written))
-        _check_runs(self.shown)
+        self.shown = FaultyGraph(graph, Snapshot.take(region.inputs, graph.written))
+        # Compiled code checks neither indices nor sizes of memory, so a damaged file could crash the process.
+        _check_runs(self.shown, is_own=is_own)
         self.how = region.how
         self.notes: list[str] = []
         self.others: list[str] = []
@@ -121,13 +130,14 @@ class _Search:
         graph, snapshot, compiler = self.shown.graph, self.shown.snapshot, self.how.look_for_compiler()
         try:
             verdict, judged = judge_probe(compiler, Probe(graph, snapshot, graph.names()))
+            # The fault may need the code around the region, or another version of the backend.
             if verdict.status is not Status.MISMATCH:
                 self.notes.append("the region compiled by itself is right here: nothing was minimised")
                 return
-            case = Case(graph, snapshot, Draws(), verdict, judged)
+            case = GraphCase(graph, snapshot, RandomResults(), verdict, judged)
             until = time.perf_counter() + self.seconds_left()
             found = localise(Region(name, graph), case, compiler, until=until)
-        except Exception as error:  # the compiler's: the script tells whether it shows the fault
+        except Exception as error:  # the compiler's: the run of the script shows whether the fault is there
             self.notes.append(f"nothing was minimised: {first_line(error)}")
             return
         if found.note:
@@ -143,14 +153,40 @@ class _Search:
 _MOST_OTHERS = 6
 
 
-def _check_runs(shown: Shown) -> None:
+class _Dense(fx.Interpreter):
+    """Runs a graph as long as its values are numbers and strided tensors.
+
+    Sparse and nested tensors find their values by indices, which operators believe and other tensors can share:
+    ``t_`` turns those of a detached alias around, too, which then lead out of its memory.
+    """
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, torch._ops.OpOverload):
+            check_arguments(target, args, kwargs)  # those that nodes computed have come now
+        return super().call_function(target, args, kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        for t in tensors_in((value,)):
+            if t.layout is not torch.strided or t.is_nested:
+                raise TypeError(f"{n.name} is {'nested' if t.is_nested else t.layout}: for a file, tensors are dense")
+        return value
+
+
+def _check_runs(shown: FaultyGraph, *, is_own: bool) -> None:
     """Eager checks what compiled code may not: that a graph asks for memory that there is, at places that it has.
 
     Raises:
         UsageError: It raises.
     """
     try:
-        shown.graph.eager(shown.snapshot.fresh())
+        if is_own:
+            shown.graph.eager(shown.snapshot.fresh())
+        else:
+            inputs = shown.snapshot.fresh()
+            with torch.no_grad():
+                out = _Dense(shown.graph.module).run(*inputs, enable_io_processing=False)
+            shown.graph.values(out, inputs)
     except Exception as error:  # whatever the file's graph does on the file's inputs
         raise UsageError(
             f"The graph does not run eagerly on its inputs: {first_line(error)}", slug="no-repro"
@@ -162,13 +198,8 @@ def _seen(finding: Finding, record: OpRecord) -> str:
     return ", ".join(filter(None, (finding.op, f"call {call.seq}", call.module, str(call.phase), call.site)))
 
 
-def _story(info: RunInfo, finding: Finding) -> list[str]:
-    known = ", ".join(f"{name} {version}" for name, version in info.versions.items() if version)
-    return [f"Versions: {known}."] + ([f"Evidence: {finding.evidence}."] if finding.evidence else [])
-
-
 def _versions(info: RunInfo, here: str) -> str:
     """Versions of the run, and those of the backend here."""
     content = json.loads(here)
     content["versions"] |= {name: version for name, version in info.versions.items() if version}
-    return json.dumps(content, indent=1) + "\n"
+    return versions_text(content)

@@ -1,8 +1,8 @@
 """Regions that torch.compile made, compared with eager while a program runs them compiled.
 
-torch wraps what Inductor compiles in a higher-order operator if it is told to when it compiles, and calls that only
-while a dispatch mode is there; what other backends return is wrapped by us (`standins.py`). Nothing is compiled anew
-when a comparison begins or ends.
+An option of Inductor makes torch wrap each region in a higher-order operator, which is called only while a dispatch
+mode is active; code of other backends is wrapped in `other_backends.py`. Beginning or ending a comparison compiles
+nothing again.
 """
 
 from __future__ import annotations
@@ -17,45 +17,57 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
-from shadowrun.compiled import before, standins, torchcompile, torchregions
+from shadowrun.compiled import other_backends, torchcompile, torchregions
 from shadowrun.compiled.captured import capture
-from shadowrun.compiled.draws import noted, reproduced
-from shadowrun.compiled.graph import Graph, copied, place, without_layouts
-from shadowrun.compiled.how import INDUCTOR, How
+from shadowrun.compiled.compile_spec import INDUCTOR, CompileSpec
+from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
+from shadowrun.compiled.graph import Graph, copy_graph, node_origin, without_layouts
+from shadowrun.compiled.inductor_rng import recorded_random_numbers, with_inductor_rng
 from shadowrun.compiled.judging import judge
-from shadowrun.compiled.listening import Listening, unseen, watches
-from shadowrun.compiled.rounding import Draws
-from shadowrun.compiled.snapshot import Snapshot, nbytes, undisturbed_draws
-from shadowrun.compiled.standins import Whole, first_line, owner
-from shadowrun.compiled.together import NotEager, Together
+from shadowrun.compiled.other_backends import (
+    CompiledDynamoGraph,
+    OpTracker,
+    first_line,
+    graph_in_compilation,
+    ops_are_compared,
+    without_shadow_mode,
+)
+from shadowrun.compiled.rounding import RandomResults
+from shadowrun.compiled.snapshot import Snapshot, nbytes, preserved_rng
 from shadowrun.intercept import higher_order
-from shadowrun.intercept.plan import Action, OpPlan
-from shadowrun.store.tensors import NOT_KEPT, Unkeepable
+from shadowrun.intercept.plan import Action, OpKind, OpPlan
+from shadowrun.replay.call import Call, Role, Treatment
+from shadowrun.store.captured_inputs import NOT_KEPT, Unkeepable
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from shadowrun.compiled.standins import Made
-    from shadowrun.intercept.attribution import Place
-    from shadowrun.replay.capturing import Kept
-    from shadowrun.replay.recorder import Recorder
+    from shadowrun.compiled.other_backends import BackendRegion
+    from shadowrun.intercept.attribution import Origin
+    from shadowrun.recording.recorder import Recorder
+    from shadowrun.replay.context import Kept
     from shadowrun.replay.replayer import Replayer
-    from shadowrun.replay.schedule import Selection
 
 __all__ = ["Regions"]
 
 _FIRST_INDEX: Final = 1 << 20
 """Numbers of their plans begin behind those of operators."""
-_FRAMES: Final = 3
 _NAME: Final = "compiled::graph"
 _BEFORE: Final = "compiled before the comparison began"
-_OTHER_DRAWS: Final = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "compiled code draws otherwise than eager")
+_OTHER_DRAWS: Final = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "compiled code has other random numbers than eager")
 _WHOLE_CALLS: Final = 2
 """Calls of each of Dynamo's graphs that are compared with the graph before decompositions, gradients too."""
 _WHOLE_FAULT: Final = "decompositions, or what is made of forward and backward together"
 _NOT_WHOLE: Final = "decompositions not compared: "
 _OWN_BACKWARD: Final = "backward is the backend's own, and torch does not show it"
+
+
+def _role(given: Sequence[Any]) -> Role:
+    """The device of a region; it is neither platform's: compiled code is compared with eager, on that device."""
+    tensors = (t for t in given if isinstance(t, torch.Tensor))
+    device = next((t.device for t in tensors), torch.device("cpu"))
+    return Role(device, on_target=False, on_ref=False, shared=False)
 
 
 @dataclass(slots=True)
@@ -65,9 +77,9 @@ class _Region:
     held: Any
     plan: OpPlan
     graph: Graph | None
-    how: How
+    how: CompileSpec
     is_plain: bool = True
-    owner: Whole | None = None
+    owner: CompiledDynamoGraph | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +87,7 @@ class _Begun:
     """A call that will be judged, and what it began with."""
 
     region: _Region
-    place: Place
+    origin: Origin
     given: list[Any]
     refused: str
     snapshot: Snapshot | None
@@ -86,30 +98,29 @@ class Regions:
 
     Args:
         recorder: Where to record them: as operators called ``compiled::graph 0``.
-        selection: Which to compare.
-        replayer: Whose turn to take.
+        replayer: Decides which to compare, and holds up other calls in a comparison.
         max_bytes: Inputs that may be copied.
 
     Attributes:
         n_met: Calls of regions met so far, compared or not.
     """
 
-    def __init__(self, recorder: Recorder, selection: Selection, replayer: Replayer, max_bytes: int) -> None:
-        self._recorder, self._selection, self._replayer = recorder, selection, replayer
+    def __init__(self, recorder: Recorder, replayer: Replayer, max_bytes: int) -> None:
+        self._recorder, self._replayer = recorder, replayer
         self._max_bytes = max_bytes
         self.n_met = 0
         self._lock = threading.Lock()
         self._known: dict[int, _Region] = {}
-        self._wholes: dict[int, Whole] = {}
-        self._n_wrong = 0  # calls of regions of which nobody knows what they are parts of
+        self._wholes: dict[int, CompiledDynamoGraph] = {}
+        self._n_wrong = 0  # calls of regions that belong to an unknown graph
         self._wrapping: contextlib.ExitStack | None = None
 
     def start(self) -> None:
         """Have what is compiled from now on wrapped, and compare what is."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torchregions.wrapped_regions(self._unseen, self._made, _keep_settings))
-            stack.enter_context(standins.observed(self))
-            stack.enter_context(before.watched(self))
+            stack.enter_context(other_backends.observed_backends(self))
+            stack.enter_context(other_backends.counted_precompiled_calls(self))
             higher_order.observe_regions(self.observe)
             self._wrapping = stack.pop_all()
 
@@ -118,7 +129,7 @@ class Regions:
         wrapping, self._wrapping = self._wrapping, None
         if wrapping is not None:
             for whole in self._wholes.values():
-                self._tell(whole)
+                self._record_as_whole(whole)
             higher_order.observe_regions(None)
             wrapping.close()
 
@@ -126,47 +137,49 @@ class Regions:
         """Run a region of Inductor's for the user, compiled, then eagerly, and record the verdict."""
         code = args[0]
         self.n_met += 1
-        begun = self._begin(lambda: self._of_inductor(code), list(args[1]), _FRAMES)
+        begun = self._begin(lambda: self._of_inductor(code), list(args[1]))
         out = func(*args, **kwargs)
         self._end(begun, out)
         return out
 
-    def observe_made(self, made: Made, given: list[Any], call: Callable[[], Any]) -> Any:
+    def observe_made(self, made: BackendRegion, given: list[Any], call: Callable[[], Any]) -> Any:
         """The same for a region of another backend."""
-        if made.one_by_one or not watches():
+        if made.one_by_one or not ops_are_compared():
             return call()
         self.n_met += 1
-        begun = self._begin(lambda: self._of_backend(made), given, _FRAMES + 1)
+        begun = self._begin(lambda: self._of_backend(made), given)
         if begun is None:
             return call()
-        heard = None if made.opaque else Listening()
-        out = unseen(call) if heard is None else heard.run(call)
-        self._end(begun, out, made, heard)
+        tracker = None if made.opaque else OpTracker()
+        out = without_shadow_mode(call) if tracker is None else tracker.run(call)
+        self._end(begun, out, made, tracker)
         return out
 
-    def observe_whole(self, whole: Whole, given: tuple[Any, ...], code: Callable[..., Any]) -> Any:
+    def observe_whole(self, whole: CompiledDynamoGraph, given: tuple[Any, ...], code: Callable[..., Any]) -> Any:
         """Run one of Dynamo's graphs for the user; its first calls also eagerly, before any decomposition."""
-        if whole.n_checked >= _WHOLE_CALLS or not watches():
+        if whole.n_checked >= _WHOLE_CALLS or not ops_are_compared():
             return code(*given)
-        together, place = self._begin_whole(whole, given)
+        # Copies are taken before the call: compiled code may write to its inputs.
+        together, origin = self._begin_whole(whole, given)
         out = code(*given)
         if together is not None:
             began_ns = time.perf_counter_ns()
-            with self._replayer.between_calls(), undisturbed_draws(), torchcompile.no_modes():
-                self._judge_whole(whole, together, place, code)
-            self._replayer.spend(time.perf_counter_ns() - began_ns)
+            with self._replayer.between_calls(), preserved_rng(), torchcompile.no_modes():
+                self._judge_whole(whole, together, origin, code)
+            self._replayer.add_own_ns(time.perf_counter_ns() - began_ns)
         return out
 
-    def _begin_whole(self, whole: Whole, given: tuple[Any, ...]) -> tuple[Together | None, Any]:
+    def _begin_whole(self, whole: CompiledDynamoGraph, given: tuple[Any, ...]) -> tuple[DynamoGraphRun | None, Any]:
         began_ns = time.perf_counter_ns()
         try:
-            self._tell(whole)
-            place = self._recorder.place(_FRAMES)
+            # The regions of the previous call, its backward too, have been judged by now.
+            self._record_as_whole(whole)
             with self._lock:
                 self._wholes[id(whole)] = whole
-                plan = self._plan()
-            if self._selection.reason_to_skip(plan, place):
-                return None, place
+                call = Call(self._plan(), given, {}, _role(given))
+            compared, origin = self._replayer.policy.treatment(call) is Treatment.REGION, call.origin
+            if not compared:
+                return None, origin
             whole.n_checked, whole.drawn, whole.n_wrong = whole.n_checked + 1, None, self._n_wrong
             tensors = [t for t in given if isinstance(t, torch.Tensor)]
             refused = ""
@@ -174,55 +187,60 @@ class Regions:
                 refused = "tensor subclass"
             elif 2 * nbytes(given, [k for k, t in enumerate(given) if isinstance(t, torch.Tensor)]) > self._max_bytes:
                 refused = "more than max_bytes"
+            # A second run of a CUDA graph would overwrite the memory of its first results.
             elif whole.cuda_graphs and any(t.device.type != "cpu" for t in tensors):
                 refused = "CUDA graphs"
-            elif torchcompile.saving_is_hooked():
+            elif torchcompile.has_saved_tensor_hooks():
                 refused = "hooks on saved tensors"
             if refused:
                 self.not_seen(_NOT_WHOLE + refused)
-                return None, place
+                return None, origin
             with torchcompile.no_modes():
-                return Together(whole.module, given), place
-        except Exception as error:  # not the user's affair
+                return DynamoGraphRun(whole.module, given), origin
+        except Exception as error:  # the program must not see it
             self.not_seen(f"{_NOT_WHOLE}shadowrun failed: {type(error).__name__}")
             return None, None
         finally:
-            self._replayer.spend(time.perf_counter_ns() - began_ns)
+            self._replayer.add_own_ns(time.perf_counter_ns() - began_ns)
 
-    def _judge_whole(self, whole: Whole, together: Together, place: Place, code: Callable[..., Any]) -> None:
+    def _judge_whole(
+        self, whole: CompiledDynamoGraph, together: DynamoGraphRun, origin: Origin, code: Callable[..., Any]
+    ) -> None:
         """Keep what is wrong until its regions were judged, the backward too: their findings say more."""
         try:
             known = bool(whole.drawn) and together.drawing(whole.drawn or ())
             verdict, judged = together.judge(code)
             if verdict.status is Status.MISMATCH and known and together.has_ties:
+                # Inductor chooses for each dropout whether it decides in float32 or in the dtype of the result.
                 together.drawing(whole.drawn or (), rounded=True)
                 verdict, judged = together.judge(code)
                 together.draws, known = True, False
             if verdict.status is Status.MISMATCH:
                 if together.draws and not known:
-                    self.not_seen(_NOT_WHOLE + "it draws otherwise than eager")
+                    self.not_seen(_NOT_WHOLE + "its random numbers differ from those of eager")
                 else:
-                    whole.seen = (place, together.snapshot, replace(verdict, explanation=_WHOLE_FAULT), judged)
-        except NotEager:
+                    whole.seen = (origin, together.snapshot, replace(verdict, explanation=_WHOLE_FAULT), judged)
+        except EagerFailed:
             self.not_seen(_NOT_WHOLE + "its graph does not run eagerly")
         except Exception as error:
             self.not_seen(f"{_NOT_WHOLE}another run of it failed: {type(error).__name__}")
 
-    def _tell(self, whole: Whole) -> None:
+    def _record_as_whole(self, whole: CompiledDynamoGraph) -> None:
         """Record that a graph of Dynamo's is wrong as a whole, where no region of it is."""
         seen, whole.seen = whole.seen, None
         # A backward that was compiled when it was first called may be a part of any.
         whole.is_wrong |= whole.n_checked > 0 and whole.n_wrong != self._n_wrong
+        # The finding of a region says more than that of the whole graph.
         if seen is None or whole.is_wrong:
             return
-        place, snapshot, verdict, judged = seen
+        origin, snapshot, verdict, judged = seen
         with self._lock:
             region = self._known.get(id(whole))
             if region is None:
                 graph = Graph(whole.module)
                 made = _Region(whole, self._plan(), graph, whole.how, is_plain=False)
                 region = self._new(made, whole.backend, whole.line)
-        context = self._context(_Begun(region, place, list(snapshot.inputs), "", None))
+        context = self._context(_Begun(region, origin, list(snapshot.inputs), "", None))
         self._recorder.verdict(context, verdict, tuple(j.diff for j in judged))
 
     def not_seen(self, reason: str = _BEFORE) -> None:
@@ -236,73 +254,81 @@ class Regions:
     def _made(self, module: fx.GraphModule) -> Callable[[Any], None]:
         """Keep a graph as it is before Inductor's passes: what they get wrong would else be on both sides."""
         try:
-            line, whole = first_line(module), copied(module)
+            line, whole = first_line(module), copy_graph(module)
             for node in whole.graph.nodes:  # what else is known of it takes memory
-                node.meta = {"place": place(node)}
+                node.meta = {"place": node_origin(node)}
         except Exception:  # not worth the user's program: torch's own copy will do
             return lambda _: None
         return lambda graph: _WHOLE.__setitem__(graph, (whole, line))
 
-    def _begin(self, find: Callable[[], _Region], given: list[Any], frames: int) -> _Begun | None:
+    def _begin(self, find: Callable[[], _Region], given: list[Any]) -> _Begun | None:
         """Keep what a call begins with; None where it is not compared."""
         began_ns = time.perf_counter_ns()
         try:
             with self._lock:  # two threads must not give two regions one number
                 region = find()
-            place = self._recorder.place(frames)
-            reason = self._selection.reason_to_skip(region.plan, place)
-            if reason:
-                self._recorder.skip(region.plan.name, "", reason)
+            call = Call(region.plan, tuple(given), {}, _role(given))
+            treatment = self._replayer.policy.treatment(call)
+            if treatment is Treatment.COUNT:
+                self._recorder.skip(region.plan.name, "", call.reason)
+            if treatment is not Treatment.REGION:
                 return None
             refused = self._refused(region.graph, given)
             with torchcompile.no_modes():
                 snapshot = Snapshot.take(given, region.graph.written) if region.graph and not refused else None
-                return _Begun(region, place, given, refused, snapshot)
-        except Exception as error:  # not the user's affair
+                return _Begun(region, call.origin, given, refused, snapshot)
+        except Exception as error:  # the program must not see it
             self.not_seen(f"shadowrun failed: {type(error).__name__}")
             return None
         finally:
-            self._replayer.spend(time.perf_counter_ns() - began_ns)
+            self._replayer.add_own_ns(time.perf_counter_ns() - began_ns)
 
-    def _end(self, begun: _Begun | None, out: Any, made: Made | None = None, heard: Listening | None = None) -> None:
+    def _end(
+        self, begun: _Begun | None, out: Any, made: BackendRegion | None = None, tracker: OpTracker | None = None
+    ) -> None:
         if begun is None:
             return
         began_ns = time.perf_counter_ns()
-        with self._replayer.between_calls(), undisturbed_draws(), torchcompile.no_modes():
+        with self._replayer.between_calls(), preserved_rng(), torchcompile.no_modes():
             try:
-                self._judge(begun, out, made, heard)
+                self._judge(begun, out, made, tracker)
             except Exception as error:
                 text = str(error).partition("\n")[0][:200]
                 verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "its graph does not run eagerly", text)
                 self._recorder.verdict(self._context(begun), verdict)
-        self._replayer.spend(time.perf_counter_ns() - began_ns)
+        self._replayer.add_own_ns(time.perf_counter_ns() - began_ns)
 
-    def _judge(self, begun: _Begun, out: Any, made: Made | None, heard: Listening | None) -> None:
+    def _judge(self, begun: _Begun, out: Any, made: BackendRegion | None, tracker: OpTracker | None) -> None:
         graph, snapshot = begun.region.graph, begun.snapshot
         if graph is None or snapshot is None:
             self._recorder.verdict(self._context(begun), Verdict(Status.UNVERIFIED, None, begun.refused))
             return
         actual = graph.values(out, begun.given)
-        draws = Draws()
-        eager = Listening()
-        with noted() as drawn:
+        draws = RandomResults()
+        # On copies of the inputs: the program gets what the compiled code returned.
+        eager = OpTracker()
+        with recorded_random_numbers() as drawn:
             names, expected = eager.run(lambda: graph.eager(snapshot.fresh(), draws))
         of = begun.region.owner
         if of is not None and drawn:
             of.drawn = drawn
         verdict, judged = judge(names, actual, expected, graph.runs(snapshot, draws))
         if made is not None:
-            if heard is not None:
-                made.opaque = not heard.names
-                made.one_by_one = verdict == _EQUAL and not heard.from_inside and heard.names == eager.names
+            if tracker is not None:
+                made.opaque = not tracker.names
+                # A backend may keep the graph for a fallback only, so its presence proves nothing: same operators and
+                # same bits do.
+                made.one_by_one = verdict == _EQUAL and not tracker.from_inside and tracker.names == eager.names
             if made.one_by_one:  # its operators were compared
                 return
             if any(isinstance(getattr(v, "grad_fn", None), torch.autograd.function.BackwardCFunction) for v in out):
                 self._recorder.skip(begun.region.plan.name, "", _OWN_BACKWARD)
         is_random = graph.is_random or (made is not None and bool(draws.kept))
+        # Other random numbers than eager's make other results without any fault.
         if verdict.status is Status.MISMATCH and is_random:
             verdict = _OTHER_DRAWS
         if verdict.status is Status.MISMATCH:
+            # A backward that was compiled at its first call may be a part of any graph.
             if of is None:
                 self._n_wrong += 1
             else:
@@ -335,22 +361,22 @@ class Regions:
         return kept, "" if kept else f"{NOT_KEPT}with the graph, capture= has no room for them, or no file was written"
 
     def _context(self, begun: _Begun) -> int:
-        tensors = (t for t in begun.given if isinstance(t, torch.Tensor))
-        device = next((t.device for t in tensors), torch.device("cpu"))
-        return self._recorder.context(begun.region.plan, tuple(begun.given), {}, begun.place, device)
+        return self._recorder.context(Call(begun.region.plan, tuple(begun.given), {}, _role(begun.given), begun.origin))
 
     def _of_inductor(self, code: Any) -> _Region:
         found = self._known.get(id(code))
         if found is None:
             module = torchregions.graph_of(code)
             whole, line = (module, "") if module is None else _WHOLE.get(module, (module, ""))
-            graph = None if whole is None else Graph(without_layouts(copied(reproduced(whole))))
-            how = How.by_inductor({} if module is None else _SETTINGS.get(module, {}))
+            # The copy from before Inductor's passes: the one that torch keeps was made after them, and would hide their
+            # errors.
+            graph = None if whole is None else Graph(without_layouts(copy_graph(with_inductor_rng(whole))))
+            how = CompileSpec.by_inductor({} if module is None else _SETTINGS.get(module, {}))
             of = None if module is None else _OWNERS.get(module)
             found = self._new(_Region(code, self._plan(), graph, how, owner=of), INDUCTOR, line)
         return found
 
-    def _of_backend(self, made: Made) -> _Region:
+    def _of_backend(self, made: BackendRegion) -> _Region:
         found = self._known.get(id(made))
         if found is None:
             region = _Region(made, self._plan(), made.graph, made.how, made.plain, made.owner)
@@ -360,7 +386,7 @@ class Regions:
     def _plan(self) -> OpPlan:
         n = len(self._known)
         operator = torch.ops.aten.alias.default  # a plan needs one; it is never called
-        return OpPlan(operator, operator, _FIRST_INDEX + n, f"{_NAME} {n}", Action.REPLAY)
+        return OpPlan(operator, operator, _FIRST_INDEX + n, f"{_NAME} {n}", Action.REPLAY, OpKind.REGION)
 
     def _new(self, region: _Region, backend: str, line: str) -> _Region:
         n_operators = -1 if region.graph is None else region.graph.n_operators
@@ -374,12 +400,13 @@ class Regions:
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
         if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
             return "tensor subclass"
+        # Twice: the snapshot, and the copy for the eager run.
         needed = 2 * nbytes(given, graph.written)
         return f"inputs of {needed >> 20} MiB, more than max_bytes" if needed > self._max_bytes else ""
 
 
 def _keep_settings(graph: Any) -> None:
-    if (of := owner()) is not None:
+    if (of := graph_in_compilation()) is not None:
         _OWNERS[graph] = of
     try:
         _SETTINGS[graph] = torchregions.inductor_settings()
@@ -390,8 +417,8 @@ def _keep_settings(graph: Any) -> None:
 _MIB: Final = 1 << 20
 _EQUAL: Final = Verdict(Status.MATCH)
 _WHOLE: weakref.WeakKeyDictionary[Any, tuple[fx.GraphModule, str]] = weakref.WeakKeyDictionary()
-"""Torch's copy of a graph of Inductor's to ours and its line: a later comparison may meet what was compiled in this."""
-_OWNERS: weakref.WeakKeyDictionary[Any, Whole] = weakref.WeakKeyDictionary()
+"""From torch's copy of an Inductor graph to the earlier copy and its line; a later comparison may meet this code."""
+_OWNERS: weakref.WeakKeyDictionary[Any, CompiledDynamoGraph] = weakref.WeakKeyDictionary()
 """Torch's copy of a graph of Inductor's to the graph of Dynamo's that it is a part of."""
 _SETTINGS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """Torch's copy of a graph of Inductor's to the settings that it was compiled with."""

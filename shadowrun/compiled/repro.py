@@ -1,11 +1,11 @@
-"""A stand-alone script for each wrong or failing node: the node, or as much of the graph as it takes, both ways."""
+"""Stand-alone scripts of compiled graphs: the node at fault, or as much of the graph as shows the fault."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
+import importlib.metadata
+import platform
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,39 +13,38 @@ import torch
 from torch import fx
 
 from shadowrun.compiled.backend import compile_graph, judge_probe
-from shadowrun.compiled.captured import closed
+from shadowrun.compiled.captured import constants_as_inputs
 from shadowrun.compiled.judging import allowed_differences
 from shadowrun.compiled.localise import ALONE
-from shadowrun.compiled.probes import Probe, called, computed, prefix, recorded
-from shadowrun.compiled.rounding import Draws
-from shadowrun.compiled.scripts import Script, write
-from shadowrun.compiled.snapshot import undisturbed_draws
+from shadowrun.compiled.probes import Probe, call_probe, eager_values, prefix, tensor_nodes
+from shadowrun.compiled.rounding import RandomResults
+from shadowrun.compiled.snapshot import preserved_rng
 from shadowrun.errors import UsageError
 from shadowrun.numerics.form import meta
-from shadowrun.repro import Repro
-from shadowrun.repro.making import write_new
-from shadowrun.repro.minimise import Minimiser
-from shadowrun.store.tensors import Unkeepable, write_private
+from shadowrun.repro.minimise import minimised
+from shadowrun.repro.quoting import code, dotted_name, graph_function, joined
+from shadowrun.repro.script import Repro, ScriptSpec, publish, versions_text
+from shadowrun.store.captured_inputs import Unkeepable
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from shadowrun.compiled.compile_spec import CompileSpec
     from shadowrun.compiled.graph import Graph
-    from shadowrun.compiled.how import How
     from shadowrun.compiled.localise import Culprit
     from shadowrun.compiled.outcome import CompileReport, RegionReport
     from shadowrun.compiled.snapshot import Snapshot
 
-__all__ = ["Maker", "Shown", "write_repros"]
+__all__ = ["FaultyGraph", "GraphScriptMaker", "graph_fields", "write_repros"]
 
 _SCRIPT_LIMIT_S: Final = 300.0
 _MOST_LISTED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class FaultyGraph:
     """What a region's fault is shown on.
 
     Attributes:
@@ -74,13 +73,13 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
         return []
     how.refuse_what_cannot_be_imported()
     made = []
-    with undisturbed_draws():
+    with preserved_rng():
         for k, (region, culprit) in enumerate(wanted, start=1):
             what = culprit.op if culprit is not None else "graph"
             place = folder / f"{k:02}-{what}-{region.outcome.replace(' ', '-')}"
             assert region.shown is not None
             seen = f"{report.name}, {region.name}"
-            maker = Maker(how, region.shown, culprit, name=region.name, seen=seen, error=region.error)
+            maker = GraphScriptMaker(how, region.shown, culprit, name=region.name, seen=seen, error=region.error)
             made.append(maker.write(place, time_limit_s))
     return made
 
@@ -96,7 +95,7 @@ def _wanted(report: CompileReport) -> Iterator[tuple[RegionReport, Culprit | Non
             yield region, None
 
 
-class Maker:
+class GraphScriptMaker:
     """Makes the script of one node, or of a graph as a whole.
 
     Args:
@@ -112,8 +111,8 @@ class Maker:
 
     def __init__(
         self,
-        how: How,
-        shown: Shown,
+        how: CompileSpec,
+        shown: FaultyGraph,
         culprit: Culprit | None,
         *,
         name: str,
@@ -142,40 +141,43 @@ class Maker:
         before = tuple(self._notes)
         made = self._written(probe, folder)
         if made.shows_fault is False and probe is not whole:
-            self._notes = [*before, "the operator by itself does not show the fault in a process of its own"]
+            self._notes = [*before, "the operator by itself does not show the fault in a new process"]
+            # A part may be right in a new process; the whole graph is larger, but shows the fault.
             made = self._written(whole, folder)
         return made
 
     def _written(self, probe: Probe, folder: Path) -> Repro:
         try:
-            module, constants = closed(probe.graph.module)
+            module, constants = constants_as_inputs(probe.graph.module)
         except Unkeepable as reason:
             raise UsageError(f"No script can hold it: {reason}.", slug="no-repro") from None
         given = [*probe.snapshot.inputs, *constants]
         if probe.graph is self._graph:
             given = [v.detach().requires_grad_() if k in self._needs_grad else v for k, v in enumerate(given)]
-        raises = bool(self._error)
-        script = Script(self._title(), self._story(), module, self._how, probe.graph.written, raises)
-        allowed = [] if raises else self._allowed(probe)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "repro.py"
-        write_private({"inputs": given, "allowed": allowed}, folder / "inputs.pt")
-        write_new(path, write(script))
-        write_new(folder / "versions.json", script.versions())
-        shows, said = self._try(path)
-        return Repro(path, _listed(given), shows, said, tuple(self._notes))
+        allowed = [] if self._error else self._allowed(probe)
+        spec = ScriptSpec(
+            kind="graph",
+            title=self._title(),
+            story=tuple(self._story()),
+            inputs={"inputs": given, "allowed": allowed},
+            **graph_fields(module, self._how, probe.graph.written, raises=bool(self._error)),
+        )
+        return publish(
+            spec, folder, _versions(self._how), self._notes, shown=_listed(given), limit_s=_SCRIPT_LIMIT_S,
+            path=self._how.folder(), gone="the script does not show the fault: it needs more of the program around it",
+        )  # fmt: skip
 
     def _allowed(self, probe: Probe) -> list[float | torch.Tensor]:
         """By how much each result may differ."""
-        draws = Draws()
+        draws = RandomResults()
         _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
         actual = expected
         if self._how.compiler is not None:
             with contextlib.suppress(Exception):  # then one bound for each element
-                code = compile_graph(self._how.compiler, probe.graph.module, probe.snapshot.fresh())
+                compiled = compile_graph(self._how.compiler, probe.graph.module, probe.snapshot.fresh())
                 inputs = probe.snapshot.fresh()
                 with torch.no_grad():
-                    actual = probe.graph.values(code(*inputs), inputs)
+                    actual = probe.graph.values(compiled(*inputs), inputs)
         return allowed_differences(actual, expected, probe.graph.runs(probe.snapshot, draws))
 
     def _part(self, seconds: float) -> Probe | None:
@@ -183,8 +185,9 @@ class Maker:
         graph, snapshot = self._graph, self._snapshot
         if self._culprit is None:
             return None
-        values = recorded(graph, snapshot)
-        nodes = computed(graph.module.graph, values)
+        # Minimised on eager's values, so that the script contains the fault of this node only.
+        values = eager_values(graph, snapshot)
+        nodes = tensor_nodes(graph.module.graph, values)
         node = next(n for n in nodes if n.name == self._culprit.node)
         first = self._minimised(node, values, seconds) if self._culprit.how == ALONE else None
         # A backend may leave a single operator to eager, and compile it only with its neighbours.
@@ -194,18 +197,15 @@ class Maker:
     def _minimised(self, node: fx.Node, values: dict[str, Any], seconds: float) -> Probe | None:
         """The node by itself, on small inputs; None if it is right then."""
         args, kwargs = (_values(a, values) for a in (node.args, node.kwargs))
-        wanted = self._kind(called(self._graph, self._snapshot, node, args, kwargs))
+        wanted = self._kind(call_probe(self._graph, self._snapshot, node, args, kwargs))
         if wanted is None:
             return None
 
-        def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-            return bool(self._kind(called(self._graph, self._snapshot, node, args, kwargs)) == wanted)
+        def judge(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._kind(call_probe(self._graph, self._snapshot, node, args, kwargs))
 
-        minimiser = Minimiser(holds, seconds)
-        args, kwargs = minimiser.minimise(args, kwargs)
-        if seconds and not minimiser.finished:
-            self._notes.append(f"minimising ended after {seconds:g} s and {minimiser.n_runs} runs")
-        return called(self._graph, self._snapshot, node, args, kwargs)
+        _, (args, kwargs) = minimised(wanted, (args, kwargs), judge, lambda kind: kind, seconds, self._notes)
+        return call_probe(self._graph, self._snapshot, node, args, kwargs)
 
     def _showing(self, probe: Probe) -> Probe | None:
         return None if self._kind(probe) is None else probe
@@ -235,40 +235,35 @@ class Maker:
             lines.append(f"The backend is in module {self._how.module}, whose folder must be on PYTHONPATH.")
         return [*lines, "", "Exit status: 1 while the fault is there, 0 when it is gone."]
 
-    def _try(self, path: Path) -> tuple[bool | None, str]:
-        """Run the script as its reader will."""
-        try:
-            done = run_script(path, self._how.folder())
-        except subprocess.TimeoutExpired:
-            self._notes.append(f"the script did not end within {_SCRIPT_LIMIT_S:g} s")
-            return None, ""
-        said = done.stdout.strip()
-        if done.returncode not in (0, 1) or "Traceback" in done.stderr:
-            lines = (done.stderr.strip() or said).splitlines() or [str(done.returncode)]
-            self._notes.append(f"the script cannot tell here: {lines[-1]}")
-            return None, said
-        if done.returncode == 0:
-            self._notes.append("the script does not show the fault: it needs more of the program around it")
-        return done.returncode == 1, said
+
+def graph_fields(module: fx.GraphModule, how: CompileSpec, written: Sequence[int], *, raises: bool) -> dict[str, Any]:
+    """What the script of a graph takes: the graph as code, its modules, and the arguments of `torch.compile`."""
+    graph = graph_function(module)
+    used = set(re.findall(r"\b[A-Za-z_]\w*", graph))
+    setup = [code("from math import {}", dotted_name(name)) for name in ("inf", "nan") if name in used]
+    setup += [code("from torch import device")] if "device" in used else []
+    if how.is_function:
+        setup.append(code("from {} import {} as backend", dotted_name(how.module), dotted_name(how.name)))
+    elif how.module and how.module.partition(".")[0] != "torch":
+        setup.append(code("import {}  # registers the backend", dotted_name(how.module)))
+    options = [code("backend={}", code("backend") if how.is_function else how.name), code("fullgraph=True")]
+    options += [code("mode={}", how.mode)] if how.mode else []
+    options += [code("options={}", how.options)] if how.options and not how.mode else []  # torch takes one of both
+    options += [code("dynamic={}", how.dynamic)] if how.dynamic is not None else []
+    return {
+        "imports": tuple(name for name in ("math", "operator") if name in used),
+        "setup": (joined(setup, "\n"),),
+        "values": {"graph": graph, "options": joined(options), "written": tuple(written), "raises": raises},
+    }
 
 
-def run_script(path: Path, folder: Path | None) -> subprocess.CompletedProcess[str]:
-    """Run a script as its reader will.
-
-    Args:
-        path: The script.
-        folder: Of the backend's module, if it is a function.
-
-    Raises:
-        TimeoutExpired: It takes too long.
-    """
-    environment = os.environ | {"PYTHONSAFEPATH": "1"}  # what lies beside the script is no module of its
-    if folder is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH"))))
-    return subprocess.run(  # noqa: S603 - the script that was just written
-        [sys.executable, "-P", str(path.absolute())], capture_output=True, text=True, errors="replace",
-        timeout=_SCRIPT_LIMIT_S, check=False, env=environment,
-    )  # fmt: skip
+def _versions(how: CompileSpec) -> str:
+    """The file of versions, with those of the backend's packages."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for top in {how.module.partition(".")[0]} - {"", "torch"}:
+        for name in importlib.metadata.packages_distributions().get(top, ()):
+            found[name] = importlib.metadata.version(name)
+    return versions_text({"versions": found, "platform": platform.platform()})
 
 
 def _values(value: Any, values: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
-"""Three ways to run the same operators again: with other roundings, in float64, and with the same draws.
+"""Dispatch modes that run the same operators with perturbed rounding, in float64, or with recorded random numbers.
 
-A graph of operators has no table of bounds, as one operator has. What rounding may do to its results is measured:
-each operator's inputs are moved by about one unit in their last place, a few times (Monte-Carlo arithmetic; Parker
-1997). That includes what cancels inside of the graph, which moving the graph's own inputs would miss.
+One operator has a bound from a table; a graph of operators has none. Its rounding error is measured: the result of each
+operator is perturbed by about one unit in the last place, several times (Monte-Carlo arithmetic; Parker 1997). This
+includes cancellation inside the graph, which perturbed inputs of the graph would miss.
 """
 
 from __future__ import annotations
@@ -13,9 +13,18 @@ import torch
 
 from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.numerics.precision import FORMATS
-from shadowrun.numerics.tolerance import ulp_bound
+from shadowrun.operators.facts import ulp_bound
+from shadowrun.torch_private import schema_of
 
-__all__ = ["Draws", "OtherRoundings", "Redrawn", "Widened", "grouped_product", "is_random", "moved"]
+__all__ = [
+    "Float64Mode",
+    "PerturbedRounding",
+    "RandomRecorder",
+    "RandomResults",
+    "grouped_product",
+    "is_random",
+    "perturbed",
+]
 
 _REAL: Final = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
 _WIDE: Final = {
@@ -25,17 +34,17 @@ _WIDE: Final = {
 }
 
 
-class Draws:
+class RandomResults:
     """What random operators returned, in the order of their calls."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
 
 
-class Redrawn(DispatchMode):  # type: ignore[no-untyped-call]
+class RandomRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what random operators return."""
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: RandomResults) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
 
@@ -46,8 +55,8 @@ class Redrawn(DispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-class OtherRoundings(DispatchMode):  # type: ignore[no-untyped-call]
-    """Moves what each inexact operator returns by about one unit in the last place, up or down.
+class PerturbedRounding(DispatchMode):  # type: ignore[no-untyped-call]
+    """Perturbs the result of each inexact operator by about one unit in the last place, up or down.
 
     Attributes:
         mantissa: Bits of the shortest mantissa among the results.
@@ -61,19 +70,20 @@ class OtherRoundings(DispatchMode):  # type: ignore[no-untyped-call]
     def _moved(self, t: torch.Tensor) -> torch.Tensor:
         if t.dtype in FORMATS:
             self.mantissa = min(self.mantissa, FORMATS[t.dtype].mantissa)
-        return moved(t, self._generator)
+        return perturbed(t, self._generator)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        # A copy or a view rounds nothing; perturbing its result would count one rounding twice.
         if not _computes(func, args, kwargs or {}):
             return out
         return _each(out, self._moved)
 
 
-class Widened(DispatchMode):  # type: ignore[no-untyped-call]
+class Float64Mode(DispatchMode):  # type: ignore[no-untyped-call]
     """Computes in float64 what comes in any floating dtype, with the draws of another run."""
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: RandomResults) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = iter(draws.kept)
 
@@ -81,17 +91,19 @@ class Widened(DispatchMode):  # type: ignore[no-untyped-call]
         if is_random(func, args, kwargs or {}):
             kept = next(self._draws, None)
             if kept is not None:
-                if func._schema.is_mutable and isinstance(args[0], torch.Tensor):
+                # An in-place random operator (`uniform_`) has to write the recorded numbers where it would have drawn.
+                if schema_of(func).is_mutable and isinstance(args[0], torch.Tensor):
                     return args[0].copy_(kept)
                 return _each(kept, _wide)
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **(kwargs or {}))
-        schema = func._schema.arguments
+        schema = schema_of(func).arguments
         args = tuple(
             _widened(schema[i].name if i < len(schema) else "", a, keep=_writes(schema, i)) for i, a in enumerate(args)
         )
         kwargs = {k: _widened(k, v, keep=False) for k, v in (kwargs or {}).items()}
-        return _NO_FLOAT64.get(func._schema.name, func)(*args, **kwargs)
+        # One operator without a float64 kernel would leave the whole graph without a float64 result.
+        return _NO_FLOAT64.get(schema_of(func).name, func)(*args, **kwargs)
 
 
 def grouped_product(
@@ -111,7 +123,7 @@ def grouped_product(
         out_dtype: Of the result; that of `a` by default.
 
     Returns:
-        ``[n, m]`` where one of both is a matrix, else ``[g, n, m]``. What lies behind the last group is 0.
+        ``[n, m]`` where one of both is a matrix, else ``[g, n, m]``. Rows after the last group are 0.
     """
     ends = [] if offs is None else offs.tolist()
     spans = list(zip([0, *ends], ends, strict=False))
@@ -130,21 +142,22 @@ def grouped_product(
     return (out if bias is None else out + bias).to(out_dtype or a.dtype)
 
 
-def moved(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def perturbed(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """A copy with each element one unit in the last place or so away, up or down; other dtypes as they are."""
     dtype = _REAL.get(t.dtype, t.dtype)
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or t.layout is not torch.strided:
         return t
+    # A separate generator: the program's random stream must give eager's numbers in each run.
     signs = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
     factor = signs.to(t.device, dtype).mul_(torch.finfo(dtype).eps).add_(1.0)
-    return torch.empty_like(t).copy_(t * factor)  # in the order in which the elements of `t` lie
+    return torch.empty_like(t).copy_(t * factor)  # with the strides of `t`
 
 
 def _computes(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether it rounds: then its result may be another; what it copies was moved before."""
-    if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable or is_random(func, args, kwargs):
+    """Whether it rounds: then its result may be another; what it copies was perturbed before."""
+    if not isinstance(func, torch._ops.OpOverload) or schema_of(func).is_mutable or is_random(func, args, kwargs):
         return False
-    if any(r.alias_info is not None for r in func._schema.returns):
+    if any(r.alias_info is not None for r in schema_of(func).returns):
         return False
     inputs = [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, torch.Tensor)]
     name = str(func.name())  # type: ignore[no-untyped-call]
@@ -155,7 +168,8 @@ def is_random(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call of an operator draws; attention without dropout does not, though its operator is tagged so."""
     if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    for i, argument in enumerate(func._schema.arguments):
+    for i, argument in enumerate(schema_of(func).arguments):
+        # The tag belongs to the operator, so attention has it with and without dropout.
         if argument.name == "dropout_p":
             return bool(args[i] if i < len(args) else kwargs.get("dropout_p", argument.default_value))
     return True
@@ -185,6 +199,7 @@ def _widened(name: str, value: Any, *, keep: bool) -> Any:
     if name == "half_to_float":
         return False
     if isinstance(value, torch.Tensor):
+        # An argument that is written must stay the same tensor: the graph reads it again afterwards.
         return value if keep else _wide(value)
     if isinstance(value, (list, tuple)):
         return type(value)(_widened("", v, keep=keep) for v in value)

@@ -1,4 +1,4 @@
-"""What a run of a graph began with: inputs, with the memory they share, and the state of the random generators."""
+"""The state before a run of a graph: inputs, with the memory that they share, and the random generators."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.replay.case import exact_copy
-from shadowrun.replay.mirror import storage_groups
+from shadowrun.operators.case import exact_copy
+from shadowrun.replay.copies import storage_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Change = Callable[[torch.Tensor], torch.Tensor]
 
-__all__ = ["Snapshot", "cuda_is_used", "kept", "nbytes", "put_back", "undisturbed_draws"]
+__all__ = ["Snapshot", "cuda_is_used", "nbytes", "preserved_rng", "rng_state", "set_rng_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Snapshot:
     Attributes:
         inputs: Copies, with the strides of the originals.
         rng: State of the random generators.
-        shared: Positions of the inputs that lie over the same memory, group by group.
+        shared: Positions of the inputs that share memory, group by group.
     """
 
     inputs: tuple[Any, ...]
@@ -41,12 +41,13 @@ class Snapshot:
             inputs: Tensors and numbers.
             written: Positions of the tensors that the run writes to: what shares their memory does so in the copy, too.
         """
+        # A write through one view must be seen through the others, as in the program.
         shared = _shared(inputs, written)
-        return cls(tuple(_copies(inputs, shared, exact_copy)), kept(), shared)
+        return cls(tuple(_copies(inputs, shared, exact_copy)), rng_state(), shared)
 
     def fresh(self, change: Change = exact_copy) -> list[Any]:
         """Inputs for one run; the random state is put back too."""
-        put_back(self.rng)
+        set_rng_state(self.rng)
         return _copies(self.inputs, self.shared, change)
 
 
@@ -61,8 +62,9 @@ def nbytes(inputs: Sequence[Any], written: Sequence[int] = ()) -> int:
     return n
 
 
-def kept() -> Any:
+def rng_state() -> Any:
     """State of the random generators."""
+    # To ask for the state would initialise CUDA in a program that does not use it.
     cuda = torch.cuda.get_rng_state_all() if cuda_is_used() else None
     return torch.get_rng_state(), cuda
 
@@ -72,7 +74,7 @@ def cuda_is_used() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def put_back(state: Any) -> None:
+def set_rng_state(state: Any) -> None:
     """Set the random generators to a state of before."""
     cpu, cuda = state
     torch.set_rng_state(cpu)
@@ -81,13 +83,13 @@ def put_back(state: Any) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed_draws() -> Iterator[None]:
-    """The program's random stream goes on afterwards as if nothing had been drawn inside."""
-    state = kept()
+def preserved_rng() -> Iterator[None]:
+    """Restore the program's random stream afterwards, as if nothing had been drawn inside."""
+    state = rng_state()
     try:
         yield
     finally:
-        put_back(state)
+        set_rng_state(state)
 
 
 def _shared(inputs: Sequence[Any], written: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -98,6 +100,7 @@ def _shared(inputs: Sequence[Any], written: Sequence[int]) -> tuple[tuple[int, .
     groups = []
     for group in storage_groups(targets, tuple(inputs), {}):
         plain = [t for t in group if t.layout is torch.strided and t.numel() and not t.is_conj() and not t.is_neg()]
+        # `as_strided` over one memory needs one element size and no lazy flag.
         if len(plain) == len(group) and len({t.dtype for t in group}) == 1:
             members = {id(t) for t in group}
             groups.append(tuple(k for k, v in enumerate(inputs) if id(v) in members))
@@ -112,7 +115,7 @@ def _copies(values: Sequence[Any], shared: Sequence[Sequence[int]], change: Chan
 
 
 def _together(group: list[torch.Tensor], change: Change) -> dict[int, torch.Tensor]:
-    """Copies of tensors over one memory, which lie over one memory again."""
+    """Copies of tensors that share memory, which share memory again."""
     start, end = _span(group)
     whole = change(group[0].detach().as_strided((end - start,), (1,), start))
     return {id(t): whole.as_strided(t.shape, t.stride(), t.storage_offset() - start) for t in group}
@@ -121,6 +124,7 @@ def _together(group: list[torch.Tensor], change: Change) -> dict[int, torch.Tens
 def _span(group: list[torch.Tensor]) -> tuple[int, int]:
     """First element, and that behind the last, of the memory that tensors cover."""
     ends = [1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in group]
+    # Only the part that the tensors cover is copied: a storage may be far larger (slices of one buffer).
     starts = [int(t.storage_offset()) for t in group]
     return min(starts), max(start + n for start, n in zip(starts, ends, strict=True))
 

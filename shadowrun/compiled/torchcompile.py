@@ -1,8 +1,6 @@
-"""Private APIs of torch's compiler, wrapped once; each line says where it was seen and what happens without it.
+"""Private APIs of torch's compiler, each with the versions that have it and what happens without it.
 
-Those of Inductor's regions are in `torchregions.py`.
-
-Importing this module imports Dynamo (2 s).
+Those of Inductor's regions are in `torchregions.py`. Importing this module imports Dynamo (2 s).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.utils import _python_dispatch as _modes
 
-from shadowrun.platforms.torchnames import need, optional
+from shadowrun.torch_versions import need, optional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,24 +22,24 @@ if TYPE_CHECKING:
 __all__ = [
     "MODES_IN_GRAPHS",
     "OWN_BACKENDS",
-    "Asked",
-    "apart",
+    "CompileRequest",
     "backend_names",
-    "boxed",
     "compiled_functions",
-    "compiler",
-    "forgotten",
+    "fresh_dynamo",
     "graph_breaks",
+    "has_saved_tensor_hooks",
     "is_plain_option",
+    "mark_boxed",
     "modes",
     "module_of",
     "no_modes",
+    "own_tracing_context",
+    "patched_attribute",
     "profiler_is_on",
-    "replaced",
-    "saving_is_hooked",
+    "resolve_backend",
     "through_autograd",
     "uses_cuda_graphs",
-    "without",
+    "without_modes",
     "wrapped_backends",
 ]
 
@@ -74,7 +72,7 @@ no_modes = _modes._disable_current_modes
 modes = _modes._get_current_dispatch_mode_stack
 
 _counters: Mapping[str, Mapping[Any, Any]] = optional(
-    "torch._dynamo.utils.counters", {}, "graph breaks of compiled programs are not told"
+    "torch._dynamo.utils.counters", {}, "graph breaks of compiled programs"
 )
 _of_inductor: type = optional(
     "torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler",
@@ -174,7 +172,9 @@ def is_plain_option(backend: str, name: str, value: Any) -> bool:
     return name.isidentifier() and (is_number or is_word)
 
 
-def compiler(backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None) -> Compiler:
+def resolve_backend(
+    backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None
+) -> Compiler:
     """What `torch.compile` makes of its arguments: takes a graph and inputs, returns a callable.
 
     Seen on 2.11 and 2.13. Unlike `torch.compile`, Inductor's takes mode and options together. Without it, a graph
@@ -199,11 +199,12 @@ def through_autograd(forward: Callable[..., Any], backward: Callable[..., Any], 
         bw_compiler=backward,
         inference_compiler=inference,
         partition_fn=min_cut_rematerialization_partition,
+        # As Inductor does: an inference graph writes to its inputs itself.
         keep_inference_input_mutations=True,
     )
 
 
-def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Mark a function that takes its inputs as one list, which it may empty. Seen on 2.11 and 2.13."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
@@ -215,8 +216,9 @@ def graph_breaks() -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def without(unwanted: Callable[[Any], bool]) -> Iterator[None]:
+def without_modes(unwanted: Callable[[Any], bool]) -> Iterator[None]:
     """Take some dispatch modes of this thread away; the others stay in their order. Seen on 2.11 and 2.13."""
+    # Torch has a stack only: modes below the unwanted ones can be reached by popping all.
     stack = [_modes._pop_mode() for _ in modes()]
     wanted = [mode for mode in reversed(stack) if not unwanted(mode)]
     for mode in wanted:
@@ -231,7 +233,7 @@ def without(unwanted: Callable[[Any], bool]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def forgotten() -> Iterator[None]:
+def fresh_dynamo() -> Iterator[None]:
     """Nothing compiled before is met inside, and nothing compiled inside afterwards.
 
     The caches of Inductor's results stay: they are keyed by what was compiled.
@@ -244,8 +246,8 @@ def forgotten() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """What is compiled inside leaves nothing behind in the compilation that is going on.
+def own_tracing_context() -> Iterator[None]:
+    """What is compiled inside leaves nothing behind in the current compilation.
 
     Seen on 2.13 (`torch._guards.TracingContext`). Without it, two backends that are given one graph share its record.
     """
@@ -257,7 +259,7 @@ def apart() -> Iterator[None]:
             yield
 
 
-class Asked(NamedTuple):
+class CompileRequest(NamedTuple):
     """What was asked of `torch.compile`.
 
     Attributes:
@@ -278,7 +280,7 @@ class Asked(NamedTuple):
 class _Compiling(threading.local):
     """The backend at work in this thread, and whether it went through AOT autograd."""
 
-    asked: Asked | None = None
+    asked: CompileRequest | None = None
     split = False
 
 
@@ -301,9 +303,9 @@ _ONE_BY_ONE = frozenset(
 
 @contextlib.contextmanager
 def wrapped_backends(
-    wrap: Callable[[Any, Asked, bool], Callable[[Any], Any]], whole: Callable[[Any, Asked], Any]
+    wrap: Callable[[Any, CompileRequest, bool], Callable[[Any], Any]], whole: Callable[[Any, CompileRequest], Any]
 ) -> Iterator[None]:
-    """While inside, `wrap` is told of each graph that a backend other than Inductor compiles, and may replace its code.
+    """While inside, call `wrap` with each graph that a backend other than Inductor compiles; it may replace the code.
 
     Seen on 2.11 and 2.13: Dynamo calls backends by `torch._TorchCompileWrapper`, and AOT autograd their compilers in
     its second stage. Neither is part of a guard, so nothing is compiled anew.
@@ -320,6 +322,7 @@ def wrapped_backends(
 
     @functools.wraps(original)
     def call(self: Any, module: Any, inputs: Any) -> Any:
+        # Such a backend compiles nothing: its operators pass the comparison one by one.
         if _is_one_by_one(self):
             return original(self, module, inputs)  # type: ignore[no-untyped-call]
         before = _compiling.asked, _compiling.split
@@ -336,54 +339,56 @@ def wrapped_backends(
     @functools.wraps(original_inductor)
     def call_inductor(self: Any, module: Any, inputs: Any, **named: Any) -> Any:
         options = dict(self.config)
-        with whole(module, Asked("inductor", "inductor", None, options, self.dynamic, self)) as finish:
+        with whole(module, CompileRequest("inductor", "inductor", None, options, self.dynamic, self)) as finish:
             code = original_inductor(self, module, inputs, **named)
         return finish(code)
 
-    def wrapped(compiler: Any) -> Any:
+    def wrapped(resolve_backend: Any) -> Any:
         asked = _compiling.asked
-        if compiler is None or asked is None or isinstance(compiler, _of_inductor):
-            return compiler  # Inductor's wraps its regions itself
+        if resolve_backend is None or asked is None or isinstance(resolve_backend, _of_inductor):
+            return resolve_backend  # Inductor's wraps its regions itself
 
-        @functools.wraps(compiler)
+        @functools.wraps(resolve_backend)
         def compile_graph(module: Any, inputs: Any) -> Any:
             finish = wrap(module, asked, True)
-            code = compiler(module, inputs)
+            code = resolve_backend(module, inputs)
             return code if hasattr(code, "_wrap_compiled_regions") else finish(code)
 
         return compile_graph
 
     @functools.wraps(original_stage)
     def stage(state: Any, capture: Any, partition: Any, *compilers: Any, **named: Any) -> Any:
+        # A backend that went through AOTAutograd has regions for forward and backward; the outer code is no region of
+        # its own.
         _compiling.split = True
         named = {k: wrapped(c) for k, c in named.items()}
         return original_stage(state, capture, partition, *map(wrapped, compilers), **named)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(torch._TorchCompileWrapper, "__call__", call))
-        stack.enter_context(replaced(torch._TorchCompileInductorWrapper, "__call__", call_inductor))
-        stack.enter_context(replaced(aot, "aot_stage2_compile", stage))
+        stack.enter_context(patched_attribute(torch._TorchCompileWrapper, "__call__", call))
+        stack.enter_context(patched_attribute(torch._TorchCompileInductorWrapper, "__call__", call_inductor))
+        stack.enter_context(patched_attribute(aot, "aot_stage2_compile", stage))
         yield
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
-    """An attribute of torch's is ours while inside, unless somebody else replaces it meanwhile."""
+def patched_attribute(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replace an attribute of torch while inside; on exit it is restored, unless other code has replaced it."""
     original = getattr(owner, name)
-    setattr(owner, name, ours)
+    setattr(owner, name, replacement)
     try:
         yield
     finally:
-        if getattr(owner, name) is ours:
+        if getattr(owner, name) is replacement:
             setattr(owner, name, original)
 
 
-def saving_is_hooked() -> bool:
-    """Whether hooks of the user's are told what autograd saves, or may be, for all that is known. Seen on 2.13."""
+def has_saved_tensor_hooks() -> bool:
+    """Whether the user has hooks on saved tensors, or may have. Seen on 2.13."""
     return _top_hooks is None or _top_hooks(True) is not None
 
 
-def uses_cuda_graphs(asked: Asked) -> bool:
+def uses_cuda_graphs(asked: CompileRequest) -> bool:
     """Whether a backend's code may be a CUDA graph, which another run would disturb. Seen on 2.11 and 2.13."""
     default = True if _triton is None else getattr(_triton, "cudagraphs", True)
     known = bool(asked.options.get("triton.cudagraphs", default))
@@ -409,10 +414,10 @@ def _is_registered(wrapper: Any) -> bool:
     return _registered.get(wrapper.compiler_name) is wrapper.compiler_fn
 
 
-def _asked(wrapper: Any) -> Asked:
+def _asked(wrapper: Any) -> CompileRequest:
     name, given = str(wrapper.compiler_name), wrapper.kwargs
     backend = name if _is_registered(wrapper) else wrapper.compiler_fn
-    return Asked(backend, name, given.get("mode"), given.get("options") or {}, wrapper.dynamic, wrapper)
+    return CompileRequest(backend, name, given.get("mode"), given.get("options") or {}, wrapper.dynamic, wrapper)
 
 
 def backend_names() -> list[str]:
@@ -420,9 +425,9 @@ def backend_names() -> list[str]:
     return list(torch.compiler.list_backends(exclude_tags=()))
 
 
-def module_of(compiler: Compiler) -> str:
+def module_of(resolve_backend: Compiler) -> str:
     """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.11 and 2.13."""
-    return str(getattr(getattr(compiler, "compiler_fn", None), "__module__", ""))
+    return str(getattr(getattr(resolve_backend, "compiler_fn", None), "__module__", ""))
 
 
 def profiler_is_on() -> bool:

@@ -1,7 +1,7 @@
-"""Private APIs of torch for regions that Inductor compiles; each says where it was seen and what happens without it.
+"""Private APIs of torch for Inductor's regions, each with the versions that have it and what happens without it.
 
-Torch wraps a region in a higher-order operator if it is told to. From some version after 2.11 on, it keeps the graph
-that a region was compiled from as well; where it does not, we do.
+An option makes torch wrap a region in a higher-order operator. Some versions after 2.11 also keep the graph that a
+region was compiled from; for the others it is kept here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 from torch.utils import _python_dispatch as _modes
 
-from shadowrun.compiled.torchcompile import replaced
-from shadowrun.platforms.torchnames import need, optional
+from shadowrun.compiled.torchcompile import patched_attribute
+from shadowrun.torch_versions import need, optional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +61,7 @@ class CodeOfGraph:
 
 
 def graph_of(code: Any) -> Any:
-    """The graph that a wrapped region was compiled from; None if it was not kept. Seen on 2.11 (ours) and 2.13."""
+    """The graph that a wrapped region was compiled from; None if it was not kept. Seen on 2.11 (kept here) and 2.13."""
     return getattr(code, "original_gm", None)
 
 
@@ -88,11 +88,11 @@ def wrapped_regions(
     keeps no graphs, and has none for what comes from a cache of Inductor's, so those caches are off inside.
 
     Args:
-        unseen: Told of each call of a region that was compiled outside.
-        made: Told of each graph before Inductor's own passes change it; returns what is told of the graph that
-            `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.11 and 2.13;
-            neither is told of what comes from Inductor's cache.)
-        finished: Told of each graph that `graph_of` will return, also of one from the cache, while the settings are
+        unseen: Called for each call of a region that was compiled outside.
+        made: Called with each graph before Inductor's own passes change it; returns a function that is called with the
+            graph that `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.11 and
+            2.13; neither is called for what comes from Inductor's cache.)
+        finished: Called with each graph that `graph_of` will return, also one from the cache, while the settings are
             those that it was compiled with.
     """
     from torch._inductor import config
@@ -109,6 +109,7 @@ def wrapped_regions(
 
     def compile_graph(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         finish = made(module)
+        # Before the compilation: its passes change the graph in place.
         graph = None if graphs is None else _bare_copy(module)
         code = original_compile(self, module, *args, **kwargs)
         if graphs is None:
@@ -126,6 +127,7 @@ def wrapped_regions(
             original_finish(self, *args, **kwargs)
             graph = getattr(self, "_original_gm", None)
         else:
+            # Torch 2.11 would wrap a function without its graph; `_wrapped` does it with the graph.
             wraps, self._wrap_compiled_regions = self._wrap_compiled_regions, False
             try:
                 original_finish(self, *args, **kwargs)
@@ -138,11 +140,11 @@ def wrapped_regions(
 
     changed = {_WRAPPING: True} | ({} if graphs is None else dict.fromkeys(_NO_CACHE, False))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(CompiledFxGraph, "__call__", call))
-        stack.enter_context(replaced(CompiledFxGraph, "post_compile", finish_graph))
+        stack.enter_context(patched_attribute(CompiledFxGraph, "__call__", call))
+        stack.enter_context(patched_attribute(CompiledFxGraph, "post_compile", finish_graph))
         if original_compile is not None:
-            ours = functools.wraps(original_compile)(compile_graph)
-            stack.enter_context(replaced(_in_process, "codegen_and_compile", ours))
+            replacement = functools.wraps(original_compile)(compile_graph)
+            stack.enter_context(patched_attribute(_in_process, "codegen_and_compile", replacement))
         stack.enter_context(config.patch(changed))
         yield
 

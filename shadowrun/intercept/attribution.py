@@ -2,7 +2,7 @@
 
 * Modules: `nn.Module.__call__` is wrapped while a comparison runs, and keeps a stack of paths per thread
   (4 µs per module call; module hooks cost four times that and change the order of gradients).
-* Line: the first frame outside torch and shadowrun (`sites.py`).
+* Line: the first frame outside torch and shadowrun (`call_sites.py`).
 * Phase: backward while autograd runs a node; optimizer if a frame of `torch.optim` is on the way.
 * Backward: a node carries the sequence number of its forward call, whose module and line it gets. Each thread counts
   for itself and a node does not say which one made it, so each has its own table; where the thread that runs the node
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shadowrun.intercept import torchapi
-from shadowrun.intercept.sites import Mark, Sites
+from shadowrun.intercept import torch_compiler, torchapi
+from shadowrun.intercept.call_sites import Mark, Sites
 from shadowrun.native import core
 from shadowrun.types import Phase
 
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, ModuleType
 
-    from shadowrun.intercept.sites import Found
+    from shadowrun.intercept.call_sites import FoundSite
 
-__all__ = ["Attribution", "Place"]
+__all__ = ["NOWHERE", "Attribution", "Origin"]
 
-Place = tuple[str, Phase, str]
+Origin = tuple[str, Phase, str]
 """Module path, phase, site."""
 
 # Reading a member of an enum takes ten times as long as a global name.
 _FORWARD, _BACKWARD, _OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
 _autograd_node, _next_number = torchapi.autograd_node, torchapi.next_sequence_number
 _frame = sys._getframe
-_NOWHERE: Place = "", Phase.FORWARD, ""
+NOWHERE: Origin = "", Phase.FORWARD, ""
+# A program that never ends a step would collect the forward calls of its whole run.
 _MAX_LINKS = 100_000
 _MAX_CHAINS = 64
 
@@ -51,7 +52,7 @@ class _ThreadState:
 
     def __init__(self) -> None:
         self.modules: list[str] = []
-        self.above: list[Found | None] = []
+        self.above: list[FoundSite | None] = []
         self.last_number = -1
         self.recomputing = 0
         self.recomputed: dict[int, tuple[str, str]] = {}
@@ -85,18 +86,18 @@ class _Chain:
 
 
 class Attribution:
-    """Tells where a call comes from. One instance per comparison; safe to ask from any thread.
+    """Finds where a call comes from. One instance per comparison; safe to ask from any thread.
 
     Attributes:
         following: Whether module calls are followed now: between `start` or `resume`, and `pause` or `stop`.
         call: What stands for `nn.Module.__call__` since `start`.
-        unfollowed: Called where a thread calls a module that nobody entered.
+        unfollowed: Called where a thread that is not followed calls a module.
         outermost: Called once, and forgotten, where the thread that started it next calls a module from outside of any.
-        place: ``place(depth)``: module, phase and site of the operator call that is being handled, where `depth` is
-            the number of frames between its caller and the user's code that may be skipped.
-        note: ``note(depth)``: remember the forward place of a call that is not recorded, if autograd made a node for
-            it.
-        quick: Both in C; None without the compiled part.
+        find_origin: ``find_origin(depth)``: module, phase and site of the operator call in hand; `depth` is the number
+            of frames between its caller and the user's code that may be skipped.
+        note_origin: ``note_origin(depth)``: remember the forward origin of a call that is not recorded, if autograd
+            made a node for it.
+        native_origins: Both in C; None without the C extension.
     """
 
     def __init__(self) -> None:
@@ -111,13 +112,13 @@ class Attribution:
         self.following = False
         self.unfollowed: Callable[[], None] = lambda: None
         self.outermost: Callable[[], None] | None = None
-        self.place: Callable[[int], Place] = self._place
-        self.note: Callable[[int], None] = self._note
-        self.quick = None if core is None else self._compiled(core)
+        self.find_origin: Callable[[int], Origin] = self._find_origin
+        self.note_origin: Callable[[int], None] = self._note_origin
+        self.native_origins = None if core is None else self._native_origins(core)
 
-    def _compiled(self, core: ModuleType) -> Any:
-        """The same in C, which asks `_place` for what it does not know."""
-        quick = core.Places(
+    def _native_origins(self, core: ModuleType) -> Any:
+        """The same in C, which calls `_find_origin` for what it does not know."""
+        origins = core.Origins(
             threads=self._threads,
             kinds=self._sites.kinds,
             found=self._sites.known,
@@ -125,13 +126,11 @@ class Attribution:
             phases=(_FORWARD, _BACKWARD, _OPTIMIZER),
             node=_autograd_node,
             number=_next_number,
-            next_number=torchapi.address_behind("next_number"),
-            graph_task=torchapi.address_behind("graph_task"),
-            place=self._place,
+            find=self._find_origin,
             most_links=_MAX_LINKS,
         )
-        self.place, self.note = quick.place, quick.note
-        return quick
+        self.find_origin, self.note_origin = origins.find, origins.note
+        return origins
 
     def start(self) -> None:
         """Begin to follow module calls."""
@@ -149,25 +148,30 @@ class Attribution:
                 try:
                     return original(self, *args, **kwargs)
                 except BaseException as error:
-                    torchapi.leave_out(error, code)
+                    torch_compiler.drop_frames_of(error, code)
                     raise
+            # Threads may be inside the same module at once: each has a stack of its own.
             state = threads.state
             modules, above = state.modules, state.above
+            # A checkpoint calls its modules again inside backward.
             recomputing = autograd_node() is not None
             if recomputing:
                 state.recomputing += 1
+            # This thread has no mode: its operators are not observed, and the report has to name it.
             elif not state.entered:
                 attribution.unfollowed()
             elif not modules and attribution.outermost is not None and state is attribution._state:
                 begin, attribution.outermost = attribution.outermost, None
                 begin()
             known = paths.get(id(self))
+            # An id may belong to a new module at the address of an old one: the weak reference decides.
             modules.append(known[1] if known is not None and known[0]() is self else path_of(self, modules))
             above.append(None)
             try:
                 return original(self, *args, **kwargs)
             except BaseException as error:
-                torchapi.leave_out(error, code)
+                # A nested model would show one line of shadowrun for each module in a traceback.
+                torch_compiler.drop_frames_of(error, code)
                 raise
             finally:
                 above.pop()
@@ -175,13 +179,14 @@ class Attribution:
                 if recomputing:
                     state.recomputing -= 1
 
-        torchapi.stand_for_module_call(__call__, original)
+        # Without this, each module inside a compiled one breaks the graph.
+        torch_compiler.replace_module_call(__call__, original)
         code = __call__.__code__
         nn.Module.__call__ = __call__  # type: ignore[method-assign]
         self.call = __call__
         self._sites.module_call = __call__.__code__
-        if self.quick is not None:
-            self.quick.module_call = __call__.__code__
+        if self.native_origins is not None:
+            self.native_origins.module_call = __call__.__code__
         self.resume()
 
     def pause(self) -> None:
@@ -191,8 +196,10 @@ class Attribution:
     def resume(self) -> None:
         """Follow the module calls of this thread (again)."""
         state = self._threads.state
+        # Nodes made before belong to no call that was observed.
         state.last_number = torchapi.next_sequence_number()
         state.entered = True
+        # The thread that starts a comparison shares its links with autograd's own threads, which run its backward.
         state.links = self._links
         self._state = state
         self.following = True
@@ -209,28 +216,31 @@ class Attribution:
         """This thread ends; what it computed may still be used in a backward pass."""
         chain = self._threads.state.chain
         if chain is not None:
+            # Kept, since a backward pass may still use what this thread computed.
             chain.done = True
         self._threads.state.entered = False  # a thread of C++ may come back, and not to us
         if len(self._chains) > _MAX_CHAINS:
             self._chains = [c for c in self._chains[:-_MAX_CHAINS] if not c.done] + self._chains[-_MAX_CHAINS:]
 
     def stop(self) -> None:
-        """Give `nn.Module.__call__` back, unless somebody else wrapped it meanwhile (then ours is inert)."""
+        """Restore `nn.Module.__call__`, unless other code has wrapped it since (then this wrapper is inert)."""
         if self._original_call is not None:
+            # Another library may have wrapped the wrapper: restoring would remove that one too.
             if nn.Module.__call__ is self.call:
                 nn.Module.__call__ = self._original_call  # type: ignore[method-assign]
-            torchapi.stand_no_more(self.call, self._original_call)
+            torch_compiler.restore_module_call(self.call, self._original_call)
         self._original_call = None
         self.following = False
 
-    def _place(self, depth: int) -> Place:
-        """See `place`."""
+    def _find_origin(self, depth: int) -> Origin:
+        """See `find_origin`."""
         try:
             state = self._threads.state
+            # In backward there may be no Python frame of the program at all: the node decides first.
             node = _autograd_node()
             if node is not None:
                 recomputing = state.recomputing and state.modules[-1]
-                return self._recomputed_place(depth + 1) if recomputing else self._backward_place(node)
+                return self._recomputed_origin(depth + 1) if recomputing else self._backward_origin(node)
             try:
                 frame = _frame(depth + 1)
             except ValueError:  # on autograd's own threads the stack may end before that
@@ -240,31 +250,34 @@ class Attribution:
             module = modules[-1] if modules else ""
             if optimizer:
                 return module, _OPTIMIZER, site
+            # The counter moves only where autograd records: under no_grad there is nothing to link.
             number = _next_number()
             if number != state.last_number:
                 # The node of this very call already exists: its number is the one before the next.
                 state.last_number = number
                 _keep(state.links, number - 1, (module, site))
-        except Exception:  # a place is not worth the user's program
-            return _NOWHERE
+        except Exception:  # an origin is not worth the user's program
+            return NOWHERE
         return module, _FORWARD, site
 
     def end_step(self) -> None:
         """Forget the forward calls of all steps but the last: their graphs have been used."""
+        # The last step's calls stay: a backward pass may still use its graph.
         self._earlier_links, self._links = self._links, {}
         if self._state is not None:
             self._state.links = self._links
+        # The links of threads grow with each step as well.
         for chain in self._chains:
             chain.end_step()
         self._chains = [c for c in self._chains if c.links or not c.done]
 
-    def _note(self, depth: int) -> None:
-        """See `note`."""
+    def _note_origin(self, depth: int) -> None:
+        """See `note_origin`."""
         if _next_number() != self._threads.state.last_number:
-            self._place(depth + 1)
+            self._find_origin(depth + 1)
 
-    def _recomputed_place(self, depth: int) -> Place:
-        """Place of a call that a checkpoint repeats in backward, inside a module."""
+    def _recomputed_origin(self, depth: int) -> Origin:
+        """Origin of a call that a checkpoint repeats in backward, inside a module."""
         state = self._threads.state
         try:
             frame = sys._getframe(depth + 1)
@@ -277,11 +290,12 @@ class Attribution:
             _keep(state.recomputed, number - 1, (module, site))
         return module, _BACKWARD, site
 
-    def _backward_place(self, node: Any) -> Place:
+    def _backward_origin(self, node: Any) -> Origin:
         state = self._threads.state
         number = torchapi.autograd_node_number(node)
         links = state.links if state.entered else self._links
         link = links.get(number)
+        # The graph may be of the step before.
         if link is None and links is self._links:
             link = self._earlier_links.get(number)
         if self._chains and (link is None or not state.entered):
@@ -305,17 +319,19 @@ class Attribution:
         """Forward call of that number, if only one thread made one."""
         tables = (self._links, self._earlier_links, *[c.links for c in self._chains])
         found = [link for links in tables if (link := links.get(number)) is not None]
+        # Threads count alone, so a number may be in several tables: a wrong module is worse than none.
         return found[0] if len(found) == 1 else None
 
     def _path_of(self, module: nn.Module, modules: list[str]) -> str:
         """Path of a module that is not known yet; all that are in it get theirs with it."""
         if isinstance(module, torch.fx.GraphModule) and (modules or torchapi.autograd_node() is not None):
-            # Made by torch from a function that a higher-order operator was given: it has no place of its own.
+            # Made by torch from a function that a higher-order operator was given: it has no path.
             return modules[-1] if modules else ""
         name = type(module).__name__
         path = f"{modules[-1]}.{name}" if modules else name
         paths = self._paths
         try:
+            # The whole tree at once: a child that is called by itself later keeps its path in the root.
             for sub_name, sub in module.named_modules():
                 known = paths.get(id(sub))
                 if known is None or known[0]() is not sub:
@@ -329,6 +345,7 @@ class Attribution:
 def _keep(links: dict[int, tuple[str, str]], number: int, link: tuple[str, str]) -> None:
     links[number] = link
     if len(links) > _MAX_LINKS:
+        # Half at a time: removing one per call would cost each call of a long program.
         for old in list(links)[: _MAX_LINKS // 2]:
             links.pop(old, None)
 

@@ -1,4 +1,4 @@
-"""The one dispatch mode: sees every operator call, decides by its plan, hands it to an observer."""
+"""The dispatch mode: gets every operator call, finds its plan, and hands both to an observer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from shadowrun import native
 from shadowrun.intercept import higher_order, torchapi
-from shadowrun.intercept.own_call import own_call
-from shadowrun.intercept.plan import OpPlan, make_plan
+from shadowrun.intercept.plan import OpKind, OpPlan, make_plan
+from shadowrun.intercept.user_call import own_call
 
-__all__ = ["Observer", "ShadowMode", "handing_over_ns"]
+__all__ = ["Observer", "ShadowMode", "dispatch_overhead_ns"]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _planning = threading.Lock()
@@ -23,34 +23,38 @@ _TRIALS, _CALLS = 5, 100
 
 
 class Observer(Protocol):
-    """What the mode hands calls to. `observe` and `pass_by` run the call and return what the user gets.
+    """What the mode hands calls to. `observe` and `run_and_count` run the call and return what the user gets.
 
     Attributes:
         plans: Plans by the id of their operator. The observer's, not the mode's: a comparison that is started again
             has a new mode, and what was noted by a plan's number must still mean the same operator.
-        quick: A compiled handler that calls go through first, if there is one.
+        native_handler: The C handler that calls go through first; None without the part in C.
     """
 
     plans: dict[int, OpPlan]
-    quick: Any
+    native_handler: Any
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call and compare it."""
         ...
 
-    def pass_by(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call that is not compared, and count it."""
+    def run_and_count(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that is never compared, and count it."""
         ...
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
         ...
 
+    def learn(self, plan: OpPlan) -> None:
+        """An operator has got its plan."""
+        ...
 
-class _Blind:
+
+class _DetachedObserver:
     """Runs calls and does nothing else."""
 
-    quick = None
+    native_handler = None
 
     def __init__(self) -> None:
         self.plans: dict[int, OpPlan] = {}
@@ -58,62 +62,66 @@ class _Blind:
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return own_call(plan.run, args, kwargs)
 
-    pass_by = observe
+    run_and_count = observe
 
     def count(self, name: str, reason: str) -> None:
         pass
 
+    def learn(self, plan: OpPlan) -> None:
+        pass
 
-_BLIND = _Blind()
+
+_DETACHED = _DetachedObserver()
 
 
 class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator call of its thread, and of autograd threads working for it."""
+    """Gets every operator call of its thread, and of autograd threads working for it."""
 
-    __slots__ = ("_method",)  # in C, or None: see shadowrun/native/bound.c
+    __slots__ = ("_method",)  # in C, or None: see shadowrun/native/dispatch_slot.c
 
     def __init__(self, observer: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._method: Any = None
         self._observer = observer
         self._plans = observer.plans
-        self.quick = observer.quick
-        self._enter_quick()
+        self.native_handler = observer.native_handler
+        # Bound once: a look-up by torch for each call costs a new string, its hash and a search of the types.
+        self._bind_native()
 
     def __enter__(self) -> Self:
         """Put it on the stack."""
-        self._enter_quick()  # again, where it was left for a while
+        self._bind_native()  # again, where it was left for a while
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
 
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         """Take it off the stack."""
-        self._leave_quick()
+        self._unbind_native()
         super().__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
 
-    def _enter_quick(self) -> None:
-        if self.quick is not None:
-            self._method = self.quick.bind(self)
+    def _bind_native(self) -> None:
+        if self.native_handler is not None:
+            self._method = self.native_handler.bind(self)
 
-    def _leave_quick(self) -> None:
+    def _unbind_native(self) -> None:
         """Have all calls go through Python from here on; without its own method the mode is no cycle any more."""
         method, self._method = self._method, None
         if method is not None:
             method.leave()  # another thread may be about to call it
 
     @property
-    def sees(self) -> bool:
-        """Whether it has not gone blind."""
-        return self._observer is not _BLIND
+    def observes(self) -> bool:
+        """Whether it still hands calls to its observer."""
+        return self._observer is not _DETACHED
 
     def count(self, name: str, reason: str) -> None:
-        """Count a call that went by."""
+        """Count a call that this mode did not get."""
         self._observer.count(name, reason)
 
-    def go_blind(self) -> None:
-        """Let calls pass from here on: nobody can take the mode off the stack of another thread."""
-        self._leave_quick()
-        self.quick = None  # which holds all that the observer does
-        self._observer = _BLIND
+    def detach(self) -> None:
+        """Only run calls from here on: a mode cannot be taken off the stack of another thread."""
+        self._unbind_native()
+        self.native_handler = None  # which holds all that the observer does
+        self._observer = _DETACHED
 
     @staticmethod
     def forked() -> None:
@@ -122,16 +130,17 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         _planning = threading.Lock()
 
     @staticmethod
-    def clear_blind() -> None:
+    def clear_detached() -> None:
         """Leave modes of this thread that another thread has ended."""
-        while isinstance(mode := torchapi.top_mode(), ShadowMode) and mode._observer is _BLIND:
+        # A mode cannot be taken off another thread's stack, so the thread does it when it comes by.
+        while isinstance(mode := torchapi.top_mode(), ShadowMode) and mode._observer is _DETACHED:
             mode.__exit__(None, None, None)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if torchapi.asks_functions() and isinstance(func, torch._ops.OpOverload):
-            with torchapi.asking_nobody():  # a function mode of the user's shall not see what we do
+            with torchapi.asking_nobody():  # a function mode of the user's must not see replays
                 return self._handle(func, types, args, kwargs or {})
         return self._handle(func, types, args, kwargs or {})
 
@@ -141,39 +150,43 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         if plan is None:
             plan = self._new_plan(func)
             if plan is None:
-                return higher_order.run_seen(self, func, args, kwargs)
+                return higher_order.run_observed(self, func, args, kwargs)
         for t in types:
             if t not in _PLAIN:
-                # A subclass with its own dispatch unwraps itself; its inner plain operators come back to us.
+                # Fake tensors have no values, and tracing must see the call as it is.
                 if torchapi.in_infra_mode():
                     break
+                # `NotImplemented` has torch ask the subclass, which unwraps itself and calls plain operators.
                 if t.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
                     return NotImplemented
                 if issubclass(t, UninitializedTensorMixin):  # of lazy modules: no shape, no values yet
                     self._observer.count(plan.name, "uninitialized parameter")
                     return own_call(plan.run, args, kwargs)
+        # Where autograd is off, composite operators arrive whole: the operators inside are what is compared.
         if plan.composite and (torch.is_inference_mode_enabled() or higher_order.is_inside()):
             torchapi.push_mode(self)
             try:
                 return own_call(torchapi.decomposition(func), args, kwargs)
             finally:
                 torchapi.pop_mode(self)
-        if plan.passes:
-            return self._observer.pass_by(plan, args, kwargs)
+        if plan.kind is OpKind.PASS:
+            return self._observer.run_and_count(plan, args, kwargs)
+        # The program's profiler must count its own calls only, and no replay.
         if torchapi.profiling():
             with torchapi.unrecorded(plan.run) as run:
                 return self._observe(dataclasses.replace(plan, run=run), args, kwargs)
         return self._observe(plan, args, kwargs)
 
     def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A FLOP counter below would count each replay.
         if torchapi.n_modes_below():
-            return self._above_others(plan, args, kwargs)
+            return self._observe_above_modes(plan, args, kwargs)
         return self._observer.observe(plan, args, kwargs)
 
-    def _above_others(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Other dispatch modes lie below ours."""
+    def _observe_above_modes(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call with other dispatch modes below this one."""
         if torchapi.in_infra_mode():
-            return self._observer.pass_by(plan, args, kwargs)
+            return self._observer.run_and_count(plan, args, kwargs)
         with torchapi.modes_aside(plan.run) as run:
             return self._observer.observe(dataclasses.replace(plan, run=run), args, kwargs)
 
@@ -187,54 +200,36 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             plan = self._plans.get(id(func))
             if plan is None:
                 plan = self._plans[id(func)] = make_plan(func, len(self._plans))
-                if self.quick is not None:
-                    _learn(self.quick, native.core, plan)
+                self._observer.learn(plan)
         return plan
 
 
 if native.core is not None:
-    native.core.quicken(ShadowMode)
+    native.core.install_dispatch_slot(ShadowMode)
 
 
-def _learn(quick: Any, core: Any, plan: OpPlan) -> None:
-    """Tell the compiled handler of a plan, unless calls by it have to be looked at."""
-    if plan.composite or (plan.custom and not plan.passes):  # custom ones may wait for another thread
-        return
-    way, written = core.LONG, tuple(a.position for a in plan.mutated if not (a.is_list or a.kwarg_only))
-    if plan.passes:
-        way = core.PASSING
-    elif plan.silent:
-        way = core.SILENT
-    elif plan.short:
-        way = core.IN_PLACE if plan.mutated else core.FRESH
-    elif not (plan.random or plan.uninitialised) and len(written) == len(plan.mutated) <= core.MOST_WRITTEN:
-        way = core.SEVERAL
-    skipped = plan.name, "" if plan.passes else "cpu", plan.reason
-    looks = way in (core.IN_PLACE, core.SEVERAL)
-    quick.learn(plan.func, plan, plan.run, plan.index, skipped, way, written if looks else ())
+def dispatch_overhead_ns() -> float:
+    """Nanoseconds that torch takes to hand one call to a mode like this one; takes milliseconds to measure.
 
-
-def handing_over_ns() -> float:
-    """What torch takes to hand one call to a mode like ours and to go on, in nanoseconds (milliseconds to measure).
-
-    The least of several trials, without the user's own modes: they shall not see it.
+    The least of several trials, without the user's own modes: they must not see it.
     """
     run = torchapi.raw_operator(torch.ops.aten.neg.default)
     make = torchapi.raw_operator(torch.ops.aten.ones.default)
 
-    def trial(tensor: torch.Tensor) -> int:
+    def trial_ns(tensor: torch.Tensor) -> int:
         start = time.perf_counter_ns()
         for _ in range(_CALLS):
-            torchapi.unheard(run, (), (tensor,), {})
+            torchapi.with_isolated_warnings(run, (), (tensor,), {})
         return time.perf_counter_ns() - start
 
     with torchapi.modes_aside(run), torch.no_grad():
-        tensor: torch.Tensor = torchapi.unheard(make, (), ([1],), {"device": "cpu"})
-        plain = min(trial(tensor) for _ in range(_TRIALS))
-        torchapi.push_mode(mode := ShadowMode(_BLIND))
+        # On the CPU: the program may have set another default device.
+        tensor: torch.Tensor = torchapi.with_isolated_warnings(make, (), ([1],), {"device": "cpu"})
+        plain = min(trial_ns(tensor) for _ in range(_TRIALS))
+        torchapi.push_mode(mode := ShadowMode(_DETACHED))
         try:
-            trial(tensor)
-            handed = min(trial(tensor) for _ in range(_TRIALS))
+            trial_ns(tensor)
+            handed = min(trial_ns(tensor) for _ in range(_TRIALS))
         finally:
             torchapi.pop_mode(mode)
     return max(0.0, (handed - plain) / _CALLS)

@@ -1,30 +1,25 @@
-"""Every private torch API that interception and replay touch, wrapped once.
+"""Private torch APIs of dispatch: modes, operators, autograd, storages. Interception and replay call them here only.
 
-Each line says on which versions it was seen and what happens without it. `platforms/torchplatform.py`
-and `platforms/sim/device.py` hold those that only they need.
+Each comment names the versions on which it was seen, and the effect of its absence. `torch_private` has attributes of
+tensors and operators, `intercept/torch_compiler.py` has torch.compile; `platforms/torchplatform.py` and `sim/device.py`
+have what only they need.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _python_dispatch as _modes
 
-from shadowrun import native
-from shadowrun.intercept.own_call import on_one_line
-from shadowrun.native.tensors import addresses_in_torch
-from shadowrun.platforms.torchnames import need, optional
+from shadowrun.platforms.backends import DISPATCH_KEYS
 from shadowrun.platforms.torchplatform import below_autograd
+from shadowrun.torch_versions import need, optional
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterator
-    from types import CodeType
 
 __all__ = [
     "FUTURE_CALLBACKS",
@@ -32,20 +27,16 @@ __all__ = [
     "Future",
     "HigherOrderOperator",
     "StorageWatch",
-    "address_behind",
     "as_in_handler",
     "asking_nobody",
     "asks_functions",
     "autograd_node",
     "autograd_node_number",
-    "compiling_threads",
     "decomposition",
     "functionalize_included",
     "has_autograd_kernel",
     "in_infra_mode",
     "is_undefined_error",
-    "is_zero_tensor",
-    "leave_out",
     "modes",
     "modes_aside",
     "n_modes_below",
@@ -59,20 +50,17 @@ __all__ = [
     "push_mode",
     "raw_operator",
     "shares_memory",
-    "skip_compilation_of",
-    "stand_for_module_call",
-    "stand_no_more",
     "storage_key",
     "top_mode",
-    "unheard",
     "unrecorded",
     "unwrapped",
+    "with_isolated_warnings",
     "without_modes",
 ]
 
 need(
     *("torch._ops.HigherOrderOperator", "torch._ops.OpOverload", "torch.ops.aten.add.Tensor._op_dk"),
-    *("torch.Tensor._is_zerotensor", "torch.UntypedStorage._cdata"),
+    "torch.UntypedStorage._cdata",
     *("torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node"),
     *("torch._C._functions.AccumulateGrad._sequence_nr", "torch._C._functorch.peek_interpreter_stack"),
     *("torch._C._len_torch_dispatch_stack", "torch._C._get_dispatch_mode"),
@@ -97,7 +85,7 @@ HigherOrderOperator: type = torch._ops.HigherOrderOperator
 def plain_kernel(func: Any) -> Callable[..., Any] | None:
     """What a higher-order operator runs on plain tensors, whatever the mode.
 
-    Seen on 2.11 and 2.13. Without it, what such a kernel computes besides calling its functions is not seen.
+    Seen on 2.11 and 2.13. Without it, what such a kernel computes itself is not observed.
     """
     kernel: Callable[..., Any] | None = getattr(func, "py_kernels", {}).get(
         torch._C.DispatchKey.CompositeExplicitAutograd
@@ -111,67 +99,26 @@ next_sequence_number = torch._C._autograd._get_sequence_nr
 
 
 # Seen on 2.11 and 2.13: the autograd node that is being executed on this thread, None outside backward.
-# Without it, the phase of a call cannot be told.
+# Without it, the phase of a call is not known.
 autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 
 # Seen on 2.11 and 2.13. How many modes lie below ours while our handler runs.
 n_modes_below = torch._C._len_torch_dispatch_stack
 
 # Seen on 2.11 and 2.13. Whether a `TorchFunctionMode` is on: torch asks it where the program calls torch and takes it
-# off meanwhile, so that in a handler one is on only where C++ called (TorchScript, `from_numpy`).
+# off during the call, so that in a handler one is on only where C++ called (TorchScript, `from_numpy`).
 asks_functions: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 
-# Seen on 2.11 and 2.13: nobody is asked about functions meanwhile. Without it, such a mode sees what we do.
+# Seen on 2.11 and 2.13: no mode is asked about functions inside. Without it, such a mode sees replays.
 asking_nobody: Callable[[], Any] = torch._C.DisableTorchFunction
 
-_graph_task_id: Callable[[], Any] | None = getattr(torch._C, "_current_graph_task_id", None)
-
-# Seen on 2.11 and 2.13: whether a profiler of the program's listens on this thread (27 ns).
+# Seen on 2.11 and 2.13: whether a profiler of the program records this thread (27 ns).
 profiling: Callable[[], bool] = optional(
     "torch._C._autograd._profiler_enabled", lambda: False, "the program's own profiler counts replays"
 )
 _have_recorded: Callable[[bool], None] = optional(
     "torch._C._autograd._enable_record_function", lambda _: None, "the program's own profiler counts replays"
 )
-
-_BEHIND: dict[str, tuple[str, Any, Callable[[], Any] | None]] = {
-    "next_number": ("_ZN2at15sequence_number4peekEv", ctypes.c_uint64, next_sequence_number),
-    "graph_task": ("_ZN5torch8autograd25get_current_graph_task_idEv", ctypes.c_int, _graph_task_id),
-    "asks_functions": ("_ZN2at4impl27torch_function_mode_enabledEv", ctypes.c_bool, asks_functions),
-    "n_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", ctypes.c_int64, n_modes_below),
-    "profiling": ("_ZN5torch8profiler4impl15profilerEnabledEv", ctypes.c_bool, profiling),
-}
-"""Names in C++ (mangled otherwise on Windows), what they return, and the same in Python."""
-
-
-def address_behind(name: str) -> int:
-    """Address of a C++ function without arguments; 0 where it is not found or does not answer as Python's does.
-
-    * ``next_number``: what `next_sequence_number` calls, ``uint64_t()``;
-    * ``graph_task``: number of the backward pass on this thread, -1 where there is none and so no node, ``int()``;
-    * ``asks_functions``: what `asks_functions` calls, ``bool()``;
-    * ``n_modes``: what `n_modes_below` calls, ``int64_t()``;
-    * ``profiling``: what `profiling` calls, ``bool()``.
-
-    Seen on 2.11 and 2.13. Called directly they take a fifth of the time; without them the compiled part calls Python's.
-    """
-    return _addresses[name]
-
-
-def _address(name: str) -> int:
-    symbol, returns, in_python = _BEHIND[name]
-    (address,) = addresses_in_torch(symbol)
-    if not address or in_python is None:
-        return 0
-    function = ctypes.CFUNCTYPE(returns)(address)
-    same = function() == in_python()
-    push_mode(DispatchMode())  # type: ignore[no-untyped-call]  # for another answer
-    try:
-        same = same and function() == in_python()
-    finally:
-        _modes._pop_mode()
-    return address if same else 0
-
 
 _INFRA_KEYS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 _infra_mode = torch._C._get_dispatch_mode
@@ -246,9 +193,9 @@ class _FirstRecorded:
 
 @contextlib.contextmanager
 def unrecorded(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Have the program's profiler see its own call, and nothing that we call meanwhile.
+    """Have the program's profiler see its own call, and no replay.
 
-    Seen on 2.11 and 2.13. Memory that we take meanwhile is seen all the same.
+    Seen on 2.11 and 2.13. Memory that a replay allocates is counted all the same.
 
     Yields:
         `run`, whose first call is the program's own.
@@ -302,24 +249,20 @@ def _merely_called(run: Callable[..., Any], _types: Any, args: tuple[Any, ...], 
     return run(*args, **(kwargs or {}))
 
 
-# Seen on 2.11 and 2.13. `unheard(run, (), args, kwargs)` calls `run`, and the warnings that C++ code gives meanwhile
-# come at the line of this call; without it, they are collected with those of the user's own call and come at his
-# line, twice. (Its purpose is to switch `__torch_function__` off, which a handler has no use for. 0.17 µs.)
-unheard: Callable[..., Any] = optional(
+# Seen on 2.11 and 2.13. `with_isolated_warnings(run, (), args, kwargs)` calls `run`, and the warnings that C++
+# code emits in it come at the line of this call. Without it, torch collects them with those of the user's own call and
+# emits them at the user's line, twice. (Its purpose is to switch `__torch_function__` off, which a handler has no use
+# for. 0.17 µs.)
+with_isolated_warnings: Callable[..., Any] = optional(
     "torch._C._disabled_torch_function_impl", _merely_called, "warnings of replays may come with the program's own"
 )
 
 
-# Seen on 2.11 and 2.13: no mode and no subclass is handed the calls meanwhile. Without it, subclasses of tensors cannot
+# Seen on 2.11 and 2.13: no mode and no subclass is handed the calls inside. Without it, subclasses of tensors cannot
 # be constructed by their old constructor under a mode.
 without_modes: Callable[[], Any] = optional(
     "torch._C._DisableTorchDispatch", contextlib.nullcontext, "T([1.0]) of a tensor subclass T raises"
 )
-
-
-def is_zero_tensor(t: torch.Tensor) -> bool:
-    """Whether the tensor has no memory at all (autograd's symbolic zeros); touching it segfaults."""
-    return bool(t._is_zerotensor())
 
 
 def is_undefined_error(error: RuntimeError) -> bool:
@@ -346,7 +289,7 @@ shares_memory: Callable[[torch.Tensor, torch.Tensor], bool] = optional(
 
 
 class _Unwatched:
-    """No reference: it tells that the storage is gone at once, so nothing is kept for its next use."""
+    """Stands for a weak reference where torch has none: the storage counts as freed, so no copy is kept."""
 
     def __init__(self, _storage: object) -> None:
         pass
@@ -361,7 +304,7 @@ _storage_reference: Callable[[Any], Any] = optional(
 
 
 class StorageWatch:
-    """Tells whether a storage has been freed; while it is held, no other storage gets the same `storage_key`.
+    """Knows whether a storage has been freed; while it is held, no other storage gets the same `storage_key`.
 
     Seen on 2.11 and 2.13 (`torch.multiprocessing.reductions.StorageWeakRef`, as CUDA graph trees use it). Without it,
     no copy serves a second call.
@@ -374,11 +317,8 @@ class StorageWatch:
 
     @property
     def freed(self) -> bool:
-        """Whether nobody has it any more."""
+        """Whether no tensor uses it any more."""
         return bool(self._reference.expired())
-
-
-_BACKENDS = ("CPU", "CUDA", "MPS", "XPU", "XLA", "HPU", "MTIA", "PrivateUse1", "Lazy")
 
 
 def raw_operator(func: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -438,13 +378,13 @@ def operator_is_composite(name: str) -> bool:
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     try:
-        return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _BACKENDS)
+        return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in DISPATCH_KEYS)
     except RuntimeError:  # Python's own (`aten::sym_size` of jagged tensors): the dispatcher does not know them
         return False
 
 
 def operator_names() -> frozenset[str]:
-    """All operators of this process, as ``aten::add.Tensor``; empty where torch does not tell.
+    """All operators of this process, as ``aten::add.Tensor``; empty where torch has no list.
 
     Seen on 2.11 and 2.13 (`_dispatch_get_all_op_names`). Without it, a name that is written wrong is found out later.
     """
@@ -465,7 +405,7 @@ def functionalize_included(*, autograd: bool = False) -> Iterator[None]:
     operator, but it has no implementation". Seen on 2.11 and 2.13.
 
     Args:
-        autograd: Let calls pass autograd's kernels too, which record nothing meanwhile (`has_autograd_kernel`).
+        autograd: Let calls pass autograd's kernels too, which then record nothing (`has_autograd_kernel`).
     """
     keys = [torch._C.DispatchKey.Functionalize]
     if autograd:
@@ -479,8 +419,8 @@ def functionalize_included(*, autograd: bool = False) -> Iterator[None]:
 def unwrapped(t: torch.Tensor) -> torch.Tensor:
     """The tensor that functionalization has wrapped, which is what a mode's handler sees; others as they are.
 
-    Seen on 2.11 and 2.13. Without ``torch._from_functional_tensor`` results of factories are not told from what they
-    wrap.
+    Seen on 2.11 and 2.13. Without ``torch._from_functional_tensor`` results of factories cannot be distinguished from
+    what they wrap.
     """
     if not torch._is_functional_tensor(t):
         return t
@@ -501,52 +441,6 @@ def in_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def skip_compilation_of(module: str) -> None:
-    """Keep Dynamo from compiling our handlers when the user's code runs eagerly under a compile callback."""
-    need("torch._dynamo.trace_rules.add")
-    from torch._dynamo import trace_rules
-
-    trace_rules.add(module)
-
-
-def stand_for_module_call(wrapper: Any, original: Any) -> None:
-    """Have Dynamo take a wrapper of `nn.Module.__call__` for the original, from which it makes the same graphs.
-
-    Seen on 2.11 and 2.13. A module without hooks, Dynamo reduces to its `forward` if nobody wrapped `__call__`; else
-    it compiles what it finds there, and code of ours, by its file, is what it must not compile: without this, each
-    module inside a compiled one breaks the graph, and `fullgraph=True` raises.
-    """
-    code = original.__code__
-    # In tracebacks, one frame of ours is left, which looks as that of the original does.
-    line = max((line for _, _, line in code.co_lines() if line is not None), default=code.co_firstlineno)
-    wrapper.__code__ = on_one_line(wrapper.__code__, code.co_name).replace(
-        co_filename=code.co_filename, co_firstlineno=line
-    )
-    _replace_in_dynamo(original, wrapper)
-
-
-def leave_out(error: BaseException, code: CodeType) -> None:
-    """Take the frames of some code out of an exception's traceback, but for the first one, which is in it yet to be."""
-    entry = error.__traceback__
-    while entry is not None:
-        if entry.tb_next is not None and entry.tb_next.tb_frame.f_code is code:
-            entry.tb_next = entry.tb_next.tb_next
-        else:
-            entry = entry.tb_next
-
-
-def stand_no_more(wrapper: Any, original: Any) -> None:
-    """Undo `stand_for_module_call`; also where Dynamo was loaded meanwhile, and took ours for torch's."""
-    _replace_in_dynamo(wrapper, original)
-
-
-def _replace_in_dynamo(before: Any, after: Any) -> None:
-    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
-        module = sys.modules.get(name)
-        if getattr(module, "unpatched_nn_module_call", None) is before:
-            setattr(module, "unpatched_nn_module_call", after)  # noqa: B010 - mypy knows no such name
-
-
 class DispatchMode(_modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """TorchDispatchMode with the three private switches that shadowrun needs."""
 
@@ -555,28 +449,10 @@ class DispatchMode(_modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile go on under the mode; without it, compiled functions silently run eagerly."""
+        """Let torch.compile work under the mode; without it, compiled functions silently run eagerly."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Leave the handler unwrapped: 1.6 µs less per call and no import of Dynamo (2.1 s)."""
         return False
-
-
-def compiling_threads() -> set[threading.Thread]:
-    """Threads in which Inductor compiles, which wait for more ever after and call no operators of the program's.
-
-    Seen on 2.11 and 2.13. Without ``AsyncCompile.pool`` they are named like other threads that ran before.
-    """
-    compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
-    pool = getattr(compiler, "pool", None)
-    made = getattr(pool, "cache_info", None)
-    if pool is None or made is None or not made().currsize:
-        return set()
-    return set(getattr(pool(), "_threads", ()))
-
-
-_addresses = dict.fromkeys(_BEHIND, 0) if native.core is None else {name: _address(name) for name in _BEHIND}
-if native.core is not None and not all(_addresses.values()):
-    native.lacks.append(f"functions of torch's C++ library: {', '.join(n for n, at in _addresses.items() if not at)}")

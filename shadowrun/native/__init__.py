@@ -1,8 +1,8 @@
-"""The compiled part: what a profile says costs most in Python, in C, and nothing that Python could not do instead.
+"""The C extension: the hot paths of a comparison, each of which exists in Python too.
 
-It is built where the package is installed, if there is a C compiler. Where there was none, where it is of another
-version than this package, or where ``SHADOWRUN_NATIVE=0`` says so, `core` is None and every user of it goes its way
-in Python: with the same results, more slowly.
+It is built when the package is installed, if there is a C compiler. Without one, with a build of another version than
+this package, or with ``SHADOWRUN_NATIVE=0``, `core` is None and its users fall back to Python: the same results, more
+slowly.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["core", "lacks", "state", "why_not"]
 
-_VERSION = 16
-"""To be raised here and in `core.c` with every change of what it offers: a stale build must not be used."""
+_VERSION = 17
+"""Raise it here and in `module.c` with every change of the interface, so that a stale build is not used."""
 
 
 lacks: list[str] = []
-"""What of torch the compiled part looked for and did not find: it asks Python instead, or leaves calls to it."""
+"""Optional parts of torch that the C extension did not find: it calls Python instead."""
 
 
 def state() -> str:
-    """``on``, ``partial`` and what is not used, or ``off`` and why: told with the versions, for reports of bugs."""
+    """``on``, ``partial`` and what is missing, or ``off`` and why; listed with the versions, for bug reports."""
     if why_not:
         return f"off ({why_not})"
     return f"partial ({'; '.join(lacks)})" if lacks else "on"
@@ -36,7 +36,7 @@ def _load() -> tuple[ModuleType | None, str]:
     if os.environ.get("SHADOWRUN_NATIVE") == "0":
         return None, "SHADOWRUN_NATIVE=0"
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        # Its functions count on the interpreter's lock, and Python would switch that on for the whole program.
+        # Its functions rely on the GIL, and Python would switch that on for the whole program.
         return None, "this Python runs without its global lock"
     try:
         built = importlib.import_module("shadowrun.native._core")

@@ -6,38 +6,38 @@ import torch
 VERSION: int
 SOURCES: int
 
-def setup(tensor: type, parameter: type, exact: frozenset[type]) -> bool: ...
+def setup_tensors(tensor: type, parameter: type, exact: frozenset[type], strided: torch.layout) -> bool: ...
 def setup_shim(tensor: torch.Tensor, cdata: int, n_dims: int, sizes: int, dtype: int, device: int, /) -> bool: ...
 def plainly_equal(actual: Any, expected: Any) -> bool: ...
 def statistics(
-    left: int,
-    right: int,
+    actual: int,
+    expected: int,
     n: int,
     n_bytes: int,
     form: tuple[str, float, float, bool, bytes | None],
     instructions: str | None = None,
     /,
-) -> tuple[int, float, float, float, int, int, int, int, int, int, int, int, int, bool, float, float]: ...
+) -> tuple[Any, ...]: ...
 def setup_diff(
     diff: type, meta: type, formats: tuple[tuple[int, int, str, int, tuple[str, float, float, bool, bytes | None]], ...]
 ) -> bool: ...
 def diff(name: str, actual: Any, expected: Any) -> Any: ...
 def differing(
-    left: int, right: int, n: int, width: int, mantissa: int, where: int, kinds: int, most: int, /
+    actual: int, expected: int, n: int, width: int, mantissa: int, where: int, kinds: int, most: int, /
 ) -> tuple[int, int]: ...
 def context_key(
-    index: int, device: torch.device, place: tuple[str, str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    index: int, device: torch.device, origin: tuple[str, str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]: ...
-def steady_heap() -> None: ...
-def quicken(mode: type, /) -> None: ...
+def keep_heap() -> None: ...
+def install_dispatch_slot(mode: type, /) -> None: ...
 
-class Bound:
+class DispatchMethod:
     def __call__(
         self, func: object, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, /
     ) -> Any: ...
     def leave(self) -> None: ...
 
-class Places:
+class Origins:
     module_call: object
     def __init__(
         self,
@@ -48,15 +48,13 @@ class Places:
         phases: tuple[str, str, str],
         node: Callable[[], Any],
         number: Callable[[], int],
-        place: Callable[[int], Any],
+        find: Callable[[int], Any],
         most_links: int,
-        next_number: int = 0,
-        graph_task: int = 0,
     ) -> None: ...
-    def place(self, depth: int, /) -> Any: ...
+    def find(self, depth: int, /) -> Any: ...
     def note(self, depth: int, /) -> None: ...
 
-class Rows:
+class RowBuffer:
     step: int
     @property
     def last_step(self) -> int: ...
@@ -92,12 +90,13 @@ LONG: int
 MOST_WRITTEN: int
 
 class Handler:
-    way: int
+    state: int
     on_target: int
     slow_ratio: float
+    max_bytes: float
     own_ns: int
     def __init__(self, **parts: Any) -> None: ...
-    def bind(self, mode: object, /) -> Bound: ...
+    def bind(self, mode: object, /) -> DispatchMethod: ...
     def learn(
         self,
         operator: object,
@@ -105,7 +104,7 @@ class Handler:
         run: Callable[..., Any],
         index: int,
         skipped: tuple[str, str, str],
-        way: int,
+        route: int,
         written: tuple[int, ...],
         /,
     ) -> None: ...
@@ -114,3 +113,4 @@ class Handler:
     ) -> None: ...
     def collect(self, counter: dict[tuple[str, str, str], int], /) -> None: ...
     def clocks(self, on: bool, /) -> list[tuple[int, int]]: ...
+    def collide(self) -> None: ...

@@ -1,7 +1,7 @@
 """How a distribution is built: commands of setuptools, which `pyproject.toml` names; no part of a run imports this.
 
-They do what a table in `pyproject.toml` cannot: a build tells from which C sources it was made, and the archive of
-sources has the tests and the documentation, which ``MANIFEST.in`` would have to name.
+They do what a table in `pyproject.toml` cannot: a build has the checksum of its C sources, and the source archive has
+the tests and the documentation without a ``MANIFEST.in``.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _MADE = ("__pycache__", "_build", ".pyc", ".so", ".pyd")
 
 
 class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """Builds always anew, and leaves nothing of an earlier build where this one fails."""
+    """Always rebuilds, and removes an earlier build where this one fails."""
 
     def build_extension(self, ext: Extension) -> None:
         """Compile one extension, with the checksum of its sources as `SOURCES`."""
-        self.force = True  # times do not tell: a checkout of older sources makes them the newer files
+        self.force = True  # a checkout of older sources makes them the newer files
         files = sorted(file for pattern in ("*.c", "*.h") for file in _C.glob(pattern))
         checksum = zlib.crc32(b"".join(file.read_bytes() for file in files)) & 0x7FFFFFFF
         ext.define_macros.append(("SOURCES", str(checksum)))
         try:
             super().build_extension(ext)
-        except Exception:  # without a compiler, for one; setuptools goes on, since the extension is optional
+        except Exception:  # no compiler, for one; the extension is optional, so setuptools continues
             if self.editable_mode:
                 Path(self.get_ext_filename(self.get_ext_fullname(ext.name))).unlink(missing_ok=True)
             raise
@@ -48,7 +48,7 @@ class SourceArchive(sdist):  # type: ignore[misc]  # setuptools has no types
     """The archive of sources, from which everything can be built and tested."""
 
     def make_distribution(self) -> None:
-        """Add what setuptools does not find by itself."""
+        """Add what setuptools does not find."""
         self.filelist.extend([*_archived(), *_ARCHIVED_FILES])
         super().make_distribution()
 

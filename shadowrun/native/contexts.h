@@ -1,35 +1,35 @@
-/* What the key of a context and the table of those that were seen share. */
+/* The key of a call's context, and the cache of contexts. */
 
 #ifndef SHADOWRUN_CONTEXTS_H
 #define SHADOWRUN_CONTEXTS_H
 
 #include "core.h"
 
-/* What a call is told by, but for the operator and the place. */
+/* What makes a context, but for the operator and the origin: bytes, and objects that have none. */
 typedef struct {
     char *bytes, first[512];
     size_t length, room;
     PyObject **objects, *first_objects[16]; /* owned */
     Py_ssize_t n_objects, objects_room;
-} Key;
+} SrKey;
 
-/* contexts.c: of `put...`, -1 with an exception. */
-void begin_key(Key *key);
-void drop_key(Key *key);
-int put(Key *key, const void *bytes, size_t n);
-int put_call(Key *key, PyObject *args, PyObject *kwargs);
-PyObject *as_tuple(Key *key, PyObject *index, PyObject *device, const Place *place);
+/* contexts.c. 0, or -1 with an exception. */
+void sr_key_begin(SrKey *key);
+void sr_key_drop(SrKey *key);
+int sr_key_put(SrKey *key, const void *bytes, size_t n);
+int sr_key_put_call(SrKey *key, PyObject *args, PyObject *kwargs);
+PyObject *sr_key_tuple(SrKey *key, PyObject *index, PyObject *device, const SrOrigin *origin);
 
-/* seen.c: contexts that were met before, by the identity of what their keys hold. It finds them without making an object;
- * whom it does not find, the dict of all contexts may still have. */
-typedef struct Seen Seen;
-Seen *new_seen(void); /* NULL without memory */
-void drop_seen(Seen *seen);
-int visit_seen(const Seen *seen, visitproc visit, void *arg);
+/* context_cache.c: contexts by the identity of what their keys hold. A hit makes no object; a miss may still be in the dict
+ * of all contexts. */
+typedef struct SrContextCache SrContextCache;
+SrContextCache *sr_new_context_cache(void); /* NULL without memory */
+void sr_drop_context_cache(SrContextCache *cache);
+int sr_visit_context_cache(const SrContextCache *cache, visitproc visit, void *arg);
+void sr_collide_context_cache(SrContextCache *cache); /* one hash for all keys from here on: for tests */
 
-/* The number of a call's context in `contexts`: 1; 0, perhaps with an exception, where there is none or it is not to be
- * found. */
-int number_of_context(Seen *seen, PyObject *contexts, PyObject *index, PyObject *device, const Place *place,
-                      PyObject *args, PyObject *kwargs, long long *number);
+/* The number of a call's context in `contexts`: 1; 0, perhaps with an exception, where it is new or has no key. */
+int sr_context_number(SrContextCache *cache, PyObject *contexts, PyObject *index, PyObject *device,
+                      const SrOrigin *origin, PyObject *args, PyObject *kwargs, long long *number);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the files of the compiled part share. */
+/* What the files of the C extension share. Shared names begin with `sr_`; static ones with the name of their part. */
 
 #ifndef SHADOWRUN_CORE_H
 #define SHADOWRUN_CORE_H
@@ -8,8 +8,15 @@
 
 #include <stdint.h>
 
-/* Bytes that take some microseconds: to let go of the interpreter's lock for fewer and to take it back takes longer. */
-enum { FEW_BYTES = 64 << 10 };
+/* Bytes that take some microseconds: for fewer, releasing the GIL and taking it back takes longer. */
+enum { SR_FEW_BYTES = 64 << 10 };
+
+/* What a step of the fast path came to. */
+typedef enum {
+    SR_ERROR = -1,   /* an exception is set that must reach the program: an interrupt, say */
+    SR_FALLBACK = 0, /* nothing was done, and no exception is set: Python does it */
+    SR_DONE = 1
+} sr_result;
 
 /* A tensor as DLPack describes it: https://dmlc.github.io/dlpack/latest/c_api.html, major version 1. */
 typedef struct {
@@ -22,92 +29,79 @@ typedef struct {
         uint8_t code, bits;
         uint16_t lanes;
     } dtype;
-    int64_t *shape, *strides; /* of ndim elements; strides may be NULL: rows after rows */
+    int64_t *shape, *strides; /* of ndim elements; strides may be NULL: C order */
     uint64_t byte_offset;
-} Tensor;
+} SrTensor;
 
-/* tensors.c */
-int is_tensor(PyObject *value);                 /* exactly of torch's own two types */
-int is_tensor_type(PyObject *type);
-int is_any_tensor(PyObject *value);             /* of a subclass, too; -1 with an exception */
-int is_exact(PyObject *value);                  /* its value says all, and few values come: a dtype, a device, a string */
-PyObject *shape_of(PyObject *tensor);
-PyObject *dtype_of(PyObject *tensor);
-int shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype); /* borrowed; or 0 */
-int read_tensor(PyObject *value, Tensor *found); /* 1; 0 where it cannot be described so, without an exception */
-int is_on_cpu(const Tensor *t);
-int is_contiguous(const Tensor *t);
-int has_cpu(PyObject *tensor); /* of one of torch's own two types */
-int is_negated(PyObject *tensor); /* has the lazy negation bit, which DLPack does not tell; -1 with an exception */
-int bytes_differ(const void *left, const void *right, size_t n);
-PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n);
-PyObject *setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n);
-PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n);
+/* tensors.c. Answers are 1 or 0; -1 with an exception where that is said. */
+int sr_is_tensor(PyObject *value);      /* torch.Tensor or Parameter, no subclass */
+int sr_is_tensor_type(PyObject *type);
+int sr_is_tensor_or_subclass(PyObject *value); /* or -1 */
+int sr_is_exact(PyObject *value);       /* a value of a type with few values: a dtype, a device, a string; or -1 */
+PyObject *sr_shape(PyObject *tensor);
+PyObject *sr_dtype(PyObject *tensor);
+int sr_shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype); /* borrowed */
+int sr_read_tensor(PyObject *value, SrTensor *found); /* 0 where DLPack cannot describe it, without an exception */
+int sr_is_on_cpu(const SrTensor *t);
+int sr_is_contiguous(const SrTensor *t);
+int sr_is_cpu_tensor(PyObject *tensor); /* of torch.Tensor or Parameter */
+int sr_is_negated(PyObject *tensor);    /* the lazy negation bit, which DLPack does not carry; or -1 */
+int sr_bytes_differ(const void *actual, const void *expected, size_t n);
+PyObject *sr_setup_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* contexts.c */
-PyObject *context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
-
-/* diff.c */
-PyObject *setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
-PyObject *diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
-
-/* differing.c */
-PyObject *differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* stats.c */
-PyObject *statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
-/* places.c: where a call comes from. `depth` frames above the one that is executed are left out. */
-typedef struct Places Places;
+/* origin.c: module, phase and source line of a call. `depth` frames above the one that is executed are left out. */
+typedef struct SrOrigins SrOrigins;
 typedef struct {
     PyObject *module, *phase, *site; /* owned */
-} Place;
-int find_place(Places *self, int depth, Place *place); /* 1; -1 with an exception */
-void drop_place(Place *place);
-int note_place(Places *self, int depth); /* for its backward; 1; -1 with an exception */
+} SrOrigin;
+int sr_add_origins_type(PyObject *module);
+int sr_is_origins(PyObject *value);
+sr_result sr_find_origin(SrOrigins *self, int depth, SrOrigin *origin); /* done, or an error */
+void sr_drop_origin(SrOrigin *origin);
+sr_result sr_note_origin(SrOrigins *self, int depth); /* for the call's backward; done, or an error */
 
-/* places_type.c */
-int add_places(PyObject *module);
-int is_places(PyObject *value);
+/* row_buffer.c */
+typedef struct SrRowBuffer SrRowBuffer;
+int sr_add_row_buffer_type(PyObject *module);
+int sr_is_row_buffer(PyObject *value);
+/* Add a row with the next number, which is returned, and the current step; -1 with an exception. */
+long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us);
 
-/* waiting.c */
-typedef struct Rows Rows;
-int add_rows(PyObject *module);
-int is_rows(PyObject *value);
-/* Add a row with the next number, which comes back, and the current step; -1 with an exception. */
-long long write_row(Rows *self, long long context, long long verdict, double ref_us, double target_us);
+/* handler.c, dispatch_slot.c */
+int sr_add_handler_type(PyObject *module);
+int sr_add_method_type(PyObject *module);
+PyObject *sr_install_dispatch_slot(PyObject *module, PyObject *type);
 
-/* heap.c */
-PyObject *steady_heap(PyObject *module, PyObject *none);
+/* module.c: an attribute that its type computes, straight from the type's descriptor if that is one, without a search. */
+PyObject *sr_get_computed(PyObject *object, PyObject *descriptor, PyObject *name);
 
-/* handler_type.c */
-int add_handler(PyObject *module);
+/* Offset of a slot (`__slots__`) in the objects of a type; -1 with an exception. */
+Py_ssize_t sr_slot_offset(PyTypeObject *type, const char *name);
 
-/* bound.c */
-int add_bound(PyObject *module);
-PyObject *quicken(PyObject *module, PyObject *type);
-
-/* core.c: a function's address among arguments; NULL where it is not given or 0, or with an exception. */
-void *address_in(PyObject *given, const char *name);
-
-/* An attribute that its type computes: straight from the type's descriptor, if that is one, without a search. */
-PyObject *get_computed(PyObject *object, PyObject *descriptor, PyObject *name);
-
-/* Where a slot (`__slots__`) lies in the objects of a type; -1 with an exception. */
-Py_ssize_t slot_in(PyTypeObject *type, const char *name);
-
-/* What lies in a slot: borrowed; NULL where it was taken away. */
-static inline PyObject *in_slot(const PyObject *object, Py_ssize_t offset) {
+/* Content of a slot: borrowed; NULL where it was deleted. */
+static inline PyObject *sr_slot(const PyObject *object, Py_ssize_t offset) {
     return *(PyObject *const *)((const char *)object + offset);
 }
 
-/* Name interned once: what PyObject_GetAttr finds fastest. */
-#define NAME(variable, text)                                                                                           \
+/* A name that is interned once, which PyObject_GetAttr finds fastest; the statement behind it runs where that fails. */
+#define SR_NAME(variable, text)                                                                                        \
     static PyObject *variable;                                                                                         \
     if (variable == NULL && (variable = PyUnicode_InternFromString(text)) == NULL)
 
-/* Whether what was raised must reach the program: an interrupt, say. All else is forgotten; Python code says it again. */
-static inline int interrupted(void) {
+/* Whether the exception that is set must reach the program, as an interrupt must. Any other is cleared: Python runs the
+ * same step again, and raises it again. */
+static inline int sr_interrupted(void) {
     if (PyErr_Occurred() == NULL) {
         return 0;
     }
@@ -118,7 +112,10 @@ static inline int interrupted(void) {
     return 0;
 }
 
-static inline PyObject *wrong_count(const char *function) {
+/* After a step that failed: an interrupt, or else a reason to leave the call to Python. */
+static inline sr_result sr_failed(void) { return sr_interrupted() ? SR_ERROR : SR_FALLBACK; }
+
+static inline PyObject *sr_wrong_count(const char *function) {
     PyErr_Format(PyExc_TypeError, "%s: wrong number of arguments", function);
     return NULL;
 }

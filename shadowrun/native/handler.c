@@ -1,343 +1,269 @@
-/* The dispatch mode's handler: calls on the CPU that can go a short way, which nearly all do.
- *
- * It does what intercept/dispatch.py, replay/replayer.py and replay/short.py do, for plain tensors on the CPU alone, and
- * hands everything else to them, before it has done anything. Those remain the description of what happens; tests run
- * both and compare.
- */
+/* The type of the dispatch handler: its table of operators, and its methods in Python. */
 
-#include "handler.h"
+#include "dispatch.h"
 
-#ifdef _WIN32
-#include <windows.h>
-#else
-#include <time.h>
-#endif
+#include <structmember.h>
 
-/* The clock of time.perf_counter_ns. */
-long long now_ns(void) {
-#ifdef _WIN32
-    LARGE_INTEGER count, frequency;
-    QueryPerformanceCounter(&count);
-    QueryPerformanceFrequency(&frequency);
-    return (long long)((double)count.QuadPart * 1e9 / (double)frequency.QuadPart);
-#else
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000LL + now.tv_nsec;
-#endif
-}
-
-/* The user's own call. No code in Python runs between his line and the operator, so what that warns of comes there. */
-PyObject *run_operator(const Call *call) {
-    return PyObject_Call(call->entry->run, call->args, PyDict_GET_SIZE(call->kwargs) ? call->kwargs : NULL);
-}
-
-/* By a function in Python: warnings that it gives must come at a line of ours, where they are told from the user's. */
-PyObject *replayed(Handler *self, PyObject *run, PyObject *args, PyObject *kwargs) {
-    PyObject *given[] = {NULL, run, args, kwargs};
-    return PyObject_Vectorcall(self->again, given + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-}
-
-/* 1: the lock is held; 0: somebody else has it, or waits for it. */
-static int try_lock(Handler *self) {
-    PyObject *waiting = PyObject_CallNoArgs(self->waited_for), *got = NULL;
-    if (waiting == Py_False) {
-        got = PyObject_CallOneArg(self->acquire, Py_False);
+/* The slot of an operator, or the free one that it would get. */
+static SrTableSlot *handler_table_slot(SrTableSlot *table, size_t room, const PyObject *func) {
+    size_t i = ((uintptr_t)func >> 4) & (room - 1);
+    while (table[i].func != NULL && table[i].func != func) {
+        i = (i + 1) & (room - 1);
     }
-    int held = got == Py_True;
-    Py_XDECREF(waiting);
-    Py_XDECREF(got);
-    PyErr_Clear();
-    return held;
+    return &table[i];
 }
 
-/* Keeps an exception that is on its way. */
-static void unlock(PyObject *release) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    Py_XDECREF(PyObject_CallNoArgs(release));
-    PyErr_Clear();
-    PyErr_Restore(type, value, trace);
+SrOperator *sr_find_operator(const SrHandler *self, PyObject *func) {
+    return self->table_room ? handler_table_slot(self->table, self->table_room, func)->operator : NULL;
 }
 
-/* A call that is not compared (a view, memory without values, a step that is left out): its place is noted for the
- * operators of its backward. 1; 0 where that failed; -1 with an interrupt. */
-static int pass_silently(Handler *self, Entry *entry, PyObject *reason, long long entered) {
-    int noted = note_place((Places *)self->places, 0);
-    lap(self, PART_PLACE, entered);
-    if (noted != 1) {
-        return interrupted() ? -1 : 0;
-    }
-    if (reason == NULL) {
-        entry->n_skipped++;
-    } else {
-        PyObject *key = PyTuple_Pack(3, PyTuple_GET_ITEM(entry->skipped, 0), PyTuple_GET_ITEM(entry->skipped, 1), reason);
-        int failed = key == NULL || count_skipped(self, key);
-        Py_XDECREF(key);
-        if (failed) {
-            return interrupted() ? -1 : 0;
-        }
-    }
-    self->own_ns += now_ns() - entered;
-    return 1;
-}
-
-/* 1 where the call was recorded, or why it could not be; 0 where Python must; -1 with an exception. */
-static int record(Handler *self, Call *call) {
-    int done = find_context(self, call);
-    if (done == 1) {
-        if (add_row(self, call->context, self->seen_verdict, -1, -1) && report(self->unrecorded, call)) {
-            done = -1;
-        }
-        drop_place(&call->place);
-    }
-    self->own_ns += now_ns() - call->entered;
-    return done;
-}
-
-/* Why no call of this operator is wanted in this step: 1 with a new reference, 1 with NULL if all are; 0 where Python
- * must look; -1 with an exception. */
-static int unwanted(Handler *self, Entry *entry, PyObject **reason) {
-    NAME(asked, "unwanted") { return 0; }
-    *reason = NULL;
-    if (entry->way == SILENT || entry->way == PASSING || in_slot(self->selection, self->everything) == Py_True) {
-        return 1;
-    }
-    *reason = PyObject_CallMethodOneArg(self->selection, asked, entry->plan);
-    if (*reason == NULL) {
-        return interrupted() ? -1 : 0;
-    }
-    if (!PyUnicode_CheckExact(*reason) || PyUnicode_GET_LENGTH(*reason) == 0) { /* it depends on the module */
-        Py_CLEAR(*reason);
+/* Room for one more; -1 with an exception. */
+static int handler_grow_table(SrHandler *self) {
+    if (2 * (self->n_operators + 1) <= self->table_room) {
         return 0;
     }
-    return 1;
-}
-
-/* Whether a value is no tensor, or one on the CPU, or a list that begins with such a one; `n` counts tensors. */
-static int lies_on_cpu(PyObject *value, int *n) {
-    if ((PyList_CheckExact(value) || PyTuple_CheckExact(value)) && PySequence_Fast_GET_SIZE(value)) {
-        value = PySequence_Fast_GET_ITEM(value, 0);
+    size_t room = self->table_room ? 2 * self->table_room : 256;
+    SrTableSlot *table = PyMem_Calloc(room, sizeof *table);
+    if (table == NULL) {
+        PyErr_NoMemory();
+        return -1;
     }
-    if (is_tensor(value)) {
-        ++*n;
-        return has_cpu(value);
-    }
-    return value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) ||
-           is_exact(value) == 1;
-}
-
-/* Whether the call is one of the CPU: as Replayer._role, where that is clear. */
-static int is_of_cpu(Handler *self, Call *call) {
-    NAME(device_name, "device") { return 0; }
-    Py_ssize_t size = PyTuple_GET_SIZE(call->args), position = 0;
-    if (size && is_tensor(PyTuple_GET_ITEM(call->args, 0))) {
-        return has_cpu(PyTuple_GET_ITEM(call->args, 0));
-    }
-    int n = 0;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (!lies_on_cpu(PyTuple_GET_ITEM(call->args, i), &n)) {
-            return 0;
+    for (size_t i = 0; i < self->table_room; i++) {
+        if (self->table[i].func != NULL) {
+            *handler_table_slot(table, room, self->table[i].func) = self->table[i];
         }
     }
-    PyObject *name, *value;
-    while (PyDict_Next(call->kwargs, &position, &name, &value)) {
-        if (!lies_on_cpu(value, &n)) {
-            return 0;
-        }
-    }
-    PyObject *device = PyDict_GetItemWithError(call->kwargs, device_name);
-    return device == NULL || device == Py_None || PyObject_RichCompareBool(device, self->device, Py_EQ) == 1;
+    PyMem_Free(self->table);
+    self->table = table;
+    self->table_room = room;
+    return 0;
 }
 
-/* Whether the program's own profiler listens: Python sees to it that it does not hear replays. */
-static int is_profiled(Handler *self) {
-    if (self->profiles != NULL) {
-        return self->profiles();
-    }
-    PyObject *answer = PyObject_CallNoArgs(self->profiling);
-    Py_XDECREF(answer);
-    PyErr_Clear();
-    return answer == Py_True;
-}
-
-/* 1 with the result or an exception; 0 where nothing was done, or where the call may yet run; -1 with an
- * interrupt. */
-static int go(Handler *self, Call *call, PyObject *reason, PyObject **out) {
-    Entry *entry = call->entry;
-    int way = self->way; /* it may have been stopped until now */
-    if (way == OFF) {
-        return 0;
-    }
-    if (entry->way == PASSING) {
-        entry->n_skipped++;
-        return 1;
-    }
-    if (entry->way == SILENT || reason != NULL) {
-        return pass_silently(self, entry, reason, call->entered);
-    }
-    if (way == RECORDING) {
-        return record(self, call);
-    }
-    return entry->way == LONG || is_profiled(self) ? 0 : compare_call(self, call, out);
-}
-
-/* 1 with the result or an exception; 0 where nothing was done. */
-static int handle(Handler *self, Call *call, PyObject **out) {
-    Entry *entry = call->entry;
-    PyObject *reason;
-    *out = NULL;
-    int done = unwanted(self, entry, &reason);
-    if (done != 1) {
-        return done != 0;
-    }
-    if (entry->way != PASSING && !is_of_cpu(self, call)) {
-        Py_XDECREF(reason);
-        return interrupted();
-    }
-    /* What is only counted or recorded is done before another thread can run, or by Python, which takes the lock. */
-    int runs = self->way == RECORDING || entry->way == PASSING, locks = !runs;
-    if (locks && try_lock(self) != 1) {
-        Py_XDECREF(reason);
-        return 0;
-    }
-    PyObject *release = Py_NewRef(self->release);
-    done = go(self, call, reason, out);
-    if (done > 0 && (runs || entry->way == SILENT || reason != NULL)) {
-        *out = run_operator(call);
-    }
-    if (locks) {
-        unlock(release);
-    }
-    Py_XDECREF(reason);
-    Py_DECREF(release);
-    return done != 0;
-}
-
-/* Whether other modes lie below. */
-static int is_above_others(Handler *self) {
-    if (self->n_modes != NULL) {
-        return self->n_modes() != 0;
-    }
-    PyObject *below = PyObject_CallNoArgs(self->n_modes_below);
-    int none = below != NULL && PyLong_AsLong(below) == 0;
-    Py_XDECREF(below);
-    return !none;
-}
-
-/* Whether a function mode is on. */
-static int asks_functions(Handler *self) {
-    if (self->asks != NULL) {
-        return self->asks();
-    }
-    PyObject *answer = PyObject_CallNoArgs(self->asks_functions);
-    Py_XDECREF(answer);
-    return answer != Py_False;
-}
-
-static int all_plain(PyObject *types) {
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(types);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (!is_tensor_type(PySequence_Fast_GET_ITEM(types, i))) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
-/* The mode's method in Python, with the arguments as they came. */
-static PyObject *in_python(PyObject *mode, PyObject *const *args, Py_ssize_t n, PyObject *names) {
-    NAME(method_name, "__torch_dispatch__") { return NULL; }
-    PyObject *given[6] = {NULL, mode};
-    Py_ssize_t n_all = n + (names == NULL ? 0 : PyTuple_GET_SIZE(names));
-    if (n_all > 4) {
-        return wrong_count("__torch_dispatch__");
-    }
-    for (Py_ssize_t i = 0; i < n_all; i++) {
-        given[2 + i] = args[i];
-    }
-    PyObject *method = PyObject_GetAttr((PyObject *)Py_TYPE(mode), method_name);
-    if (method == NULL) {
+/* learn(operator, plan, run, index, key of skipped calls, route, positions of the arguments that it writes to) */
+static PyObject *handler_learn(SrHandler *self, PyObject *args) {
+    PyObject *func, *plan, *run, *index, *skipped, *written;
+    int route;
+    if (!PyArg_ParseTuple(args, "OOOO!O!iO!:learn", &func, &plan, &run, &PyLong_Type, &index, &PyTuple_Type, &skipped,
+                          &route, &PyTuple_Type, &written)) {
         return NULL;
     }
-    PyObject *out = PyObject_Vectorcall(method, given + 1, (size_t)(n + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
-    Py_DECREF(method);
-    return out;
+    if (route < 0 || route >= SR_N_ROUTES || PyTuple_GET_SIZE(written) > SR_MOST_WRITTEN || 
+        PyTuple_GET_SIZE(skipped) != 3) {
+        PyErr_SetString(PyExc_ValueError, "learn: no such route");
+        return NULL;
+    }
+    if (handler_grow_table(self)) {
+        return NULL;
+    }
+    SrTableSlot *slot = handler_table_slot(self->table, self->table_room, func);
+    if (slot->func != NULL) { /* an operator has one plan, which may be in use */
+        Py_RETURN_NONE;
+    }
+    SrOperator *operator = PyMem_Calloc(1, sizeof *operator);
+    if (operator == NULL) {
+        return PyErr_NoMemory();
+    }
+    operator->route = route;
+    operator->n_written = (int)PyTuple_GET_SIZE(written);
+    for (int k = 0; k < operator->n_written; k++) {
+        operator->written[k] = (int)PyLong_AsLong(PyTuple_GET_ITEM(written, k));
+        if (PyErr_Occurred() || operator->written[k] < 0) {
+            PyMem_Free(operator);
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_ValueError, "learn: no such position");
+            }
+            return NULL;
+        }
+    }
+    operator->plan = Py_NewRef(plan);
+    operator->run = Py_NewRef(run);
+    operator->index = Py_NewRef(index);
+    operator->skipped = Py_NewRef(skipped);
+    *slot = (SrTableSlot){Py_NewRef(func), operator};
+    self->n_operators++;
+    Py_RETURN_NONE;
 }
 
-/* As `handle`, of a call as torch hands it over. */
-static int try_quickly(Handler *self, PyObject *const *args, Py_ssize_t n, PyObject **out) {
-    Entry *entry = find_entry(self, args[0]);
-    PyObject *types = args[1];
-    if (entry == NULL || !(PyTuple_Check(types) || PyList_Check(types)) || !all_plain(types) ||
-        asks_functions(self)) { /* Python sees to it that none sees ours */
-        return 0;
+/* guard(acquire, release, locked): hold a lock for the length of a call, unless another thread waits for it. */
+static PyObject *handler_guard(SrHandler *self, PyObject *args) {
+    PyObject *acquire, *release, *waited_for;
+    if (!PyArg_ParseTuple(args, "OOO:guard", &acquire, &release, &waited_for)) {
+        return NULL;
     }
-    Call call = {.entry = entry, .entered = now_ns()};
-    call.args = n > 2 ? Py_NewRef(args[2]) : PyTuple_New(0);
-    call.kwargs = n > 3 && args[3] != Py_None ? Py_NewRef(args[3]) : PyDict_New();
-    int done = 0;
-    if (call.args != NULL && call.kwargs != NULL && PyTuple_CheckExact(call.args) && PyDict_CheckExact(call.kwargs) &&
-        (entry->way == PASSING || !is_above_others(self))) {
-        done = handle(self, &call, out);
-    }
-    Py_XDECREF(call.args);
-    Py_XDECREF(call.kwargs);
-    return done;
+    Py_XSETREF(self->acquire, Py_NewRef(acquire));
+    Py_XSETREF(self->release, Py_NewRef(release));
+    Py_XSETREF(self->waited_for, Py_NewRef(waited_for));
+    Py_RETURN_NONE;
 }
 
-/* Whether an entry of a traceback is a frame of shadowrun's, the program's own call among them. */
-static int is_ours(PyObject *entry) {
-    int ours = 0;
-    PyObject *frame = PyObject_GetAttrString(entry, "tb_frame");
-    PyObject *code = frame == NULL ? NULL : PyObject_GetAttrString(frame, "f_code");
-    PyObject *globals = frame == NULL ? NULL : PyObject_GetAttrString(frame, "f_globals");
-    PyObject *function = code == NULL ? NULL : PyObject_GetAttrString(code, "co_name");
-    PyObject *module = globals != NULL && PyDict_Check(globals) ? PyDict_GetItemString(globals, "__name__") : NULL;
-    if (function != NULL && PyUnicode_Check(function)) {
-        ours = PyUnicode_CompareWithASCIIString(function, "<operator>") == 0; /* intercept/own_call.py */
+/* collect(counter): add the numbers of calls that were not compared to a dict, and set them to 0. */
+static PyObject *handler_collect(SrHandler *self, PyObject *counter) {
+    if (!PyDict_Check(counter)) {
+        PyErr_SetString(PyExc_TypeError, "collect: into a dict");
+        return NULL;
     }
-    if (!ours && module != NULL && PyUnicode_Check(module)) {
-        PyObject *package = PyUnicode_FromString("shadowrun.");
-        ours = package != NULL && PyUnicode_Tailmatch(module, package, 0, PY_SSIZE_T_MAX, -1) == 1;
-        Py_XDECREF(package);
+    for (size_t i = 0; i < self->table_room; i++) {
+        SrOperator *operator = self->table[i].func == NULL ? NULL : self->table[i].operator;
+        if (operator == NULL || operator->n_skipped == 0) {
+            continue;
+        }
+        if (sr_add_count(counter, operator->skipped, operator->n_skipped)) {
+            return NULL;
+        }
+        operator->n_skipped = 0;
     }
-    Py_XDECREF(function);
-    Py_XDECREF(globals);
-    Py_XDECREF(code);
-    Py_XDECREF(frame);
-    return ours;
+    Py_RETURN_NONE;
 }
 
-/* The traceback of an exception that leaves for the program, without our frames, which begin it. */
-static void leave_out_ours(void) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    while (trace != NULL && is_ours(trace)) {
-        PyObject *next = PyObject_GetAttrString(trace, "tb_next");
-        Py_SETREF(trace, next == Py_None ? NULL : Py_XNewRef(next));
-        Py_XDECREF(next);
+/* clocks(on): nanoseconds and number of calls of each part since the last call; switches the clocks. */
+static PyObject *handler_clocks(SrHandler *self, PyObject *on) {
+    PyObject *found = PyList_New(0);
+    for (int part = 0; part < SR_N_PARTS && found != NULL; part++) {
+        PyObject *pair = Py_BuildValue("(Ln)", self->parts_ns[part], self->parts_n[part]);
+        if (pair == NULL || PyList_Append(found, pair)) {
+            Py_CLEAR(found);
+        }
+        Py_XDECREF(pair);
+        self->parts_ns[part] = 0;
+        self->parts_n[part] = 0;
     }
-    PyErr_Clear();
-    if (value != NULL && PyExceptionInstance_Check(value)) {
-        PyException_SetTraceback(value, trace == NULL ? Py_None : trace);
-    }
-    PyErr_Restore(type, value, trace);
+    self->clocked = PyObject_IsTrue(on) == 1;
+    return found;
 }
 
-PyObject *dispatch_call(PyObject *mode, Handler *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
-    PyObject *out = NULL;
-    int done = 0;
-    /* There is none where the mode went blind, and one that is off where the garbage collector has been here. */
-    if (self != NULL && self->way != OFF && names == NULL && n >= 2 && n <= 4) {
-        done = try_quickly(self, args, n, &out);
+/* collide(): give all contexts the same hash, for the tests of collisions. */
+static PyObject *handler_collide(SrHandler *self, PyObject *none) {
+    (void)none;
+    sr_collide_context_cache(self->cache);
+    Py_RETURN_NONE;
+}
+
+#define HANDLER_FIELDS(apply)                                                                                          \
+    apply(n_modes_below) apply(function_mode_on) apply(profiler_on) apply(origins) apply(selection) apply(recorder)    \
+        apply(contexts) apply(rows) apply(device) apply(matched) apply(seen_verdict) apply(watched) apply(buffers)     \
+            apply(make_buffer) apply(replay) apply(shares_memory) apply(conclude) apply(failed) apply(unrecorded)      \
+                apply(acquire) apply(release) apply(waited_for) apply(too_large)
+
+static PyObject *handler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    if (PyTuple_GET_SIZE(args)) {
+        PyErr_SetString(PyExc_TypeError, "Handler: arguments by name only");
+        return NULL;
     }
-    if (!done && !interrupted()) {
-        out = in_python(mode, args, n, names);
+    SrHandler *self = (SrHandler *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
     }
-    if (out == NULL) {
-        leave_out_ours();
+    self->cache = sr_new_context_cache();
+#define HANDLER_TAKE(name)                                                                                             \
+    if ((self->name = Py_XNewRef(kwargs == NULL ? NULL : PyDict_GetItemString(kwargs, #name))) == NULL) {              \
+        PyErr_SetString(PyExc_TypeError, "Handler: " #name " is missing");                                             \
+        Py_DECREF(self);                                                                                               \
+        return NULL;                                                                                                   \
     }
-    return out;
+    HANDLER_FIELDS(HANDLER_TAKE)
+    self->everything = sr_slot_offset(Py_TYPE(self->selection), "everything");
+    if (PyErr_Occurred()) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (self->cache == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    if (!sr_is_origins(self->origins) || !PyDict_Check(self->contexts) || !sr_is_row_buffer(self->rows) ||
+        !PyAnySet_Check(self->watched) || !PyDict_Check(self->buffers)) {
+        PyErr_SetString(PyExc_TypeError, "Handler: an argument is of the wrong type");
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int handler_traverse(SrHandler *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+#define HANDLER_VISIT(name) Py_VISIT(self->name);
+    HANDLER_FIELDS(HANDLER_VISIT)
+    for (size_t i = 0; i < self->table_room; i++) {
+        if (self->table[i].func != NULL) {
+            Py_VISIT(self->table[i].func);
+            Py_VISIT(self->table[i].operator->plan);
+            Py_VISIT(self->table[i].operator->run);
+        }
+    }
+    return sr_visit_context_cache(self->cache, visit, arg);
+}
+
+static int handler_clear(SrHandler *self) {
+    self->state = SR_OFF;
+#define HANDLER_CLEAR(name) Py_CLEAR(self->name);
+    HANDLER_FIELDS(HANDLER_CLEAR)
+    SrTableSlot *table = self->table;
+    size_t room = self->table_room;
+    self->table = NULL;
+    self->table_room = self->n_operators = 0;
+    for (size_t i = 0; i < room; i++) {
+        if (table[i].func != NULL) {
+            Py_DECREF(table[i].func);
+            Py_DECREF(table[i].operator->plan);
+            Py_DECREF(table[i].operator->run);
+            Py_DECREF(table[i].operator->index);
+            Py_DECREF(table[i].operator->skipped);
+            PyMem_Free(table[i].operator);
+        }
+    }
+    PyMem_Free(table);
+    SrContextCache *cache = self->cache;
+    self->cache = NULL;
+    sr_drop_context_cache(cache);
+    return 0;
+}
+
+static void handler_dealloc(SrHandler *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    handler_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef handler_methods[] = {
+    {"bind", (PyCFunction)sr_bind_method, METH_O, NULL},
+    {"learn", (PyCFunction)handler_learn, METH_VARARGS, NULL},
+    {"guard", (PyCFunction)handler_guard, METH_VARARGS, NULL},
+    {"collect", (PyCFunction)handler_collect, METH_O, NULL},
+    {"clocks", (PyCFunction)handler_clocks, METH_O, NULL},
+    {"collide", (PyCFunction)handler_collide, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef handler_members[] = {
+    {"state", T_INT, offsetof(SrHandler, state), 0, NULL},
+    {"on_target", T_INT, offsetof(SrHandler, on_target), 0, NULL},
+    {"slow_ratio", T_DOUBLE, offsetof(SrHandler, slow_ratio), 0, NULL},
+    {"max_bytes", T_DOUBLE, offsetof(SrHandler, max_bytes), 0, NULL},
+    {"own_ns", T_LONGLONG, offsetof(SrHandler, own_ns), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot handler_slots[] = {
+    {Py_tp_new, handler_new},         {Py_tp_dealloc, handler_dealloc}, {Py_tp_traverse, handler_traverse},
+    {Py_tp_clear, handler_clear},     {Py_tp_methods, handler_methods}, {Py_tp_members, handler_members},
+    {0, NULL},
+};
+
+static PyType_Spec handler_spec = {
+    .name = "shadowrun.native._core.Handler",
+    .basicsize = sizeof(SrHandler),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = handler_slots,
+};
+
+int sr_add_handler_type(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&handler_spec);
+    int failed = type == NULL || PyModule_AddObjectRef(module, "Handler", type);
+#define HANDLER_ADD(name) failed = failed || PyModule_AddIntConstant(module, #name, SR_##name);
+    HANDLER_ADD(OFF) HANDLER_ADD(COMPARING) HANDLER_ADD(RECORDING) HANDLER_ADD(FRESH) HANDLER_ADD(IN_PLACE)
+    HANDLER_ADD(SEVERAL) HANDLER_ADD(SILENT) HANDLER_ADD(PASSING) HANDLER_ADD(LONG) HANDLER_ADD(MOST_WRITTEN)
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
 }

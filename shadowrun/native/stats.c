@@ -1,41 +1,94 @@
-/* All statistics of two tensors that differ, in one pass over memory: numerics.diff in C. */
+/* Statistics of two tensors that differ, in one pass over memory.
+ *
+ * numerics/diff.py is their specification, and numerics/elements.py that of `differing`. Chunks have the same length there
+ * and here, since a few figures are rounded as suits the chunk; here, a chunk is taken in blocks that stay in the L1 cache.
+ */
 
 #include "core.h"
-#include "stats.h"
 
-static inline uint32_t code_of_float(float value) {
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+#include <structmember.h>
+
+#define STATS_BLOCKS 16   /* of a chunk */
+#define STATS_LANES 16    /* partial sums: the order of a sum is the same with all instructions */
+#define STATS_NEARLY 0x1p-20 /* more than rounding to float32 takes from a difference and a quotient */
+
+typedef const unsigned char *stats_memory; /* tensors may lie at any address: memcpy reads them */
+
+struct stats_input {
+    stats_memory actual, expected;
+    size_t n;         /* elements */
+    double normal;    /* smallest normal number of the dtype */
+    double vanishing; /* mean square below which float32 squares may have underflowed */
+    const float *wide; /* of the 256 numbers of an 8-bit format */
+    int is_signed;    /* the format has a sign */
+    int is_bool;
+};
+
+/* The fields of Totals in numerics/diff.py; any_xor is as long in bits as greatest_xor. */
+struct stats_totals {
+    uint64_t n_different, n_finite, max_ulp, any_xor, n_nan, n_inf, n_zero_sign, n_subnormal, n_from_zero;
+    double max_abs, max_rel, squares;
+    int64_t worst;
+    int worst_is_class;
+    double worst_actual, worst_expected;
+};
+
+static inline int stats_wants(const struct stats_totals *t, double gap) { return gap > t->max_abs || t->worst < 0; }
+
+static inline void stats_offer(struct stats_totals *t, double gap, size_t index) {
+    if (!stats_wants(t, gap)) return;
+    if (!t->worst_is_class) t->worst = (int64_t)index;
+    if (gap > t->max_abs) t->max_abs = gap;
+}
+
+static inline double stats_sum_of_lanes(const double *lanes) {
+    double sum = 0;
+    for (int j = 0; j < STATS_LANES; j++) sum += lanes[j];
+    return sum;
+}
+
+typedef void (*stats_function_t)(struct stats_totals *, const struct stats_input *);
+
+#define STATS_JOIN_(a, b, c) stats_##a##_##b##_##c
+#define STATS_JOIN(a, b, c) STATS_JOIN_(a, b, c)
+
+static inline uint32_t stats_float_bits(float value) {
     uint32_t code;
     memcpy(&code, &value, sizeof code);
     return code;
 }
 
 /* For processors without a conversion, and compilers that make no vectors of it. */
-static inline uint32_t code_of_half(uint16_t half) {
+static inline uint32_t stats_half_bits(uint16_t half) {
     uint32_t size = half & 0x7fff, sign = (uint32_t)(half & 0x8000) << 16;
     uint32_t normal = (size << 13) + ((uint32_t)112 << 23);
-    uint32_t subnormal = code_of_float((float)(int32_t)size * 0x1p-24f);
+    uint32_t subnormal = stats_float_bits((float)(int32_t)size * 0x1p-24f);
     uint32_t is_subnormal = 0 - (uint32_t)(size < 0x400), is_special = 0 - (uint32_t)(size >= 0x7c00);
     return sign | (is_subnormal & subnormal) | (~is_subnormal & (normal | (is_special & 0x7f800000)));
 }
 
-static const char *const formats[] = {
+static const char *const stats_formats[] = {
     "float32", "float64", "bfloat16", "float16", "float8", "int8", "uint8",
     "int16",   "uint16",  "int32",    "uint32",  "int64",  "uint64", "bool",
 };
-#define N_FORMATS (sizeof formats / sizeof *formats)
+#define STATS_N_FORMATS (sizeof stats_formats / sizeof *stats_formats)
 
 #define INSTRUCTIONS plain
 #define TARGET
-#include "stats_all.h"
+#include "stats_formats.h"
 
 /* A build runs on every processor of its kind, so the loops are there for older and newer ones. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && (defined(__linux__) || defined(__APPLE__))
-#define HAS_MORE 1
+#define STATS_HAS_X86_SETS 1
 #include <immintrin.h>
 
 #define INSTRUCTIONS avx2
 #define TARGET __attribute__((target("avx2")))
-#include "stats_all.h"
+#include "stats_formats.h"
 
 #define INSTRUCTIONS avx512
 #if defined(__clang__)
@@ -44,41 +97,41 @@ static const char *const formats[] = {
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
 #endif
 #define HALVES(from, to) _mm512_storeu_ps((to), _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(from))))
-#include "stats_all.h"
+#include "stats_formats.h"
 #endif
 
 /* By the name of the instructions, or with None the best that the processor has. NULL with an exception. */
-static const add_function *table_of(PyObject *instructions) {
+static const stats_function_t *stats_table(PyObject *instructions) {
     const char *name = instructions == Py_None ? "" : PyUnicode_AsUTF8(instructions);
     if (name == NULL) return NULL;
-#ifdef HAS_MORE
+#ifdef STATS_HAS_X86_SETS
     int avx2 = __builtin_cpu_supports("avx2");
     int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512 && (!*name || !strcmp(name, "avx512"))) return all_formats_avx512;
-    if (avx2 && (!*name || !strcmp(name, "avx2"))) return all_formats_avx2;
+    if (avx512 && (!*name || !strcmp(name, "avx512"))) return stats_all_formats_avx512;
+    if (avx2 && (!*name || !strcmp(name, "avx2"))) return stats_all_formats_avx2;
 #endif
-    if (!*name || !strcmp(name, "plain")) return all_formats_plain;
+    if (!*name || !strcmp(name, "plain")) return stats_all_formats_plain;
     PyErr_Format(PyExc_ValueError, "this processor, or this build, has no instructions \"%s\"", name);
     return NULL;
 }
 
-static add_function function_of(PyObject *format, PyObject *instructions) {
-    const add_function *table = table_of(instructions);
+static stats_function_t stats_function(PyObject *format, PyObject *instructions) {
+    const stats_function_t *table = stats_table(instructions);
     const char *name = table == NULL ? NULL : PyUnicode_AsUTF8(format);
     if (name == NULL) return NULL;
-    for (size_t i = 0; i < N_FORMATS; i++)
-        if (!strcmp(name, formats[i])) return table[i];
+    for (size_t i = 0; i < STATS_N_FORMATS; i++)
+        if (!strcmp(name, stats_formats[i])) return table[i];
     PyErr_Format(PyExc_ValueError, "no statistics of the format \"%s\"", name);
     return NULL;
 }
 
 /* What follows from the dtype: (name, smallest normal number, mean square that vanishes, signed, numbers). The last are
    the 256 numbers of an 8-bit format as float32, else None. */
-int read_format(PyObject *tuple, PyObject *instructions, struct input *in, add_function *add) {
+int stats_read_format(PyObject *tuple, PyObject *instructions, struct stats_input *in, stats_function_t *add) {
     PyObject *name, *wide;
     if (!PyArg_ParseTuple(tuple, "UddpO", &name, &in->normal, &in->vanishing, &in->is_signed, &wide)) return -1;
-    *add = function_of(name, instructions);
+    *add = stats_function(name, instructions);
     if (*add == NULL) return -1;
     in->is_bool = PyUnicode_CompareWithASCIIString(name, "bool") == 0;
     in->wide = NULL;
@@ -91,8 +144,8 @@ int read_format(PyObject *tuple, PyObject *instructions, struct input *in, add_f
     return 0;
 }
 
-void add_up(struct totals *t, const struct input *in, add_function add, size_t n_bytes) {
-    if (n_bytes <= FEW_BYTES) {
+void stats_add_up(struct stats_totals *t, const struct stats_input *in, stats_function_t add, size_t n_bytes) {
+    if (n_bytes <= SR_FEW_BYTES) {
         add(t, in);
     } else {
         Py_BEGIN_ALLOW_THREADS
@@ -101,24 +154,332 @@ void add_up(struct totals *t, const struct input *in, add_function add, size_t n
     }
 }
 
-/* statistics(left, right, n, n_bytes, format, instructions=None): addresses of two dense tensors, their elements and the
-   bytes of one of them. Returns the fields of Totals in their order, and the two values of the worst element. */
-PyObject *statistics(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+/* statistics(actual, expected, n, n_bytes, format, instructions=None): addresses of two dense tensors, their elements and the
+   bytes of one of them. Returns the fields of Totals in their order. */
+PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     (void)module;
     if (n_args < 5 || n_args > 6 || !PyTuple_Check(args[4])) {
-        PyErr_SetString(PyExc_TypeError, "statistics(left, right, n, n_bytes, format, instructions=None)");
+        PyErr_SetString(PyExc_TypeError, "statistics(actual, expected, n, n_bytes, format, instructions=None)");
         return NULL;
     }
-    struct input in = {.left = PyLong_AsVoidPtr(args[0]), .right = PyLong_AsVoidPtr(args[1]), .n = PyLong_AsSize_t(args[2])};
+    struct stats_input in = {.actual = PyLong_AsVoidPtr(args[0]), .expected = PyLong_AsVoidPtr(args[1]), .n = PyLong_AsSize_t(args[2])};
     size_t n_bytes = PyLong_AsSize_t(args[3]);
-    struct totals t = {.worst = -1};
-    add_function add;
-    if (PyErr_Occurred() || read_format(args[4], n_args == 6 ? args[5] : Py_None, &in, &add) < 0) return NULL;
-    if (in.n && in.left && in.right) add_up(&t, &in, add, n_bytes);
+    struct stats_totals t = {.worst = -1};
+    stats_function_t add;
+    if (PyErr_Occurred() || stats_read_format(args[4], n_args == 6 ? args[5] : Py_None, &in, &add) < 0) return NULL;
+    if (in.n && in.actual && in.expected) stats_add_up(&t, &in, add, n_bytes);
     typedef unsigned long long count;
     return Py_BuildValue(
         "KdddKKKKKKKKLOdd", (count)t.n_different, t.max_abs, t.max_rel, t.squares, (count)t.n_finite, (count)t.max_ulp,
         (count)t.any_xor, (count)t.n_nan, (count)t.n_inf, (count)t.n_zero_sign, (count)t.n_subnormal,
         (count)t.n_from_zero, (long long)t.worst, t.worst_is_class ? Py_True : Py_False, t.worst_actual,
         t.worst_expected);
+}
+
+/* From two plain tensors of one form, as nearly all are, to a finished TensorDiff. */
+
+enum { DIFF_N_META = 5, DIFF_N_FIELDS = 22, DIFF_MOST_FORMATS = 32 };
+
+/* In the order in which they are filled in below. */
+static const char *const diff_meta_fields[DIFF_N_META] = {"dtype", "shape", "stride", "device", "layout"};
+static const char *const diff_fields[DIFF_N_FIELDS] = {
+    "name",          "actual",       "expected",       "n_elements",     "n_different",     "n_mismatched",
+    "max_abs",       "max_rel",      "rmse",           "max_ulp",        "remaining_bits",  "n_nan",
+    "n_inf",         "n_zero_sign",  "n_subnormal",    "worst_index",    "worst_actual",    "worst_expected",
+    "excess_actual", "excess_expected", "detail",      "n_from_zero",
+};
+
+typedef struct {
+    PyTypeObject *type;
+    Py_ssize_t places[DIFF_N_FIELDS]; /* of the slots in an object */
+} DiffClass;
+
+typedef struct {
+    int code, bits, mantissa; /* code and bits: as in DLPack; mantissa: -1 for integers */
+    PyObject *name, *format;  /* name: as in TensorMeta; format: keeps alive what `input` points to */
+    struct stats_input input;
+    stats_function_t add;
+} DiffFormat;
+
+static DiffClass diff_meta_class, diff_diff_class;
+static DiffFormat diff_formats[DIFF_MOST_FORMATS];
+static Py_ssize_t diff_n_formats;
+static PyObject *diff_cpu, *diff_strided, *diff_empty; /* strings */
+
+/* Whether a class has these slots and no others: filling them here is faster than the __init__ of a frozen class. */
+static int diff_learn_class(DiffClass *class, PyObject *type, const char *const *names, Py_ssize_t n) {
+    PyObject *slots = PyObject_GetAttrString(type, "__slots__");
+    int known = slots != NULL && PyType_Check(type) && PyTuple_Check(slots) && PyTuple_GET_SIZE(slots) == n;
+    for (Py_ssize_t i = 0; known && i < n; i++) {
+        PyObject *descriptor = PyObject_GetAttrString(type, names[i]);
+        known = descriptor != NULL && Py_IS_TYPE(descriptor, &PyMemberDescr_Type) &&
+                ((PyMemberDescrObject *)descriptor)->d_member->type == T_OBJECT_EX;
+        if (known) {
+            class->places[i] = ((PyMemberDescrObject *)descriptor)->d_member->offset;
+        }
+        Py_XDECREF(descriptor);
+    }
+    Py_XDECREF(slots);
+    PyErr_Clear();
+    if (known) {
+        Py_XSETREF(class->type, (PyTypeObject *)Py_NewRef(type));
+    }
+    return known;
+}
+
+/* An object with these values. The references are taken in any case; a NULL among them is a failure. */
+static PyObject *diff_make(const DiffClass *class, PyObject **values, Py_ssize_t n) {
+    PyObject *made = class->type->tp_alloc(class->type, 0);
+    int failed = made == NULL;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        failed |= values[i] == NULL;
+        if (made == NULL) {
+            Py_XDECREF(values[i]);
+        } else {
+            *(PyObject **)((char *)made + class->places[i]) = values[i];
+        }
+    }
+    if (failed) {
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
+/* setup_diff(TensorDiff, TensorMeta, formats): whether `diff` can make these classes. Each format is a tuple: DLPack's
+ * code and bits, name, mantissa, and what `statistics` takes. */
+PyObject *sr_setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 3 || !PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) > DIFF_MOST_FORMATS) {
+        return sr_wrong_count("setup_diff");
+    }
+    if (!diff_learn_class(&diff_diff_class, args[0], diff_fields, DIFF_N_FIELDS) || !diff_learn_class(&diff_meta_class, args[1], diff_meta_fields, DIFF_N_META)) {
+        Py_RETURN_FALSE;
+    }
+    diff_n_formats = 0; /* of an earlier setup, whose objects stay: it happens once in a process */
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[2]); i++) {
+        DiffFormat *f = diff_formats + i;
+        if (!PyArg_ParseTuple(
+                PyTuple_GET_ITEM(args[2], i), "iiUiO!", &f->code, &f->bits, &f->name, &f->mantissa, &PyTuple_Type,
+                &f->format) ||
+            stats_read_format(f->format, Py_None, &f->input, &f->add) < 0) {
+            return NULL;
+        }
+        Py_INCREF(f->name), Py_INCREF(f->format);
+        diff_n_formats++;
+    }
+    diff_cpu = PyUnicode_InternFromString("cpu"), diff_strided = PyUnicode_InternFromString("strided");
+    diff_empty = PyUnicode_InternFromString("");
+    return diff_cpu == NULL || diff_strided == NULL || diff_empty == NULL ? NULL : Py_NewRef(Py_True);
+}
+
+static const DiffFormat *diff_format(const SrTensor *t) {
+    for (Py_ssize_t i = 0; i < diff_n_formats; i++) {
+        if (diff_formats[i].code == t->dtype.code && diff_formats[i].bits == t->dtype.bits && t->dtype.lanes == 1) {
+            return diff_formats + i;
+        }
+    }
+    return NULL;
+}
+
+static PyObject *diff_tuple(const int64_t *numbers, Py_ssize_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t d = 0; tuple != NULL && d < n; d++) {
+        PyObject *number = PyLong_FromLongLong(numbers[d]);
+        if (number == NULL) {
+            Py_CLEAR(tuple);
+        } else {
+            PyTuple_SET_ITEM(tuple, d, number);
+        }
+    }
+    return tuple;
+}
+
+/* Strides of two contiguous tensors of one shape: a tuple, None if they differ, NULL with an exception. Where a
+ * dimension has one element any stride is right, and DLPack may give another than torch. */
+static PyObject *diff_strides(PyObject *actual, PyObject *expected, const SrTensor *t) {
+    SR_NAME(stride, "stride") { return NULL; }
+    int one = t->strides == NULL;
+    for (int32_t d = 0; d < t->ndim; d++) {
+        one |= t->shape[d] == 1;
+    }
+    if (!one) {
+        return diff_tuple(t->strides, t->ndim);
+    }
+    PyObject *a = PyObject_CallMethodNoArgs(actual, stride), *e = PyObject_CallMethodNoArgs(expected, stride);
+    int same = a == NULL || e == NULL ? -1 : PyObject_RichCompareBool(a, e, Py_EQ);
+    Py_XDECREF(e);
+    if (same != 1) {
+        Py_XDECREF(a);
+        return same < 0 ? NULL : Py_NewRef(Py_None);
+    }
+    return a;
+}
+
+static PyObject *diff_index(int64_t flat, const SrTensor *t) {
+    PyObject *index = PyTuple_New(t->ndim);
+    for (int32_t d = t->ndim - 1; index != NULL && d >= 0; d--) {
+        PyObject *number = PyLong_FromLongLong(flat % t->shape[d]);
+        flat /= t->shape[d];
+        if (number == NULL) {
+            Py_CLEAR(index);
+        } else {
+            PyTuple_SET_ITEM(index, d, number);
+        }
+    }
+    return index;
+}
+
+static long diff_remaining_bits(uint64_t xor, int mantissa) {
+    int length = 0;
+    for (; xor != 0 && length < mantissa; xor >>= 1) {
+        length++;
+    }
+    return mantissa < 0 ? -1 : mantissa - length;
+}
+
+static PyObject *diff_fill(
+    PyObject *name, PyObject *form, const SrTensor *shape, const DiffFormat *f, const struct stats_input *in, const struct stats_totals *t) {
+    double mean = t->n_finite ? t->squares / (double)t->n_finite : 0.0;
+    PyObject *values[DIFF_N_FIELDS] = {
+        Py_NewRef(name),
+        form,
+        Py_NewRef(form), /* a frozen value: one for both */
+        PyLong_FromSize_t(in->n),
+        PyLong_FromUnsignedLongLong(t->n_different),
+        PyLong_FromLong(0),
+        PyFloat_FromDouble(t->max_abs),
+        PyFloat_FromDouble(t->max_rel),
+        PyFloat_FromDouble(pow(mean, 0.5)), /* not sqrt, which rounds differently from Python's ** */
+        PyLong_FromUnsignedLongLong(t->max_ulp),
+        PyLong_FromLong(diff_remaining_bits(t->any_xor, f->mantissa)),
+        PyLong_FromUnsignedLongLong(t->n_nan),
+        PyLong_FromUnsignedLongLong(t->n_inf),
+        PyLong_FromUnsignedLongLong(t->n_zero_sign),
+        PyLong_FromUnsignedLongLong(t->n_subnormal),
+        diff_index(t->worst < 0 ? 0 : t->worst, shape),
+        PyFloat_FromDouble(t->worst_actual),
+        PyFloat_FromDouble(t->worst_expected),
+        PyFloat_FromDouble(-1.0),
+        PyFloat_FromDouble(-1.0),
+        Py_NewRef(diff_empty),
+        PyLong_FromUnsignedLongLong(t->n_from_zero),
+    };
+    return diff_make(&diff_diff_class, values, DIFF_N_FIELDS);
+}
+
+/* diff(name, actual, expected): see numerics/diff.py. None for what is not plain, or differs in form. */
+PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 3) {
+        return sr_wrong_count("diff");
+    }
+    SrTensor a, e;
+    if (!sr_is_tensor(args[1]) || !sr_is_tensor(args[2]) || !PyUnicode_Check(args[0]) || !sr_read_tensor(args[1], &a) ||
+        !sr_read_tensor(args[2], &e)) {
+        Py_RETURN_NONE;
+    }
+    const DiffFormat *f = diff_format(&a);
+    /* No address: an empty tensor, or a ZeroTensor, which has no stats_memory. */
+    if (f == NULL || f != diff_format(&e) || a.ndim != e.ndim || !sr_is_on_cpu(&a) || !sr_is_on_cpu(&e) || a.data == NULL ||
+        e.data == NULL || !sr_is_contiguous(&a) || !sr_is_contiguous(&e)) {
+        Py_RETURN_NONE;
+    }
+    struct stats_input in = f->input;
+    in.actual = (stats_memory)a.data + a.byte_offset, in.expected = (stats_memory)e.data + e.byte_offset, in.n = 1;
+    for (int32_t d = 0; d < a.ndim; d++) {
+        if (a.shape[d] != e.shape[d]) {
+            Py_RETURN_NONE;
+        }
+        in.n *= (size_t)a.shape[d];
+    }
+    int negated_a = sr_is_negated(args[1]), negated_e = negated_a < 0 ? -1 : sr_is_negated(args[2]);
+    if (negated_e < 0) {
+        return NULL;
+    }
+    if (negated_a || negated_e || in.n == 0) {
+        Py_RETURN_NONE;
+    }
+    PyObject *strides = diff_strides(args[1], args[2], &a);
+    if (strides == NULL || strides == Py_None) { /* Python describes the difference */
+        return strides;
+    }
+    PyObject *values[DIFF_N_META] = {
+        Py_NewRef(f->name), diff_tuple(a.shape, a.ndim), strides, Py_NewRef(diff_cpu), Py_NewRef(diff_strided),
+    };
+    PyObject *form = diff_make(&diff_meta_class, values, DIFF_N_META);
+    if (form == NULL) {
+        return NULL;
+    }
+    struct stats_totals t = {.worst = -1};
+    stats_add_up(&t, &in, f->add, in.n * (size_t)f->bits / 8);
+    return diff_fill(args[0], form, &e, f, &in, &t);
+}
+
+/* The elements that differ, and how. */
+
+enum { DIFFERING_ZEROS = 1, DIFFERING_CLASSES = 2, DIFFERING_NANS = 4, DIFFERING_PART = 2048 };
+
+typedef size_t (*differing_finder)(stats_memory, stats_memory, size_t, int, int64_t *, unsigned char *, size_t, unsigned *);
+
+/* Indices and kinds of the elements that differ; room for `most` of them. Returns how many there are, and all kinds. */
+#define DIFFERING_FIND(width)                                                                                                    \
+    static size_t find_##width(                                                                                        \
+        stats_memory actual, stats_memory expected, size_t n, int mantissa, int64_t *where, unsigned char *kinds, size_t most,          \
+        unsigned *all) {                                                                                               \
+        const uint##width##_t sign = (uint##width##_t)((uint##width##_t)1 << (width - 1));                             \
+        const uint##width##_t infinite = (uint##width##_t)(sign - ((uint##width##_t)1 << mantissa));                   \
+        size_t found = 0;                                                                                              \
+        for (size_t start = 0; start < n; start += DIFFERING_PART) {                                                             \
+            size_t stop = n - start < DIFFERING_PART ? n : start + DIFFERING_PART, bytes = width / 8;                                      \
+            if (!memcmp(actual + start * bytes, expected + start * bytes, (stop - start) * bytes)) continue;                \
+            for (size_t i = start; i < stop; i++) {                                                                    \
+                uint##width##_t a, e;                                                                                  \
+                memcpy(&a, actual + i * bytes, bytes);                                                                   \
+                memcpy(&e, expected + i * bytes, bytes);                                                                  \
+                if (a == e) continue;                                                                                  \
+                if (found == most) return found + 1;                                                                   \
+                a = (uint##width##_t)(a & ~sign), e = (uint##width##_t)(e & ~sign);                                    \
+                unsigned nan_a = a > infinite, nan_e = e > infinite, special = (a == infinite) | (e == infinite);      \
+                unsigned kind = ((a | e) == 0 ? DIFFERING_ZEROS : 0u) | (nan_a & nan_e ? DIFFERING_NANS : 0u) |                            \
+                                ((nan_a ^ nan_e) | (special & !nan_a & !nan_e) ? DIFFERING_CLASSES : 0u);                        \
+                where[found] = (int64_t)i;                                                                             \
+                kinds[found++] = (unsigned char)kind;                                                                  \
+                *all |= kind;                                                                                          \
+            }                                                                                                          \
+        }                                                                                                              \
+        return found;                                                                                                  \
+    }
+
+DIFFERING_FIND(16)
+DIFFERING_FIND(32)
+DIFFERING_FIND(64)
+
+/* differing(actual, expected, n, width, mantissa, where, kinds, most): addresses of two dense tensors of IEEE floats, their
+ * elements, their format, and room for what differs. Returns how many do (more than `most`: too many), and all kinds. */
+PyObject *sr_differing(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    if (n_args != 8) {
+        return sr_wrong_count("differing");
+    }
+    stats_memory actual = PyLong_AsVoidPtr(args[0]), expected = PyLong_AsVoidPtr(args[1]);
+    size_t n = PyLong_AsSize_t(args[2]), most = PyLong_AsSize_t(args[7]), found = 0;
+    long width = PyLong_AsLong(args[3]), mantissa = PyLong_AsLong(args[4]);
+    int64_t *where = PyLong_AsVoidPtr(args[5]);
+    unsigned char *kinds = PyLong_AsVoidPtr(args[6]);
+    unsigned all = 0;
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if ((width != 16 && width != 32 && width != 64) || mantissa < 1 || mantissa > width - 2) {
+        return PyErr_Format(PyExc_ValueError, "no floats of %ld bits with %ld of mantissa", width, mantissa);
+    }
+    differing_finder find = width == 16 ? find_16 : width == 32 ? find_32 : find_64;
+    if (n <= SR_FEW_BYTES * 8 / (size_t)width) {
+        found = find(actual, expected, n, (int)mantissa, where, kinds, most, &all);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        found = find(actual, expected, n, (int)mantissa, where, kinds, most, &all);
+        Py_END_ALLOW_THREADS
+    }
+    return Py_BuildValue("nI", (Py_ssize_t)found, all);
 }

@@ -1,17 +1,17 @@
-/* Tensors without their Python attributes: one C call tells address, dtype, shape and strides of one.
+/* Data pointer, dtype, shape and strides of a tensor, without its Python attributes.
  *
- * The call is that of DLPack's exchange API, a C structure that torch.Tensor carries since torch 2.11
- * (`__dlpack_c_exchange_api__`), made for this. It knows strided tensors of the usual dtypes; for all others it raises
- * a C++ exception with a backtrace, which takes a millisecond: these are not asked, but left to Python's way.
+ * One call of DLPack's exchange API gives them all: a C structure that torch.Tensor carries since torch 2.11
+ * (`__dlpack_c_exchange_api__`). It knows strided tensors of the usual dtypes. For any other it raises a C++ exception with
+ * a backtrace, which takes a millisecond, so those are left to Python.
  */
 
 #include "core.h"
 
 #include <string.h>
 
-enum { ON_CPU = 1, COMPLEX = 5, MOST_FAILURES = 100, REST = 10000 };
+enum { DLPACK_CPU = 1, DLPACK_COMPLEX = 5, MOST_FAILURES = 100, REST = 10000 };
 
-typedef int (*FromObject)(void *object, Tensor *out);
+typedef int (*DlpackFromObject)(void *object, SrTensor *out);
 
 typedef struct {
     struct {
@@ -19,46 +19,46 @@ typedef struct {
     } version;
     void *earlier;
     void *allocate, *managed_from_object, *managed_to_object;
-    FromObject from_object;
+    DlpackFromObject from_object;
     void *stream;
-} ExchangeApi;
+} DlpackExchangeApi;
 
-static FromObject from_object;
+static DlpackFromObject dlpack_from_object;
 static PyTypeObject *tensor_type, *parameter_type;
 static PyObject *exact_types; /* a frozenset */
 static PyObject *shape_descriptor, *dtype_descriptor, *cpu_descriptor, *neg_descriptor, *layout_descriptor;
 static PyObject *strided;        /* torch.strided */
-static int failures, still_rests; /* how often DLPack did not know a tensor lately; for how many it is not asked */
+static int dlpack_failures, dlpack_rests; /* recent refusals of DLPack; calls for which it is not used */
 
-/* What torch's C shim of its stable ABI tells of a tensor, given the address of the at::Tensor: 0, or an error. */
-typedef int32_t (*Ask)(void *tensor, void *answer);
+/* A function of torch's stable C shim, given the address of an at::Tensor: 0, or an error. */
+typedef int32_t (*ShimAsk)(void *tensor, void *answer);
 
-enum { MOST_CODES = 128, MOST_DIMS = 64, CPU_TYPE = 0, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
+enum { MOST_CODES = 128, MOST_DIMS = 64, SHIM_CPU = 0, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
 
 static struct {
-    Py_ssize_t offset; /* of the at::Tensor in its Python object; 0: not known */
-    const void *kind;  /* what all plain tensors begin with: the table of their class */
-    Ask n_dims, sizes, dtype, device;
+    Py_ssize_t offset; /* of the at::Tensor in its Python object; 0: unknown, the shim is not used */
+    const void *kind;  /* address of the virtual table of plain tensors */
+    ShimAsk n_dims, sizes, dtype, device;
     PyObject *dtypes[MOST_CODES]; /* by torch's number; there is one each for the process */
     char refused[MOST_CODES];     /* the dtypes that DLPack does not know */
 } shim;
 
-/* The at::Tensor of an ordinary dense tensor; NULL for others: some of those have no sizes, and the shim would say so on
+/* The at::Tensor of an ordinary dense tensor; NULL for others: some have no sizes, and the shim would print that to
  * stderr. */
 static void *shim_tensor(PyObject *tensor) {
     char *at = (char *)tensor + shim.offset;
-    if (shim.offset == 0 || !is_tensor(tensor)) {
+    if (shim.offset == 0 || !sr_is_tensor(tensor)) {
         return NULL;
     }
     const void *const *impl = *(const void *const **)at;
     return impl != NULL && *impl == shim.kind ? at : NULL;
 }
 
-/* setup_shim(tensor, its _cdata, addresses of n_dims, sizes, dtype, device): whether tensors can be asked so. */
-PyObject *setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+/* setup_shim(tensor, its _cdata, addresses of n_dims, sizes, dtype, device): whether the shim can be used. */
+PyObject *sr_setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (n != 6 || !is_tensor(args[0])) {
-        return wrong_count("setup_shim");
+    if (n != 6 || !sr_is_tensor(args[0])) {
+        return sr_wrong_count("setup_shim");
     }
     void *addresses[5];
     shim.offset = 0;
@@ -76,7 +76,7 @@ PyObject *setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     if (offset + (Py_ssize_t)sizeof(void *) > size) {
         Py_RETURN_FALSE;
     }
-    Ask *asks[] = {&shim.n_dims, &shim.sizes, &shim.dtype, &shim.device};
+    ShimAsk *asks[] = {&shim.n_dims, &shim.sizes, &shim.dtype, &shim.device};
     for (int i = 0; i < 4; i++) {
         memcpy(asks[i], &addresses[1 + i], sizeof(void *));
     }
@@ -88,44 +88,43 @@ PyObject *setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     Py_RETURN_TRUE;
 }
 
-/* A number that the shim tells, of 32 or 64 bits: there is room for either, should a torch exchange the functions. 0, or
- * an error. */
-static int ask(Ask function, void *tensor, int64_t *answer) {
+/* A number of 32 or 64 bits: there is room for either, should a torch exchange the functions. 0, or an error. */
+static int shim_ask(ShimAsk function, void *tensor, int64_t *answer) {
     *answer = -1;
     return function(tensor, answer);
 }
 
-/* The shape and dtype of a tensor without an object for them: 1; 0 where it must be asked in Python. */
-int shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype) {
+/* The shape and dtype of a tensor without an object for them: 1; 0 where Python has to be asked. */
+int sr_shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype) {
     void *asked = shim_tensor(tensor);
-    int64_t told;
+    int64_t answer;
     *sizes = NULL;
-    if (asked == NULL || ask(shim.n_dims, asked, n_dims) || *n_dims < 0 || *n_dims > MOST_DIMS ||
-        ask(shim.dtype, asked, &told) || shim.sizes(asked, (void *)sizes) ||
+    if (asked == NULL || shim_ask(shim.n_dims, asked, n_dims) || *n_dims < 0 || *n_dims > MOST_DIMS ||
+        shim_ask(shim.dtype, asked, &answer) || shim.sizes(asked, (void *)sizes) ||
         (*n_dims > 0 && (uintptr_t)*sizes < FIRST_PAGE)) {
         return 0;
     }
     int32_t code;
-    memcpy(&code, &told, sizeof code);
+    memcpy(&code, &answer, sizeof code);
     if (code < 0 || code >= MOST_CODES) {
         return 0;
     }
     if (shim.dtypes[code] == NULL) {
-        shim.dtypes[code] = dtype_of(tensor); /* kept for the process */
+        shim.dtypes[code] = sr_dtype(tensor); /* kept for the process */
         PyErr_Clear();
     }
     *dtype = shim.dtypes[code];
     return *dtype != NULL;
 }
 
-/* setup(torch.Tensor, torch.nn.Parameter, exact types, torch.strided): whether this torch has what is needed. */
-PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+/* setup_tensors(torch.Tensor, torch.nn.Parameter, exact types, torch.strided): whether this torch has what is needed. */
+PyObject *sr_setup_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
     if (n != 4 || !PyType_Check(args[0]) || !PyType_Check(args[1]) || !PyFrozenSet_Check(args[2])) {
-        return wrong_count("setup");
+        return sr_wrong_count("setup_tensors");
     }
     PyObject *capsule = PyObject_GetAttrString(args[0], "__dlpack_c_exchange_api__");
-    ExchangeApi *api = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    DlpackExchangeApi *api = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     Py_XDECREF(capsule); /* the structure lives as long as the process */
     if (api == NULL) {
         PyErr_Clear();
@@ -134,7 +133,7 @@ PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     if (api->version.major != 1 || api->from_object == NULL) {
         Py_RETURN_FALSE;
     }
-    from_object = api->from_object;
+    dlpack_from_object = api->from_object;
     Py_XSETREF(tensor_type, (PyTypeObject *)Py_NewRef(args[0]));
     Py_XSETREF(parameter_type, (PyTypeObject *)Py_NewRef(args[1]));
     Py_XSETREF(exact_types, Py_NewRef(args[2]));
@@ -145,72 +144,72 @@ PyObject *setup(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     Py_XSETREF(layout_descriptor, PyObject_GetAttrString(args[0], "layout"));
     Py_XSETREF(strided, Py_NewRef(args[3]));
     PyErr_Clear();
-    failures = still_rests = 0;
+    dlpack_failures = dlpack_rests = 0;
     Py_RETURN_TRUE;
 }
 
-int is_tensor(PyObject *value) { return Py_IS_TYPE(value, tensor_type) || Py_IS_TYPE(value, parameter_type); }
+int sr_is_tensor(PyObject *value) { return Py_IS_TYPE(value, tensor_type) || Py_IS_TYPE(value, parameter_type); }
 
-int is_tensor_type(PyObject *type) { return type == (PyObject *)tensor_type || type == (PyObject *)parameter_type; }
+int sr_is_tensor_type(PyObject *type) { return type == (PyObject *)tensor_type || type == (PyObject *)parameter_type; }
 
-int is_any_tensor(PyObject *value) { return PyObject_IsInstance(value, (PyObject *)tensor_type); }
+int sr_is_tensor_or_subclass(PyObject *value) { return PyObject_IsInstance(value, (PyObject *)tensor_type); }
 
-int is_exact(PyObject *value) { return PySet_Contains(exact_types, (PyObject *)Py_TYPE(value)); }
+int sr_is_exact(PyObject *value) { return PySet_Contains(exact_types, (PyObject *)Py_TYPE(value)); }
 
-/* An attribute that torch computes; a subclass may have its own. */
-static PyObject *computed(PyObject *tensor, PyObject *descriptor, PyObject *name) {
-    return get_computed(tensor, is_tensor(tensor) ? descriptor : NULL, name);
+/* An attribute that torch computes; a subclass may override it. */
+static PyObject *tensor_attribute(PyObject *tensor, PyObject *descriptor, PyObject *name) {
+    return sr_get_computed(tensor, sr_is_tensor(tensor) ? descriptor : NULL, name);
 }
 
-PyObject *shape_of(PyObject *tensor) {
-    NAME(shape, "shape") { return NULL; }
-    return computed(tensor, shape_descriptor, shape);
+PyObject *sr_shape(PyObject *tensor) {
+    SR_NAME(shape, "shape") { return NULL; }
+    return tensor_attribute(tensor, shape_descriptor, shape);
 }
 
-PyObject *dtype_of(PyObject *tensor) {
-    NAME(dtype, "dtype") { return NULL; }
-    return computed(tensor, dtype_descriptor, dtype);
+PyObject *sr_dtype(PyObject *tensor) {
+    SR_NAME(dtype, "dtype") { return NULL; }
+    return tensor_attribute(tensor, dtype_descriptor, dtype);
 }
 
-/* The number of a dense CPU tensor's dtype; -1 for others; MOST_CODES where the shim cannot tell, and layout is strided. */
-static int32_t dense_dtype(PyObject *value) {
+/* The number of a dense CPU tensor's dtype; -1 for others; MOST_CODES where the shim does not know it, and the layout is strided. */
+static int32_t tensor_dense_dtype(PyObject *value) {
     int32_t type, code;
-    if (shim.offset != 0 && is_tensor(value)) {
+    if (shim.offset != 0 && sr_is_tensor(value)) {
         void *asked = shim_tensor(value);
         int known = asked != NULL && shim.device(asked, &type) == 0 && shim.dtype(asked, &code) == 0;
-        return known && type == CPU_TYPE && code >= 0 && code < MOST_CODES ? code : -1;
+        return known && type == SHIM_CPU && code >= 0 && code < MOST_CODES ? code : -1;
     }
-    NAME(layout, "layout") { return -1; }
-    PyObject *answer = computed(value, layout_descriptor, layout);
+    SR_NAME(layout, "layout") { return -1; }
+    PyObject *answer = tensor_attribute(value, layout_descriptor, layout);
     Py_XDECREF(answer); /* there is one object for each layout */
     PyErr_Clear();
     return answer == strided ? MOST_CODES : -1;
 }
 
 /* Dense tensors on the CPU only: 1; 0 for others, and where DLPack does not know the dtype. */
-int read_tensor(PyObject *value, Tensor *found) {
-    int32_t code = dense_dtype(value);
+int sr_read_tensor(PyObject *value, SrTensor *found) {
+    int32_t code = tensor_dense_dtype(value);
     if (code < 0 || (code < MOST_CODES && shim.refused[code])) {
         return 0;
     }
-    if (still_rests > 0) {
-        still_rests--;
+    if (dlpack_rests > 0) {
+        dlpack_rests--;
         return 0;
     }
-    if (from_object(value, found) != 0) {
+    if (dlpack_from_object(value, found) != 0) {
         PyErr_Clear();
         if (code < MOST_CODES) {
             shim.refused[code] = 1;
-        } else if (++failures >= MOST_FAILURES) {
-            failures = 0, still_rests = REST;
+        } else if (++dlpack_failures >= MOST_FAILURES) {
+            dlpack_failures = 0, dlpack_rests = REST;
         }
         return 0;
     }
-    failures -= failures > 0; /* a few among many are no reason */
+    dlpack_failures -= dlpack_failures > 0; /* a few among many are no reason to stop */
     return 1;
 }
 
-int is_contiguous(const Tensor *t) {
+int sr_is_contiguous(const SrTensor *t) {
     int64_t stride = 1;
     for (int32_t d = t->ndim - 1; d >= 0 && t->strides != NULL; d--) {
         if (t->shape[d] != 1) {
@@ -223,27 +222,27 @@ int is_contiguous(const Tensor *t) {
     return 1;
 }
 
-int is_on_cpu(const Tensor *t) { return t->device.type == ON_CPU; }
+int sr_is_on_cpu(const SrTensor *t) { return t->device.type == DLPACK_CPU; }
 
-int has_cpu(PyObject *tensor) {
-    NAME(is_cpu, "is_cpu") { return 0; }
+int sr_is_cpu_tensor(PyObject *tensor) {
+    SR_NAME(is_cpu, "is_cpu") { return 0; }
     void *asked = shim_tensor(tensor);
-    int64_t told;
-    if (asked != NULL && ask(shim.device, asked, &told) == 0) {
+    int64_t number;
+    if (asked != NULL && shim_ask(shim.device, asked, &number) == 0) {
         int32_t type;
-        memcpy(&type, &told, sizeof type);
-        return type == CPU_TYPE;
+        memcpy(&type, &number, sizeof type);
+        return type == SHIM_CPU;
     }
-    PyObject *answer = computed(tensor, cpu_descriptor, is_cpu);
+    PyObject *answer = tensor_attribute(tensor, cpu_descriptor, is_cpu);
     int is_there = answer == Py_True;
     Py_XDECREF(answer);
     return is_there;
 }
 
-int is_negated(PyObject *t) {
-    NAME(is_neg, "is_neg") { return -1; }
+int sr_is_negated(PyObject *t) {
+    SR_NAME(is_neg, "is_neg") { return -1; }
     PyObject *answer;
-    if (is_tensor(t) && neg_descriptor != NULL && Py_IS_TYPE(neg_descriptor, &PyMethodDescr_Type) &&
+    if (sr_is_tensor(t) && neg_descriptor != NULL && Py_IS_TYPE(neg_descriptor, &PyMethodDescr_Type) &&
         ((PyMethodDescrObject *)neg_descriptor)->d_method->ml_flags == METH_NOARGS) {
         answer = ((PyMethodDescrObject *)neg_descriptor)->d_method->ml_meth(t, NULL);
     } else {
@@ -254,30 +253,30 @@ int is_negated(PyObject *t) {
     return negated;
 }
 
-int bytes_differ(const void *left, const void *right, size_t n) {
+int sr_bytes_differ(const void *actual, const void *expected, size_t n) {
     int found;
-    if (n <= FEW_BYTES) {
-        return memcmp(left, right, n) != 0;
+    if (n <= SR_FEW_BYTES) {
+        return memcmp(actual, expected, n) != 0;
     }
     Py_BEGIN_ALLOW_THREADS
-    found = memcmp(left, right, n) != 0;
+    found = memcmp(actual, expected, n) != 0;
     Py_END_ALLOW_THREADS
     return found;
 }
 
-/* plainly_equal(actual, expected): see numerics/bits.py. False also where this cannot tell. */
-PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+/* plainly_equal(actual, expected): see numerics/bits.py. False also for what is no plain tensor. */
+PyObject *sr_plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
     if (n != 2) {
-        return wrong_count("plainly_equal");
+        return sr_wrong_count("plainly_equal");
     }
-    Tensor a, e;
-    if (!is_tensor(args[0]) || !is_tensor(args[1]) || !read_tensor(args[0], &a) || !read_tensor(args[1], &e)) {
+    SrTensor a, e;
+    if (!sr_is_tensor(args[0]) || !sr_is_tensor(args[1]) || !sr_read_tensor(args[0], &a) || !sr_read_tensor(args[1], &e)) {
         Py_RETURN_FALSE;
     }
     /* No address: an empty tensor, or a ZeroTensor, which has no memory. */
-    if (a.device.type != ON_CPU || e.device.type != ON_CPU || a.data == NULL || e.data == NULL ||
-        a.dtype.code == COMPLEX || a.dtype.code != e.dtype.code || a.dtype.bits != e.dtype.bits || a.dtype.lanes != 1 ||
+    if (a.device.type != DLPACK_CPU || e.device.type != DLPACK_CPU || a.data == NULL || e.data == NULL ||
+        a.dtype.code == DLPACK_COMPLEX || a.dtype.code != e.dtype.code || a.dtype.bits != e.dtype.bits || a.dtype.lanes != 1 ||
         e.dtype.lanes != 1 || a.dtype.bits % 8 != 0 || a.ndim != e.ndim) {
         Py_RETURN_FALSE;
     }
@@ -288,16 +287,16 @@ PyObject *plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n) {
         }
         bytes *= (size_t)a.shape[d];
     }
-    if (!is_contiguous(&a) || !is_contiguous(&e)) {
+    if (!sr_is_contiguous(&a) || !sr_is_contiguous(&e)) {
         Py_RETURN_FALSE;
     }
-    int left = is_negated(args[0]), right = is_negated(args[1]);
-    if (left < 0 || right < 0) {
+    int negated_a = sr_is_negated(args[0]), negated_e = sr_is_negated(args[1]);
+    if (negated_a < 0 || negated_e < 0) {
         return NULL;
     }
-    if (left != right) {
+    if (negated_a != negated_e) {
         Py_RETURN_FALSE;
     }
-    const char *mine = (char *)a.data + a.byte_offset, *theirs = (char *)e.data + e.byte_offset;
-    return PyBool_FromLong(!bytes_differ(mine, theirs, bytes));
+    const char *actual = (char *)a.data + a.byte_offset, *expected = (char *)e.data + e.byte_offset;
+    return PyBool_FromLong(!sr_bytes_differ(actual, expected, bytes));
 }

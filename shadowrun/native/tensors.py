@@ -1,4 +1,4 @@
-"""The compiled functions that look at tensors; None where there is no compiled part, or torch lacks what it needs."""
+"""Functions of the C extension on tensors; None where it is not built, or torch lacks what it needs."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     Equal = Callable[[Any, Any], bool]
     Key = Callable[[int, torch.device, tuple[str, str, str], tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 
-__all__ = ["addresses_in_torch", "context_key", "plainly_equal"]
+__all__ = ["context_key", "plainly_equal"]
 
 _EXACT = frozenset({str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 plainly_equal: Equal | None = None
-"""See `shadowrun.numerics.bits.plainly_equal`. What is no tensor is not equal."""
+"""See `shadowrun.numerics.bits.plainly_equal`. Anything but a tensor is not equal."""
 
 context_key: Key | None = None
-"""See `shadowrun.replay.recorder.Recorder.context`."""
+"""See `shadowrun.recording.recorder.Recorder.context`."""
 
 _SHIM = ("aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_dtype", "aoti_torch_get_device_type")
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
 
 
 def _ask_without_python(core: ModuleType) -> bool:
-    """Have tensors asked for their form by torch's C shim; where that does not answer as Python does, they are not.
+    """Use torch's C shim for dtypes and shapes, if it gives what Python gives.
 
-    The shim is part of torch's stable ABI (torch/csrc/inductor/aoti_torch/c/shim.h), seen on 2.11 and 2.13. It wants
-    the C++ object that lies in each tensor's Python object: `_cdata` says where.
+    The shim is part of torch's stable ABI (torch/csrc/inductor/aoti_torch/c/shim.h), seen on 2.11 and 2.13. Its
+    argument is the C++ object inside each tensor's Python object: `_cdata` is its address.
     """
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # the program's modes see nothing of it
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # hidden from the program's modes
         empty = torch._C._VariableFunctions.empty
         samples = [empty((2, 3), dtype=torch.float16), empty((), dtype=torch.int64), empty((0, 4), dtype=torch.bool)]
         samples += [samples[0].t(), torch.nn.Parameter(samples[0])]
-        addresses = addresses_in_torch(*_SHIM)
+        addresses = _addresses_in_torch(*_SHIM)
         by_python = [_key(core, sample) for sample in samples]
         if not core.setup_shim(samples[0], getattr(samples[0], "_cdata", 0), *addresses):
             return False
@@ -51,8 +51,8 @@ def _ask_without_python(core: ModuleType) -> bool:
         return bool(core.setup_shim(samples[0], 0, *addresses))
 
 
-def addresses_in_torch(*functions: str) -> list[int]:
-    """Addresses of functions of torch's C++ library, by the names that they have there; all 0 where one is missing."""
+def _addresses_in_torch(*functions: str) -> list[int]:
+    """Addresses of functions of torch's C++ library, by name; all 0 where one is missing."""
     for name in _LIBRARIES:
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
@@ -64,7 +64,7 @@ def _key(core: ModuleType, sample: torch.Tensor) -> object:
     return core.context_key(0, None, ("", "", ""), (sample,), {})
 
 
-if core is not None and core.setup(torch.Tensor, torch.nn.Parameter, _EXACT, torch.strided):
+if core is not None and core.setup_tensors(torch.Tensor, torch.nn.Parameter, _EXACT, torch.strided):
     plainly_equal, context_key = core.plainly_equal, core.context_key
     _answers = False
     with contextlib.suppress(Exception):  # a torch that lacks a part of it

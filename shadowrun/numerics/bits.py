@@ -1,20 +1,61 @@
 """Bitwise equality: the first rung of the verdict, and for most calls the last.
 
 One ``memcmp`` over both memories as they lie. Measured on 2 shared cores, torch 2.13: about 1.5 µs for a small
-call; at 64 MB the speed of memory (`tests/numerics/test_bits.py` prints it beside memcpy).
+call; at 64 MB the speed of memory (`tests/numerics/test_bits.py` prints it next to memcpy).
 """
 
 from __future__ import annotations
 
+import ctypes
 import struct
+import sys
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from shadowrun.native import tensors as native
-from shadowrun.numerics import memory
 from shadowrun.numerics.form import Value  # noqa: TC001 (numerics is imported whole anyway)
+from shadowrun.torch_private import is_zero_tensor, negated_view
 
-__all__ = ["Uncomparable", "bits_equal", "dense_order", "plainly_equal", "resolved", "same_memory"]
+__all__ = [
+    "FEW",
+    "Bools",
+    "Floats",
+    "Uncomparable",
+    "bits_equal",
+    "dense_order",
+    "memcmp",
+    "memcmp_with_gil",
+    "memmove",
+    "memmove_with_gil",
+    "plainly_equal",
+    "resolved",
+    "same_memory",
+]
+
+
+Floats = npt.NDArray[np.floating[Any]]
+Bools = npt.NDArray[np.bool_]
+
+
+FEW = 64 << 10
+"""Bytes that take some 2 µs. For fewer, memcmp and memmove keep the GIL: releasing and taking it back takes longer, and
+much longer where other threads wait for it."""
+
+_free = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+_held = ctypes.PyDLL(_free._name, handle=_free._handle)
+_ARGUMENTS = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+memcmp, memcmp_with_gil = _free.memcmp, _held.memcmp
+"""``memcmp(left, right, n)``: 0 where all bytes are the same."""
+memmove, memmove_with_gil = _free.memmove, _held.memmove
+"""``memmove(to, from, n)``."""
+
+memcmp.argtypes = memcmp_with_gil.argtypes = memmove.argtypes = memmove_with_gil.argtypes = _ARGUMENTS
+memcmp.restype = memcmp_with_gil.restype = ctypes.c_int
+memmove.restype = memmove_with_gil.restype = None
 
 
 class Uncomparable(ValueError):  # noqa: N818 (it is caught and becomes a status, not an error)
@@ -24,9 +65,9 @@ class Uncomparable(ValueError):  # noqa: N818 (it is caught and becomes a status
 _STRIDED = torch.strided
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _NOT_PLAIN = _QUANTIZED | {torch.complex32, torch.complex64, torch.complex128}
-_FEW, _differs, _few_differ = memory.FEW, memory.differs, memory.few_differ
+_FEW, _memcmp, _memcmp_with_gil = FEW, memcmp, memcmp_with_gil
 _PIECE = 1 << 17  # bytes
-_quickly_equal = native.plainly_equal  # in a third of the time; where it says no, little was read
+_quickly_equal = native.plainly_equal  # a third of the time; False after few bytes are read
 _SAME_SIZE_INT = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -98,7 +139,7 @@ def _plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     ):
         return False
     n_bytes = actual.nbytes
-    return not (_few_differ if n_bytes <= _FEW else _differs)(left, right, n_bytes)
+    return not (_memcmp_with_gil if n_bytes <= _FEW else _memcmp)(left, right, n_bytes)
 
 
 plainly_equal = native.plainly_equal or _plainly_equal
@@ -106,7 +147,7 @@ plainly_equal = native.plainly_equal or _plainly_equal
 
 def same_memory(left: int, right: int, n_bytes: int) -> bool:
     """Whether two places in memory hold the same bytes."""
-    return not (_few_differ if n_bytes <= _FEW else _differs)(left, right, n_bytes)
+    return not (_memcmp_with_gil if n_bytes <= _FEW else _memcmp)(left, right, n_bytes)
 
 
 def resolved(t: torch.Tensor) -> torch.Tensor:
@@ -114,7 +155,7 @@ def resolved(t: torch.Tensor) -> torch.Tensor:
 
     Nothing may read the memory of a ZeroTensor: it has none, and numpy or `torch.equal` crash the process on it.
     """
-    if t._is_zerotensor():
+    if is_zero_tensor(t):
         return torch.zeros(t.shape, dtype=t.dtype)
     if t.is_conj() or t.is_neg():
         return t.resolve_conj().resolve_neg()
@@ -131,6 +172,7 @@ def _elsewhere_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Compare what does not lie where it can be read: a call on the CPU may put its result on another device."""
     if actual.device != expected.device:
         return False
+    # Meta tensors have no values that could differ.
     return actual.is_meta or bits_equal(actual.cpu(), expected.cpu())
 
 
@@ -142,6 +184,7 @@ def _strided_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     try:
         # Integer views: copying then moves any bit pattern of any dtype, and needs no kernel for it.
         left, right = _as_ints(actual), _as_ints(expected)
+        # Reading in the order of memory: a transposed tensor read row by row costs a cache line for each element.
         order = dense_order(actual)
         if order == dense_order(expected):
             return _by_pieces(left.permute(order), right.permute(order))
@@ -176,12 +219,12 @@ def _copies_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _as_ints(t: torch.Tensor) -> torch.Tensor:
-    if t._is_zerotensor():
+    if is_zero_tensor(t):
         t = torch.zeros(t.shape, dtype=t.dtype)
     if t.is_conj():  # here both tensors are conjugated: the same flag over the same bits
         t = t.conj()
     if t.is_neg():
-        t = t._neg_view()
+        t = negated_view(t)
     return t.view(_SAME_SIZE_INT[t.element_size()])
 
 
@@ -202,6 +245,7 @@ def _parts(t: torch.Tensor) -> list[Value]:
     if t.is_nested:
         return list(t.unbind())
     if t.layout is torch.sparse_coo:
+        # The order and the repetition of indices are the kernel's choice.
         t = t.coalesce()
         return [*t.shape, t.indices(), t.values()]
     if t.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -210,6 +254,7 @@ def _parts(t: torch.Tensor) -> list[Value]:
         return [*t.shape, t.ccol_indices(), t.row_indices(), t.values()]
     if t.layout is _STRIDED:
         codes = t.int_repr()
+        # The same codes under another scale are other numbers.
         if t.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
             return [codes, t.q_scale(), t.q_zero_point()]
         return [codes, t.q_per_channel_scales(), t.q_per_channel_zero_points(), t.q_per_channel_axis()]
@@ -218,6 +263,7 @@ def _parts(t: torch.Tensor) -> list[Value]:
 
 def _scalar_bits(value: Value) -> object:
     if isinstance(value, float):
+        # Packed: as numbers, NaN differs from itself and -0.0 equals 0.0.
         return struct.pack("d", value)
     if isinstance(value, complex):
         return struct.pack("2d", value.real, value.imag)

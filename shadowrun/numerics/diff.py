@@ -1,34 +1,85 @@
-"""All statistics on how far one tensor is from another, in one pass over memory by cache-sized chunks.
+"""Statistics of the difference between two tensors: the specification, in plain numpy, of those in C.
 
-In C where there is the compiled part (`kernel`). In Python, chunks stay in the L2 cache while about ten numpy passes
-look at them (measured faster than torch for comparisons and reductions; torch widens 16-bit floats faster). Chunks that
-are equal are only looked through for NaN and infinities.
+`shadowrun.native` computes the same figures where it is built, and falls back to this file for what it does not know.
+Every field is equal bit for bit, except for the last digits of the root mean square error, whose terms may be added in
+any order (tests/numerics/test_native_statistics.py).
+
+Tensors are compared in chunks, so that the copies take little memory. The length of a chunk is part of the
+specification: a chunk of 32-bit or narrower floats uses float32 arithmetic if all its elements are finite and of one
+sign, and if the squares of the differences neither overflow nor underflow. Any other chunk uses float64.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from shadowrun.numerics.bits import dense_order, same_memory
-from shadowrun.numerics.floats import FloatChunks
+from shadowrun.numerics.bits import dense_order
+from shadowrun.numerics.elements import plain
 from shadowrun.numerics.form import Value, as_tensor, forms
-from shadowrun.numerics.integers import add_integers
-from shadowrun.numerics.kernel import format_of, plain_diff, statistics
-from shadowrun.numerics.plain import plain
-from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits
-from shadowrun.numerics.totals import Totals
+from shadowrun.numerics.native import format_of, native_diff, statistics
+from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits, ulp_distance
 from shadowrun.types import TensorDiff
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CHUNK", "diff"]
+    from shadowrun.numerics.bits import Floats
+
+__all__ = ["CHUNK", "Totals", "diff"]
 
 CHUNK: Final = 32768
-"""Elements looked at together: 128 KB of float32 on each side (float64: half as many)."""
+"""Elements compared together. `CHUNK` in native/stats_float.h has to agree: see the module's docstring."""
+
+_UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_VANISHING: Final = {torch.float64: 1e-280}
+"""Mean square below which squares may have underflowed; 1e-30 for the other floats."""
+
+Ints = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Statistics of the chunks compared so far; `shadowrun.native` returns them in this order.
+
+    Attributes:
+        squares: Sum of squared differences of the elements that are finite on both sides.
+        n_finite: Number of those elements.
+        greatest_xor: Of the bits of two elements, as unsigned numbers. Only its bit length counts, up to the size of
+            the mantissa.
+        worst: Flat index of the worst element, -1 while there is none.
+        worst_is_class: The worst element is NaN or infinite on one side only, which outranks any finite difference.
+        worst_actual: Value of the target's worst element.
+        worst_expected: Value of the reference's.
+    """
+
+    n_different: int = 0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    squares: float = 0.0
+    n_finite: int = 0
+    max_ulp: int = 0
+    greatest_xor: int = 0
+    n_nan: int = 0
+    n_inf: int = 0
+    n_zero_sign: int = 0
+    n_subnormal: int = 0
+    n_from_zero: int = 0
+    worst: int = -1
+    worst_is_class: bool = False
+    worst_actual: float = 0.0
+    worst_expected: float = 0.0
+
+    def offer(self, gap: float, index: int) -> None:
+        """Take the element as the worst so far, unless a class difference or a greater gap is known."""
+        if gap > self.max_abs or self.worst < 0:
+            if not self.worst_is_class:
+                self.worst = index
+            self.max_abs = max(self.max_abs, gap)
 
 
 def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
@@ -46,7 +97,8 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
     Raises:
         Uncomparable: If torch cannot give the values of a tensor.
     """
-    if plain_diff is not None and (found := plain_diff(name, actual, expected)) is not None:
+    # One loop in C reads memory once, where each tensor operation reads it again.
+    if native_diff is not None and (found := native_diff(name, actual, expected)) is not None:
         return found
     form_actual, form_expected, detail = forms(actual, expected)
     if actual is None or expected is None or form_actual.shape != form_expected.shape:
@@ -55,15 +107,16 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
     if left.shape != right.shape:
         return TensorDiff(name, form_actual, form_expected, detail=detail)
     if left.dtype != right.dtype:
+        # float64 holds the values of both dtypes, so the difference is that of the values.
         left, right = left.to(torch.float64), right.to(torch.float64)
     shape, n = left.shape, left.numel()
-    order = None
+    order = tuple(range(left.dim()))
     if not (left.is_contiguous() and right.is_contiguous()):
+        # In the order of memory, as the C loop; the index of the worst element is mapped back by `_index`.
         order = dense_order(right)
         left, right = left.permute(order).contiguous(), right.permute(order).contiguous()
     fmt, form = FORMATS.get(left.dtype), format_of(left.dtype)
-    totals, worst_actual, worst_expected = _add_up(left, right, fmt) if form is None else statistics(left, right, form)
-    worst = max(totals.worst, 0)
+    totals = _add_up(left.view(-1), right.view(-1), fmt) if form is None else Totals(*statistics(left, right, form))
     return TensorDiff(
         name,
         form_actual,
@@ -79,55 +132,169 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
         n_inf=totals.n_inf,
         n_zero_sign=totals.n_zero_sign,
         n_subnormal=totals.n_subnormal,
-        worst_index=_index(worst, shape, order)[: len(form_actual.shape)] if n else (),
-        worst_actual=worst_actual,
-        worst_expected=worst_expected,
+        worst_index=_index(max(totals.worst, 0), shape, order)[: len(form_actual.shape)] if n else (),
+        worst_actual=totals.worst_actual,
+        worst_expected=totals.worst_expected,
         detail=detail,
         n_from_zero=totals.n_from_zero,
     )
 
 
-def _value(flat: torch.Tensor, index: int) -> float:
-    if flat.dtype is torch.float32 or flat.dtype is torch.float64:
-        return flat.numpy().item(index)  # type: ignore[no-any-return]
-    return float(flat[index].item())
-
-
-def _index(flat: int, shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
-    """Index of an element.
-
-    Args:
-        flat: Where it lies in memory.
-        shape: Sizes of the tensor.
-        order: Order of the dimensions in memory, outermost first; None: as they are.
-    """
-    dims = range(len(shape)) if order is None else order
+def _index(flat: int, shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Index of an element, given its position in memory and the order of the dimensions there, outermost first."""
     index = [0] * len(shape)
-    for d in reversed(dims):
+    for d in reversed(order):
         flat, index[d] = divmod(flat, shape[d])
     return tuple(index)
 
 
-def _add_up(left: torch.Tensor, right: torch.Tensor, fmt: FloatFormat | None) -> tuple[Totals, float, float]:
-    """What `kernel.statistics` does, in Python."""
-    left, right = left.view(-1), right.view(-1)
-    totals, n = Totals(), left.numel()
+def _add_up(left: torch.Tensor, right: torch.Tensor, fmt: FloatFormat | None) -> Totals:
+    """Totals of two flat, contiguous tensors of one dtype."""
+    totals = Totals()
+    if not left.numel():
+        return totals
     with np.errstate(all="ignore"):
-        if fmt is not None:
-            chunks = FloatChunks(totals, left, right)
-            for start in range(0, n, chunks.length):
-                chunks.add(start)
-        else:
-            _add_integers(totals, left, right)
+        for start in range(0, left.numel(), CHUNK):
+            a, e = left[start : start + CHUNK], right[start : start + CHUNK]
+            if fmt is None:
+                _add_integers(totals, a, e, start)
+            else:
+                _add_floats(totals, a, e, start, fmt)
     worst = max(totals.worst, 0)
-    return (totals, _value(left, worst), _value(right, worst)) if n else (totals, 0.0, 0.0)
+    totals.worst_actual, totals.worst_expected = float(left[worst].item()), float(right[worst].item())
+    return totals
 
 
-def _add_integers(totals: Totals, left: torch.Tensor, right: torch.Tensor) -> None:
-    pointers, size = (left.data_ptr(), right.data_ptr()), left.itemsize
-    for start in range(0, left.numel(), CHUNK):
-        a, e = left[start : start + CHUNK], right[start : start + CHUNK]
-        if same_memory(pointers[0] + start * size, pointers[1] + start * size, a.numel() * size):
-            totals.n_finite += a.numel()
-        else:
-            add_integers(totals, a, e, start)
+def _add_floats(totals: Totals, left: torch.Tensor, right: torch.Tensor, start: int, fmt: FloatFormat) -> None:
+    bits_a, bits_e = left.view(fmt.view).numpy(), right.view(fmt.view).numpy()
+    xor = bits_a ^ bits_e
+    n_different = int(np.count_nonzero(xor))
+    a, e = _widened(left), _widened(right)
+    if not n_different:
+        totals.n_finite += int(np.count_nonzero(np.isfinite(e)))
+        return
+    totals.n_different += n_different
+    gap = np.abs(a - e)
+    # The sum decides whether all elements are finite, at no further pass over memory.
+    squares = _sum_of_squares(gap)
+    n_finite = a.size
+    if not np.isfinite(squares):  # else all elements are finite
+        finite = np.isfinite(a) & np.isfinite(e)
+        n_finite = int(np.count_nonzero(finite))
+    if n_finite < a.size:
+        _add_classes(totals, a, e, xor, start)
+        if not n_finite:
+            return
+        # From here on, +0 stands for what is NaN or infinite on a side: equal elements, which change no figure.
+        a, e, xor, bits_a, bits_e = (np.where(finite, x, x.dtype.type(0)) for x in (a, e, xor, bits_a, bits_e))
+        gap = np.abs(a - e)
+        squares = _sum_of_squares(gap)
+    totals.n_finite += n_finite
+    one_sign = _add_bits(totals, bits_a, bits_e, xor, fmt)
+    if not one_sign:
+        totals.n_zero_sign += int(np.count_nonzero((a == 0) & (xor == np.iinfo(xor.dtype).min)))
+    proper = a.size * _VANISHING.get(left.dtype, 1e-30) < squares <= float(np.finfo(a.dtype).max)
+    if proper:
+        totals.squares += squares
+    if not (proper and one_sign and n_finite == a.size):
+        a, e = a.astype(np.float64, copy=False), e.astype(np.float64, copy=False)
+        gap = np.abs(a - e)
+        if not proper:
+            totals.squares += _scaled_squares(gap)
+    worst = int(gap.argmax())
+    totals.offer(float(gap[worst]), start + worst)
+    _add_ratios(totals, a, e, gap)
+    if float(np.abs(e).min()) < fmt.normal:
+        _add_zeros(totals, a, e, fmt.normal)
+
+
+def _widened(values: torch.Tensor) -> Floats:
+    wide = values if values.dtype is torch.float64 else values.float()
+    return wide.numpy()
+
+
+def _add_classes(totals: Totals, a: Floats, e: Floats, xor: Ints, start: int) -> None:
+    """Count the elements that are NaN or infinite on one side only, or infinite with other signs."""
+    nan_a, nan_e = np.isnan(a), np.isnan(e)
+    nan = nan_a != nan_e
+    inf = (np.isinf(a) | np.isinf(e)) & ~nan_a & ~nan_e & (a != e)
+    totals.n_nan += int(np.count_nonzero(nan))
+    totals.n_inf += int(np.count_nonzero(inf))
+    if not totals.worst_is_class and (nan | inf).any():
+        totals.worst, totals.worst_is_class = start + int((nan | inf).argmax()), True
+    patterns = xor.view(_UNSIGNED[xor.itemsize])
+    totals.greatest_xor = max(totals.greatest_xor, int(patterns.max(initial=0, where=~(nan_a & nan_e))))
+
+
+def _add_bits(totals: Totals, bits_a: Ints, bits_e: Ints, xor: Ints, fmt: FloatFormat) -> bool:
+    """Add the distances in bits of finite elements; returns whether no element differs in sign."""
+    unsigned, width = _UNSIGNED[xor.itemsize], 8 * xor.itemsize
+    greatest = int(xor.view(unsigned).max())
+    totals.greatest_xor = max(totals.greatest_xor, greatest)
+    one_sign = not fmt.signed or greatest < 1 << (width - 1)
+    if not one_sign:
+        ulp = ulp_distance(bits_a, bits_e, width)
+    elif fmt.signed:  # numbers of one sign order as their bits do, or in reverse
+        # No int64 copies are needed: bits of one sign differ by less than the range of their integer dtype.
+        steps = bits_a - bits_e
+        ulp = max(int(steps.max()), -int(steps.min()))
+    else:
+        ulp = int(np.abs(bits_a.view(unsigned).astype(np.int64) - bits_e.view(unsigned)).max())
+    totals.max_ulp = max(totals.max_ulp, ulp)
+    return one_sign
+
+
+def _add_ratios(totals: Totals, a: Floats, e: Floats, gap: Floats) -> None:
+    """Add the relative differences of finite elements, in the dtype of the arrays if that holds them."""
+    # `fmax` ignores 0 / 0: equal zeros have no relative difference.
+    relative = float(np.fmax.reduce(gap / np.abs(e)))
+    if not np.isfinite(relative):  # a division by zero, or a quotient that only float64 holds
+        wide_a, wide_e = a.astype(np.float64, copy=False), e.astype(np.float64, copy=False)
+        gap = np.abs(wide_a - wide_e)
+        relative = float(np.divide(gap, np.abs(wide_e), where=wide_e != 0, out=np.zeros_like(gap)).max())
+    totals.max_rel = max(totals.max_rel, relative)
+
+
+def _scaled_squares(gap: Floats) -> float:
+    """Sum of squares that overflow or underflow."""
+    scale = float(gap.max()) or 1.0
+    return _sum_of_squares(gap / scale) * scale * scale if np.isfinite(scale) else np.inf
+
+
+def _sum_of_squares(values: npt.NDArray[np.floating[Any]]) -> float:
+    # Not np.dot: OpenBLAS runs long float64 products on its own threads, and waiting for those takes milliseconds on a
+    # busy machine, where the sum takes microseconds.
+    return float(np.sum(np.square(values, dtype=np.float64)))
+
+
+def _add_zeros(totals: Totals, a: Floats, e: Floats, normal: float) -> None:
+    """Count zeros on one side, against subnormal numbers and, on the reference's side, against any number."""
+    zero_a, zero_e = a == 0, e == 0
+    totals.n_from_zero += int(np.count_nonzero(zero_e & ~zero_a))
+    tiny = (np.abs(a) < normal) & (np.abs(e) < normal)
+    totals.n_subnormal += int(np.count_nonzero(tiny & (zero_a != zero_e)))
+
+
+def _add_integers(totals: Totals, left: torch.Tensor, right: torch.Tensor, start: int) -> None:
+    boolean = left.dtype is torch.bool
+    if boolean:
+        left, right = left.view(torch.uint8), right.view(torch.uint8)
+    a, e = left.numpy(), right.numpy()
+    totals.n_finite += a.size
+    n_different = int(np.count_nonzero(a != e))
+    if not n_different:
+        return
+    totals.n_different += n_different
+    # Wrapped differences of equal-width integers are exact when read as unsigned.
+    gap = (np.maximum(a, e) - np.minimum(a, e)).view(_UNSIGNED[a.itemsize])
+    worst = int(gap.argmax())
+    if not boolean:
+        totals.max_ulp = max(totals.max_ulp, int(gap[worst]))
+    totals.offer(float(gap[worst]), start + worst)
+    # Squares of int64 differences overflow an integer.
+    wide = gap.astype(np.float64)
+    totals.squares += _sum_of_squares(wide)
+    size = np.abs(e.astype(np.float64))
+    totals.n_from_zero += int(np.count_nonzero((size == 0) & (gap > 0)))
+    ratio = np.divide(wide, size, where=size > 0, out=np.zeros_like(wide))
+    totals.max_rel = max(totals.max_rel, float(ratio.max()))

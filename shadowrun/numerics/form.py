@@ -57,6 +57,7 @@ def as_tensor(value: torch.Tensor | complex) -> torch.Tensor:
     """Tensor of a result; Python scalars become 0-dim tensors of 64-bit (or bool) dtype, exactly where they fit."""
     if isinstance(value, torch.Tensor):
         return value
+    # By default torch makes float32 of a Python float, which would round it.
     wide = {float: torch.float64, complex: torch.complex128}.get(type(value))
     return torch.tensor(value, dtype=wide)
 

@@ -44,6 +44,7 @@ class FloatFormat(NamedTuple):
 
 def _format(dtype: torch.dtype, mantissa: int, view: torch.dtype, *, signed: bool = True) -> FloatFormat:
     info = torch.finfo(dtype)
+    # `float8_e8m0fnu` has no subnormal numbers.
     smallest = info.tiny * 2.0**-mantissa if signed else info.tiny
     return FloatFormat(mantissa, view, info.max, smallest, info.tiny, signed)
 

@@ -1,4 +1,4 @@
-"""Platforms of this machine: is the device there, how is it started, asked and waited for."""
+"""Platforms of this machine: which devices it has, and how one is started, synchronized and given its settings."""
 
 from __future__ import annotations
 
@@ -11,49 +11,88 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun import sim
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import sim, torchplatform
+from shadowrun.platforms import torchplatform
+from shadowrun.platforms.backends import FUNCTIONALIZING, backend_of
 from shadowrun.platforms.cpu import CpuSettings
-from shadowrun.platforms.device_settings import device_settings
-from shadowrun.platforms.remote import Worker
-from shadowrun.platforms.sim import naming
-from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PLUGINS, PlatformSpec, known_devices, parse
+from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PlatformSpec, known_devices, parse
+from shadowrun.platforms.worker.client import Worker
+from shadowrun.sim import named_in_program
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-__all__ = ["Platform", "Presence", "devices", "present", "resolve"]
+    from shadowrun.platforms.spec import Setting
+
+__all__ = ["DeviceAvailability", "Platform", "available", "device_settings", "devices", "resolve"]
+
+_SIM_TF32 = ("matmul-in-tf32", "convolution-in-tf32")
+
+
+@contextlib.contextmanager
+def device_settings(device_type: str, settings: tuple[tuple[str, Setting], ...]) -> Iterator[None]:
+    """Apply the settings of a device other than the CPU for the length of a ``with`` block.
+
+    They belong to the process, and are read when a kernel is launched: the block need not wait until it has run.
+
+    Args:
+        device_type: ``cuda``; `sim` imitates it.
+        settings: Pairs as in `PlatformSpec.settings`.
+    """
+    values = dict(settings)
+    with contextlib.ExitStack() as stack:
+        # Each old value is put on the stack before the new one is set: whatever raises, all are restored.
+        deterministic = values.get("deterministic")
+        if deterministic is not None:
+            stack.callback(torchplatform.set_deterministic_state, torchplatform.deterministic_state())
+            torchplatform.set_deterministic_state((bool(deterministic), False))
+        tf32 = values.get("tf32")
+        if tf32 is not None and device_type == "cuda":
+            stack.callback(torchplatform.set_cuda_precisions, torchplatform.cuda_precisions())
+            torchplatform.allow_tf32(bool(tf32))
+        elif tf32 is not None:
+            others = [name for name in sim.active() if name not in _SIM_TF32]
+            # The simulated device has its tf32 as a flaw.
+            stack.enter_context(sim.flaws(*others, *(_SIM_TF32 if tf32 else ())))
+        yield
+
 
 _NO_SETTINGS: AbstractContextManager[None] = contextlib.nullcontext()
-_FUNCTIONALIZING = ("lazy", "xla")
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A place of this machine where an operator can run. Made by `resolve`.
+    """A device of this machine with settings, on which operators can run. Made by `resolve`.
 
     Attributes:
         spec: What the user asked for.
         device: The device, with the index that its tensors carry.
         dispatch_key: Key of its kernels: ``CPU``, ``CUDA``, ``PrivateUse1``, ``Lazy``.
-        functionalizes: True where views and in-place operators are rewritten below the dispatcher
-            (lazy, xla): a replay inside a dispatch mode must let that happen.
-        remote: The process that runs its operators, where this one cannot have its settings.
+        remote: The worker process that runs its operators, where this process cannot have its settings.
     """
 
     spec: PlatformSpec
     device: torch.device
     dispatch_key: str
-    functionalizes: bool = False
     remote: Worker | None = field(default=None, compare=False)
 
     @property
-    def is_ambient(self) -> bool:
-        """True where operators run under the process's own settings."""
+    def functionalizes(self) -> bool:
+        """Whether views and in-place operators are rewritten below the dispatcher (lazy, xla).
+
+        A replay inside a dispatch mode must let that happen.
+        """
+        return self.spec.device_type in FUNCTIONALIZING
+
+    @property
+    def has_program_settings(self) -> bool:
+        """Whether operators run under the settings that the program has made, and no others."""
         return not self.spec.settings
 
     def start(self) -> None:
-        """Start the process that runs its operators, where there is one.
+        """Start the worker process, where there is one.
 
         Raises:
             PlatformError: It does not start.
@@ -62,22 +101,23 @@ class Platform:
             self.remote.start()
 
     def stop(self) -> None:
-        """End that process, unless it is kept."""
+        """End the worker process, unless it is kept."""
         if self.remote is not None:
             self.remote.stop()
 
-    def keep(self) -> None:
-        """Have that process live through all comparisons with this platform; one that died is started anew."""
+    def keep_worker(self) -> None:
+        """Keep the worker process through all comparisons with this platform; one that died is restarted."""
         if self.remote is not None:
             self.remote.kept = True
 
-    def limit(self, seconds: float) -> None:
-        """Set how long a call may take, where operators have a process of their own; elsewhere nothing can end one."""
+    def set_timeout(self, seconds: float) -> None:
+        """Set how long a call may take in a worker process; a call in this process cannot be ended."""
         if self.remote is not None:
             self.remote.limit_s = seconds
 
     def same_device(self, other: Platform | torch.device) -> bool:
-        """Whether tensors of the other one can be used here without a copy."""
+        """Whether tensors of the other platform or device can be used here without a copy."""
+        # A worker's tensors are the CPU's too, but operators on them run elsewhere.
         if self.remote is not None or (isinstance(other, Platform) and other.remote is not None):
             return False
         device = other.device if isinstance(other, Platform) else other
@@ -95,6 +135,7 @@ class Platform:
         """Wait until everything launched on the device is done."""
         if self.device.type == "cpu":
             return
+        # Lazy has no module `torch.lazy` with a `synchronize`.
         if self.device.type == "lazy":
             torchplatform.wait_for_lazy()
             return
@@ -102,23 +143,24 @@ class Platform:
         if wait is not None:
             wait(self.device) if _takes_argument(wait) else wait()
 
-    def materialise(self, tensors: list[torch.Tensor]) -> None:
-        """Have these tensors computed now, on a device that puts its work off; other tensors as little as it can."""
+    def compute_now(self, tensors: list[torch.Tensor]) -> None:
+        """Have a lazy device compute these tensors, and as few others as it can; synchronize any other device."""
         if self.device.type == "lazy":
             torchplatform.compute_lazy(tensors)
         else:
             self.synchronize()
 
-    def settle(self) -> None:
-        """Wait for graphs that run by now, on a device that puts its work off, and run no other."""
+    def wait_for_running_graphs(self) -> None:
+        """Wait for graphs that a lazy device is running, without running others; do nothing on any other device."""
         if self.device.type == "lazy":
-            torchplatform.settle_lazy()
+            torchplatform.wait_for_running_lazy_graphs()
 
     def rng_state(self) -> torch.Tensor | None:
         """State of the device's default generator, or None where it cannot be read."""
         if self.device.type == "cpu":
             return torch.get_rng_state()
         read = getattr(_module(self.device.type), "get_rng_state", None)
+        # Some devices have no generator, or hide its state.
         if read is None:
             return None
         state: torch.Tensor = read(self.device) if _takes_argument(read) else read()
@@ -140,17 +182,17 @@ class Platform:
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class DeviceAvailability:
     """Whether this machine has a device type, and why not.
 
     Attributes:
         device_type: ``cuda``.
-        present: Whether `resolve` accepts it.
+        available: Whether `resolve` accepts it.
         detail: What it is, or what is missing.
     """
 
     device_type: str
-    present: bool
+    available: bool
     detail: str
 
 
@@ -164,6 +206,7 @@ def resolve(spec: Any) -> Platform:
         PlatformError: The spec is wrong, or this machine has no such device.
     """
     wanted = parse(spec)
+    # Started before it is counted: a plug-in's module has no device_count before it is imported.
     missing = _start(wanted.device_type)
     count = 0 if missing else _count(wanted.device_type)
     if not missing and count <= (wanted.index or 0):
@@ -171,7 +214,7 @@ def resolve(spec: Any) -> Platform:
     if missing:
         raise PlatformError(
             f"Platform {str(wanted)!r} is absent on this machine: {missing}. "
-            f"Present: {', '.join(present())}. "
+            f"Present: {', '.join(available())}. "
             "To try shadowrun without the hardware, use 'sim'.",
             slug="absent-device",
         )
@@ -179,23 +222,24 @@ def resolve(spec: Any) -> Platform:
         spec=wanted,
         device=_device(wanted),
         dispatch_key=torchplatform.dispatch_key(_torch_type(wanted.device_type)),
-        functionalizes=wanted.device_type in _FUNCTIONALIZING,
         remote=Worker(wanted) if wanted.needs_process else None,
     )
 
 
-def present() -> list[str]:
+def available() -> list[str]:
     """Device types that this machine has."""
-    return [d.device_type for d in devices() if d.present]
+    # `devices` starts nothing: a message about one device must not initialise another's driver.
+    return [d.device_type for d in devices() if d.available]
 
 
-def devices() -> list[Presence]:
-    """All device types that are known, with whether they are there. Starts none of them."""
+def devices() -> list[DeviceAvailability]:
+    """All known device types, and whether this machine has them. Starts none of them."""
     found = []
     for name in known_devices():
+        # Listing must not import plug-ins: an import may take seconds, or initialise a driver.
         missing = _missing(name)
-        found.append(Presence(name, not missing, missing or _describe(name)))
-    return sorted(found, key=lambda d: (not d.present, d.device_type != "cpu", d.device_type))
+        found.append(DeviceAvailability(name, not missing, missing or _describe(name)))
+    return sorted(found, key=lambda d: (not d.available, d.device_type != "cpu", d.device_type))
 
 
 def _missing(device_type: str) -> str:
@@ -203,6 +247,7 @@ def _missing(device_type: str) -> str:
     taken = torchplatform.private_device_name()
     if device_type == "cpu":
         return ""
+    # A plug-in may have given the private-use device any name.
     if device_type == taken:
         return "" if torchplatform.private_device_present() else "no plug-in has registered kernels for it"
     if device_type == "lazy":
@@ -210,8 +255,7 @@ def _missing(device_type: str) -> str:
     if device_type == "sim":
         free = taken == "privateuseone" and (sim.is_enabled() or not torchplatform.private_device_present())
         return "" if free else f"torch's one private-use device is already taken by {taken!r} in this process"
-    if device_type in PLUGINS:
-        package = PLUGINS[device_type]
+    if package := backend_of(device_type).package:
         # Only the parent is looked for: `find_spec` of a dotted name imports it.
         found = importlib.util.find_spec(package.partition(".")[0]) is not None
         return "" if found else f"the package {package} is not installed"
@@ -234,12 +278,12 @@ def _start(device_type: str) -> str:
         torchplatform.init_lazy()
         return ""
     if device_type == "sim":
-        # The program has no more accelerators for being compared with one, unless it asks for it.
-        (sim.enable if naming.is_named_on_the_way_here("sim") else sim.register)()
+        # torch counts the device among the program's accelerators only where the program names it.
+        (sim.enable if named_in_program.is_named_by_callers("sim") else sim.register)()
         return ""
     try:
-        if device_type in PLUGINS:
-            importlib.import_module(PLUGINS[device_type])
+        if package := backend_of(device_type).package:
+            importlib.import_module(package)
         else:
             for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
                 if entry.name == device_type:
@@ -275,7 +319,7 @@ def _device(spec: PlatformSpec) -> torch.device:
 
 
 def _torch_type(device_type: str) -> str:
-    """The name that torch has for a device type: `sim` has none of its own where programs do not ask for it."""
+    """Name that torch has for a device type: `sim` has the private-use name where the program does not name it."""
     return sim.device_name() if device_type == "sim" and sim.is_enabled() else device_type
 
 

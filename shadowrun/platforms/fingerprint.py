@@ -1,6 +1,6 @@
-"""What a platform is, in values that tell whether two runs may be compared.
+"""Fingerprint of a platform: hardware, libraries and settings, by which two runs can be recognized as comparable.
 
-No host, user or folder name is among them: fingerprints are stored in data files that travel.
+No name of a host, user or folder is in it: fingerprints are stored in data files, which are passed on.
 """
 
 from __future__ import annotations
@@ -17,36 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun import native
-from shadowrun.platforms import sim, torchplatform
+from shadowrun import native, sim
+from shadowrun.platforms import torchplatform
+from shadowrun.platforms.backends import BACKENDS, backend_of
 
 if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
 
 __all__ = ["fingerprint", "versions"]
 
-_ENVIRONMENT = (
-    "ATEN_CPU_CAPABILITY",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_LAUNCH_BLOCKING",
-    "DNNL_MAX_CPU_ISA",
-    "KMP_AFFINITY",
-    "LTC_FORCE_FALLBACK",
-    "MKL_CBWR",
-    "MKL_DYNAMIC",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "MKL_NUM_THREADS",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_DYNAMIC",
-    "OMP_NUM_THREADS",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "PYTORCH_DEBUG_XPU_FALLBACK",
-    "PYTORCH_ENABLE_MPS_FALLBACK",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "TORCH_NPU_FALLBACK_CPU_DISABLE",
-)
-_PLUGIN_DISTRIBUTIONS = {"npu": "torch-npu", "hpu": "habana-torch-plugin", "xla": "torch-xla", "musa": "torch-musa"}
+_ENVIRONMENT = sorted(name for backend in BACKENDS.values() for name in backend.environment)
 
 
 def versions() -> dict[str, str]:
@@ -64,16 +44,19 @@ def fingerprint(platform: Platform) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {"platform": str(platform), "device": platform.spec.device_type}
     if platform.remote is not None:
+        # The worker computes: its torch and its libraries are what counts.
         return platform.remote.facts() | facts
     facts.update(_device_facts(platform))
     facts["threads"] = torch.get_num_threads()
+    # Read inside the settings: what counts is what the replays run under.
     with platform.context():
-        if not platform.is_ambient:
+        if not platform.has_program_settings:
             facts["threads"] = torch.get_num_threads()
         facts["deterministic"] = torchplatform.deterministic_state()[0]
         facts["mkldnn"] = torchplatform.mkldnn_enabled()
         facts["float32_matmul_precision"] = torchplatform.mkldnn_precision()
     facts.update(_machine())
+    # Only variables that change results: others may hold names and secrets.
     facts["env"] = {name: _harmless(os.environ[name]) for name in _ENVIRONMENT if name in os.environ}
     return facts
 
@@ -104,8 +87,8 @@ def _device_facts(platform: Platform) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if sim.is_enabled() and sim.device_name() == kind:
         facts["simulated_flaws"] = list(sim.active())
-    if kind in _PLUGIN_DISTRIBUTIONS:
-        facts["plugin"] = _distribution(_PLUGIN_DISTRIBUTIONS[kind])
+    if distribution := backend_of(kind).distribution:
+        facts["plugin"] = _distribution(distribution)
     module = getattr(torch, kind, None)
     name = getattr(module, "get_device_name", None)
     if name is not None:
@@ -160,4 +143,5 @@ def _distribution(name: str) -> str:
 
 
 def _harmless(value: str) -> str:
+    # Data files are passed on, and a path shows a user's name.
     return "(a path)" if "/" in value or "\\" in value else value[:80]

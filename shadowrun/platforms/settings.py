@@ -1,6 +1,6 @@
-"""The settings of a platform: the words between the brackets of ``"cpu[threads=1,env:MKL_CBWR=COMPATIBLE]"``.
+"""The settings of a platform: the text between the brackets of ``"cpu[threads=1,env:MKL_CBWR=COMPATIBLE]"``.
 
-Only words are checked here, without importing torch.
+They are parsed without torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shadowrun.errors import PlatformError
+from shadowrun.platforms.backends import BACKENDS, backend_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ _WORDS = {
     ),
     "float32_matmul_precision": _PRECISIONS,
 }
-_KNOWN = {
+_ACCEPTED = {
     "deterministic": "on or off",
     "env:NAME": "any text",
     "float32_matmul_precision": ", ".join(_PRECISIONS),
@@ -59,13 +60,10 @@ _KNOWN = {
     "mkldnn": "on or off",
     "onednn_isa": ", ".join(_WORDS["onednn_isa"]),
     "python": "the path of an interpreter or of its virtual environment",
+    "tf32": "on or off",
     "threads": "a whole number from 1 to 1024",
 }
-_KNOWN_OF_DEVICES = {
-    "cuda": {"deterministic": "on or off", "tf32": "on or off"},
-    "sim": {"deterministic": "on or off", "tf32": "on or off"},
-}
-# Of devices other than the CPU.
+# What each setting accepts; `backends` says which settings a device has.
 
 _ITEM = re.compile(r'(?P<key>[^=,]*)(?:=\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")\s*|(?P<bare>(?:[^",\s][^,]*)?)))?(?:,|$)')
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -73,11 +71,11 @@ _BARE = re.compile(r"[\w./:+@%=~^-]+", re.ASCII)
 
 
 def read(spec: str, device_type: str, text: str | None) -> Settings:
-    """Read what stands between the brackets.
+    """Parse the text between the brackets.
 
     Args:
         spec: The whole platform, for messages.
-        device_type: ``cpu``, ``cuda`` and ``sim`` have settings, each its own.
+        device_type: ``cpu``; `backends` has the settings of each.
         text: ``key=value,...``; None without brackets.
 
     Raises:
@@ -85,19 +83,20 @@ def read(spec: str, device_type: str, text: str | None) -> Settings:
     """
     if text is None:
         return ()
-    known = _KNOWN if device_type == "cpu" else _KNOWN_OF_DEVICES.get(device_type, {})
+    known = backend_of(device_type).settings
     if not known:
+        having = "; ".join(f"{name} has: {', '.join(b.settings)}" for name, b in BACKENDS.items() if b.settings)
         raise PlatformError(
-            f"Device {device_type!r} in platform {spec!r} has no settings; cpu has: {', '.join(_KNOWN)}; "
-            f"{', '.join(_KNOWN_OF_DEVICES)} have: {', '.join(_KNOWN_OF_DEVICES['cuda'])}.",
-            slug="unknown-setting",
+            f"Device {device_type!r} in platform {spec!r} has no settings; {having}.", slug="unknown-setting"
         )
     settings: dict[str, Setting] = {}
     for key, value in _items(spec, text):
+        # The last of two values would win silently.
         if key in settings:
             raise PlatformError(f"Setting {key!r} is given twice in platform {spec!r}.", slug="bad-spec")
         settings[key] = _value(spec, device_type, known, key, value)
     _check_together(spec, settings)
+    # Sorted, so that equal platforms have one text.
     return tuple(sorted(settings.items()))
 
 
@@ -107,22 +106,24 @@ def write(settings: Settings) -> str:
 
 
 def public(settings: Settings) -> Settings:
-    """The settings without names of folders, for data files and reports, which travel."""
+    """The settings without paths, for data files and reports, which are passed on."""
     return tuple((key, "(a path)" if isinstance(v, str) and ("/" in v or key == PYTHON) else v) for key, v in settings)
 
 
 def needs_process(settings: Settings) -> bool:
-    """Whether there is a setting that only a process of its own can have."""
+    """Whether there is a setting that a process reads once, at its start."""
     return any(key in _PROCESS_VARIABLES or key == PYTHON or key.startswith(ENV) for key, _ in settings)
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The environment variables that the settings are."""
+    """The environment variables that the settings stand for."""
     found = {}
     for key, value in settings:
         if key in _PROCESS_VARIABLES:
+            # MKL's own value has a comma, which separates settings here.
             found[_PROCESS_VARIABLES[key]] = str(value).replace("_STRICT", ",STRICT")
         elif key == "threads":
+            # A worker reads its pool's size at its start.
             found["OMP_NUM_THREADS"] = found["MKL_NUM_THREADS"] = str(value)
         elif key.startswith(ENV):
             found[key.removeprefix(ENV)] = str(value)
@@ -139,7 +140,7 @@ def _items(spec: str, text: str) -> Iterator[tuple[str, str]]:
             item = text[position:].strip() if match is None else match[0].rstrip(",").strip()
             raise PlatformError(
                 f"Setting {item!r} in platform {spec!r} cannot be read: write key=value. A value with commas goes "
-                f'in quotes, as in JSON: key="a,b". Settings of cpu: {", ".join(_KNOWN)}.',
+                f'in quotes, as in JSON: key="a,b". Settings of cpu: {", ".join(BACKENDS["cpu"].settings)}.',
                 slug="bad-spec",
             )
         yield key, (match["bare"] or "").strip() if match["quoted"] is None else _unquoted(spec, match["quoted"])
@@ -155,11 +156,11 @@ def _unquoted(spec: str, quoted: str) -> str:
         ) from None
 
 
-def _value(spec: str, device_type: str, known: dict[str, str], key: str, text: str) -> Setting:
-    if key.startswith(ENV) and known is _KNOWN:
+def _value(spec: str, device_type: str, known: tuple[str, ...], key: str, text: str) -> Setting:
+    if key.startswith(ENV) and f"{ENV}NAME" in known:
         return _variable(spec, key, text)
     if key not in known:
-        near = difflib.get_close_matches(key.lower(), list(known), 1, cutoff=0.5)
+        near = difflib.get_close_matches(key.lower(), known, 1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise PlatformError(
             f"Unknown setting {key!r} in platform {spec!r}.{hint} Settings of {device_type}: {', '.join(known)}.",
@@ -178,7 +179,7 @@ def _value(spec: str, device_type: str, known: dict[str, str], key: str, text: s
     elif text.lower() in _BOOLS:
         return _BOOLS[text.lower()]
     raise PlatformError(
-        f"{key}={text!r} in platform {spec!r} cannot be used: give {known[key]}.",
+        f"{key}={text!r} in platform {spec!r} cannot be used: give {_ACCEPTED[key]}.",
         slug="bad-setting",
     )
 
@@ -207,13 +208,14 @@ def _is_sendable(text: str) -> bool:
 
 def _check_together(spec: str, settings: dict[str, Setting]) -> None:
     if settings.get("flush_denormal") is True and int(settings.get("threads", 1)) > 1:
-        # torch sets the mode on the calling thread only: the other threads' share would not be flushed.
+        # torch sets the mode on the calling thread only: what the other threads compute would not be flushed.
         raise PlatformError(
             f"Platform {spec!r}: flush_denormal=on reaches one thread only, so it runs with threads=1; "
-            f"leave threads={settings['threads']} away.",
+            f"remove threads={settings['threads']}.",
             slug="bad-setting",
         )
     for key, value in settings.items():
+        # `isa=` and `env:ATEN_CPU_CAPABILITY=` would contradict each other unnoticed.
         for name in environment(((key, value),)):
             if key != f"{ENV}{name}" and f"{ENV}{name}" in settings:
                 raise PlatformError(

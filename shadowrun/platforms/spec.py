@@ -1,7 +1,7 @@
-"""The words for a platform: ``"cuda:1"``, ``"npu"``, ``"cpu[threads=1,mkldnn=off]"``.
+"""Platform specs: ``"cuda:1"``, ``"npu"``, ``"cpu[threads=1,mkldnn=off]"``.
 
-Only words are checked here, without importing torch, so that the command line can refuse a typing
-error at once. Whether this machine has the device is asked by `shadowrun.platforms.resolve`.
+Specs are parsed without torch, so that the command line can refuse a typing error at once.
+`shadowrun.platforms.resolve` checks whether this machine has the device.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import settings as words
+from shadowrun.platforms.backends import BACKENDS, RESERVED_NAMES
 from shadowrun.platforms.settings import Setting
 
 __all__ = [
     "ENTRY_POINT_GROUP",
-    "OF_TORCH",
-    "PLUGINS",
     "PlatformSpec",
     "Setting",
     "known_devices",
@@ -31,18 +30,6 @@ ENTRY_POINT_GROUP = "shadowrun.platforms"
 """Packages may add a device type: entry point name = device type, value = a callable without
 arguments that makes ``torch.device(name)`` usable."""
 
-PLUGINS = {
-    "npu": "torch_npu",
-    "hpu": "habana_frameworks.torch",
-    "xla": "torch_xla",
-    "musa": "torch_musa",
-    "mlu": "torch_mlu",
-    "gcu": "torch_gcu",
-}
-"""Device types that a package other than torch brings."""
-
-OF_TORCH = ("cpu", "cuda", "xpu", "mps", "mtia", "lazy", "vulkan", "ipu", "maia", "ve", "sim")
-"""Device types that need no package but torch, and the simulated one."""
 _PATTERN = re.compile(r"(?P<type>[A-Za-z_]\w*)(?::(?P<index>\d+))?(?:\[(?P<settings>.*)\])?", re.ASCII)
 _EXAMPLE = 'such as "cuda:1", "npu" or "cpu[threads=1,mkldnn=off]"'
 
@@ -54,7 +41,7 @@ class PlatformSpec:
     Attributes:
         device_type: ``cpu``, ``cuda``, ``npu``.
         index: Which of the devices; None for the current one.
-        settings: Sorted pairs; a CPU has any, CUDA a few.
+        settings: Sorted pairs of name and value.
     """
 
     device_type: str
@@ -68,12 +55,12 @@ class PlatformSpec:
 
     @property
     def needs_process(self) -> bool:
-        """Whether it has a setting that only a process of its own can have."""
+        """Whether it has a setting that a process reads once, at its start, so that it needs a worker process."""
         return words.needs_process(self.settings)
 
     @property
     def public(self) -> str:
-        """The text without names of folders, for data files and reports, which travel; `parse` may not read it."""
+        """The text without paths, for data files and reports, which are passed on; `parse` may not read it."""
         shown = words.public(self.settings)
         if shown == self.settings:
             return str(self)
@@ -115,16 +102,18 @@ def parse(spec: Any) -> PlatformSpec:
             slug="bad-spec",
         )
     device_type = match["type"]
+    # Meta is a device of torch, so the general message would be wrong.
     if device_type == "meta":
         raise PlatformError("Platform 'meta' has shapes but no values: nothing could be compared.", slug="bad-spec")
     known = known_devices()
+    # torch is imported only if it could know the name: a typing error is refused without it.
     if device_type not in known and "torch" not in sys.modules and _torch_brings_more():
         importlib.import_module("torch")
         known = known_devices()
     if device_type not in known:
         raise PlatformError(
             f"Unknown device {device_type!r} in platform {spec!r}.{_nearest(device_type, known)} "
-            f"Devices: {', '.join(known)}. `shadowrun platforms` tells which of them this machine has. One that a "
+            f"Devices: {', '.join(known)}. `shadowrun platforms` lists which of them this machine has. One that a "
             f"package brings: --import PACKAGE, or an entry point of it in the group {ENTRY_POINT_GROUP!r}.",
             slug="unknown-device",
         )
@@ -133,18 +122,19 @@ def parse(spec: Any) -> PlatformSpec:
 
 
 def _torch_brings_more() -> bool:
-    """Whether torch starts plug-ins when it is imported, which name their devices themselves."""
+    """Whether torch starts plug-ins when it is imported; these name their devices themselves."""
     return bool(importlib.metadata.entry_points(group="torch.backends"))
 
 
 def known_devices() -> list[str]:
     """Sorted names of the device types that a spec may use, present on this machine or not."""
-    names = {*OF_TORCH, *PLUGINS}
+    names = {*BACKENDS, *RESERVED_NAMES}
     names.update(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
     # A plug-in or the simulated device may have named torch's private-use device; only a torch that
     # is loaded already can know.
     if "torch" in sys.modules:
-        from shadowrun.platforms import sim, torchplatform
+        from shadowrun import sim
+        from shadowrun.platforms import torchplatform
 
         name = torchplatform.private_device_name()
         if name != "privateuseone" or (torchplatform.private_device_present() and not sim.is_enabled()):

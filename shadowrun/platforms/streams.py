@@ -1,7 +1,7 @@
-"""Devices that run behind their host: copies to the host in the order of the stream, and marks to wait for.
+"""Asynchronous devices: copies to the host in the order of the stream, and events to wait for.
 
-Only public torch APIs, all older than torch 2.11: each such device has a module ``torch.<device>`` with ``Event``,
-``current_stream`` and ``synchronize``, as ``torch.cuda`` has. `sim` has the same when it is told to lag behind.
+Only public torch APIs are used, all older than torch 2.11: each such device has a module ``torch.<device>`` with
+``Event``, ``current_stream`` and ``synchronize``, as ``torch.cuda`` has. `sim` has them when it is made asynchronous.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from shadowrun.platforms.backends import backend_of
+
 if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
 
-__all__ = ["Mark", "Transfers", "transfers"]
+__all__ = ["AsyncCopies", "Event", "async_copies"]
 
-_STREAMED = ("cuda", "xpu", "npu", "musa", "mlu")
-"""Device types whose module has the names of ``torch.cuda``. Not MPS: it has one memory with the host."""
 _CPU = torch.device("cpu")
 
 
-class Mark(Protocol):
-    """A place in a stream."""
+class Event(Protocol):
+    """A recorded event of a stream."""
 
     def query(self) -> bool:
-        """Whether the device has come there."""
+        """Whether the stream has reached it."""
         ...
 
     def synchronize(self) -> None:
@@ -34,51 +34,55 @@ class Mark(Protocol):
 
 
 @dataclass(slots=True)
-class Transfers:
-    """Copies from one device to the host that nobody waits for.
+class AsyncCopies:
+    """Copies from one device to the host that do not block.
 
     Attributes:
         module: ``torch.cuda``.
-        pinned: Host memory is page-locked, without which a copy would wait.
+        pinned: Host memory is page-locked, without which a copy would block.
     """
 
     module: Any
     pinned: bool
 
     def host(self, shape: int | torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory for a copy; torch keeps what is given back, and gives it again."""
+        """Host memory for a copy; torch caches what is freed, and reuses it."""
+        # A copy to pageable memory blocks until it is done: a host sync.
         if self.pinned:
             try:
                 return torch.empty(shape, dtype=dtype, device=_CPU, pin_memory=True)
-            except RuntimeError:  # the machine locks no more memory: copies go on, and wait
+            except RuntimeError:  # the machine locks no more memory: copies still work, and block
                 self.pinned = False
         return torch.empty(shape, dtype=dtype, device=_CPU)
 
     def copy(self, host: torch.Tensor, device: torch.Tensor) -> None:
         """Copy to the host when the current stream of the device gets there."""
+        # In the current stream, so that it comes after what wrote the tensor and before what overwrites it.
         host.copy_(device, non_blocking=True)
 
-    def mark(self, device: torch.device) -> Mark:
-        """Mark where the current stream of a device is now."""
-        mark: Mark = self.module.Event()
-        mark.record(self.module.current_stream(device))  # type: ignore[attr-defined]
-        return mark
+    def record_event(self, device: torch.device) -> Event:
+        """Record an event on the current stream of a device."""
+        event: Event = self.module.Event()
+        # The program may have chosen another stream than the default one.
+        event.record(self.module.current_stream(device))  # type: ignore[attr-defined]
+        return event
 
-    def capturing(self) -> bool:
-        """Whether calls are recorded into a graph just now, and do not run."""
+    def is_capturing(self) -> bool:
+        """Whether calls are captured into a graph now, and do not run."""
         ask = getattr(self.module, "is_current_stream_capturing", None)
         return ask is not None and bool(ask())
 
 
-def transfers(platform: Platform) -> Transfers | None:
-    """How to copy from a platform without waiting; None where its calls have ended when they return."""
+def async_copies(platform: Platform) -> AsyncCopies | None:
+    """How to copy from a platform without blocking; None where its calls are synchronous."""
     device_type = platform.device.type
     module = getattr(torch, device_type, None)
+    # A worker answers synchronously, and lazy devices have no stream to enqueue a copy in.
     if platform.remote is not None or platform.functionalizes or module is None:
         return None
     simulated = getattr(module, "is_asynchronous", None)
     if simulated is not None:
-        return Transfers(module, pinned=False) if simulated() else None
-    if device_type not in _STREAMED or not all(hasattr(module, name) for name in ("Event", "current_stream")):
+        return AsyncCopies(module, pinned=False) if simulated() else None
+    if not backend_of(device_type).streams or not all(hasattr(module, name) for name in ("Event", "current_stream")):
         return None
-    return Transfers(module, pinned=True)
+    return AsyncCopies(module, pinned=True)

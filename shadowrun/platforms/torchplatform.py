@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _python_dispatch as _modes
 
-from shadowrun.platforms.torchnames import need
+from shadowrun.torch_versions import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,6 @@ __all__ = [
     "init_lazy",
     "kernel_route",
     "lazy_available",
-    "lazy_counters",
     "mkldnn_enabled",
     "mkldnn_precision",
     "prepare_wrapped_numbers",
@@ -40,8 +39,8 @@ __all__ = [
     "set_deterministic_state",
     "set_mkldnn_enabled",
     "set_mkldnn_precision",
-    "settle_lazy",
     "wait_for_lazy",
+    "wait_for_running_lazy_graphs",
     "watching_registrations",
     "wrapped_number",
 ]
@@ -100,6 +99,7 @@ def watching_registrations(registered: Callable[[], None]) -> Iterator[None]:
             (torch.utils.backend_registration, "rename_privateuse1_backend"),
             (torch.library.Library, "impl"),
         )
+        # Python code of plug-ins passes one of these; kernels registered by C++ alone cannot be noticed.
         for module, name in places:
             original = getattr(module, name, None)
             if original is not None:
@@ -154,7 +154,7 @@ def registrations(key: str) -> list[str]:
 
 
 def has_backend_fallback(key: str) -> bool:
-    """Whether what has no kernel for a dispatch key runs some other way, on the CPU nearly always.
+    """Whether a dispatch key has a backend fallback, which nearly always runs operators on the CPU.
 
     Seen on 2.11 and 2.13. Without it, operators would be called absent that fall back.
     """
@@ -205,12 +205,13 @@ def set_mkldnn_precision(precision: str) -> None:
 
 
 def cuda_precisions() -> tuple[Any, ...]:
-    """What says how CUDA computes float32 products: the old settings, the new ones of CUDA, and oneDNN's.
+    """Settings of CUDA's float32 products: the old ones, the new ones of CUDA, and oneDNN's.
 
     Seen on 2.13, on a build without CUDA. An old setting cannot be read once a program has used both APIs; CUDA's own
     products raise then too.
     """
     read = torch._C._get_fp32_precision_getter
+    # None: cannot be read, and is left as it is.
     old: list[Any] = [None, None]
     for i, ask in enumerate((torch._C._get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32)):
         with contextlib.suppress(RuntimeError):
@@ -221,6 +222,7 @@ def cuda_precisions() -> tuple[Any, ...]:
 def set_cuda_precisions(state: tuple[Any, ...]) -> None:
     """Set what `cuda_precisions` reads."""
     products, cudnn, *new, mkldnn = state
+    # Old settings come first: setting them overwrites the new ones.
     if products is not None:
         torch._C._set_float32_matmul_precision(products)
     if cudnn is not None:
@@ -233,7 +235,7 @@ def set_cuda_precisions(state: tuple[Any, ...]) -> None:
 def allow_tf32(allowed: bool) -> None:
     """Whether CUDA may round the inputs of float32 products and convolutions to tf32.
 
-    Without the old setting beside the new one, products on CUDA raise: each checks that both say the same.
+    Both the old and the new setting are made: products on CUDA raise if they differ.
     """
     mkldnn = mkldnn_precision()
     torch._C._set_cublas_allow_tf32(allowed)
@@ -244,7 +246,7 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def ambient() -> tuple[Any, ...]:
-    """What the program has set that CPU kernels read, in the order of `set_ambient`."""
+    """The program's settings that CPU kernels read, in the order of `set_ambient`."""
     return (
         torch.get_num_threads(),
         mkldnn_enabled(),
@@ -288,13 +290,15 @@ def init_lazy() -> None:
     """
     global _lazy_ready  # noqa: PLW0603 - the state is torch's and process-wide
     if not _lazy_ready:
+        # Asked for late: a torch without lazy must still run everything else.
         need(*_LAZY)
+        import torch._lazy.metrics  # the fallback counters, which `backends` names
         import torch._lazy.ts_backend
 
         try:
             torch._lazy.ts_backend.init()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            # The user's program has started it: torch registers its kernels a second time and refuses.
+            # The program has started it: torch would register its kernels a second time, and refuses.
             if "multiple backend fallbacks" not in str(error):
                 raise
         else:
@@ -303,7 +307,7 @@ def init_lazy() -> None:
 
 
 def _let_the_program_start_lazy() -> None:
-    """Have the first start of the lazy device by the program do nothing: it is started, and torch refuses a second."""
+    """Make the program's first start of the lazy device do nothing: it is started, and torch refuses a second start."""
     import torch._lazy.ts_backend as backend
 
     original = backend.init
@@ -317,17 +321,10 @@ def _let_the_program_start_lazy() -> None:
     backend.init = init
 
 
-def lazy_counters() -> dict[str, int]:
-    """Counters of torch's lazy backend; one named after an ATen operator counts its fallbacks to the CPU."""
-    from torch._lazy import metrics
-
-    return {name: int(metrics.counter_value(name)) for name in metrics.counter_names()}  # type: ignore[no-untyped-call]
-
-
 def kernel_route(op: str, key: str) -> str:
-    """What the dispatch table says of an operator and a key: ``kernel``, ``backend fallback``, ``math kernel``, or "".
+    """How the dispatch table routes an operator for a key: ``kernel``, ``backend fallback``, ``math kernel``, or "".
 
-    Without ``torch._C._dispatch_dump_table`` nothing is said. It is unreliable alone: a backend may handle an operator
+    Without ``torch._C._dispatch_dump_table`` the answer is "". It is unreliable alone: a backend may handle an operator
     under another key, and a functional operator may fall back in its out variant.
     """
     dump = getattr(torch._C, "_dispatch_dump_table", None)
@@ -340,28 +337,31 @@ def kernel_route(op: str, key: str) -> str:
 
 
 def wait_for_lazy() -> None:
-    """Run what the lazy device has put off, and wait for it.
+    """Run the pending graphs of the lazy device, and wait for them.
 
-    Without ``torch._lazy`` nothing is put off.
+    Without ``torch._lazy`` there is no lazy device.
     """
     import torch._lazy
 
+    # `wait_device_ops` waits for running graphs only: pending ones have to be started first.
     torch._lazy.mark_step(wait=True)
     torch._lazy.wait_device_ops()  # type: ignore[no-untyped-call]
 
 
 def compute_lazy(tensors: list[torch.Tensor]) -> None:
-    """Compute these lazy tensors and put their values in the place of their graphs.
+    """Compute these lazy tensors, which then hold values instead of graphs.
 
     Without ``torch._C._lazy._sync_multi`` there is `wait_for_lazy`, which does so to all lazy tensors of the program.
     """
+    # Not `mark_step`: that would run the program's pending graphs as well.
     torch._C._lazy._sync_multi([t for t in tensors if t.device.type == "lazy"], [], True, True)
 
 
-def settle_lazy() -> None:
-    """Wait for the graphs of the lazy device that run by now.
+def wait_for_running_lazy_graphs() -> None:
+    """Wait for the graphs of the lazy device that are running.
 
-    Without ``torch._C._lazy._wait_device_ops`` a graph that the program does not wait for may draw between two of ours.
+    Without ``torch._C._lazy._wait_device_ops`` a graph that the program does not wait for may draw random numbers
+    between two replays.
     """
     torch._C._lazy._wait_device_ops([])
 
@@ -382,9 +382,10 @@ _wrapped: dict[type, torch.Tensor] = {}
 
 
 def prepare_wrapped_numbers() -> None:
-    """Make what `wrapped_number` needs: one such tensor of each type of number."""
+    """Make the templates of `wrapped_number`: one tensor of each type of number."""
     if _wrapped:
         return
+    # The product needs a node of autograd, and must not be observed as a call of the program.
     with _modes._disable_current_modes(), torch.inference_mode(mode=False), torch.enable_grad():
         for number in (True, 1, 1.0, 1j):
             like = torch.ones((), dtype=torch.complex128, device="cpu", requires_grad=True)
@@ -393,9 +394,9 @@ def prepare_wrapped_numbers() -> None:
 
 
 def wrapped_number(number: complex) -> torch.Tensor:
-    """The tensor that torch makes of a Python number; where types are promoted it counts less than others.
+    """The tensor that torch makes of a Python number (a "wrapped number", of lower rank in type promotion).
 
-    Torch hands such tensors to kernels written in Python as numbers, and takes no numbers back. Seen on 2.11 and 2.13.
+    torch gives such tensors to Python kernels as numbers, and takes no numbers back. Seen on 2.11 and 2.13.
     Without ``_saved_other`` an ordinary tensor would do, with another result dtype for 0-dimensional inputs.
     """
     like = _wrapped[type(number)]

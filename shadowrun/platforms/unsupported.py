@@ -1,16 +1,20 @@
-"""Reading an exception: does the target lack the operator, or did something else go wrong?
+"""Reading an exception: does the platform lack the operator or the dtype, or did it fail?
 
-Vendors report a missing kernel by many exception types and texts. The table is ordered; the first line
-whose type and pattern fit decides. Sources: torch's dispatcher and `AT_DISPATCH` macros, MPS, XPU,
-torch_npu (ERR01007, aclnn EZ1001), lazy/XLA, tinygrad, torchax, mojo, DIPU; see `docs/design.md`.
+Backends report a missing kernel by many exception types and texts: those of torch and of packages that are no device
+type are here, each vendor's own in its row of `backends`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from shadowrun.platforms.backends import BACKENDS
 from shadowrun.types import Cause
+
+if TYPE_CHECKING:
+    from shadowrun.platforms.backends import ErrorPattern
 
 __all__ = ["Failure", "classify", "first_sentence", "is_out_of_memory", "limit_of_host"]
 
@@ -32,97 +36,68 @@ class Failure:
     message: str
 
 
-_NAME = r"((?:\w+::)?[A-Za-z_]\w*(?:\.\w+)?)"
+_KERNEL_NAME = r"((?:\w+::)?[A-Za-z_]\w*(?:\.\w+)?)"
+_OPERATOR, _DTYPE = Cause.MISSING_OPERATOR, Cause.MISSING_DTYPE
 
-# (exception types, pattern, cause). A name in the pattern's first group is the missing kernel.
-_TABLE: tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...] = tuple(
-    (types, re.compile(pattern, re.DOTALL), cause)
+_OF_TORCH: tuple[ErrorPattern, ...] = (
+    # The dispatcher: CUDA, PrivateUse1, XLA, and every backend that registers kernels one by one.
+    (("NotImplementedError",), r"Could not run 'NAME' with arguments from the '\w+' backend", _OPERATOR),
+    # Dtype not compiled into a kernel: the AT_DISPATCH macros of CPU and CUDA.
+    (("NotImplementedError", "RuntimeError"), r"\"[\w:.]+\" not implemented for '\w+'", _DTYPE),
+)
+_OF_OTHERS: tuple[ErrorPattern, ...] = (
+    # Backends that are no device type of torch's own: torchax, mojo, tinygrad.
+    (("OperatorNotFound",), r"Operator with name NAME has no lowering", _OPERATOR),
+    (("Exception",), r"[Oo]perator (?:with name )?'?NAME'? (?:has no lowering|is not supported)", _OPERATOR),
+    (("NotImplementedError", "RuntimeError"), r"^NAME is not supported by \w+", _OPERATOR),
+    (("KeyError",), r"^'?torch\.(?:\w+)'?$", _DTYPE),
+    (("RuntimeError", "TypeError"), r"[Uu]nsupported (?:data ?)?type|dtype .* (?:is )?not supported", _DTYPE),
+    (("RuntimeError",), r"convolution_overrideable not implemented", _OPERATOR),
+    (("RuntimeError", "NotImplementedError"), r"[Uu]nsupported tensor layout", _OPERATOR),
+    # Anything else that calls itself not implemented.
+    (("NotImplementedError",), r"(?:.*?'NAME')?", _OPERATOR),
+)
+_PATTERNS = tuple(
+    (types, re.compile(pattern.replace("NAME", _KERNEL_NAME), re.DOTALL), cause)
     for types, pattern, cause in (
-        # Dispatcher: CUDA, PrivateUse1, XLA, and every backend that registers kernels one by one.
-        (
-            ("NotImplementedError",),
-            rf"Could not run '{_NAME}' with arguments from the '\w+' backend",
-            Cause.MISSING_OPERATOR,
-        ),
-        # Dtype not compiled into a kernel: the AT_DISPATCH macros of CPU and CUDA.
-        (("NotImplementedError", "RuntimeError"), r"\"[\w:.]+\" not implemented for '\w+'", Cause.MISSING_DTYPE),
-        # MPS and XPU, and backends modelled on them.
-        (
-            ("NotImplementedError", "RuntimeError"),
-            rf"The operator '{_NAME}' is not (?:currently|current) (?:implemented|supported) (?:for|on) the",
-            Cause.MISSING_OPERATOR,
-        ),
-        (
-            ("TypeError", "RuntimeError"),
-            r"[Cc]annot convert a \w+ Tensor to \w+ dtype as the \w+ framework",
-            Cause.MISSING_DTYPE,
-        ),
-        # torch_npu: fallback disabled, sparse, aclnn kernels.
-        (("RuntimeError",), r"not implemented for DT_\w+|should be in dtype support list", Cause.MISSING_DTYPE),
-        (
-            ("RuntimeError",),
-            rf"The operator '{_NAME}' would execute its main computation on CPU",
-            Cause.MISSING_OPERATOR,
-        ),
-        (("RuntimeError",), r"ERR\d{5} OPS feature not supported", Cause.MISSING_OPERATOR),
-        # The kernel's own check refuses what the reference accepts.
-        (("RuntimeError",), r"\bEZ1001\b|error code is 161002", Cause.MISSING_OPERATOR),
-        # lazy and XLA, torchax, mojo, tinygrad.
-        (
-            ("RuntimeError",),
-            rf"The operator {_NAME} appears to be a view operator, but it has no",
-            Cause.MISSING_OPERATOR,
-        ),
-        (("OperatorNotFound",), rf"Operator with name {_NAME} has no lowering", Cause.MISSING_OPERATOR),
-        (
-            ("Exception",),
-            rf"[Oo]perator (?:with name )?'?{_NAME}'? (?:has no lowering|is not supported)",
-            Cause.MISSING_OPERATOR,
-        ),
-        (("NotImplementedError", "RuntimeError"), rf"^{_NAME} is not supported by \w+", Cause.MISSING_OPERATOR),
-        (("KeyError",), r"^'?torch\.(?:\w+)'?$", Cause.MISSING_DTYPE),
-        (
-            ("RuntimeError", "TypeError"),
-            r"[Uu]nsupported (?:data ?)?type|dtype .* (?:is )?not supported",
-            Cause.MISSING_DTYPE,
-        ),
-        (("RuntimeError",), r"convolution_overrideable not implemented", Cause.MISSING_OPERATOR),
-        (("RuntimeError", "NotImplementedError"), r"[Uu]nsupported tensor layout", Cause.MISSING_OPERATOR),
-        # Whatever else calls itself not implemented.
-        (("NotImplementedError",), rf"(?:.*?'{_NAME}')?", Cause.MISSING_OPERATOR),
+        *_OF_TORCH,
+        *(line for backend in BACKENDS.values() for line in backend.missing_kernel),
+        *_OF_OTHERS,
     )
 )
-
+# Ordered: the first line whose type and pattern fit decides.
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 
 
 def limit_of_host(error: BaseException) -> str:
-    """Which limit of this machine or process an exception tells of, no fault of a platform's; empty if of none."""
-    if isinstance(error, RecursionError) or "RecursionError" in str(error):  # ctypes makes it an error of its own
+    """Which limit of this machine or process an exception reports, which is no fault of a platform; empty if none."""
+    if isinstance(error, RecursionError) or "RecursionError" in str(error):  # ctypes wraps it in another error
         return "the program is at Python's limit of recursion"
     return "there is no memory for it" if is_out_of_memory(error) else ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that there is no memory left."""
+    """Whether an exception reports that an allocation failed."""
+    # By name: exception types of packages that are not installed cannot be imported.
     names = {t.__name__ for t in type(error).__mro__}
     lacking = isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
     return lacking or bool(names & {"MemoryError", "OutOfMemoryError"})
 
 
 def classify(error: BaseException) -> Failure:
-    """Say what a platform's exception means. Subclasses count as their bases."""
+    """Classify an exception of a platform. Subclasses count as their bases."""
     names = {t.__name__ for t in type(error).__mro__}
     text = str(error)
     message = f"{type(error).__name__}: {first_sentence(text)}"
-    for types, pattern, cause in _TABLE:
+    for types, pattern, cause in _PATTERNS:
         if not names.intersection(types):
             continue
         found = pattern.search(text)
         if found is None:
             continue
         kernel = (found.group(1) or "") if pattern.groups else ""
+        # Messages name kernels with and without their namespace; records have one form.
         if kernel and "::" not in kernel:
             kernel = f"aten::{kernel}"
         return Failure(supported=False, cause=cause, missing_kernel=kernel, message=message)

@@ -1,12 +1,12 @@
-"""The accumulated error: a second chain, in which the other platform lives on its own results.
+"""The accumulated error: a second chain, in which the other platform computes on its own results.
 
 Where the program runs on the target, the reference has a chain; where it runs on the reference, the target has one;
-where it runs on neither, both have. A call of the reference's on what came from the target goes on in the reference's.
+where it runs on neither, both have. A call on the reference, of values from the target, runs in the reference's chain.
 
 Kept by storage: each storage of the user's program has a twin in the chain; any view of it is laid over the twin.
 Tensor-keyed maps are wrong: autograd unpacks a saved output as another tensor on the same storage. Where a chain cannot
 follow (random draws of another device, data-dependent shapes, an operator that the target lacks), the user's values win
-and the chain goes on from them.
+and the chain continues from them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ import torch
 
 from shadowrun.intercept import torchapi
 from shadowrun.numerics.bits import Uncomparable, bits_equal
-from shadowrun.replay import results
-from shadowrun.replay.execution import to_cpu
-from shadowrun.replay.mirror import tensors_in
+from shadowrun.replay.call import argument
+from shadowrun.replay.copies import tensors_in
+from shadowrun.replay.executor import to_cpu
+from shadowrun.torch_private import is_zero_tensor, negated_view
 
 if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.replay.case import Value
-    from shadowrun.replay.execution import Executor, Ran
-    from shadowrun.replay.stage import Role
+    from shadowrun.operators.case import Value
+    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.executor import Executor
 
-__all__ = ["Drift", "DriftChain"]
+__all__ = ["Drift", "DriftChain", "RngState"]
+
+RngState = tuple[torch.Generator, torch.Tensor]
+"""A generator, and the state that a call began with."""
 
 _CPU = torch.device("cpu")
 _NOT_FOLLOWED = (-1.0, -1.0)
@@ -48,6 +52,7 @@ _UNFOLLOWED = object()
 
 class _Pending(threading.local):
     def __init__(self) -> None:
+        # Per thread: two threads may be inside a call at once, each with laid-out inputs.
         self.call: Any = None
 
 
@@ -68,57 +73,51 @@ class Drift:
         self._of_target.clear()
         self._of_ref.clear()
 
-    def before(self, role: Role, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Lay the call's inputs over the twins, before the user's call may change them.
-
-        Args:
-            role: What the device on which the user's call runs is.
-            args: His positional arguments.
-            kwargs: His arguments by name.
-        """
-        on_target = role.on_target or (role.on_ref and self._of_ref.knows(args, kwargs))
+    def before(self, call: Call) -> None:
+        """Lay the inputs of a call over the twins, before the program's own run may change them."""
+        role = call.role
+        # A value that the program read back from the target continues in the reference's chain.
+        on_target = role.on_target or (role.on_ref and self._of_ref.knows(call))
         for chain, follows in ((self._of_target, not on_target), (self._of_ref, on_target or not role.on_ref)):
             if follows:
-                chain.before(args, kwargs)
+                chain.before(call)
             else:
+                # The pending inputs of an earlier call that raised would be taken for this one's.
                 chain.leave_out()
 
-    def after(
-        self,
-        plan: OpPlan,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        generator: torch.Generator | None,
-        state: torch.Tensor | None,
-    ) -> tuple[float, float]:
-        """Run the call in the chain.
+    def after(self, plan: OpPlan, own: Ran, rng: RngState | None = None) -> tuple[float, float]:
+        """Run the call in the chains.
+
+        Args:
+            plan: The operator.
+            own: The program's own run.
+            rng: The generator that it drew from, and the state that it began with.
 
         Returns:
             Greatest absolute difference of any result of the target's from the reference's, and its RMSE relative to
             the RMS of the reference (the greatest over the results); -1 where the chain could not follow.
         """
-        own: list[Value] = list(results.values(plan, args, kwargs, out))
         found: list[list[Value] | None] = []
         for chain in (self._of_target, self._of_ref):
             if chain.follows:
-                found.append(chain.after(plan, args, kwargs, out, generator, state))
-            else:  # the other one goes on from here
-                chain.reseed(plan, args, kwargs, out)
-                found.append(own)
+                found.append(chain.after(plan, own, rng))
+            else:  # the other one continues from here
+                chain.reseed(plan, own)
+                found.append(own.values(plan))
         actual, expected = found
         if actual is None or expected is None:
             return _NOT_FOLLOWED
         drift = (0.0, 0.0)
         for a, e in zip(actual, expected, strict=True):
+            # The greatest over all results: the mean of a large and a small result would hide the small one.
             error = _error(to_cpu(a), to_cpu(e))
             drift = (max(drift[0], error[0]), max(drift[1], error[1]))
         return drift
 
-    def reseed(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def reseed(self, plan: OpPlan, own: Ran) -> None:
         """Forget the twins of a call's results: they are made anew from the user's values."""
-        self._of_target.reseed(plan, args, kwargs, out)
-        self._of_ref.reseed(plan, args, kwargs, out)
+        self._of_target.reseed(plan, own)
+        self._of_ref.reseed(plan, own)
 
 
 class DriftChain:
@@ -149,12 +148,13 @@ class DriftChain:
         """Whether the call in hand runs here too."""
         return self._pending.call is not None
 
-    def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def knows(self, call: Call) -> bool:
         """Whether an input has a twin here."""
         if not self._twins:
             return False
         try:
-            return any(torchapi.storage_key(t) in self._twins for t in tensors_in((*args, *kwargs.values())))
+            # By storage, not by tensor: autograd unpacks a saved output as another tensor on the same storage.
+            return any(torchapi.storage_key(t) in self._twins for t in tensors_in(call.tensors))
         except (RuntimeError, NotImplementedError, TypeError):
             return False
 
@@ -162,66 +162,61 @@ class DriftChain:
         """The call runs elsewhere."""
         self._pending.call = None
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Lay the call's inputs over the twins."""
+    def before(self, call: Call) -> None:
+        """Lay the inputs of a call over the twins."""
         try:
             self._pending.call = (
-                tuple([self._twin_of(a) for a in args]),
-                self._on_device({k: self._twin_of(v) for k, v in kwargs.items()}),
+                tuple([self._twin_of(a) for a in call.args]),
+                self._on_device({k: self._twin_of(v) for k, v in call.kwargs.items()}),
             )
         except (RuntimeError, NotImplementedError, TypeError):  # layouts without a storage: not followed
             self._pending.call = _UNFOLLOWED
 
-    def after(
-        self,
-        plan: OpPlan,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        generator: torch.Generator | None,
-        state: torch.Tensor | None,
-    ) -> list[Value] | None:
-        """Run the call here; its results, as `results.values` has them, or None where the chain could not follow."""
+    def after(self, plan: OpPlan, own: Ran, rng: RngState | None) -> list[Value] | None:
+        """Run the call here; its results, as `Ran.values` has them, or None where the chain could not follow."""
         call, self._pending.call = self._pending.call, None
         if call is _UNFOLLOWED:
-            self.reseed(plan, args, kwargs, out)
+            self.reseed(plan, own)
             return None
-        if generator is not None and state is not None:
-            generator.set_state(state)
-        mine = results.values(plan, args, kwargs, out)
+        if rng is not None:
+            rng[0].set_state(rng[1])
+        of_program = own.values(plan)
         try:
-            theirs = self._run(plan, *call)
+            of_chain = self._run(plan, *call)
         except Exception:  # an input drifted out of the operator's domain, or the operator is missing
-            theirs = []
-        if len(theirs) != len(mine):
-            self.reseed(plan, args, kwargs, out)
+            of_chain = []
+        # Zipped lists of unequal length would pair results with the wrong twins.
+        if len(of_chain) != len(of_program):
+            self.reseed(plan, own)
             return None
-        written = {id(t) for t in tensors_in([results.argument(a, args, kwargs) for a in plan.mutated])}
-        for actual, expected in zip(mine, theirs, strict=True):
-            if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor) and id(actual) not in written:
-                self._adopt(actual, expected)
-        return theirs
+        # The twins of written arguments hold the chain's values already: the call wrote to them.
+        written = {id(t) for t in tensors_in([argument(a, own.args, own.kwargs) for a in plan.mutated])}
+        for value, twin in zip(of_program, of_chain, strict=True):
+            if isinstance(value, torch.Tensor) and isinstance(twin, torch.Tensor) and id(value) not in written:
+                self._adopt(value, twin)
+        return of_chain
 
     def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
         """Run a call on twins, which get what it writes."""
         executor = self._executor
         if executor.device.type == self._device.type:
             ran: Ran = executor.run(plan, args, kwargs)
-            return list(results.values(plan, ran.args, ran.kwargs, ran.out))
+            return ran.values(plan)
         ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
-        theirs = executor.values(plan, ran)
-        written = list(tensors_in([results.argument(a, args, kwargs) for a in plan.mutated]))
-        for twin, value in zip(written, theirs[len(theirs) - len(written) :], strict=True):
+        values = executor.values(plan, ran)
+        written = list(tensors_in([argument(a, args, kwargs) for a in plan.mutated]))
+        for twin, value in zip(written, values[len(values) - len(written) :], strict=True):
             if isinstance(value, torch.Tensor):
+                # Out arguments may be empty and are resized by the call.
                 if twin.shape != value.shape:
                     twin.resize_(value.shape)
                 twin.copy_(value)
-        return theirs
+        return values
 
-    def reseed(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def reseed(self, plan: OpPlan, own: Ran) -> None:
         """Forget the twins of a call's results: they are made anew from the user's values."""
         self.leave_out()
-        for value in tensors_in(results.values(plan, args, kwargs, out)):
+        for value in tensors_in(own.values(plan)):
             try:
                 self._drop(torchapi.storage_key(value))
             except (RuntimeError, NotImplementedError):
@@ -232,42 +227,44 @@ class DriftChain:
             return [self._twin_of(v) for v in value]
         if not isinstance(value, torch.Tensor):
             return value
-        if torchapi.is_zero_tensor(value):
+        if is_zero_tensor(value):
             return torch.zeros(value.shape, dtype=value.dtype, device=self._device)
         twin = self._twin_storage(value)
         base = torch.empty(0, dtype=value.dtype, device=self._device)
         laid = base.set_(twin.bytes.untyped_storage(), value.storage_offset(), value.size(), value.stride())
         if value.is_conj():
             laid = laid.conj()
-        return laid._neg_view() if value.is_neg() else laid
+        return negated_view(laid) if value.is_neg() else laid
 
     def _twin_storage(self, value: torch.Tensor) -> _Twin:
         key = torchapi.storage_key(value)
         storage = value.untyped_storage()
         twin = self._twins.get(key)
+        # A resized storage keeps its key, and a view of its new end would lie outside the twin.
         if twin is not None and twin.nbytes == storage.nbytes():
             return twin
         raw = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
         return self._keep(value, raw.to(self._device, copy=True))
 
-    def _adopt(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
-        """Make the chain's own result the twin of the user's."""
-        if actual.shape != expected.shape or actual.layout is not torch.strided:
+    def _adopt(self, value: torch.Tensor, result: torch.Tensor) -> None:
+        """Make the chain's own result the twin of the program's."""
+        if value.shape != result.shape or value.layout is not torch.strided:
             return
-        storage = actual.untyped_storage()
-        theirs = expected.untyped_storage()
+        storage = value.untyped_storage()
+        of_result = result.untyped_storage()
         same_layout = (
-            actual.stride() == expected.stride()
-            and actual.storage_offset() == expected.storage_offset()
-            and storage.nbytes() == theirs.nbytes()
+            value.stride() == result.stride()
+            and value.storage_offset() == result.storage_offset()
+            and storage.nbytes() == of_result.nbytes()
         )
+        # The result becomes the twin itself: a copy of each result would double the memory of the chain.
         if same_layout:
-            raw = torch.empty(0, dtype=torch.uint8, device=expected.device).set_(theirs)
+            raw = torch.empty(0, dtype=torch.uint8, device=result.device).set_(of_result)
         else:
             raw = torch.zeros(storage.nbytes(), dtype=torch.uint8, device=self._device)
-            laid = torch.empty(0, dtype=actual.dtype, device=self._device)
-            laid.set_(raw.untyped_storage(), actual.storage_offset(), actual.size(), actual.stride()).copy_(expected)
-        self._keep(actual, raw)
+            laid = torch.empty(0, dtype=value.dtype, device=self._device)
+            laid.set_(raw.untyped_storage(), value.storage_offset(), value.size(), value.stride()).copy_(result)
+        self._keep(value, raw)
 
     def _keep(self, value: torch.Tensor, raw: torch.Tensor) -> _Twin:
         key = torchapi.storage_key(value)
@@ -278,12 +275,14 @@ class DriftChain:
         weakref.finalize(value.untyped_storage(), self._expire, twin).atexit = False
         while self._held > self._max_bytes and len(self._twins) > 1:
             oldest = next(iter(self._twins))
+            # The twin that was just made is in use, even if it is larger than the bound.
             if oldest == key:
                 break
             self._drop(oldest)
         return twin
 
     def _expire(self, twin: _Twin) -> None:
+        # The finalizer may run late: the key can belong to a newer storage by then.
         if self._twins.get(twin.key) is twin:
             self._drop(twin.key)
 
@@ -293,6 +292,7 @@ class DriftChain:
             self._held -= twin.nbytes
 
     def _on_device(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        # A factory of the program names the program's device; the chain's result belongs on the chain's.
         if kwargs.get("device") is not None:
             kwargs["device"] = self._device
         return kwargs
@@ -309,11 +309,13 @@ def _error(actual: Any, expected: Any) -> tuple[float, float]:
     if actual.shape != expected.shape:
         return float("inf"), float("inf")
     a, e = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (actual, expected))
+    # The square of a float16 difference over- or underflows.
     a, e = a.double(), e.double()
     both = torch.isfinite(a) & torch.isfinite(e)
     d = torch.where(both, a - e, torch.zeros_like(a))
     rms = float(torch.where(both, e, torch.zeros_like(e)).square().mean().sqrt()) if e.numel() else 0.0
     rmse = float(d.square().mean().sqrt()) if d.numel() else 0.0
+    # NaN or infinity on one side only: no finite error describes that.
     if not bool((both | (a == e) | (a.isnan() & e.isnan())).all()):
         return float("inf"), float("inf")
     return float(d.abs().max()) if d.numel() else 0.0, rmse / rms if rms else (float("inf") if rmse else 0.0)

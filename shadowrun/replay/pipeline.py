@@ -1,10 +1,13 @@
-"""Work that is done behind the program: a bounded queue, one thread, and what only a calling thread may do.
+"""Asynchronous comparison: a bounded queue, one thread, what only a calling thread may do, and records in order.
 
 One thread, not several: jobs are done in the order in which they came, which is the order of the records; operators
 that are worth a second core take it themselves.
 
-Nobody waits for ever. The queue is drained at the end of each step, before a fork, and before anything is read. An
-interrupt while it is drained drops what waits, with a record for each.
+The queue is drained at the end of each step, before a fork, and before anything is read. An interrupt while it is
+drained drops what waits, with a record for each.
+
+Operators of the CPU depend on more than their inputs: `AmbientState` takes the modes and settings of a call to that
+thread.
 """
 
 from __future__ import annotations
@@ -16,15 +19,68 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
+
+from shadowrun.intercept.threads import OwnThread
 from shadowrun.intercept.torchapi import as_in_handler
-from shadowrun.intercept.unseen import OwnThread
+from shadowrun.platforms import torchplatform
+from shadowrun.replay.context import NO_DRIFT, NO_TIMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Job", "Pipeline"]
+    from shadowrun.replay.context import Kept, RecordSink
+    from shadowrun.types import TensorDiff, Verdict
+
+__all__ = ["AmbientState", "Job", "OrderedSink", "Pipeline"]
+
+_NUMBER_UNKNOWN = -1
+
+
+@dataclass(slots=True)
+class AmbientState:
+    """The modes of a thread, and settings of the process.
+
+    Attributes:
+        grad, inference: Modes of the calling thread.
+        default_dtype, deterministic: Settings of the process.
+    """
+
+    grad: bool
+    inference: bool
+    default_dtype: torch.dtype
+    deterministic: tuple[bool, bool]
+
+    @staticmethod
+    def now() -> AmbientState:
+        """As it is on this thread."""
+        return AmbientState(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torchplatform.deterministic_state(),
+        )
+
+    def still_holds(self) -> bool:
+        """Whether the settings of the process are the same; those of the thread are put in place by `entered`."""
+        return (
+            self.default_dtype is torch.get_default_dtype()
+            and self.deterministic == torchplatform.deterministic_state()
+        )
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """As inside a dispatch mode's handler on the calling thread."""
+        with contextlib.ExitStack() as stack:
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            stack.enter_context(torchplatform.below_autograd())
+            yield
+
 
 T = TypeVar("T")
 _LOOK_AGAIN_S = 0.5
@@ -43,10 +99,10 @@ class Job(Protocol):
 
 
 class Pipeline:
-    """Runs jobs on a thread of its own.
+    """Runs jobs on one thread, in their order.
 
     Args:
-        most: Jobs that may wait; who brings one more waits for the oldest.
+        most: Jobs that may wait; a thread that submits one more waits for the oldest.
 
     Attributes:
         work_ns: Processor time that the thread took, in nanoseconds; waiting for the device takes none.
@@ -60,10 +116,13 @@ class Pipeline:
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
+        # A job holds copies only: a waiting job must not keep a tensor of the program alive.
         self._jobs: deque[Job] = deque()
+        # Streams, the fallback detector and warning filters belong to the calling threads, so jobs ask these.
         self._requests: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._busy = False
         self._open = False
+        # One thread: it keeps the order of records. An operator worth a second core uses torch's own threads.
         self._thread: threading.Thread | None = None
 
     @property
@@ -79,6 +138,7 @@ class Pipeline:
             self._changed.notify_all()
         if not started:
             self._run_here()
+        # A full queue makes the program wait: no call is left out.
         elif self._requests or len(self._jobs) > self._most:
             self._wait(lambda: len(self._jobs) <= self._most)
 
@@ -86,17 +146,19 @@ class Pipeline:
         """Wait until a job is done; False where there is none."""
         if self.idle:
             return False
+        # The job in hand counts: its copies are freed only when it ends.
         before = len(self._jobs) + self._busy
         self._wait(lambda: len(self._jobs) + self._busy < before)
         return True
 
     def drain(self) -> None:
-        """Wait until all is done. An interrupt drops what waits and goes on as it came."""
+        """Wait until all is done. An interrupt drops what waits and is raised again."""
         if self.idle:
             return
         try:
             self._wait(lambda: self.idle)
         except BaseException as error:
+            # The user wants to stop, and to compare what waits may take long.
             self._drop(f"{type(error).__name__} while the call waited to be compared")
             raise
 
@@ -109,6 +171,7 @@ class Pipeline:
                 self._open = False
                 thread, self._thread = self._thread, None
                 self._changed.notify_all()
+            # A thread that joins itself raises.
             if thread is not None and thread is not threading.current_thread():
                 thread.join(_LOOK_AGAIN_S)
 
@@ -117,7 +180,8 @@ class Pipeline:
         self._reset()
 
     def ask(self, function: Callable[[], T]) -> T:
-        """From a job: have a calling thread run a function, when one comes by."""
+        """From a job: have a calling thread run a function, at its next call or while it waits."""
+        # `_run_here` runs jobs on a calling thread: a request to itself would wait for ever.
         if threading.current_thread() is not self._thread:
             return function()
         future: Future[T] = Future()
@@ -128,6 +192,7 @@ class Pipeline:
 
     def _start(self) -> bool:
         """The thread runs; False where the process starts no more threads."""
+        # The thread may have died, as at the end of the process.
         if self._thread is not None and self._thread.is_alive():
             return True
         thread = OwnThread(target=self._work, name="shadowrun-replays", daemon=True)
@@ -135,6 +200,7 @@ class Pipeline:
         try:
             thread.start()
         except RuntimeError:
+            # Python starts no thread while the interpreter shuts down: jobs then run on the calling thread.
             self._open, self._thread = False, None
             return False
         return True
@@ -151,6 +217,7 @@ class Pipeline:
                     return
                 job = self._jobs.popleft()
                 self._busy = True
+            # Processor time: waiting for the device's event is not work.
             began = time.thread_time_ns()
             with contextlib.suppress(Exception):
                 job.run()
@@ -158,13 +225,15 @@ class Pipeline:
             del job  # else its copies would live until the next one comes
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        """Wait, and answer the jobs' requests meanwhile."""
+        """Wait, and answer the requests of jobs until then."""
         while True:
             with self._changed:
                 while not self._requests and not done():
                     if self._thread is None or not self._thread.is_alive():
                         break
+                    # With a limit: a thread that died does not notify.
                     self._changed.wait(_LOOK_AGAIN_S)
+                # The request runs without the condition: it may call torch, which may run for long.
                 request = self._requests.popleft() if self._requests else None
             if request is not None:
                 _answer(*request)
@@ -176,6 +245,7 @@ class Pipeline:
 
     def _run_here(self) -> None:
         while self._jobs:
+            # The calling thread has modes on its stack: replays would be recorded as calls of the program.
             with contextlib.suppress(Exception), as_in_handler():
                 self._jobs.popleft().run()
 
@@ -183,11 +253,76 @@ class Pipeline:
         with self._changed:
             dropped, self._jobs = self._jobs, deque()
             requests, self._requests = self._requests, deque()
+        # A job that waits for an answer would hang the thread for ever.
         for _, future in requests:
             future.set_exception(RuntimeError(reason))
         for job in dropped:
             with contextlib.suppress(Exception):
                 job.drop(reason)
+
+
+class _DeferredRecord:
+    """A record that waits for the calls before it."""
+
+    __slots__ = ("_args", "_record")
+
+    def __init__(self, record: Any, *args: Any) -> None:
+        self._record = record
+        self._args = args
+
+    def run(self) -> None:
+        self._record(*self._args)
+
+    def drop(self, reason: str) -> None:  # noqa: ARG002 - it costs nothing: nothing is lost
+        self.run()
+
+
+class OrderedSink:
+    """Hands records of the calling threads to another sink, after those of the calls that are still being compared.
+
+    Args:
+        sink: The one that writes.
+        pipeline: The calls that come first.
+    """
+
+    def __init__(self, sink: RecordSink, pipeline: Pipeline) -> None:
+        self._sink = sink
+        self._pipeline = pipeline
+        # What needs no order goes straight to the sink; a context is numbered while the call still runs.
+        # The context needs the Python stack of the call, which is gone when the job runs.
+        self.context = sink.context
+        self.keep = sink.keep
+        self.reserve = sink.reserve
+        self.room = sink.room
+        self.skip = sink.skip
+        self.flush = sink.flush
+
+    def match(self, context: int, ref_us: float, target_us: float, drift: tuple[float, float] = NO_DRIFT) -> int:
+        """Record a bit-identical call, in order; its number is not known yet."""
+        # With nothing pending the order holds already: the record takes the fast path.
+        if self._pipeline.idle:
+            return self._sink.match(context, ref_us, target_us, drift)
+        self._pipeline.submit(_DeferredRecord(self._sink.match, context, ref_us, target_us, drift))
+        # The sink numbers records as it writes them: waiting for a number would be a wait for the device.
+        return _NUMBER_UNKNOWN
+
+    def verdict(
+        self,
+        context: int,
+        verdict: Verdict,
+        diffs: tuple[TensorDiff, ...] = (),
+        missing_kernel: str = "",
+        times: tuple[float, float] = NO_TIMES,
+        drift: tuple[float, float] = NO_DRIFT,
+        captured: Kept | None = None,
+        at: tuple[int, int] | None = None,
+    ) -> int:
+        """Record any other verdict, in order; its number is not known yet."""
+        arguments = (context, verdict, diffs, missing_kernel, times, drift, captured, at)
+        if self._pipeline.idle:
+            return self._sink.verdict(*arguments)
+        self._pipeline.submit(_DeferredRecord(self._sink.verdict, *arguments))
+        return _NUMBER_UNKNOWN
 
 
 def _answer(function: Callable[[], Any], future: Future[Any]) -> None:
@@ -197,11 +332,13 @@ def _answer(function: Callable[[], Any], future: Future[Any]) -> None:
         future.set_result(result)
     except Exception as error:  # it is the job's, which knows what to make of it
         future.set_exception(error)
+    # An interrupt belongs to the program; the job still gets an answer, or it would wait for ever.
     except BaseException as error:
-        future.set_exception(RuntimeError(f"{type(error).__name__} meanwhile"))
+        future.set_exception(RuntimeError(f"{type(error).__name__} in a calling thread"))
         raise
 
 
+# Weak: a comparison that is forgotten is freed at once and not at the end of the process.
 _running: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 

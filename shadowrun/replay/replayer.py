@@ -1,65 +1,199 @@
-"""The observer behind the dispatch mode: decides what a call's device means, and which path the call takes."""
+"""The observer behind the dispatch mode: takes each call through the path that its treatment names, one at a time."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from shadowrun.intercept.graphs import Recordings
-from shadowrun.intercept.own_call import own_call
-from shadowrun.intercept.subclasses import Constructor
-from shadowrun.platforms.streams import transfers
-from shadowrun.replay.across import AcrossPath
-from shadowrun.replay.behind import BehindPath
-from shadowrun.replay.comparing import Comparing
-from shadowrun.replay.execution import Executor
-from shadowrun.replay.on_device import OnDevicePath
-from shadowrun.replay.ordered import OrderedRecorder
-from shadowrun.replay.pipeline import Pipeline
-from shadowrun.replay.quick import Quick
-from shadowrun.replay.shared import SharedPath
-from shadowrun.replay.short import ShortWay
-from shadowrun.replay.stage import Role, Stage
-from shadowrun.replay.turn import Turn
-from shadowrun.replay.warned import WarningFilter
+from shadowrun.intercept.attribution import NOWHERE
+from shadowrun.intercept.patches import GraphCaptures, SubclassConstructor
+from shadowrun.intercept.plan import OpKind
+from shadowrun.intercept.torchapi import with_isolated_warnings
+from shadowrun.intercept.user_call import own_call
+from shadowrun.platforms.streams import async_copies
+from shadowrun.replay.async_path import AsyncPath
+from shadowrun.replay.call import OVER_BUDGET, Call, Ran, Roles, Treatment, TreatmentPolicy
+from shadowrun.replay.comparator import Comparator
+from shadowrun.replay.context import Path, ReplayContext
+from shadowrun.replay.cross_device import CrossDevicePath
+from shadowrun.replay.drift import Drift
+from shadowrun.replay.executor import Executor, WarningFilter
+from shadowrun.replay.native_handler import NativeHandler
+from shadowrun.replay.pipeline import OrderedSink, Pipeline
+from shadowrun.replay.postponed import Postponed
+from shadowrun.replay.same_device import SameDevicePath
+from shadowrun.replay.two_settings import TwoSettingsPath
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shadowrun.config import Config
-    from shadowrun.intercept.attribution import Place
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
-    from shadowrun.replay.budget import Budget
-    from shadowrun.replay.drift import Drift
-    from shadowrun.replay.recorder import Recorder
-    from shadowrun.replay.schedule import Selection
-    from shadowrun.replay.short import ShortWay
+    from shadowrun.platforms.streams import AsyncCopies
+    from shadowrun.replay.context import RecordSink, RunSink
+    from shadowrun.schedule.budget import Budget
+    from shadowrun.schedule.selection import Selection
 
-__all__ = ["Replayer", "why_not_behind"]
+__all__ = ["CallLock", "Replayer", "choose_async"]
 
-_CPU = torch.device("cpu")
 _clock = time.perf_counter_ns
-_FRAMES = 3  # from `Recorder.place` to the mode's handler
-_FEWER = 2  # from `Attribution.place` to it, where `observe` itself asks
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+# A call that waits for this thread would hold the lock for ever: after this time the thread runs without it.
 _PATIENCE_S = 10.0
-_MOST_WAITING = 64
-_OVER_BUDGET = "overhead budget"
+# Each pending job holds copies; a longer queue takes memory and does not make the comparing thread faster.
+_MOST_PENDING = 64
 _WAITED = "another thread's call took too long"
+_COUNT, _RECORD, _RUN, _SAME_DEVICE = Treatment.COUNT, Treatment.RECORD, Treatment.RUN, Treatment.SAME_DEVICE
+
+
+class CallLock:
+    """Lets no thread begin a call while it is held. Entered without the lock where another call takes too long.
+
+    A class, since generators that are context managers take 6 µs, twice in each training step.
+
+    Args:
+        replayer: Whose lock it takes.
+        settle: Called first. An interrupt in it is raised at the end, unless the body raises.
+    """
+
+    __slots__ = ("_got", "_interrupt", "_replayer", "_settle")
+
+    def __init__(self, replayer: Replayer, settle: Callable[[], None] | None = None) -> None:
+        self._replayer = replayer
+        self._settle = settle
+        self._interrupt: BaseException | None = None
+
+    def __enter__(self) -> None:
+        # Without the lock after a while: a deadlock must not come from shadowrun.
+        self._got = self._replayer.hold_calls()
+        if self._settle is not None:
+            try:
+                self._settle()
+            # An interrupt while calls are drained must not skip the body.
+            except BaseException as error:
+                self._interrupt = error
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._got:
+            self._replayer.lock.release()
+        if self._interrupt is not None and error is None:
+            raise self._interrupt
+
+
+class _Paths:
+    """The paths of a comparison, and what is done to all of them.
+
+    Attributes:
+        context: What they share.
+        same_device: The path of a device that both platforms share; the C handler is a part of it.
+        roles: What devices mean, with the treatment of their calls.
+        by_treatment: The path of each treatment that compares.
+    """
+
+    def __init__(
+        self, config: Config, target: Platform, ref: Platform, recorder: RecordSink, postponed: Postponed | None
+    ) -> None:
+        chosen = choose_async(config, target, ref) if config.asynchronous is not False else None
+        copying = None if isinstance(chosen, str) else chosen
+        self._pipeline = Pipeline(_MOST_PENDING) if copying is not None else None
+        # The calling thread records too (views, fallbacks): without the queue its records would come first.
+        sink = recorder if self._pipeline is None else OrderedSink(recorder, self._pipeline)
+        executors = Executor(target), Executor(ref)
+        # Twins run on executors that detect no fallbacks: the target's detector is for the program's calls.
+        drift = Drift(Executor(target), Executor(ref), config.max_bytes) if config.drift else None
+        comparator = Comparator(config, *executors, sink, postponed=postponed)
+        self.context = context = ReplayContext(config, *executors, sink, comparator, drift)
+        self.same_device = SameDevicePath(context)
+        self._comparators = [context.comparator]
+        cross_device = CrossDevicePath(context)
+        self.by_treatment: dict[Treatment, Path] = {
+            Treatment.SAME_DEVICE: self.same_device,
+            Treatment.CROSS_DEVICE: cross_device,
+        }
+        self._two_settings = self._asynchronous = None
+        if target.same_device(ref) and target.device.type != "cpu" and drift is None:
+            self._two_settings = self.by_treatment[Treatment.TWO_SETTINGS] = TwoSettingsPath(context)
+        if copying is not None and self._pipeline is not None:
+            # The comparing thread gets the plain sink: through the ordered one it would wait for itself.
+            path = AsyncPath(context, cross_device, recorder, self._pipeline, copying)
+            self._asynchronous = self.by_treatment[Treatment.ASYNC] = path
+            self._comparators.append(path.comparator)
+        self.roles = Roles(
+            target,
+            ref,
+            shared=Treatment.SAME_DEVICE if self._two_settings is None else Treatment.TWO_SETTINGS,
+            apart=Treatment.CROSS_DEVICE if self._asynchronous is None else Treatment.ASYNC,
+        )
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether calls are compared on another thread."""
+        return self._asynchronous is not None
+
+    @property
+    def async_compare_ns(self) -> int:
+        """Processor time of that thread, in nanoseconds."""
+        return 0 if self._pipeline is None else self._pipeline.work_ns
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a call was too large to be judged as a whole."""
+        return any(comparator.sampled for comparator in self._comparators)
+
+    def every_second(self) -> None:
+        """Check another operator for effects on memory."""
+        for comparator in self._comparators:
+            comparator.every_second()
+
+    def check_memory(self, *, always: bool) -> None:
+        """Check each call for effects on memory, and not the first of each kind only."""
+        for comparator in self._comparators:
+            # The asynchronous path has a comparator of its own, so there may be two.
+            comparator.effects.always = always
+
+    def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call that is not compared may write to any of these tensors."""
+        if self._asynchronous is not None:
+            self._asynchronous.forget(args, kwargs)
+
+    def settle(self) -> None:
+        """Have all calls recorded that wait to be compared."""
+        if self._pipeline is not None:
+            self._pipeline.drain()
+        if self._two_settings is not None:
+            self._two_settings.flush()
+
+    def free_copies(self) -> None:
+        """Free the copies of the device's tensors."""
+        if self._asynchronous is not None:
+            self._asynchronous.stop()
+
+    def stop(self) -> None:
+        """Settle, and free what is kept between calls."""
+        self.same_device.fast.buffers.clear()
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self.free_copies()
+
+    def forked(self) -> None:
+        """In a forked child: the other thread does not exist."""
+        if self._pipeline is not None:
+            self._pipeline.forked()
 
 
 class Replayer:
     """Runs each call for the user and once more elsewhere, compares, and records one verdict.
 
     One call at a time, whatever the thread: settings of the CPU and the random stream belong to the process, and two
-    threads may share their tensors. Collectives and custom operators may wait for another thread and are not held up.
+    threads may share their tensors. Collectives and custom operators may wait for another thread and take no lock.
 
     Attributes:
         lock: Held for the length of a call.
         plans: Plans by the id of their operator.
-        quick: The compiled handler, None if there is none.
+        native_handler: The C handler; None without the part in C.
+        policy: Decides what is done with each call.
     """
 
     def __init__(
@@ -67,129 +201,145 @@ class Replayer:
         config: Config,
         target: Platform,
         ref: Platform,
-        recorder: Recorder,
+        recorder: RunSink,
         selection: Selection,
-        drift: Drift | None,
         budget: Budget | None = None,
     ) -> None:
-        self._target = Executor(target)
-        self._ref = Executor(ref)
+        self._postponed = None if budget is None else Postponed(lambda: budget.postpones, budget.fill_step)
+        self._paths = paths = _Paths(config, target, ref, recorder, self._postponed)
+        self._context = paths.context
+        self._by_treatment, self._same_device = paths.by_treatment, paths.same_device
+        self._roles = paths.roles
         self._recorder = recorder
-        self._attribution = recorder.attribution
-        self._selection = selection
-        self._drift = drift
         self._budget = budget
-        possible = config.asynchronous is not False and not why_not_behind(config, target, ref)
-        copying = transfers(target) if possible else None
-        self._pipeline = Pipeline(_MOST_WAITING) if copying is not None else None
-        told = recorder if self._pipeline is None else OrderedRecorder(recorder, self._pipeline)
-        comparing = Comparing(config, self._target, self._ref, told)
-        stage = Stage(config, self._target, self._ref, told, selection, comparing, drift)
-        self._stage = stage
-        one_device = target.same_device(ref) and target.device.type != "cpu"
-        self._on_device = OnDevicePath(stage) if one_device and drift is None else None
-        shared = SharedPath(stage)
-        self._shared = self._on_device or shared
-        self._shortest = shared.short
-        self._across = AcrossPath(stage)
-        self._behind = None
-        if copying is not None and self._pipeline is not None:
-            self._behind = BehindPath(stage, self._across, recorder, self._pipeline, copying)
-        self._comparings = (comparing,) if self._behind is None else (comparing, self._behind.comparing)
-        self._roles: dict[torch.device, Role] = {}
-        self._cpu_role = self._role_of(_CPU)
-        self._all_cpu = target.device.type == ref.device.type == "cpu"
-        self._short: ShortWay | None = None
+        self._drift = paths.context.drift
         self._replays = config.replay
+        self.policy = TreatmentPolicy(recorder, selection, replays=config.replay, budget=budget)
+        recorder.every_second = paths.every_second
+        attribution, comparator, cpu = recorder.attribution, paths.context.comparator, paths.roles.cpu
+        self._handler = NativeHandler(recorder, selection, attribution, comparator, paths.same_device, cpu)
+        self.native_handler = self._handler.handler
         self._warnings = WarningFilter()
-        self._constructor = Constructor()
+        # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
+        self._constructor = SubclassConstructor()
+        self._graph_captures = GraphCaptures(target.device.type, self._before_capture)
         self.plans: dict[int, OpPlan] = {}
         self._own_ns = 0
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        # Re-entrant: a hook of the program, or a custom operator, may call operators inside a call.
         self.lock = threading.RLock()
+        # A busy thread would reacquire the lock before a waiting one wakes: the gate makes it queue.
         self._gate = threading.Lock()
-        self._running = False
-        self._switch = Quick(recorder, selection, self._attribution, comparing, shared, self._cpu_role)
-        self._switch.guard(self.lock, self._gate)
-        self.quick = self._switch.handler
-        self._recordings = Recordings(target.device.type, self._before_recording)
+        self._handler.guard(self.lock, self._gate)
+
+    # -- the comparison begins and ends --------------------------------------------------------------
+
+    def start(self) -> None:
+        """Filter warnings, detect fallbacks, and begin new drift chains."""
+        self._warnings.start()  # first: the detector must get warnings of replays, which this filter drops
+        self._context.target.fallback_detector.start()
+        self._constructor.start()
+        if self._drift is not None:
+            # What the program did between two blocks was not observed, so the twins may be stale.
+            self._drift.clear()
+        self.policy.running = True
+        # Only copies in flight are in the way of a capture.
+        if self._paths.asynchronous:
+            self._graph_captures.start()
+        roles, cpu = self._roles, self._roles.cpu
+        if not roles.all_cpu:
+            return
+        if not self._replays:
+            self._handler.record()
+        # Chains and a budget need each call in Python.
+        elif self._drift is None and self._budget is None and cpu.shared and (cpu.on_target or cpu.on_ref):
+            replaying = self._context.ref if cpu.on_target else self._context.target
+            # The C handler sets no platform settings: a replay under other settings goes through Python.
+            if replaying.plain:
+                self._handler.compare()
+
+    def stop(self) -> None:
+        """End all that. Calls of other threads are only run from here on."""
+        # First: calls of other threads that begin now are only run.
+        self.policy.running = False
+        self._handler.stop()
+        self._graph_captures.stop()
+        self._paths.stop()
+        self._context.target.fallback_detector.stop()
+        self._constructor.stop()
+        self._warnings.stop()
+
+    def forked(self) -> None:
+        """In a forked child: threads that waited here, or were in a call, do not exist."""
+        self._make_locks()
+        self._paths.forked()
+        if self._postponed is not None:
+            self._postponed.forget()
+
+    def _before_capture(self) -> None:
+        # No thread may query an event while a graph is captured, so all jobs end before.
+        with self.between_calls():
+            # Page-locked memory must not be freed during a capture: torch's allocator would query an event.
+            self._paths.free_copies()
+
+    @property
+    def has_postponed(self) -> bool:
+        """Whether calls wait to be judged."""
+        return bool(self._postponed)
+
+    def judge_postponed(self, most_ns: float = math.inf) -> None:
+        """Judge calls that wait, for so long or to the last; the caller holds the lock."""
+        began = _clock()
+        try:
+            if self._postponed is not None:
+                # The judge's replays may warn: the program has not called anything here.
+                with_isolated_warnings(self._postponed.work, (), (most_ns,), {})
+        finally:
+            self._own_ns += _clock() - began
+
+    # -- what it cost and found ----------------------------------------------------------------------
 
     @property
     def own_ns(self) -> int:
         """Nanoseconds spent here and not in the user's own operators."""
-        return self._own_ns + self._switch.own_ns
+        return self._own_ns + self._handler.own_ns
 
-    def spend(self, ns: int) -> None:
-        """Add nanoseconds to `own_ns`."""
+    def add_own_ns(self, ns: int) -> None:
+        """Add to `own_ns`."""
         self._own_ns += ns
 
-    def look_at_memory(self, *, always: bool) -> None:
-        """Look at what each call does to memory, not at the first of each kind only."""
-        for comparing in self._comparings:
-            comparing.effects.always = always
+    @property
+    def async_compare_ns(self) -> int:
+        """Processor time of the thread that compares asynchronously, in nanoseconds; no part of `own_ns`."""
+        return self._paths.async_compare_ns
 
     @property
     def sampled(self) -> bool:
         """Whether a call was too large to be judged as a whole."""
-        return any(comparing.sampled for comparing in self._comparings)
+        return self._paths.sampled
 
-    def start(self) -> None:
-        """Watch warnings, put the witnesses of fallback in place, and begin a new drift chain."""
-        self._warnings.start()  # first: the witness hears what replays warn of, the user does not
-        self._target.witness.start()
-        self._constructor.start()
-        if self._drift is not None:
-            self._drift.clear()
-        self._running = True
-        if self._behind is not None:
-            self._recordings.start()
-        role = self._cpu_role
-        simple = self._drift is None and self._budget is None
-        if simple and self._all_cpu and role.shared and (role.on_target or role.on_ref):
-            self._short = self._shortest
-            if (self._ref if role.on_target else self._target).plain:
-                self._switch.compare()
-        if not self._replays and self._all_cpu:
-            self._switch.record()
+    @property
+    def met_target(self) -> bool:
+        """Whether the program was seen on the target: what that lacks is answered, so each call must be observed."""
+        return self._roles.met_target
 
-    def stop(self) -> None:
-        """Take them away. Calls of threads that go on only pass from here on."""
-        self._running = False
-        self._short = None
-        self._switch.stop()
-        self._shortest.clear()
-        if self._pipeline is not None and self._behind is not None:
-            self._recordings.stop()
-            self._pipeline.close()
-            self._behind.stop()
-        self._target.witness.stop()
-        self._constructor.stop()
-        self._warnings.stop()
+    def check_memory(self, *, always: bool) -> None:
+        """Check each call for effects on memory, and not the first of each kind only."""
+        self._paths.check_memory(always=always)
 
-    def count(self, name: str, reason: str) -> None:
-        """Count a call that has no plan."""
-        with Turn(self):
-            self._recorder.skip(name, "", reason)
+    # -- the lock ------------------------------------------------------------------------------------
 
-    def pass_by(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call that is not compared, and count it."""
-        got = (not self._gate.locked() and self.lock.acquire(False)) or self.take_turn()
-        try:
-            if self._running:
-                self._recorder.skip(plan.name, "", plan.reason or "fake or traced tensors")
-                if self._behind is not None:
-                    self._behind.forget(args, kwargs)
-        finally:
-            if got:
-                self.lock.release()
-        return own_call(plan.run, args, kwargs)
-
-    def take_turn(self) -> bool:
+    def hold_calls(self) -> bool:
         """Take the lock; False where a call takes too long.
 
-        A thread that calls one operator after another would never let go of it for long: who waits closes a gate.
+        A thread that calls one operator after another would take it again at once: a waiting thread closes the gate.
         """
+        # A call inside a call (a hook, a custom operator) holds the lock already: the gate would be a deadlock.
         if self.lock._is_owned():  # type: ignore[attr-defined]
             return self.lock.acquire()
+        # Only one thread waits for the lock at a time; the others wait for the gate.
         if not self._gate.acquire(timeout=_PATIENCE_S):
             return False
         try:
@@ -197,221 +347,129 @@ class Replayer:
         finally:
             self._gate.release()
 
-    def forked(self) -> None:
-        """In a forked child: who waited here, or was in a call that took too long, is not there any more."""
-        self.lock = threading.RLock()
-        self._gate = threading.Lock()
-        self._switch.guard(self.lock, self._gate)
-        if self._pipeline is not None:
-            self._pipeline.forked()
+    def between_calls(self) -> CallLock:
+        """Hold the lock, and have all calls recorded that wait to be compared.
 
-    def between_calls(self) -> Turn:
-        """Let no thread begin a call meanwhile, and have all calls compared that wait to be.
-
-        Goes on all the same where a call takes too long. An interrupt while calls are compared comes at the end.
+        Entered in any case, even where a call takes too long. An interrupt in a comparison is raised at the end.
         """
-        return Turn(self, self._settle)
+        return CallLock(self, self._paths.settle)
 
-    def _settle(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.drain()
-        if self._on_device is not None:
-            self._on_device.flush()
+    # -- calls ---------------------------------------------------------------------------------------
 
-    def _before_recording(self) -> None:
-        with self.between_calls():
-            if self._behind is not None:
-                self._behind.stop()
+    def learn(self, plan: OpPlan) -> None:
+        """Teach the C handler a new operator."""
+        self._handler.learn(plan)
+
+    def count(self, name: str, reason: str) -> None:
+        """Count a call that has no plan."""
+        with CallLock(self):
+            self._recorder.skip(name, "", reason)
+
+    def run_and_count(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that is never compared, and count it."""
+        # The uncontended case takes no gate: one lock less for each call.
+        got = (not self._gate.locked() and self.lock.acquire(False)) or self.hold_calls()
+        try:
+            if self.policy.running:
+                self._recorder.skip(plan.name, "", plan.reason or "fake or traced tensors")
+                # A call that is not compared may still write: kept copies of its arguments would be stale.
+                self._paths.forget(args, kwargs)
+        finally:
+            if got:
+                self.lock.release()
+        return own_call(plan.run, args, kwargs)
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the user, then elsewhere, and record the verdict."""
-        lock = self.lock
         if not self._replays:
-            self._record(plan, args, kwargs)
+            self._record_only(plan, args, kwargs)
             return own_call(plan.run, args, kwargs)
-        if plan.custom and not self._selection.ops_named:
+        # Custom operators may wait for another thread: under the lock that would be a deadlock.
+        if plan.custom and not self._context.may_replay(plan):
             return self._observe(plan, args, kwargs)
-        if (self._gate.locked() or not lock.acquire(False)) and not self.take_turn():
+        lock = self.lock
+        # The program's call has to run in any case: without the lock it is counted and not compared.
+        if (self._gate.locked() or not lock.acquire(False)) and not self.hold_calls():
             self._recorder.skip(plan.name, "", _WAITED)
             return own_call(plan.run, args, kwargs)
         try:
-            if args and (short := self._short) is not None:
-                first = args[0]
-                if type(first) in _PLAIN and first.is_cpu:
-                    everything = self._selection.everything
-                    if plan.short and everything:
-                        entered = _clock()
-                        way = short.in_place if plan.mutated else short.fresh
-                        done = way(plan, args, kwargs, self._cpu_role, self._attribution.place(_FEWER))
-                        if done is not None:
-                            out, ns = done
-                            self._own_ns += _clock() - entered - ns
-                            return out
-                        return self._observe(plan, args, kwargs)
-                    reason = plan.reason if plan.silent else "" if everything else self._selection.unwanted(plan)
-                    if reason:
-                        entered = _clock()
-                        self._attribution.note(_FEWER)  # its backward may be compared
-                        self._recorder.skip(plan.name, "cpu", reason)
-                        self._own_ns += _clock() - entered
-                        return own_call(plan.run, args, kwargs)
-            elif self._budget is not None:
+            if self._budget is not None:
                 return self._observe_within(self._budget, plan, args, kwargs)
             return self._observe(plan, args, kwargs)
         finally:
             lock.release()
 
-    @property
-    def behind_ns(self) -> int:
-        """Processor time of the thread that compares behind the program, in nanoseconds; no part of `own_ns`."""
-        return 0 if self._pipeline is None else self._pipeline.work_ns
-
-    @property
-    def answers(self) -> bool:
-        """Whether the program was seen on the target: what that lacks is answered, so each call must be seen."""
-        return any(role.on_target and not role.shared for role in self._roles.values())
-
     def _observe_within(self, budget: Budget, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As `_observe`, of what the overhead budget allows."""
         entered = _clock()
         own_ns = self._own_ns
-        over = budget.exhausted(entered)
+        # Asked before the call: what this call costs is known only when it is over.
+        exhausted = budget.exhausted(entered)
         try:
-            return self._observe(plan, args, kwargs, _OVER_BUDGET if over else "")
+            return self._observe(plan, args, kwargs, OVER_BUDGET if exhausted else "")
         finally:
             budget.spend(_clock(), self._own_ns - own_ns)
 
-    def _record(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record a call that is not to be compared; nobody else waits while it runs."""
-        got = (not self._gate.locked() and self.lock.acquire(False)) or self.take_turn()
+    def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = "") -> Any:
         entered = _clock()
+        call = Call(plan, args, kwargs, self._roles.of(args, kwargs), NOWHERE, reason)
+        treatment = self.policy.treatment(call)
+        if treatment is _RUN:
+            return own_call(plan.run, args, kwargs)
+        drift = self._drift
+        # The most frequent treatment of a selective comparison: it enters no path.
+        if treatment is _COUNT:
+            self._recorder.skip(plan.name, call.role.device_name, call.reason)
+            self._own_ns += _clock() - entered
+            out = own_call(plan.run, args, kwargs)
+            if drift is not None and plan.kind is not OpKind.NO_VALUES:
+                # An unobserved call leaves twins with old values: they are made again from the program's.
+                drift.reseed(plan, Ran(args, kwargs, out, 0))
+            return out
+        # The members of an enum are hashed in Python.
+        path = self._same_device if treatment is _SAME_DEVICE else self._by_treatment[treatment]
+        ran = path.observe(call)
+        if drift is not None and call.reason and plan.kind is not OpKind.NO_VALUES:
+            drift.reseed(plan, ran)
+        # The program's own run is no overhead.
+        own_ns = _clock() - entered - ran.ns
+        self._own_ns += own_ns
+        if self._budget is not None and not call.reason:
+            self._budget.verified(call.signature, own_ns)
+        return ran.out
+
+    def _record_only(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a call that is not to be compared; it runs when the lock is released again."""
+        got = (not self._gate.locked() and self.lock.acquire(False)) or self.hold_calls()
+        entered = _clock()
+        call = None
         try:
-            if not self._running:
-                return
-            recorder = self._recorder
-            if plan.silent:
-                self._attribution.note(_FRAMES)
-                recorder.skip(plan.name, "cpu", plan.reason)
-                return
-            place = self._attribution.place(_FRAMES)
-            if self._all_cpu and args and type(first := args[0]) in _PLAIN and first.is_cpu:
-                device = _CPU
-            else:
-                device = self._role(args, kwargs).device
-            if not self._selection.everything:
-                reason = self._selection.reason_to_skip(plan, place)
-                if reason:
-                    recorder.skip(plan.name, str(device), reason)
-                    return
-            recorder.seen(recorder.context(plan, args, kwargs, place, device))
+            call = Call(plan, args, kwargs, self._roles.of(args, kwargs))
+            treatment = self.policy.treatment(call)
+            if treatment is _COUNT:
+                self._recorder.skip(plan.name, call.role.device_name, call.reason)
+            elif treatment is _RECORD:
+                self._recorder.seen(self._recorder.context(call))
         except Exception as error:
-            self._shortest.ending.unrecorded(plan, args, kwargs, error)
+            failed = call or Call(plan, args, kwargs, self._roles.cpu)
+            self._paths.same_device.verdicts.not_recorded(failed, error)
         finally:
             self._own_ns += _clock() - entered
             if got:
                 self.lock.release()
 
-    def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], unwanted: str = "") -> Any:
-        if not self._running:
-            return own_call(plan.run, args, kwargs)
-        entered = _clock()
-        role = self._role(args, kwargs)
-        if unwanted and (role.shared or not role.on_target):
-            self._recorder.place_silently(_FRAMES)  # its backward may be compared
-            self._recorder.skip(plan.name, "", unwanted)
-            self._own_ns += _clock() - entered
-            return own_call(plan.run, args, kwargs)
-        silent = plan.silent
-        if silent and role.shared:
-            self._recorder.place_silently(_FRAMES)
-            self._recorder.skip(plan.name, "cpu", plan.reason)
-            self._own_ns += _clock() - entered
-            return own_call(plan.run, args, kwargs)
-        place = self._recorder.place(_FRAMES)
-        reason = plan.reason if silent else ""
-        if not self._selection.everything:
-            reason = self._selection.reason_to_skip(plan, place) or reason
-        signature = None
-        if self._budget is not None and not reason:
-            signature, reason = self._signature(plan, args, kwargs, role, place), unwanted
-            if not reason and not self._budget.wants(signature):
-                reason = _OVER_BUDGET
-        if reason and (role.shared or not role.on_target):
-            self._recorder.skip(plan.name, str(role.device), reason)
-            self._own_ns += _clock() - entered
-            out = own_call(plan.run, args, kwargs)
-            if self._drift is not None and not silent:
-                self._drift.reseed(plan, args, kwargs, out)
-            return out
-        if role.shared:
-            out, ns = self._shared.observe(plan, args, kwargs, role, place)
-        else:
-            ran = (self._behind or self._across).observe(plan, args, kwargs, role, place, reason)
-            out, ns = ran.out, ran.ns
-            if self._drift is not None and reason and not silent:
-                self._drift.reseed(plan, args, kwargs, out)
-        own_ns = _clock() - entered - ns
-        self._own_ns += own_ns
-        if self._budget is not None and not reason:
-            self._budget.verified(signature, own_ns)
-        return out
 
-    def _signature(
-        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], role: Role, place: Place
-    ) -> tuple[Any, ...]:
-        """What a call has in common with others that need not be verified again: context and strides."""
-        try:
-            context = self._recorder.context(plan, args, kwargs, place, role.device)
-            strides = [a.stride() for a in args if type(a) in _PLAIN and a.layout is torch.strided]
-        except Exception:  # tensors without strides: the operator stands for all its calls
-            return plan.index, place
-        return context, *strides
+def choose_async(config: Config, target: Platform, ref: Platform) -> AsyncCopies | str:
+    """Copies by which calls can be compared later, on another thread; or the reason why they cannot.
 
-    def _role(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Role:
-        if self._all_cpu and args and type(args[0]) in _PLAIN and args[0].is_cpu:
-            return self._cpu_role
-        device = _CPU
-        for a in args:
-            if isinstance(a, torch.Tensor):
-                device = a.device
-            elif (kind := type(a)) is list or kind is tuple:
-                device = next((t.device for t in a if isinstance(t, torch.Tensor)), device)
-            else:
-                continue
-            if device.type != "cpu":
-                break
-        if kwargs and device.type == "cpu":
-            wanted = kwargs.get("device")
-            if wanted is not None:
-                device = wanted
-            else:
-                device = next((t.device for t in kwargs.values() if isinstance(t, torch.Tensor)), device)
-        return self._roles.get(device) or self._role_of(device)
-
-    def _role_of(self, device: torch.device) -> Role:
-        target, ref = self._target.platform, self._ref.platform
-        on_target = target.is_ambient and target.same_device(device)
-        role = self._roles[device] = Role(
-            device,
-            on_target=on_target,
-            on_ref=not on_target and ref.is_ambient and ref.same_device(device),
-            shared=target.same_device(device) and ref.same_device(device),
-        )
-        return role
-
-
-def why_not_behind(config: Config, target: Platform, ref: Platform) -> str:
-    """Why calls cannot be compared later, on another thread; empty where they can.
-
-    The accumulated error and the overhead budget need to know at once. A reference with settings that belong to this
-    process would have the program run under them.
+    The accumulated error and the overhead budget need each result, or its cost, at once. A reference with settings of
+    this process would have the program run under them.
     """
+    # Each call of a chain takes the results of the call before it.
     if config.drift:
         return "drift=True needs each result at once"
     if config.budget is not None:
         return "budget= needs to know at once what a call took"
-    if ref.device.type != "cpu" or not (ref.is_ambient or ref.remote is not None):
-        return f"the reference {ref} does not run beside the program"
-    if transfers(target) is None:
-        return f"calls on {target} have ended when they return"
-    return ""
+    if ref.device.type != "cpu" or not (ref.has_program_settings or ref.remote is not None):
+        return f"the reference {ref} cannot run while the program runs: its settings belong to the process"
+    return async_copies(target) or f"calls on {target} have ended when they return"

@@ -1,8 +1,8 @@
-"""Copies of a device's tensors on the host that nobody waits for, in the order of the device's stream.
+"""Copies of a device's tensors on the host, made asynchronously in the order of the device's stream.
 
 What one call returned is mostly what the next one takes. So a copy of some size is kept as long as it is the content
 of its storage: the version is the same, no call that we saw has written there, and the device's own sum over the
-memory is what it was when the copy was made. That sum is what tells of kernels that no dispatcher sees (Triton's,
+memory is what it was when the copy was made. That sum detects kernels that no dispatcher sees (Triton's,
 those of an extension): it is read with the copies, and a call whose copy turns out to be stale is not judged. Small
 tensors are copied each time: that costs less than the sum.
 
@@ -19,17 +19,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept import torchapi
-from shadowrun.replay.mirror import OverBudget, move, storage_groups, tensors_in
+from shadowrun.replay.copies import OverBudget, move, storage_groups, tensors_in
+from shadowrun.torch_private import is_zero_tensor, negated_view, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.platforms.streams import Mark, Transfers
-    from shadowrun.replay.mirror import Arguments
+    from shadowrun.platforms.streams import AsyncCopies, Event
+    from shadowrun.replay.copies import Arguments
 
 __all__ = ["Copies", "Snapshot", "Snapshots", "Stale", "Unsuitable"]
 
+# Below this, a new copy costs less than the checksum that a shared one needs.
 _SHARED_FROM_BYTES = 1 << 20
+# Freed storages would hold their page-locked copies until the memory bound is reached.
 _LOOK_FOR_DEAD = 64
 _CPU = torch.device("cpu")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -43,11 +46,12 @@ class Stale(Exception):  # noqa: N818 - a reason, caught inside
     """A copy that was kept is not what the device had when the call began."""
 
 
-class _Ledger:
-    """Bytes that copies hold."""
+class _ByteBudget:
+    """Bytes that copies hold; snapshots are freed on any thread."""
 
     def __init__(self) -> None:
         self.held = 0
+        # A snapshot is freed by whichever thread drops it last, also inside the garbage collector.
         self._lock = threading.Lock()
 
     def add(self, n_bytes: int) -> None:
@@ -65,25 +69,26 @@ class Snapshot:
         digest: The device's sum over it, on the host; None for one that is not kept.
     """
 
-    __slots__ = ("_ledger", "_n_bytes", "digest", "host", "mark", "offset")
+    __slots__ = ("_budget", "_n_bytes", "digest", "host", "mark", "offset")
 
-    def __init__(self, host: torch.Tensor, offset: int, ledger: _Ledger) -> None:
+    def __init__(self, host: torch.Tensor, offset: int, budget: _ByteBudget) -> None:
         self.host = host
         self.offset = offset
-        self.mark: Mark | None = None
+        self.mark: Event | None = None
         self.digest: torch.Tensor | None = None
-        self._ledger, self._n_bytes = ledger, host.nbytes
-        ledger.add(self._n_bytes)
+        self._budget, self._n_bytes = budget, host.nbytes
+        budget.add(self._n_bytes)
 
     def __del__(self) -> None:
-        self._ledger.add(-self._n_bytes)
+        self._budget.add(-self._n_bytes)
 
     def like(self, t: torch.Tensor) -> torch.Tensor:
         """The copy of a tensor that lies in this piece."""
+        # Layout for layout: a compacted copy would send the reference's kernel down another path.
         laid = self.host.as_strided(t.shape, t.stride(), t.storage_offset() - self.offset)
         if t.is_conj():
             laid = laid.conj()
-        return laid._neg_view() if t.is_neg() else laid
+        return negated_view(laid) if t.is_neg() else laid
 
 
 @dataclass(slots=True)
@@ -91,7 +96,7 @@ class _Kept:
     """A copy that still is the content of its storage, as far as we know.
 
     Attributes:
-        storage: Tells whether it is still there.
+        storage: Knows whether the storage was freed.
         versions: That its tensors may have by now.
         snapshot: The copy.
     """
@@ -116,7 +121,7 @@ class Copies:
     snapshots: list[Snapshot] = field(default_factory=list)
     sums: list[tuple[Snapshot, torch.Tensor]] = field(default_factory=list)
     devices: dict[torch.device, list[Snapshot]] = field(default_factory=dict)
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[Event] = field(default_factory=list)
     ran: bool = False
     _memo: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -132,7 +137,9 @@ class Copies:
         for mark in self.marks:
             mark.synchronize()
         for snapshot, now in self.sums:
+            # Both sums are the device's: its sum may be wrong, but it is wrong in the same way.
             if snapshot.digest is None or not bool(torch.equal(snapshot.digest, now)):
+                # An unseen write would make a false mismatch: such a call is unverified.
                 raise Stale
 
 
@@ -148,11 +155,12 @@ class Snapshots:
         shares: Whether a copy may serve more than one call.
     """
 
-    def __init__(self, transfers: Transfers, most_bytes: int, make_room: Callable[[], bool]) -> None:
+    def __init__(self, transfers: AsyncCopies, most_bytes: int, make_room: Callable[[], bool]) -> None:
         self._transfers = transfers
         self._most_bytes = most_bytes
         self._make_room = make_room
-        self._ledger = _Ledger()
+        self._budget = _ByteBudget()
+        # By storage: views of one storage share its copy. The order is that of use.
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._n_calls = 0
         self.shares = True
@@ -160,7 +168,7 @@ class Snapshots:
     @property
     def held_bytes(self) -> int:
         """What all copies take."""
-        return self._ledger.held
+        return self._budget.held
 
     def arguments(
         self, copies: Copies, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]
@@ -179,6 +187,7 @@ class Snapshots:
         """
         for t in tensors_in((*args, *kwargs.values())):
             _check(t)
+        # A write to one tensor of a group must show in the copies of the others.
         for group in storage_groups(written, args, kwargs) if written else ():
             self._together(copies, group)
         moved = {k: self.value(copies, v) for k, v in kwargs.items()}
@@ -191,6 +200,7 @@ class Snapshots:
     def value(self, copies: Copies, value: Any) -> Any:
         """Copies of all tensors in a value; anything else stays as it is."""
         if isinstance(value, torch.Tensor):
+            # One tensor in two arguments stays one: the operator may behave differently for aliases.
             known = copies._memo.get(id(value))
             if known is None:
                 _check(value)
@@ -200,7 +210,7 @@ class Snapshots:
             return [self.value(copies, v) for v in value]
         return value
 
-    def again(self, copies: Copies, value: Any) -> Any:
+    def copy_again(self, copies: Copies, value: Any) -> Any:
         """The same after the call: what it wrote to is copied anew."""
         for t in tensors_in((value,)):
             copies._memo.pop(id(t), None)
@@ -210,7 +220,8 @@ class Snapshots:
     def mark(self, copies: Copies) -> None:
         """All copies of a call that were needed so far have been ordered."""
         for device, snapshots in copies.devices.items():
-            mark = self._transfers.mark(device)
+            # One event for all copies of a call: an event for each would cost the calling thread more.
+            mark = self._transfers.record_event(device)
             copies.marks.append(mark)
             for snapshot in snapshots:
                 snapshot.mark = mark
@@ -222,12 +233,13 @@ class Snapshots:
         copies._memo.clear()  # it knows tensors by their id, which is another's soon
 
     def forget(self, t: torch.Tensor) -> None:
-        """Somebody writes there."""
+        """Keep no copy of this tensor's storage: it is written to."""
+        # A sparse tensor has no storage to ask for.
         if self._kept and t.layout is torch.strided and t.device.type != "cpu":
             self._kept.pop(torchapi.storage_key(t), None)
 
     def forget_all(self) -> None:
-        """Somebody writes, and it is not known where; or nothing goes on."""
+        """Keep no copies: any of the tensors may be written to."""
         self._kept.clear()
 
     def _tensor(self, copies: Copies, t: torch.Tensor) -> torch.Tensor:
@@ -235,6 +247,7 @@ class Snapshots:
             return move(t, _CPU)
         if t.numel() == 0:
             return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_CPU)
+        # This short way is for the many small tensors of a step.
         if t.is_contiguous() and t.nbytes < _SHARED_FROM_BYTES and not (t.is_conj() or t.is_neg()):
             return self._small(copies, t)
         begin, end = _range(t)
@@ -245,7 +258,7 @@ class Snapshots:
         self._reserve(t.nbytes)
         host = self._transfers.host(t.shape, t.dtype)
         self._transfers.copy(host, t)
-        snapshot = Snapshot(host, 0, self._ledger)
+        snapshot = Snapshot(host, 0, self._budget)
         copies.snapshots.append(snapshot)
         copies.devices.setdefault(t.device, []).append(snapshot)
         return host
@@ -253,6 +266,7 @@ class Snapshots:
     def _together(self, copies: Copies, group: list[torch.Tensor]) -> None:
         """Lay the copies of tensors that share memory over one copy of it."""
         first = group[0]
+        # One dtype for the group, since the piece is addressed in elements.
         if first.device.type == "cpu" or any(t.dtype is not first.dtype or t.numel() == 0 for t in group):
             raise Unsuitable
         begin, end = min(_range(t)[0] for t in group), max(_range(t)[1] for t in group)
@@ -261,19 +275,21 @@ class Snapshots:
             copies._memo[id(t)] = piece.like(t)
 
     def _piece(self, copies: Copies, t: torch.Tensor, begin: int, span: int) -> Snapshot:
+        # The memory is copied as it lies: resolving the conjugation would be a kernel of the device under test.
         plain = t.conj() if t.is_conj() else t
-        plain = plain._neg_view() if plain.is_neg() else plain
+        plain = negated_view(plain) if plain.is_neg() else plain
         flat = plain.as_strided((span,), (1,), begin)
         large = self.shares and flat.nbytes >= _SHARED_FROM_BYTES
         if large:
             found = self._find(t, begin, span)
             if found is not None:
                 whole = plain.as_strided((found.host.numel(),), (1,), found.offset)
+                # The sum is enqueued at this call, so it covers the memory as this call finds it.
                 copies.sums.append((found, self._sum(copies, whole)))
                 copies.snapshots.append(found)
                 return found
         self._reserve(flat.nbytes)
-        snapshot = Snapshot(self._transfers.host(span, t.dtype), begin, self._ledger)
+        snapshot = Snapshot(self._transfers.host(span, t.dtype), begin, self._budget)
         self._transfers.copy(snapshot.host, flat)
         copies.snapshots.append(snapshot)
         copies.devices.setdefault(t.device, []).append(snapshot)
@@ -291,10 +307,12 @@ class Snapshots:
         if kept is None:
             return None
         snapshot = kept.snapshot
+        # A freed storage's address may belong to another tensor by now.
         if kept.storage.freed or _version(t) not in kept.versions:
             del self._kept[key]
             return None
         fits = snapshot.offset <= begin and begin + span <= snapshot.offset + snapshot.host.numel()
+        # A view of another dtype could be laid over it, but offsets count elements.
         if snapshot.host.dtype is not t.dtype or not fits:
             return None
         self._kept.move_to_end(key)
@@ -302,6 +320,7 @@ class Snapshots:
 
     def _sum(self, copies: Copies, flat: torch.Tensor) -> torch.Tensor:
         """The device's sum over a piece of memory, on its way to the host."""
+        # As integers: a float sum rounds, and NaN would hide every change.
         words = _words(flat)
         host = self._transfers.host(1, torch.int64)
         self._transfers.copy(host, words.sum(dtype=torch.int64).reshape(1))
@@ -309,12 +328,13 @@ class Snapshots:
         return host
 
     def _reserve(self, n_bytes: int) -> None:
-        ledger, most = self._ledger, self._most_bytes
-        while ledger.held + n_bytes > most:
+        budget, most = self._budget, self._most_bytes
+        while budget.held + n_bytes > most:
+            # Kept copies are a saving and go first; pending jobs need theirs.
             if self._kept:
                 self._kept.popitem(last=False)
             elif not self._make_room():
-                if ledger.held + n_bytes > most:
+                if budget.held + n_bytes > most:
                     raise OverBudget
                 return
 
@@ -336,15 +356,10 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _check(t: torch.Tensor) -> None:
-    if (
-        type(t) not in _PLAIN
-        or t.layout is not torch.strided
-        or t.is_nested
-        or t.is_quantized
-        or torchapi.is_zero_tensor(t)
-    ):
+    if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_quantized or is_zero_tensor(t):
         raise Unsuitable
 
 
 def _version(t: torch.Tensor) -> int:
-    return -1 if t.is_inference() else t._version
+    # Inference tensors have no version counter, so only the checksum guards them.
+    return -1 if t.is_inference() else version_of(t)

@@ -1,72 +1,43 @@
-"""Reports: one file for each format, all made from a run's analyses."""
+"""Reports: a `Document` for each thing to report on, and one renderer for each format."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shadowrun.errors import UsageError
-from shadowrun.report.tame import show
+from shadowrun.report.document import RENDERERS
+from shadowrun.report.sanitize import show
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from shadowrun.report.content import Source
+    from shadowrun.report.run_report import Source
 
-__all__ = ["FORMATS", "Reporter", "format_of", "render", "save", "show", "summary_html"]
+__all__ = ["FORMATS", "format_of", "render", "save", "show", "summary_html"]
 
-FORMATS = {
-    "json": "jsonfile:JsonReport",
-    "md": "markdown:MarkdownReport",
-    "html": "html:HtmlReport",
-    "txt": "terminal:TextReport",
-    "terminal": "terminal:TerminalReport",
-}
-"""Format to module and class: rich and jinja2 are imported by the formats that need them only."""
-
-
-class Reporter(Protocol):
-    """A format."""
-
-    extension: str
-
-    def render(self, run: Source) -> str:
-        """The whole report as text."""
-        ...
+FORMATS = tuple(name for name in RENDERERS if name != "terminal")
+"""Formats of files, by extension."""
 
 
 def render(run: Source, format: str) -> str:  # noqa: A002 - as in Run.write
-    """Render a report.
+    """The report on a run as text; see `document.render` for the formats."""
+    from shadowrun.report import document
+    from shadowrun.report.run_report import run_document
 
-    Args:
-        run: What to report on.
-        format: ``json``, ``md`` (or ``markdown``), ``html``, ``txt``, ``terminal`` (coloured and as wide as the
-            terminal where standard output is one).
-
-    Raises:
-        UsageError: Unknown format.
-    """
-    name = "md" if format == "markdown" else format
-    if name not in FORMATS:
-        raise UsageError(
-            f"There is no report format {format!r}; use one of {', '.join(FORMATS)}.", slug="unknown-format"
-        )
-    module, cls = FORMATS[name].split(":")
-    reporter: Reporter = getattr(importlib.import_module(f"shadowrun.report.{module}"), cls)()
-    return reporter.render(run)
+    return document.render(run_document(run), format)
 
 
 def format_of(path: str | PathLike[str]) -> str:
-    """The format that a file's extension stands for.
+    """The format that a file's extension names.
 
     Raises:
-        UsageError: It stands for none.
+        UsageError: It names none.
     """
     suffix = Path(path).suffix.lstrip(".").lower()
-    if suffix in FORMATS and suffix != "terminal":
+    if suffix in FORMATS:
         return suffix
-    known = ", ".join(f".{name}" for name in FORMATS if name != "terminal")
+    known = ", ".join(f".{name}" for name in FORMATS)
     raise UsageError(
         f"The extension of the report {str(path)!r} picks its format; use one of {known}, or give format=.",
         slug="unknown-format",
@@ -74,14 +45,16 @@ def format_of(path: str | PathLike[str]) -> str:
 
 
 def save(text: str, path: Path) -> None:
-    """Write a report, replacing an older one only once the new one is whole.
+    """Write a report; an older one is replaced once the new one is complete.
 
     Raises:
         UsageError: The file cannot be written.
     """
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, encoding="utf-8", errors="replace")  # of halves of characters
+        part.unlink(missing_ok=True)  # an untrusted link of that name would be written through
+        with part.open("x", encoding="utf-8", errors="replace") as file:  # lone surrogates, from file names
+            file.write(text)
         part.replace(path)
     except OSError as error:
         if part.is_file():
@@ -94,6 +67,7 @@ def save(text: str, path: Path) -> None:
 
 def summary_html(run: Source) -> str:
     """The operator table alone, for notebooks."""
-    from shadowrun.report.html import summary_table
+    from shadowrun.report.html import table_html
+    from shadowrun.report.run_report import operator_table
 
-    return summary_table(run)
+    return table_html(operator_table(run.summary()))

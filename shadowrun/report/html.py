@@ -1,39 +1,54 @@
-"""The HTML report: one file, no network, no script."""
+"""HTML: one file, no network; no script either, unless a table has a filter."""
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shadowrun.report import words
-from shadowrun.report.content import Content, Source
+from shadowrun.report.document import Document, Entries, Facts, Note, Section, Table, shown
+from shadowrun.report.sanitize import sanitize
 
-__all__ = ["HtmlReport", "summary_table"]
+if TYPE_CHECKING:
+    from jinja2.environment import TemplateModule
 
+    from shadowrun.report.document import Block
 
-class HtmlReport:
-    """A page that reads well without styles too, as some CI servers strip them."""
-
-    extension = "html"
-
-    def render(self, run: Source) -> str:
-        """The page."""
-        return _environment().get_template("report.html").render(content=Content.of(run))
+__all__ = ["render_html", "table_html"]
 
 
-def summary_table(run: Source) -> str:
-    """The operator table alone, for notebooks."""
-    return _environment().get_template("operators.html").render(content=Content.of(run))
+def render_html(document: Document) -> str:
+    """The page; it reads well without styles too, which some CI servers strip."""
+    template = _environment().get_template("document.html")
+    return template.render(document=document, sections=[b for b in document.blocks if isinstance(b, Section)])
+
+
+def table_html(table: Table) -> str:
+    """One table alone, for notebooks."""
+    module: TemplateModule = _environment().get_template("blocks.html").module
+    return str(module.table(sanitize(table, whole=True)))  # type: ignore[attr-defined]
 
 
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("shadowrun.report"),
+        # Names come from the user's program or from an untrusted file.
         autoescape=True,
+        # A misspelt field would print nothing; strict, it raises.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in words.__all__:
-        environment.globals[name] = getattr(words, name)
-    environment.filters["thousands"] = lambda n: f"{n:,}"
+    environment.globals.update(kind_of=_kind_of, shown=shown, anchor=_anchor)
     return environment
+
+
+def _kind_of(block: Block) -> str:
+    """Macro that shows a block."""
+    kinds = {Note: "note", Facts: "facts", Table: "table", Entries: "entries", Section: "section"}
+    return kinds[type(block)]
+
+
+def _anchor(section: Section) -> str:
+    return section.anchor or re.sub(r"\W+", "-", section.title.lower()).strip("-")

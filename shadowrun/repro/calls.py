@@ -1,4 +1,4 @@
-"""A call as Python code: its tensors by the names of the schema, all else written out."""
+"""An operator call as Python code: tensors by the names of the schema, other arguments as literals."""
 
 from __future__ import annotations
 
@@ -6,54 +6,94 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.replay.mirror import tensors_in
-from shadowrun.repro.quoting import check_name, literal, quoted
+from shadowrun.numerics.form import meta
+from shadowrun.replay.copies import tensors_in
+from shadowrun.repro.quoting import Code, check_name, code, dotted_name, joined, literal
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from shadowrun.intercept.plan import OpPlan
 
-__all__ = ["call_text", "named_inputs", "needs_layout", "result_text", "shown_inputs"]
+__all__ = [
+    "named_inputs",
+    "needs_layout",
+    "result_text",
+    "returned_arguments",
+    "script_call",
+    "shown_inputs",
+]
 
 
 def named_inputs(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tensors and lists of tensors among the arguments, by their names in the schema."""
-    names = [a.name for a in plan.func._schema.arguments]
+    names = [a.name for a in schema_of(plan.func).arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     return {name: _listed(value) for name, value in given.items() if any(True for _ in tensors_in((value,)))}
 
 
-def call_text(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def script_call(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[str]) -> dict[str, Any]:
+    """A call for a `ScriptSpec`: operator, inputs, lines, results, and arguments on the CPU.
+
+    Args:
+        plan: The operator.
+        args: Its arguments.
+        kwargs: Those by name.
+        results: Names of the results that the script looks at.
+    """
+    inputs = named_inputs(plan, args, kwargs)
+    return {
+        "operator": plan.name,
+        "inputs": inputs,
+        "lines": (code("out = {}", call_text(plan, args, kwargs)),),
+        "results": {name: result_text(plan, name) for name in results},
+        "on_cpu": tuple(name for name in plan.on_cpu if name in inputs),
+    }
+
+
+def call_text(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Code:
     """``torch.ops.aten.sum.dim_IntList(x["self"], [1], dtype=torch.float32)``."""
-    schema = plan.func._schema.arguments
-    shown = [_argument(schema[i].name, value) for i, value in enumerate(args)]
-    shown += [f"{name}={_argument(name, value)}" for name, value in kwargs.items()]
-    return f"torch.ops.{plan.func}({', '.join(shown)})"
+    schema = schema_of(plan.func).arguments
+    given = [_argument(schema[i].name, value) for i, value in enumerate(args)]
+    given += [code("{}={}", dotted_name(name), _argument(name, value)) for name, value in kwargs.items()]
+    return code("{}({})", dotted_name(f"torch.ops.{plan.func}"), joined(given))
 
 
-def result_text(plan: OpPlan, name: str) -> str:
+def result_text(plan: OpPlan, name: str) -> Code:
     """The expression for a result: ``out[1]`` for ``output 1``, ``x["self"]`` for an argument that was written to.
 
     Raises:
         DataFileError: The operator has no such result.
     """
     place, _, index = check_name(plan, name).partition("[")
-    item = f"[{index}" if index else ""
+    item = code("[{}]", int(index.removesuffix("]"))) if index else code("")
     if not place.startswith("output "):
-        return f"x[{quoted(place)}]{item}"
-    number = place.removeprefix("output ")
-    return f"out{item}" if plan.n_returns == 1 else f"out[{number}]{item}"
+        return code("x[{}]{}", place, item)
+    return code("out{}", item) if plan.n_returns == 1 else code("out[{}]{}", int(place.split()[1]), item)
 
 
-def needs_layout(inputs: dict[str, Any]) -> bool:
-    """Whether a plain copy would change how tensors lie in memory, or which of them share it."""
+def returned_arguments(plan: OpPlan) -> dict[str, Code]:
+    """Expressions for results that should be an argument that the call wrote to, by the argument's name."""
+    schema, found = schema_of(plan.func), {}
+    for i, value in enumerate(schema.returns):
+        info = value.alias_info
+        for a in schema.arguments:
+            given = a.alias_info if str(a.type) == "Tensor" else None
+            if info is not None and given is not None and given.is_write and given.before_set & info.before_set:
+                found[a.name] = code("out") if plan.n_returns == 1 else code("out[{}]", i)
+    return found
+
+
+def needs_layout(inputs: Mapping[str, Any]) -> bool:
+    """Whether a plain copy would change the strides of tensors, or which of them share memory."""
     tensors = [t for t in tensors_in(inputs.values()) if t.layout is torch.strided]
     memory = [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
     return len(set(memory)) < len(memory) or not all(t.is_contiguous() for t in tensors)
 
 
-def shown_inputs(inputs: dict[str, Any]) -> str:
+def shown_inputs(inputs: Mapping[str, Any]) -> str:
     """``self f32[2, 3], other f32[3]``."""
-    from shadowrun.numerics.form import meta
 
     def one(value: Any) -> str:
         if isinstance(value, torch.Tensor):
@@ -70,7 +110,5 @@ def _listed(value: Any) -> Any:
     return [_listed(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _argument(name: str, value: Any) -> str:
-    if any(True for _ in tensors_in((value,))):
-        return f"x[{quoted(name)}]"
-    return literal(value)
+def _argument(name: str, value: Any) -> Code:
+    return code("x[{}]", name) if any(True for _ in tensors_in((value,))) else literal(value)

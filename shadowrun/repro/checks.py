@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shadowrun.replay.bounds import floor
-from shadowrun.replay.finding import op_name
+from shadowrun.judge.bounds import floor
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
+    from shadowrun.judge.judge import ToleranceOf
+    from shadowrun.judge.result_diff import ResultDiff
     from shadowrun.numerics.excess import Array
-    from shadowrun.replay.case import Case
-    from shadowrun.replay.finding import Finding
-    from shadowrun.replay.judge import ToleranceOf
-    from shadowrun.repro.bench import Judged
+    from shadowrun.operators.case import Case
+    from shadowrun.repro.call_replayer import ReplayOutcome
 
 __all__ = ["Check", "checks_of"]
 
@@ -43,13 +42,14 @@ class Check:
     signed_zeros: bool = False
 
 
-def checks_of(judged: Judged, tolerance: ToleranceOf | None = None) -> tuple[Check, ...]:
+def checks_of(judged: ReplayOutcome, tolerance: ToleranceOf | None = None) -> tuple[Check, ...]:
     """The checks on which a mismatch fails.
 
     Args:
         judged: The mismatch.
         tolerance: Tolerances that the user gave, by operator and dtype.
     """
+    # A wrong form is the finding: values are not judged then, and any difference is allowed.
     if judged.verdict.cause is Cause.METADATA:
         strides = judged.verdict.explanation == "stride"
         names = [d.name for d in judged.diffs if d.detail]
@@ -57,11 +57,11 @@ def checks_of(judged: Judged, tolerance: ToleranceOf | None = None) -> tuple[Che
     case = judged.case
     if case is None:
         return ()
-    given = {d.name: tolerance(op_name(case), d.expected.dtype) for d in judged.diffs} if tolerance else {}
+    given = {d.name: tolerance(case.op, d.expected.dtype) for d in judged.diffs} if tolerance else {}
     return tuple(_check(case, finding, given.get(finding.name)) for finding in judged.findings)
 
 
-def _check(case: Case, finding: Finding, tolerances: tuple[float, float] | None) -> Check:
+def _check(case: Case, finding: ResultDiff, tolerances: tuple[float, float] | None) -> Check:
     actual, expected = (t.to(torch.float64).numpy() for t in (finding.actual, finding.expected))
     with np.errstate(all="ignore"):
         gap = np.abs(actual - expected)
@@ -72,8 +72,9 @@ def _check(case: Case, finding: Finding, tolerances: tuple[float, float] | None)
     with np.errstate(all="ignore"):
         share = gap[where] / np.where(allowed[where] > 0, allowed[where], np.nan)
     share = share[np.isfinite(share)]
+    # Differences close to their bound would make a script that fails or passes by chance on another machine.
     if finite.size == where.size and share.size == where.size and share.max(initial=0.0) <= _CLEAR:
-        # Judged as a whole, or by the float64 oracle only: half of what is wrong now is the bound.
+        # ReplayOutcome as a whole, or by the float64 oracle only: half of what is wrong now is the bound.
         allowed = np.where(np.isfinite(allowed), allowed * (0.5 * share.max(initial=0.0)), allowed)
     bounds = allowed[np.isfinite(allowed)]
     greatest = float(bounds.max(initial=0.0))
@@ -85,7 +86,7 @@ def _check(case: Case, finding: Finding, tolerances: tuple[float, float] | None)
 
 
 def _allowed(
-    case: Case, finding: Finding, tolerances: tuple[float, float] | None, expected: Array, gap: Array
+    case: Case, finding: ResultDiff, tolerances: tuple[float, float] | None, expected: Array, gap: Array
 ) -> Array:
     """For each element, the difference that rounding on both sides explains."""
     n = expected.size
@@ -94,10 +95,12 @@ def _allowed(
     if truth is not None and fmt is not None:
         nothing = np.zeros(n, bool)
         whole = dataclasses.replace(finding, where=np.arange(n), zero_signs=nothing, classes=nothing)
-        unit = truth.spread + fmt.roundoff * truth.magnitude + fmt.smallest + floor(case, whole)
+        unit = truth.unit(fmt, floor(case, whole))
         with np.errstate(all="ignore"):
+            # A script has no float64 oracle: it compares with the reference, whose own error is added to the bound.
             own = np.abs(expected - truth.value)
             allowed = finding.limit * unit + np.where(np.isfinite(own), own, 0.0)
+        # Elements that a rounding of the inputs decides may differ in any way.
         allowed[truth.flips | ~np.isfinite(allowed)] = np.inf
     elif truth is not None:
         allowed[truth.flips] = np.inf

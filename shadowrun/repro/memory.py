@@ -1,4 +1,4 @@
-"""A bound on memory while a file's calls are made: too large an allocation raises, and nobody's process is killed."""
+"""A bound on memory while a file's calls are made: too large an allocation raises, and no process is killed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,46 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shadowrun.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["bounded"]
+__all__ = ["bounded_memory"]
 
+_OF_TORCH = "DefaultCPUAllocator"
+"""In what torch says of memory that it did not get."""
 _SHARE = 0.9
 _LEAST = 1 << 30
 
 
 @contextlib.contextmanager
-def bounded() -> Iterator[None]:
+def bounded_memory() -> Iterator[None]:
     """Inside, this process and those that it starts may take what the machine has left, and no more (Linux).
 
     The kernel promises more than there is; who then uses it is killed. Elsewhere than on Linux nothing is bounded.
+
+    Raises:
+        UsageError: Memory ran out, and the call did not catch that.
     """
+    try:
+        with _limit():
+            yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and _OF_TORCH not in str(error):
+            raise
+        raise UsageError("What the file asks for takes more memory than there is.", slug="no-memory") from error
+
+
+@contextlib.contextmanager
+def _limit() -> Iterator[None]:
     left = _left()
     if left is None:
         yield
         return
     import resource
 
+    # RLIMIT_DATA counts private writable memory; RLIMIT_AS would also count address space that is only reserved.
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = _held() + max(_LEAST, int(_SHARE * left))
     bounds = [most, *(n for n in (soft, hard) if n != resource.RLIM_INFINITY)]
@@ -35,6 +54,7 @@ def bounded() -> Iterator[None]:
     try:
         yield
     finally:
+        # The hard limit stays: a process cannot raise it again.
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 

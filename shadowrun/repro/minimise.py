@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from shadowrun.replay.case import exact_copy
-from shadowrun.replay.mirror import tensors_in
+from shadowrun.operators.case import exact_copy
+from shadowrun.replay.copies import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,17 +22,57 @@ if TYPE_CHECKING:
     Holds = Callable[[tuple[Any, ...], dict[str, Any]], bool]
     Change = Callable[[torch.Tensor], torch.Tensor]
 
-__all__ = ["Minimiser"]
+__all__ = ["Minimiser", "minimised"]
 
 _FEW_ELEMENTS = 16
+T = TypeVar("T")
+
+
+def minimised(
+    first: T,
+    arguments: Arguments,
+    judge: Callable[[tuple[Any, ...], dict[str, Any]], T | None],
+    kind: Callable[[T], object],
+    seconds: float,
+    notes: list[str],
+) -> tuple[T, Arguments]:
+    """Make the arguments of a call smaller while its fault stays one of the same kind.
+
+    Args:
+        first: What `judge` gave for the arguments as they are.
+        arguments: Positional and named ones.
+        judge: Runs a call; None where it shows no fault.
+        kind: What has to stay the same of a fault.
+        seconds: Time limit.
+        notes: Gets a sentence if that was too short.
+
+    Returns:
+        What `judge` gave last for a call with the fault, and the smallest arguments.
+    """
+    last, wanted = first, kind(first)
+
+    def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        nonlocal last
+        found = judge(args, kwargs)
+        if found is None or kind(found) != wanted:
+            return False
+        # The verdict belongs to the smallest call, not to the one that was captured.
+        last = found
+        return True
+
+    minimiser = Minimiser(holds, seconds)
+    arguments = minimiser.minimise(*arguments)
+    if seconds and not minimiser.finished:
+        notes.append(f"minimising ended after {seconds:g} s and {minimiser.n_runs} runs")
+    return last, arguments
 
 
 class Minimiser:
     """Minimises one call.
 
     Args:
-        holds: Whether a call still has the fault. Nobody may write to what it is given.
-        seconds: How long to go on.
+        holds: Whether a call still has the fault. It must not write to its arguments.
+        seconds: Time limit.
 
     Attributes:
         n_runs: How many calls were tried.
@@ -51,6 +91,7 @@ class Minimiser:
         before = None
         while before is not best and self._in_time():
             before = best
+            # Sizes before values: each attempt runs the call, and a small call runs faster.
             for step in (_plain, _shorter_lists, _smaller, _simpler):
                 best = self._repeat(step, best)
         return best
@@ -73,6 +114,7 @@ class Minimiser:
 
     def _keeps(self, proposal: Arguments) -> bool:
         try:
+            # Most proposals are no valid calls (shapes that do not fit): the operator itself is the check.
             return self._holds(*proposal)
         except Exception:  # no valid call
             return False
@@ -97,7 +139,7 @@ def _reading(t: torch.Tensor) -> int:
 
 
 def _plain(call: Arguments) -> Iterator[Arguments]:
-    """All tensors dense, each with memory of its own."""
+    """All tensors dense, none sharing memory."""
     if any(not _is_plain(t) for t in tensors_in((*call[0], *call[1].values()))):
         yield _mapped(call, lambda t: t.detach().clone(memory_format=torch.contiguous_format))
 
@@ -126,7 +168,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _has_length(value: Any, n: int) -> bool:
-    """Lists of numbers beside the lists of tensors (one learning rate for each) go with them."""
+    """Lists of numbers that belong to lists of tensors (a learning rate for each) get shorter with them."""
     return isinstance(value, (list, tuple)) and len(value) == n
 
 
@@ -136,8 +178,10 @@ def _smaller(call: Arguments) -> Iterator[Arguments]:
     sizes = sorted({s for t in tensors for s in t.shape if s > 1}, reverse=True)
     for size in sizes:
         for new in _sizes_below(size):
+            # From both ends: faults of tails and of block edges are lost when the last elements are cut.
             for start in dict.fromkeys((0, size - new)):
                 shrunk = _mapped(call, functools.partial(_cut, size, start, new))
+                # First with the sizes among the other arguments changed too: a norm has its shape as a list of numbers.
                 yield _each_value(shrunk, functools.partial(_renumbered, size, new))
                 yield shrunk
     for i, t in enumerate(tensors):
@@ -175,6 +219,7 @@ def _simpler(call: Arguments) -> Iterator[Arguments]:
     changes: tuple[Change, ...] = (torch.zeros_like, torch.ones_like, torch.round, _short)
     for i, t in enumerate(tensors):
         for change in changes:
+            # What comes later is less simple, so it could only undo this.
             if _is_simple(t, change):
                 break
             yield from _changed(call, tensors, i, change(t))
@@ -193,6 +238,7 @@ def _simpler(call: Arguments) -> Iterator[Arguments]:
 def _changed(call: Arguments, tensors: list[torch.Tensor], i: int, value: torch.Tensor) -> Iterator[Arguments]:
     """The call with other values in one of its tensors, laid out as they were."""
     before = tensors[i]
+    # An expanded tensor has one element at several places; written to, it would be another call.
     if 0 not in before.stride():
         yield _with(call, tensors, i, exact_copy(before).copy_(value))
 
@@ -232,5 +278,5 @@ def _mapped(call: Arguments, change: Change) -> Arguments:
 
 
 def _with(call: Arguments, tensors: list[torch.Tensor], i: int, new: torch.Tensor) -> Arguments:
-    """The call with another tensor in the place of one of its own."""
+    """The call with another tensor in the place of one of its tensors."""
     return _mapped(call, lambda t: new if t is tensors[i] else t)

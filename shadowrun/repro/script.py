@@ -1,266 +1,247 @@
-"""The text of a script: plain torch, from these pieces."""
+"""Stand-alone scripts: what one shows (`ScriptSpec`), its text from ``templates/``, its files, and a try of it.
+
+One writer for the findings of a run, compiled regions and the cases of a sweep.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from shadowrun.repro.bodies import BODIES, CRASHES
-from shadowrun.repro.effects import COPY_GUARDED, EFFECTS
-from shadowrun.repro.quoting import in_docstring, literal, mapping, quoted
+import torch
+
+from shadowrun.replay.memory_effects import GUARD_BYTES
+from shadowrun.repro.calls import needs_layout
+from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, literal
+from shadowrun.store.captured_inputs import write_private
 
 if TYPE_CHECKING:
-    from shadowrun.repro.places import Place
+    from collections.abc import Mapping
+    from pathlib import Path
 
-__all__ = ["COPY", "COPY_LAID", "PRESENT", "Script", "call", "differs", "head", "stays", "write"]
+    import jinja2
 
-COPY = '''
+    from shadowrun.repro.checks import Check
+    from shadowrun.repro.platform_setup import PlatformSetup
 
-def copied(value, device):
-    """A copy of an argument."""
-    if isinstance(value, list):
-        return [copied(v, device) for v in value]
-    return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
-'''
+__all__ = ["EXIT_STATUS", "Repro", "ScriptSpec", "publish", "render", "run_script", "versions_text", "write_new"]
 
-COPY_LAID = '''
-
-def copied(value, device, memory):
-    """A copy of an argument with its strides; `to` alone would make it dense, and part what shares memory."""
-    if isinstance(value, list):
-        return [copied(v, device, memory) for v in value]
-    if not isinstance(value, torch.Tensor):
-        return value
-    storage = value.untyped_storage()
-    key = storage.data_ptr(), value.dtype
-    if key not in memory:
-        whole = value.as_strided((storage.nbytes() // value.element_size(),), (1,), 0)
-        memory[key] = whole.to(device, copy=True)
-    return memory[key].as_strided(value.shape, value.stride(), value.storage_offset())
-'''
-
-_DIFFERS = '''
-
-def differs(name, actual, expected):
-    """Print how a result of the target differs from that of the reference; whether it does."""
-    actual, expected = torch.as_tensor(actual), torch.as_tensor(expected)
-    forms = [(str(t.dtype), tuple(t.shape){stride}) for t in (actual, expected)]
-    if forms[0] != forms[1]:
-        print(f"{{name}}: {{forms[0]}} on {{TARGET}}, {{forms[1]}} on {{REFERENCE}}")
-        return True
-    a, e = (torch.view_as_real(t.cpu()) if t.is_complex() else t.cpu() for t in (actual, expected))
-    a, e = a.double(), e.double()
-    allowed = ALLOWED[name]
-    if isinstance(allowed, torch.Tensor):
-        allowed = allowed.reshape(a.shape)
-    same = (a == e) | (a.isnan() & e.isnan()) | ((a - e).abs() <= allowed) | torch.as_tensor(allowed == float("inf"))
-{zeros}    wrong = (~same).nonzero().tolist()
-    for index in wrong[:3]:
-        i = tuple(index)
-        print(f"{{name}}{{index}}: {{a[i].item():.9g}} on {{TARGET}}, {{e[i].item():.9g}} on {{REFERENCE}}")
-    print(f"{{name}}: {{len(wrong)}} of {{same.numel()}} elements differ by more than rounding explains")
-    return bool(wrong)
-'''
-_ZEROS = "    same &= (a != 0) | (a.signbit() == e.signbit())\n"
-
-_DISTURBED = '''
-
-def disturbed(value):
-    """Other values of the same form."""
-    if isinstance(value, list):
-        return [disturbed(v) for v in value]
-    return -value if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-'''
-
-PRESENT = """\
-    try:
-        torch.empty(1, device=TARGET_DEVICE)
-    except Exception as error:
-        print(f"there is no {{TARGET}} here: {{str(error).strip().splitlines()[0]}}")
-        sys.exit(2)
-""".replace("{{", "{").replace("}}", "}")
-
-_IN_PROCESS = '''
-
-def in_process(side):
-    """The results of one side, which needs a process with an environment of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "results.pt"
-        command = [sys.executable, __file__, side, str(path)]
-        subprocess.run(command, check=True, env=os.environ | ENVIRONMENT[side])
-        return torch.load(path, weights_only=True)
-'''
-
-_REFERENCE = "\n\ndef reference():\n    return call({})\n"
-
-_FLUSHED = """\
-    results = call(TARGET_DEVICE)
-    torch.set_flush_denormal(False)  # else the comparison would flush, too
-    return results
-"""
-
-_SIDE = """\
-    if len(sys.argv) == 3:  # started by `in_process`
-        {{"target": on_target, "reference": on_reference}}[sys.argv[1]](sys.argv[2])
-        return
-"""
+EXIT_STATUS = "Exit status: 1 while the fault is there, 0 when it is gone, 2 if this machine cannot show it."
+TIME_LIMIT_S = 120.0
+_COMPARING = ("mismatch", "unstable", "itself")
+_PROCESS_MODULES = ("os", "subprocess", "tempfile")
+_MODULES = {
+    "ends": ("os", "signal", "subprocess", "time"),
+    "fallback": ("warnings",),
+    "graph": ("copy",),
+    "slow": ("time",),
+}
+"""What the templates of a kind import; all import `sys`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Script:
-    """What a script is to do.
+@dataclass(frozen=True, slots=True)
+class Repro:
+    """A script that was written.
 
     Attributes:
-        title: The finding in one line.
-        story: Where it was seen, with which versions; lines.
-        kind: ``mismatch``, ``unstable`` (a mismatch that depends on earlier calls), ``raises``, ``fallback``, ``slow``,
-            ``accepts`` (what the reference refuses, or refuses it by another exception), ``memory`` (what a call does
-            to memory).
-        operator: ``aten::add.Tensor``.
-        call: The call as an expression.
-        results: Names of the results that are looked at, with their expressions.
-        allowed: Differences that rounding explains, by result; None for those that lie in the file of the inputs.
-        laid: Whether the layout of the inputs has to be kept.
-        on_cpu: Arguments that lie on the CPU wherever the call runs.
-        strides, signed_zeros: Whether these are compared too.
-        target, ref: The platforms.
-        key: Dispatch key of the target.
-        ratio: How many times as long is slow.
-        preamble: Lines before all that; `modules` is what they need.
-        before, after: Lines around the call.
-        modules: Further modules to import.
-        written: For ``memory``, the arguments that the call may write to.
-        returned: For ``memory``, expressions for what should be one of these, by the argument.
+        script: The file.
+        inputs: The inputs that it uses, in words.
+        shows_fault: Whether it exits 1 on this machine; None where the target is not here.
+        said: What it printed.
+        notes: Sentences on what a reader should know: why nothing was minimised, what depends on earlier calls.
     """
 
+    script: Path
+    inputs: str
+    shows_fault: bool | None
+    said: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScriptSpec:
+    """What a script shows.
+
+    Attributes:
+        kind: ``mismatch``, ``unstable`` (a mismatch that depends on earlier calls), ``raises``, ``fallback``, ``slow``,
+            ``accepts`` (what the reference refuses, or refuses by another exception), ``memory`` (what a call does to
+            memory), ``itself`` (one platform in two ways), ``ends`` (a call that ends its process), ``graph`` (a graph
+            compiled and eagerly).
+        title: The finding in one line.
+        story: Where it was seen, with which versions; lines.
+        inputs: What ``inputs.pt`` holds.
+        imports: Further modules to import.
+        setup: Code before the functions.
+        target, ref: The platforms; for ``ends`` the target only; None for a graph.
+        operator: ``aten::add.Tensor``.
+        lines: The call, which gives ``out``, with the lines around it.
+        results: Names of the results that are looked at, with their expressions.
+        checks: How each of these is compared.
+        on_cpu: Arguments that stay on the CPU, whatever the device of the call.
+        values: What only the template of this kind takes, by the names there.
+    """
+
+    kind: str
     title: str
     story: tuple[str, ...]
-    kind: str
-    operator: str
-    call: str
-    results: tuple[tuple[str, str], ...]
-    target: Place
-    ref: Place
-    allowed: tuple[tuple[str, float | None], ...] = ()
-    laid: bool = False
+    inputs: Mapping[str, Any]
+    imports: tuple[str, ...] = ()
+    setup: tuple[Code, ...] = ()
+    target: PlatformSetup | None = None
+    ref: PlatformSetup | None = None
+    operator: str = ""
+    lines: tuple[Code, ...] = ()
+    results: Mapping[str, Code] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
     on_cpu: tuple[str, ...] = ()
-    strides: bool = False
-    signed_zeros: bool = False
-    key: str = ""
-    ratio: float = 10.0
-    preamble: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    returned: tuple[tuple[str, str], ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def in_processes(self) -> bool:
-        """Whether each side needs a process of its own."""
-        return bool(self.target.environment or self.ref.environment or self.ref.settings)
+        """Whether each side needs a process with its environment."""
+        sides = self.target, self.ref
+        if None in sides or self.kind in ("itself", "ends"):
+            return False
+        return any(side.environment for side in sides if side) or bool(self.ref and self.ref.settings)
 
 
-def write(script: Script) -> str:
+def render(spec: ScriptSpec) -> str:
     """The text of a script."""
-    if script.kind == "memory":
-        parts = [head(script), COPY_GUARDED, EFFECTS, call(script)]
-    else:
-        parts = [head(script), COPY_LAID if script.laid else COPY, call(script)]
-    if script.kind == "unstable":
-        parts.append(_DISTURBED)
-    if script.kind in ("mismatch", "unstable"):
-        parts.append(differs(script))
-    parts += [_sides(script), _main(script)]
-    return "".join(parts)
+    places = [place for place in (spec.target, spec.ref) if place is not None]
+    modules = {"sys", *spec.imports, *_MODULES.get(spec.kind, ()), *(m for place in places for m in place.modules)}
+    if spec.in_processes or (spec.kind == "itself" and places[0].environment):
+        modules.update(_PROCESS_MODULES if spec.in_processes else ("os", "subprocess"))
+    bounds = {c.name: c.allowed for c in spec.checks if not isinstance(c.allowed, torch.Tensor)}
+    context = {
+        "kind": spec.kind,
+        "title": in_docstring(spec.title),
+        "story": list(map(in_docstring, spec.story)),
+        "imports": list(map(dotted_name, sorted(modules))),
+        "setup": [text for text in dict.fromkeys((*spec.setup, *(place.starting for place in places))) if text],
+        "target": spec.target,
+        "ref": spec.ref,
+        "in_processes": spec.in_processes,
+        "operator": spec.operator,
+        "lines": spec.lines,
+        "results": spec.results,
+        "on_cpu": spec.on_cpu,
+        "laid": spec.kind in ("memory", "itself") or needs_layout(spec.inputs),
+        "compares": spec.kind in _COMPARING,
+        "allowed": bounds,
+        "stored": len(bounds) < len(spec.checks),
+        "strides": any(c.strides for c in spec.checks),
+        "signed_zeros": any(c.signed_zeros for c in spec.checks),
+        "sides": [code("compiled"), code("eagerly")]
+        if spec.kind == "graph"
+        else [code("on {{TARGET}}"), code("on {{REFERENCE}}")],
+        "guard_bytes": GUARD_BYTES,
+    }
+    return _templates().get_template("script.py.txt").render(context | dict(spec.values))
 
 
-def differs(script: Script) -> str:
-    """The function that compares one result."""
-    zeros = _ZEROS if script.signed_zeros else ""
-    return _DIFFERS.format(stride=", t.stride()" if script.strides else "", zeros=zeros)
+@functools.cache
+def _templates() -> jinja2.Environment:
+    """The templates; each value that they insert is quoted, unless `shadowrun.repro.quoting` made code of it."""
+    import jinja2
+
+    return jinja2.Environment(  # noqa: S701 - no HTML; `finalize` quotes
+        loader=jinja2.PackageLoader("shadowrun.repro"), finalize=literal, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
 
 
-def head(script: Script) -> str:
-    """What it says of itself, imports, and names: all that comes before its functions."""
-    places = (script.target, script.ref)
-    modules = {"sys", *script.modules, *(m for place in places for m in place.modules)}
-    if script.in_processes:
-        modules |= {"os", "subprocess", "tempfile"}
-    modules |= {"fallback": {"warnings"}, "slow": {"time"}}.get(script.kind, set())
-    lines = [f'"""{in_docstring(script.title)}', "", *map(in_docstring, script.story), '"""', ""]
-    lines += [*(f"import {m}" for m in sorted(modules)), "from pathlib import Path", "", "import torch", ""]
-    for start in dict.fromkeys((*script.preamble, *(place.starting for place in places))):
-        lines += [start, ""] if start else []
-    lines += [f"OPERATOR = {quoted(script.operator)}"]
-    lines.append(f"TARGET, REFERENCE = {quoted(script.target.name)}, {quoted(script.ref.name)}")
-    lines.append(f"TARGET_DEVICE = {quoted(script.target.device)}")
-    if script.kind == "fallback":
-        lines.append(f"KEY = {quoted(script.key)}")
-    if script.in_processes:
-        sides = (mapping(dict(place.environment)) for place in (script.target, script.ref))
-        lines.append('ENVIRONMENT = {{"target": {}, "reference": {}}}'.format(*sides))
-    lines.append('INPUTS = torch.load(Path(__file__).with_name("inputs.pt"), weights_only=True)')
-    if script.kind == "memory":
-        lines.append(f"WRITTEN = ({''.join(f'{quoted(name)}, ' for name in script.written)})")
-    if script.kind in ("mismatch", "unstable"):
-        stored = any(bound is None for _, bound in script.allowed)
-        shown = ", ".join(f"{quoted(name)}: {literal(bound)}" for name, bound in script.allowed if bound is not None)
-        lines.append("# Differences that rounding explains.")
-        lines.append(f'ALLOWED = INPUTS.pop("allowed") | {{{shown}}}' if stored else f"ALLOWED = {{{shown}}}")
-    return "\n".join(lines) + "\n"
+def publish(
+    spec: ScriptSpec,
+    folder: Path,
+    versions: str,
+    notes: list[str],
+    *,
+    shown: str,
+    tried: bool = True,
+    limit_s: float = TIME_LIMIT_S,
+    path: Path | None = None,
+    gone: str = "the script does not show the fault here: it depends on what happened before the call",
+) -> Repro:
+    """Write a script, its inputs and the versions, and run it as its reader will.
+
+    Args:
+        spec: What it shows.
+        folder: Where to; it is made if it is not there.
+        versions: The text of the file of versions.
+        notes: Gets what a reader should know.
+        shown: The inputs, in words.
+        tried: Whether to run it.
+        limit_s: How long it may take.
+        path: A folder that it imports modules from.
+        gone: The note where it exits 0.
+    """
+    text = render(spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "repro.py"
+    stored = {c.name: c.allowed for c in spec.checks if isinstance(c.allowed, torch.Tensor)}
+    write_private(dict(spec.inputs) | ({"allowed": stored} if stored else {}), folder / "inputs.pt")
+    write_new(script, text)
+    write_new(folder / "versions.json", versions)
+    shows, said = _try(spec, script, notes, limit_s, path, gone) if tried else (None, "")
+    return Repro(script, shown, shows, said, tuple(notes))
 
 
-def call(script: Script) -> str:
-    """The function that makes the call."""
-    memory = ", memory" if script.laid else ""
-    where = "device"
-    if script.on_cpu:
-        where = stays(script)
-    change, values = "", "value"
-    if script.kind == "unstable":
-        change, values = ", change=lambda value: value", "change(value)"
-    lines = ["", "", f"def call(device{change}):", '    """Run the operator; gives the results that matter."""']
-    if script.laid:
-        lines.append("    memory = {}")
-    lines.append(f"    x = {{name: copied({values}, {where}{memory}) for name, value in INPUTS.items()}}")
-    lines += [f"    {line}" for line in (*script.before, f"out = {script.call}", *script.after)]
-    results, returned = (
-        "{" + ", ".join(f"{quoted(name)}: {expression}" for name, expression in pairs) + "}"
-        for pairs in (script.results, script.returned)
-    )
-    if script.kind == "memory":
-        lines[3] = '    """Run the operator; gives what it did to memory."""'
-        return "\n".join([*lines, f"    return effects(x, {results}, {returned}, memory)"]) + "\n"
-    return "\n".join([*lines, f"    return {results}"]) + "\n"
+def _try(
+    spec: ScriptSpec, script: Path, notes: list[str], limit_s: float, path: Path | None, gone: str
+) -> tuple[bool | None, str]:
+    """Whether a script shows the fault here, None where it cannot say; and what it printed."""
+    try:
+        # In a new process, as its reader will run it: this process has settings and flaws that a script lacks.
+        done = run_script(script, limit_s, path)
+    except subprocess.TimeoutExpired:
+        notes.append(f"the script did not end within {limit_s:g} s")
+        return None, ""
+    said = done.stdout.strip()
+    # A compiler may log an exception and fall back to eager: then equal results prove nothing.
+    failed = "Traceback" in done.stderr and (done.returncode == 1 or spec.kind == "graph")
+    if failed or done.returncode not in (0, 1):
+        lines = (done.stderr.strip() if failed else said or done.stderr.strip()).splitlines()
+        notes.append(f"the script shows nothing here: {lines[-1] if lines else done.returncode}")
+        return None, said
+    if done.returncode == 0:
+        notes.append(gone)
+    return done.returncode == 1, said
 
 
-def stays(script: Script) -> str:
-    """The device of an argument, where some stay on the CPU."""
-    return f'"cpu" if name in ({"".join(f"{quoted(name)}, " for name in script.on_cpu)}) else device'
+def run_script(script: Path, limit_s: float, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a script as its reader will.
+
+    Raises:
+        TimeoutExpired: It takes too long.
+    """
+    # Files in the folder of the script, which may have been there before, are not to be imported as modules.
+    environment = {k: v for k, v in os.environ.items() if k != "SIM_FLAWS"} | {"PYTHONSAFEPATH": "1"}
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), environment.get("PYTHONPATH"))))
+    return subprocess.run(  # noqa: S603 - the script that was just written
+        [sys.executable, "-P", str(script.absolute())], capture_output=True, text=True, errors="replace",
+        timeout=limit_s, check=False, env=environment,
+    )  # fmt: skip
 
 
-def _sides(script: Script) -> str:
-    if script.in_processes:
-        sides = (("target", script.target), ("reference", script.ref))
-        inner = "".join(
-            f"\n\ndef on_{side}(path):\n"
-            + "".join(f"    {line}\n" for line in place.settings)
-            + f"    torch.save(call({quoted(place.device)}), path)\n"
-            for side, place in sides
-        )
-        outer = "".join(f'\n\ndef {side}():\n    return in_process("{side}")\n' for side, _ in sides)
-        return _IN_PROCESS + inner + outer
-    settings = "".join(f"    {line}\n" for line in script.target.settings)
-    reference = _REFERENCE.format(quoted(script.ref.device))
-    if any("set_flush_denormal(True)" in line for line in script.target.settings):
-        return reference + f"\n\ndef target():\n{settings}{_FLUSHED}"
-    return reference + f"\n\ndef target():\n{settings}    return call(TARGET_DEVICE)\n"
+def write_new(path: Path, text: str) -> None:
+    """Write a text file in the place of what was there; a link is replaced, not followed."""
+    # A folder may hold links from an untrusted source: writing through one would change a file elsewhere.
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    with part.open("x", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(path)
 
 
-def _main(script: Script) -> str:
-    body = CRASHES if script.kind == "raises" and script.in_processes else BODIES[script.kind]
-    device = "" if script.target.device == "cpu" else PRESENT
-    side = _SIDE.format() if script.in_processes else ""
-    text = body.format(device=device, ratio=script.ratio).lstrip("\n")
-    return f'\n\ndef main():\n{side}{text}\n\nif __name__ == "__main__":\n    with torch.no_grad():\n        main()\n'
+def versions_text(content: Mapping[str, Any]) -> str:
+    """The file of versions, JSON; empty where a data file has numbers that JSON lacks."""
+    with contextlib.suppress(ValueError):
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+    return "{}\n"

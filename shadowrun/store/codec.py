@@ -9,7 +9,7 @@ import re
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shadowrun.store.schema import POSITIONS
+from shadowrun.store.schema import DIFF_COLUMNS
 from shadowrun.types import RunInfo, TensorDiff, TensorMeta
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
+    "DIFF_PLACEHOLDERS",
     "SIZES",
-    "PackedDiff",
+    "STORED_DIFF",
     "decode_facts",
     "decode_float",
     "decode_info",
@@ -42,14 +43,18 @@ SIZES = re.compile(r"\[(-?\d{1,19}(, ?-?\d{1,19}){0,999})?\]", re.ASCII)
 _BUDGET = {"ratio", "achieved", "n_signatures", "n_verified", "n_calls", "n_replayed", "n_steps", "n_unwatched"}
 _Facts = TypeVar("_Facts", bound="DataclassInstance")
 N_FORM_COLUMNS = 5
-PackedDiff = tuple[tuple[Any, ...], tuple[float, ...]]
-# These getters take a third of the time of as many attributes.
-_COUNTS = attrgetter(
-    "n_different", "n_mismatched", "remaining_bits", "n_nan", "n_inf", "n_zero_sign", "n_subnormal", "n_from_zero"
-)
-_NUMBERS = attrgetter(
-    "max_abs", "max_rel", "rmse", "worst_actual", "worst_expected", "excess_actual", "excess_expected"
-)
+_FIGURES = attrgetter(*DIFF_COLUMNS)  # a third of the time of as many attributes
+_INDEX, _ULP = (list(DIFF_COLUMNS).index(name) for name in ("worst_index", "max_ulp"))
+# SQLite binds NaN as NULL.
+_PLACEHOLDER = {
+    "float": "coalesce(?, 'nan')",
+    "SignedFloat": "coalesce(?, 'nan')",
+    "Excess": "nullif(coalesce(?, 'nan'), -1.0)",
+}
+DIFF_PLACEHOLDERS = ", ".join(["?, ?, ?", *(_PLACEHOLDER.get(kind, "?") for kind in DIFF_COLUMNS.values())])
+"""Values of an insert into ``diff``, for the columns from `encode_diff`."""
+STORED_DIFF = ", ".join(f"coalesce({c}, -1.0)" if kind == "Excess" else c for c, kind in DIFF_COLUMNS.items())
+"""SQL for the last argument of `diff_from_row`."""
 
 
 def encode_float(value: float) -> float | str:
@@ -68,7 +73,7 @@ def encode_int(value: int) -> int | float:
 
 
 def storable(value: Any) -> Any:
-    """A text that UTF-8 can hold; half a character, as in a file's name that is not UTF-8, becomes its escape."""
+    """A text that UTF-8 can hold: a lone surrogate, as in a file name that is not UTF-8, becomes its escape."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 
@@ -95,17 +100,17 @@ def encode_info(info: RunInfo) -> str:
 
 
 def decode_info(text: str) -> RunInfo:
-    """A `RunInfo` from JSON; keys of a later shadowrun are ignored.
+    """A `RunInfo` from JSON; unknown keys, of a later shadowrun, are ignored.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a `RunInfo`.
     """
     info = decode_facts(RunInfo, text)
     if not 0 <= info.rank < info.world_size <= MOST_RANKS:
         raise ValueError(f"rank {info.rank} of {info.world_size}")
     for name, value in (("slow_ratio", info.config.get("slow_ratio", 0)), *info.budget.items()):
         if not _is_number(value):
-            raise ValueError(f"{name} is no number")
+            raise ValueError(f"{name} is not a number")
     missing = _BUDGET - info.budget.keys() if info.budget else ()
     if missing:
         raise ValueError(f"the budget lacks {', '.join(sorted(missing))}")
@@ -116,7 +121,7 @@ def decode_facts(kind: type[_Facts], text: str) -> _Facts:
     """A dataclass of texts, numbers, lists and dictionaries from JSON; unknown keys are ignored.
 
     Raises:
-        ValueError: It is none: a field is of another type, or missing.
+        ValueError: A field has another type, or is missing.
     """
     try:
         found = _of_type(dict)(json.loads(text))
@@ -127,7 +132,7 @@ def decode_facts(kind: type[_Facts], text: str) -> _Facts:
 
 
 def _is_number(value: Any) -> bool:
-    """What `jsonable` made of a number, if a float can hold it."""
+    """Whether `jsonable` returns such a value for a number, and a float can hold it."""
     return _is_integer(value) or type(value) is float or value in ("nan", "inf", "-inf")
 
 
@@ -136,22 +141,22 @@ def _is_integer(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    """What `jsonable` made of a number."""
+    """Undo `jsonable` for a number."""
     if not _is_number(value):
-        raise TypeError(f"{value!r:.40} is no number")
+        raise TypeError(f"{value!r:.40} is not a number")
     return float(value) if isinstance(value, str) else value
 
 
 def _integer(value: Any) -> int:
     if not _is_integer(value):
-        raise TypeError(f"{str(value)[:40]} is no int")
+        raise TypeError(f"{str(value)[:40]} is not an int")
     return int(value)
 
 
 def _of_type(*types: type) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
-        if type(value) not in types:
-            raise TypeError(f"{value!r:.40} is no {types[0].__name__}")
+        if type(value) not in types:  # not `isinstance`: True would pass as an int
+            raise TypeError(f"{value!r:.40} is not of type {types[0].__name__}")
         return value
 
     return check
@@ -186,15 +191,16 @@ def encode_form(meta: TensorMeta) -> tuple[str, ...]:
     return (meta.dtype, json.dumps(meta.shape), json.dumps(meta.stride), meta.device, meta.layout)
 
 
-def encode_diff(seq: int, position: int, tensor: int, d: TensorDiff) -> PackedDiff:
-    """Columns of `packed_diff`, given the number of the tensor: those with a type, and those without."""
-    index = _encode_index(d.worst_index, d.actual.shape)
-    max_ulp = d.max_ulp if -INT64_MAX <= d.max_ulp <= INT64_MAX else float(d.max_ulp)  # between two f64
-    return (seq * POSITIONS + position, tensor, *_COUNTS(d), max_ulp, index, d.detail), _NUMBERS(d)
+def encode_diff(seq: int, position: int, tensor: int, d: TensorDiff) -> tuple[Any, ...]:
+    """Columns of ``diff``, given the number of the tensor; see `DIFF_PLACEHOLDERS`."""
+    figures = list(_FIGURES(d))
+    figures[_INDEX] = _encode_index(d.worst_index, d.actual.shape)
+    figures[_ULP] = encode_int(d.max_ulp)
+    return (seq, position, tensor, *figures)
 
 
 def _encode_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int | str | None:
-    """Place in row-major order; a JSON list where the index is none of the shape's; None for none."""
+    """Offset in row-major order, which is smaller than a JSON list; a list if the index is outside of the shape."""
     if not index:
         return None
     place = 0
@@ -219,40 +225,23 @@ def _decode_index(place: int | str | None, shape: tuple[int, ...]) -> tuple[int,
     return tuple(reversed(index))
 
 
+_DECODE: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("float", "SignedFloat", "Excess"), float),  # also of the text 'nan'
+    "UlpDistance": int,
+}
+_DECODERS_OF_DIFF = [_DECODE.get(kind, lambda value: value) for kind in DIFF_COLUMNS.values()]
+
+
 def diff_from_row(row: tuple[Any, ...]) -> TensorDiff:
-    """A `TensorDiff` from its columns: name, both forms (five columns each), the rest in field order."""
-    name, rest = row[0], row[1:]
-    actual, expected = _form(rest[:N_FORM_COLUMNS]), _form(rest[N_FORM_COLUMNS : 2 * N_FORM_COLUMNS])
-    n_elements, n_different, n_mismatched, max_abs, max_rel, rmse, max_ulp, bits, nan, inf, zero, sub, *tail = rest[
-        2 * N_FORM_COLUMNS :
-    ]
-    index, worst_actual, worst_expected, excess_actual, excess_expected, detail, from_zero = tail
-    return TensorDiff(
-        name,
-        actual,
-        expected,
-        n_elements,
-        n_different,
-        n_mismatched,
-        float(max_abs),
-        float(max_rel),
-        float(rmse),
-        int(max_ulp),
-        bits,
-        nan,
-        inf,
-        zero,
-        sub,
-        _decode_index(index, actual.shape),
-        float(worst_actual),
-        float(worst_expected),
-        float(excess_actual),
-        float(excess_expected),
-        detail,
-        from_zero,
-    )
+    """A `TensorDiff` from its columns: name, both forms (five columns each), `n_elements`, `STORED_DIFF`."""
+    name, *forms = row[: 1 + 2 * N_FORM_COLUMNS]
+    n_elements, *stored = row[1 + 2 * N_FORM_COLUMNS :]
+    actual, expected = _form(forms[:N_FORM_COLUMNS]), _form(forms[N_FORM_COLUMNS:])
+    figures = [decode(value) for decode, value in zip(_DECODERS_OF_DIFF, stored, strict=True)]
+    figures[_INDEX] = _decode_index(figures[_INDEX], actual.shape)
+    return TensorDiff(name, actual, expected, n_elements, *figures)
 
 
-def _form(columns: tuple[Any, ...]) -> TensorMeta:
+def _form(columns: list[Any]) -> TensorMeta:
     dtype, shape, stride, device, layout = columns
     return TensorMeta(dtype, tuple(json.loads(shape)), tuple(json.loads(stride)), device, layout)

@@ -13,20 +13,19 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
-from shadowrun.store import opening
+from shadowrun.store import connect as opening
+from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
-from shadowrun.store.folding import Bound
-from shadowrun.store.pending import INTERNED, Pending
-from shadowrun.store.rows import MOST
+from shadowrun.store.pending import INTERNED, MOST, Pending
+from shadowrun.store.retention import RetentionLimit
 from shadowrun.store.sources import SourceRun, block_of, read_sources
-from shadowrun.store.tensors import clear, folder_of, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from shadowrun.store.packed import Packed
-    from shadowrun.store.rows import Row, Rows
+    from shadowrun.store.packed_rows import Packed
+    from shadowrun.store.pending import Row, Rows
     from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
 
 __all__ = ["ENDED_EARLY", "FLUSH_ROWS", "DataFile"]
@@ -34,24 +33,24 @@ __all__ = ["ENDED_EARLY", "FLUSH_ROWS", "DataFile"]
 FLUSH_ROWS = 1000
 FLUSH_S = 0.5
 MAX_WAITING_ROWS = 200 * FLUSH_ROWS
-"""Rows kept while another process locks the file; past them, recording is given up."""
+"""Rows kept while another process locks the file; above this, recording ends."""
 CLOSE_TIMEOUT_S = 5.0
 LOCKED_RETRY_S = 0.5
 ENDED_EARLY = "recording ended early: "
-"""Begins the note on why."""
+"""Prefix of the note that gives the reason."""
 
 
 class DataFile:
     """A data file, open for recording (`create`) or for reading (`open`).
 
-    Everything that is added waits in lists until `flush`, which writes it in one transaction. Failures
-    to write (disk full) end up in `failure`, never in the caller.
+    All rows wait in lists until `flush`, which writes them in one transaction. A failed write (disk full) sets
+    `failure`; it never raises in the caller, which is the user's program.
 
     Attributes:
         path: None for a run in memory.
-        rows: Calls that wait. The hot path may add to it and call `flush` once it holds `FLUSH_ROWS`.
-        failure: Why recording ended early; empty while all is well.
-        n_records: Calls recorded in this process, those lost after a failure included.
+        rows: Calls that wait. The hot path adds to it directly, and calls `flush` once it holds `FLUSH_ROWS`.
+        failure: Why recording ended early; empty without a failure.
+        n_records: Calls recorded in this process, including those lost after a failure.
         next_seq: First free call number (not 0 in a file that is appended to).
         next_step: First free step number.
     """
@@ -66,7 +65,7 @@ class DataFile:
         self.next_seq = 0
         self.next_step = 0
         self._writable = writable
-        self._bound: Bound | None = None
+        self._bound: RetentionLimit | None = None
         self._packed: Packed | None = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -92,13 +91,13 @@ class DataFile:
 
         Args:
             path: File to write, None to stay in memory. An existing data file is replaced.
-            info: What the run is; see `update_info`.
-            append: Go on in an existing data file; numbers continue at `next_seq` and `next_step`.
-            max_records: Calls kept one by one when folding; of older matches only sums are kept.
+            info: Description of the run; see `update_info`.
+            append: Continue an existing data file; numbers continue at `next_seq` and `next_step`.
+            max_records: Calls kept one by one when folding; only sums are kept of older matches.
             fold: Whether to fold; None folds in memory only.
 
         Raises:
-            DataFileError: The path cannot be written, is no shadowrun data file, or, when appending,
+            DataFileError: The path cannot be written, is not a shadowrun data file, or, when appending,
                 holds a run of other platforms.
         """
         if append and path is not None and path.exists():
@@ -111,9 +110,9 @@ class DataFile:
             if path is not None:
                 clear(path)
         if fold or (fold is None and path is None):
-            data._bound = Bound(max_records, packed=path is None)
+            data._bound = RetentionLimit(max_records, packed=path is None)
             if path is None:
-                from shadowrun.store.packed import Packed  # imports numpy, which no reader needs
+                from shadowrun.store.packed_rows import Packed  # imports numpy, which no reader needs
 
                 data._packed = Packed()
         data.update_info(info)
@@ -122,7 +121,7 @@ class DataFile:
 
     @classmethod
     def check(cls, path: Path, info: RunInfo, *, append: bool = False) -> None:
-        """Refuse what `create` would refuse, as far as that can be told without writing.
+        """Refuse what `create` would refuse, as far as is known without a write.
 
         Raises:
             DataFileError: As `create`.
@@ -142,27 +141,25 @@ class DataFile:
 
         Args:
             path: The file.
-            salvage: Of a damaged file, read what can be read; a note of its `info` says what is missing.
+            salvage: Read the readable part of a damaged file; a note of its `info` says what is missing.
 
         Raises:
-            DataFileError: Missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
+            DataFileError: The file is missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         """
         connect = opening.salvage if salvage else opening.connect_existing
         return cls(path, connect(path), writable=False)
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """For the analyses' queries: all that was flushed can be read there."""
+        """For the queries of analyses: sees all flushed rows, packed ones too."""
         self._settle()
         return self._connection
 
     def _hold(self, connection: sqlite3.Connection) -> None:
-        """Use a connection until this is gone.
-
-        Of a cycle, the garbage collector may finalize the connection first, and Python 3.13 warns of one that nobody
-        closed; so it is held from outside. When the process ends, nobody asks for that any more, but for `__del__`.
-        """
+        """Use a connection, and close it when this object is collected."""
         self._connection = connection
+        # The finalizer keeps the connection alive. In a reference cycle, the garbage collector could finalize the
+        # connection first, and Python 3.13 warns about an unclosed one. At exit, `__del__` is enough.
         weakref.finalize(self, _close, connection, os.getpid()).atexit = False
 
     def __del__(self) -> None:
@@ -181,45 +178,46 @@ class DataFile:
         site: str,
         device: str,
     ) -> int:
-        """Number of a new context; the caller remembers it for the calls that share the context."""
+        """Row number of a new context; the caller remembers it for all calls that share the context."""
         return self._pending.context(op, inputs, dtypes, shapes, module, phase, site, device)
 
     def verdict_id(self, verdict: Verdict, missing_kernel: str = "") -> int:
-        """Number of a verdict.
+        """Row number of a verdict.
 
-        Numbers of verdicts without evidence stay good for the whole run; others should be used at once.
+        The number of a verdict without evidence is valid for the whole run. Other verdicts are deleted by folding once
+        no call refers to them: use their numbers at once.
         """
         return self._pending.verdict(verdict, missing_kernel)
 
     def add(self, row: Row) -> None:
-        """Record a call; `rows` says what the row holds."""
+        """Record a call; see `pending.Rows` for the columns."""
         self.rows.append(row)
         self.flush_at_times()
 
     def flush_at_times(self) -> None:
-        """Flush where many calls wait, or some for long."""
+        """Flush if `FLUSH_ROWS` calls wait, or the last flush was `FLUSH_S` ago."""
         if len(self.rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at >= FLUSH_S:
             self.flush()
 
     def add_diffs(self, seq: int, diffs: Iterable[TensorDiff]) -> None:
-        """Record how the tensors of call `seq` differed."""
+        """Record the differences of the tensors of call `seq`."""
         self._pending.diffs(seq, diffs)
 
     def add_capture(self, seq: int, file: str, n_bytes: int) -> None:
-        """Record that the inputs of call `seq` were kept, in a file of `tensors`."""
+        """Record that the inputs of call `seq` are in a file of the folder `tensors`."""
         self._waiting["capture"].append((seq, file, n_bytes))
 
     def drop_capture(self, file: str) -> None:
-        """Record that the inputs in a file of `tensors` are there no more."""
+        """Record that a file of the folder `tensors` was deleted."""
         self._waiting["capture gone"].append((file,))
 
     def add_region(self, op: str, backend: str, n_operators: int, site: str) -> None:
-        """Record what is known of a compiled region: its backend, its size, its first line."""
+        """Record a compiled region: its backend, its size, its first line."""
         self._pending.region(op, backend, n_operators, site)
 
     @property
     def tensors(self) -> Path:
-        """Folder of captured inputs; that of a run in memory is gone with it."""
+        """Folder of captured inputs; for a run in memory, a temporary folder."""
         if self.path is not None:
             return folder_of(self.path)
         if self._folder is None:
@@ -227,7 +225,7 @@ class DataFile:
         return self._folder
 
     def add_skipped(self, counts: Mapping[tuple[str, str, str], int]) -> None:
-        """Add to the numbers of calls that were skipped on purpose, by (op, device, reason)."""
+        """Add numbers of skipped calls, by (op, device, reason)."""
         self._pending.skipped(counts)
 
     def add_step(self, step: int, started_s: float, wall_s: float) -> None:
@@ -236,7 +234,7 @@ class DataFile:
 
     @property
     def info(self) -> RunInfo:
-        """What the run is, as of the last `update_info` or as the file tells."""
+        """Description of the run, from the last `update_info` or from the file."""
         if self._info is not None:
             return self._info
         row = next(self.query("select value from meta where key = 'info'"), None)
@@ -254,19 +252,19 @@ class DataFile:
 
     @property
     def block(self) -> int:
-        """How many numbers of calls each of its runs has: ``seq // block`` is the number of a call's run."""
+        """Call numbers of each run: ``seq // block`` is the number of the run of a call."""
         return block_of(self.sources)
 
     @property
     def version(self) -> tuple[int, int]:
-        """Other than before once calls were written, by this process or another; reading again is worth it only then.
+        """Changes whenever calls were written, by this process or another: caches of readers are valid until then.
 
-        What `update_info` writes does not count: a comparison that is still there does so before each part of a report.
+        Writes of `update_info` do not count: a live comparison does one before each part of a report.
         """
         return self._n_changes, next(self.query("pragma data_version"))[0]
 
     def update_info(self, info: RunInfo) -> None:
-        """Replace the run's information; in a file that is appended to, earlier times are added."""
+        """Replace the description of the run; in a file that is appended to, earlier times are added."""
         with self._lock:
             wall, own, behind = self._earlier_s
             self._info = dataclasses.replace(
@@ -275,10 +273,10 @@ class DataFile:
             self._waiting["meta"].append(("info", encode_info(self._info)))
 
     def flush(self) -> None:
-        """Write what waits. Never raises: see `failure`."""
+        """Write all rows that wait. Never raises: see `failure`."""
         if not self._writable:
             return
-        if self._pid != os.getpid():  # a forked worker must not write to its parent's file
+        if self._pid != os.getpid():  # a forked child must not write the file of its parent
             self._drop()
             return
         with self._lock:
@@ -291,7 +289,7 @@ class DataFile:
             self._n_changes += bool(self.rows) or any(rows for name, rows in self._waiting.items() if name != "meta")
             try:
                 n_rows = self._pending.write(self._connection, self._packed)
-            except Exception as error:  # whatever it is, the program goes on
+            except Exception as error:  # no failure of the recording may end the user's program
                 self._give_up(error)
                 return
             self.n_records += n_rows
@@ -299,12 +297,13 @@ class DataFile:
                 self._fold(self._bound)
 
     def close(self) -> None:
-        """Flush, and mark the run as complete. What was recorded can still be read."""
+        """Flush, and mark the run as complete. The records can still be read."""
         if not self._writable or self._pid != os.getpid():
             return
         if self._info is not None:
             self._info = dataclasses.replace(self._info, complete=True)
             self._waiting["meta"].append(("info", encode_info(self._info)))
+        # A reader may hold the lock. This is the last write, so it is retried for longer than during the run.
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.flush()
         while self._waiting["meta"] and not self.failure and time.monotonic() < deadline:
@@ -313,22 +312,22 @@ class DataFile:
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Let no transaction be open meanwhile: a forked child that inherited one would roll it back."""
+        """Hold the lock, so that no transaction is open: a forked child that inherits one would roll it back."""
         with self._lock:
             yield
 
     def move(self, path: Path) -> None:
-        """Go on under another name; a data file of that name is replaced.
+        """Rename the data file while recording; a data file of the new name is replaced.
 
         Raises:
-            DataFileError: It cannot be written. Recording goes on under the old name.
+            DataFileError: The new name cannot be written. Recording continues under the old name.
         """
         if self.path is None:
             return
         opening.check_writable(path)
         with self._lock:
             self.flush()
-            self._connection.close()  # its journal would have the old name
+            self._connection.close()  # an open connection would give its journal the old name
             try:
                 opening.move(self.path, path)
                 self._move_tensors(path)
@@ -351,13 +350,13 @@ class DataFile:
 
     def _move_tensors(self, path: Path) -> None:
         clear(path)
-        with contextlib.suppress(OSError):  # what was captured is then lost, and the program goes on
+        with contextlib.suppress(OSError):  # captured inputs are then lost, but recording continues
             self.tensors.rename(folder_of(path))
 
     def _give_up(self, error: Exception) -> None:
         locked = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
         if locked and len(self.rows) < MAX_WAITING_ROWS:
-            # A reader holds the file: all is kept, and the program does not wait at every call.
+            # A reader holds the lock: keep the rows, and do not let the program wait for the lock at every flush.
             self._retry_at = time.monotonic() + LOCKED_RETRY_S
             return
         self.failure = f"{error} (after {self.n_records} calls)"
@@ -365,9 +364,10 @@ class DataFile:
         self._leave_reason()
 
     def _leave_reason(self) -> None:
-        """Write the reason over what the file has of the run: that takes no room, nor does a journal in memory."""
+        """Write the reason of a failure into the run's notes."""
         if self._info is None or self.path is None:
             return
+        # On a full disk, an update in place takes no space, and a journal in memory takes none either.
         info = dataclasses.replace(self._info, notes=(*self._info.notes, f"{ENDED_EARLY}{self.failure}"))
         with contextlib.suppress(sqlite3.Error, OSError):
             self._connection.execute("pragma journal_mode = memory")
@@ -376,7 +376,7 @@ class DataFile:
     def _drop(self) -> None:
         self.n_records += self._pending.drop()
 
-    def _fold(self, bound: Bound) -> None:
+    def _fold(self, bound: RetentionLimit) -> None:
         try:
             bound.fold(self._connection, self._pending.newest_verdict - FLUSH_ROWS, self._packed)
         except sqlite3.Error as error:
@@ -385,7 +385,7 @@ class DataFile:
         self._pending.forget_verdicts()
 
     def _settle(self) -> None:
-        """Put the calls of a run in memory where they can be read; nearly all of most runs are never asked for."""
+        """Move packed calls of a run in memory into the database, where queries see them."""
         with self._lock:
             if self._packed is None or self._bound is None or not len(self._packed):
                 return
@@ -395,11 +395,11 @@ class DataFile:
                 self._give_up(error)
 
     def _continue(self) -> None:
-        """Take up the numbering of a file that is appended to."""
+        """Continue the numbering of a file that is appended to."""
         earlier = self.info
         self._earlier_s = (earlier.wall_s, earlier.own_s, earlier.behind_s)
         known = {"op": "select name, id from op", "site": "select text, id from site"}
-        self._pending.go_on(
+        self._pending.continue_from(
             {table: dict(self.query(sql)) for table, sql in known.items()},
             {table: self._greatest("id", table) for table in INTERNED},
         )
@@ -423,11 +423,11 @@ class DataFile:
 
     def _greatest(self, column: str, table: str) -> int:
         row = next(self.query(f"select coalesce(max({column}), -1) from {table}"))  # noqa: S608 - names from above
-        if row[0] > MOST:
+        if row[0] > MOST:  # numbers of further rows would not be exact in float64
             raise opening.corrupt(self.path, ValueError(f"the greatest {column} of {table} is {row[0]}"))
         return int(row[0])
 
 
 def _close(connection: sqlite3.Connection, pid: int) -> None:
-    if pid == os.getpid():  # else it is that of the process that this one was forked from
+    if pid == os.getpid():  # SQLite connections must not be used, not even closed, in a forked child
         connection.close()

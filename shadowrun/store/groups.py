@@ -1,7 +1,9 @@
 """Calls grouped by (context, outcome): the one grouping from which every table is made.
 
-A `Group` is either computed from the rows of ``call`` and ``diff`` or read from ``folded``, where a
-run in memory keeps the sums of matches that it let go. Both look alike, so that analyses stay exact.
+A `Group` is computed from the rows of ``call`` and ``diff``, or read from ``folded``, where a run in memory keeps the
+sums of the matches that it dropped. Both kinds are merged into one list, so that analyses stay exact.
+
+`scan` is the one pass over all calls; the medians of the analyses come from it too.
 """
 
 from __future__ import annotations
@@ -10,18 +12,114 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.store.scanning import PIECE, scan
-from shadowrun.store.schema import POSITIONS, SEVERITY, number
+from shadowrun.store.schema import SEVERITY
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Query = Callable[..., Iterable[tuple[Any, ...]]]
+    Key = tuple[int, int, int]
+    Observe = Callable[[int, list[float], list[float]], None]
     from collections.abc import Iterable, Iterator
 
     from shadowrun.store.datafile import DataFile
-    from shadowrun.store.scanning import Key, Observe, Query
 
-__all__ = ["Group", "compute", "merge", "read_folded", "read_groups"]
+__all__ = ["PIECE", "Group", "Sums", "compute", "merge", "read_folded", "read_groups", "scan"]
 
-# A combined file has a block of numbers for each of its runs: dividing by its length tells the run.
+
+PIECE = 20_000
+"""Rows fetched at once: neither memory nor the lock on the file is held for a whole pass."""
+
+_CALLS = f"""
+select seq, step, context_id, outcome_id, ref_ns / 1000.0, target_ns / 1000.0
+from call join verdict on verdict.id = verdict_id
+where seq > ? and seq < ? and {{where}} order by seq limit {PIECE}
+"""  # noqa: S608 - no value from outside enters it
+
+
+class Sums:
+    """Number of calls and sums of their times; unmeasured times are left out."""
+
+    __slots__ = (
+        "first_seq",
+        "first_step",
+        "n",
+        "n_ref",
+        "n_target",
+        "ref_us_min",
+        "ref_us_total",
+        "target_us_min",
+        "target_us_total",
+    )
+
+    def __init__(self, first_seq: int, first_step: int) -> None:
+        self.first_seq = first_seq
+        self.first_step = first_step
+        self.n = self.n_ref = self.n_target = 0
+        self.ref_us_total = self.target_us_total = 0.0
+        self.ref_us_min = self.target_us_min = -1.0
+
+    def add(self, n: int, refs: list[float], targets: list[float]) -> None:
+        """Add the times of `n` calls."""
+        self.n += n
+        if refs:
+            least = min(refs)
+            self.ref_us_min = least if self.n_ref == 0 else min(self.ref_us_min, least)
+            self.n_ref += len(refs)
+            self.ref_us_total += sum(refs)
+        if targets:
+            least = min(targets)
+            self.target_us_min = least if self.n_target == 0 else min(self.target_us_min, least)
+            self.n_target += len(targets)
+            self.target_us_total += sum(targets)
+
+
+def scan(query: Query, block: int, where: str = "1", observe: Observe | None = None) -> dict[Key, Sums]:
+    """Sums over the calls of each context and outcome, and of each run in a combined file.
+
+    Args:
+        query: Runs SQL.
+        block: Length of the block of numbers that each run of a combined file has.
+        where: Condition on calls.
+        observe: Called with a context and times of some of its calls, on reference and target.
+    """
+    # Summed in Python: `group by` in SQL would sort all calls first, and takes three times as long.
+    found: dict[Key, Sums] = {}
+    last = -1
+    while rows := list(query(_CALLS.format(where=where), (last, (last + 1) // block * block + block))):
+        last = rows[-1][0]
+        _add_piece(found, rows, last // block, observe)
+        if len(rows) < PIECE:
+            # The next call may belong to another run: skip the gap between their blocks of numbers.
+            following = next(iter(query("select min(seq) from call where seq > ?", (last,))))[0]
+            if following is None:
+                break
+            last = following - 1
+    return found
+
+
+def _add_piece(found: dict[Key, Sums], rows: list[tuple[Any, ...]], source: int, observe: Observe | None) -> None:
+    pieces: dict[tuple[int, int], tuple[list[float | None], list[float | None]]] = {}
+    for seq, step, context, outcome, ref_us, target_us in rows:
+        piece = pieces.get((context, outcome))
+        if piece is None:
+            piece = pieces[context, outcome] = ([], [])
+            if (context, outcome, source) not in found:
+                found[context, outcome, source] = Sums(seq, step)
+        piece[0].append(ref_us)
+        piece[1].append(target_us)
+    for (context, outcome), (refs, targets) in pieces.items():
+        measured = _measured(refs), _measured(targets)
+        found[context, outcome, source].add(len(refs), *measured)
+        if observe is not None:
+            observe(context, *measured)
+
+
+def _measured(times: list[float | None]) -> list[float]:
+    return [us for us in times if us is not None]
+
+
+# A combined file has a block of call numbers for each run: `seq / block` is the number of the run.
 _FROM_FOLDED = """
 select context_id, outcome_id, first_seq / {block}, n, first_seq, first_step, n_ref, ref_us_total, ref_us_min,
     n_target, target_us_total, target_us_min, max_abs, max_rel, max_ulp, remaining_bits, n_mismatched,
@@ -29,14 +127,11 @@ select context_id, outcome_id, first_seq / {block}, n, first_seq, first_step, n_
 from folded
 """
 
-# Differences stand first: where few calls differ, only those are looked at.
-_OF_CALLS = (
-    f"from packed_diff cross join call on call.seq = packed_diff.id / {POSITIONS} "
-    "join verdict on verdict.id = verdict_id"
-)
+# `cross join` fixes the join order: `diff` first, since most files have few rows there and many in `call`.
+_OF_CALLS = "from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id"
 
 _FROM_DIFFS = f"""
-select context_id, outcome_id, call.seq / {{block}}, max({number("max_abs")}), max({number("max_rel")}), max(max_ulp),
+select context_id, outcome_id, call.seq / {{block}}, max(max_abs), max(max_rel), max(max_ulp),
     coalesce(min(case when remaining_bits >= 0 then remaining_bits end), -1),
     sum(n_mismatched), sum(n_nan), sum(n_inf)
 {_OF_CALLS}
@@ -50,9 +145,9 @@ where (drift_rel is not null or drift_abs is not null) and {where} group by 1, 2
 """
 
 _SEVERITIES = f"""
-select context_id, outcome_id, call.seq / {{block}}, call.seq, packed_diff.id, {SEVERITY}
+select context_id, outcome_id, call.seq / {{block}}, call.seq, position, {SEVERITY}
 {_OF_CALLS}
-where packed_diff.id > ? and {{where}} order by packed_diff.id limit {PIECE}
+where (diff.seq, position) > (?, ?) and {{where}} order by diff.seq, position limit {PIECE}
 """
 
 _NO_DIFF = (0.0, 0.0, 0, -1, 0, 0, 0)
@@ -60,10 +155,10 @@ _NO_DIFF = (0.0, 0.0, 0, -1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sums over the calls of one context that had one outcome; -1 where nothing was measured.
+    """Sums over the calls of one context that had one outcome; -1 stands for not measured.
 
     Attributes:
-        sources: Numbers of the runs that they are from; (0,) in the file of one run.
+        sources: Numbers of the runs that the calls are from; (0,) in the file of one run.
     """
 
     context_id: int
@@ -95,7 +190,7 @@ def read_groups(data: DataFile, observe: Observe | None = None) -> list[Group]:
     """All groups of a data file, in the order of their first call.
 
     Args:
-        data: Where from.
+        data: Data file to read.
         observe: Called with a context and times of some of its calls; see `scan`.
     """
     live = compute(data.query, data.block, observe=observe)
@@ -137,14 +232,14 @@ def merge(groups: Iterable[Group]) -> list[Group]:
 def _worst(query: Query, sql: str) -> dict[Key, tuple[float, int]]:
     """Greatest severity of each group, and the first call that has it."""
     worst: dict[Key, tuple[float, int]] = {}
-    last = -1
-    while rows := list(query(sql, (last,))):
+    last = (-1, 0)
+    while rows := list(query(sql, last)):
         for context, outcome, source, seq, _, severity in rows:
             key = context, outcome, source
             seen = worst.get(key)
             if seen is None or severity > seen[0]:
                 worst[key] = severity, seq
-        last = rows[-1][4]
+        last = rows[-1][3:5]
     return worst
 
 

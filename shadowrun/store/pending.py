@@ -1,40 +1,172 @@
-"""Rows on their way to a data file: each text and form gets its number once, and all that waits is written at once."""
+"""Rows that wait for the next flush to a data file.
+
+`Rows` buffers calls as packed float64 numbers, `Pending` buffers the rows of all other tables. Each text, form, outcome
+and verdict is interned: it gets a row number once. One flush is one transaction.
+"""
 
 from __future__ import annotations
 
 import itertools
+import struct
 import threading
-from math import isnan
-from operator import attrgetter
+from operator import attrgetter, index
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.store.codec import encode_diff, encode_float, encode_form, storable
-from shadowrun.store.rows import Rows, unpacked
+from shadowrun.native import core
+from shadowrun.store.codec import DIFF_PLACEHOLDERS, encode_diff, encode_float, encode_form, storable
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
-    from shadowrun.store.codec import PackedDiff
-    from shadowrun.store.packed import Packed
-    from shadowrun.store.rows import Numbers
+    from shadowrun.store.packed_rows import Packed
+
+    Row = tuple[int, int, int, int, float, float, float, float]
+    Numbers = tuple[float, float, float, float, float, float, float, float]
+    from collections.abc import Mapping
+
+    import numpy as np
+    import numpy.typing as npt
+
+    Calls = npt.NDArray[np.float64]
+    import sqlite3
+
     from shadowrun.types import Phase, TensorDiff, TensorMeta, Verdict
+
+__all__ = [
+    "INSERT_CALLS",
+    "INTERNED",
+    "MOST",
+    "Pending",
+    "PythonRows",
+    "Rows",
+    "unpacked",
+]
+
+
+_VERDICT = attrgetter("status", "cause", "explanation", "evidence", "confidence")
+
+
+# Packed at once: eight Python objects per call would cost more time and memory than the rest of a row.
+_ROW = struct.Struct("8d")  # whole numbers are exact up to 2^53
+_pack = _ROW.pack
+
+MOST = 2**52
+"""Greatest first number of a run: from here to 2^53, all whole numbers are exact in float64."""
+
+
+class PythonRows:
+    """Rows of eight numbers (float64, 64 bytes) each; native/row_buffer.c has the same in C.
+
+    Safe for several writers: `add` and `append` are atomic. Only one thread at a time may call `head` and `drop`; the
+    rows that `head` returned stay at the front until `drop`.
+
+    A row: (seq, step, context_id, verdict_id, ref_us, target_us, drift_abs, drift_rel); times in microseconds, -1 for
+    what was not measured.
+
+    Attributes:
+        last_step: Step of the last row that `add` added; -1 before the first.
+        next_seq: Returns the next call number; atomic.
+    """
+
+    __slots__ = ("_add", "_rows", "_step", "last_step", "next_seq")
+
+    next_seq: Callable[[], int]
+
+    def __init__(self) -> None:
+        self._rows: list[bytes] = []
+        self._add = self._rows.append
+        self.start(0, 0)
+
+    def start(self, seq: int, step: int) -> None:
+        """Set the first call number and the current step."""
+        first, self.step = index(seq), step
+        self.last_step = -1
+        # The bound method of a C iterator is atomic under the GIL and takes no Python frame.
+        self.next_seq = itertools.count(first).__next__
+
+    @property
+    def step(self) -> int:
+        """Step of the rows that `add` adds from now on."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = index(step)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(
+        self,
+        seq: int,
+        context: int,
+        verdict: int,
+        ref_us: float,
+        target_us: float,
+        drift_abs: float = -1.0,
+        drift_rel: float = -1.0,
+        /,
+    ) -> None:
+        """Add a row of the current step.
+
+        Raises:
+            TypeError, OverflowError: A value is not a number, or is too large for a float.
+        """
+        step = self._step
+        try:
+            self._add(_pack(seq, step, context, verdict, ref_us, target_us, drift_abs, drift_rel))
+        except struct.error as error:
+            raise TypeError(f"rows hold numbers: {error}") from None
+        self.last_step = step
+
+    def append(self, row: Iterable[float], /) -> None:
+        """Add a row of any step.
+
+        Raises:
+            TypeError, OverflowError: The row does not have eight items, or one is no float64 number.
+        """
+        try:
+            self._add(_pack(*row))
+        except struct.error as error:
+            raise TypeError(f"a row has eight numbers: {error}") from None
+
+    def head(self, n: int, /) -> bytes:
+        """The `n` oldest rows as bytes, or all if there are fewer; see `unpacked`."""
+        return b"".join(self._rows[: max(n, 0)])
+
+    def drop(self, n: int, /) -> None:
+        """Forget the `n` oldest rows, or all if there are fewer."""
+        del self._rows[: max(n, 0)]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._rows.clear()
+
+
+if TYPE_CHECKING:
+    Rows = PythonRows
+else:
+    Rows = PythonRows if core is None else core.RowBuffer
+
+
+def unpacked(rows: bytes) -> Iterator[Numbers]:
+    """The bytes that `Rows.head` returned, as rows of numbers."""
+    return _ROW.iter_unpack(rows)
+
 
 # Hashing and comparing a dataclass calls Python; what these return is a tuple.
 _FORM = attrgetter("dtype", "shape", "stride", "device", "layout")
-_VERDICT = attrgetter("status", "cause", "explanation", "evidence", "confidence")
 
-__all__ = ["INSERT_CALLS", "INTERNED", "Pending", "encode_row"]
 
 MAX_REMEMBERED = 100_000
-"""Rows of one table remembered for interning. Evidence, explanations and shapes may be new at every call, and memory
-must not grow with the calls: past it, all are forgotten, and equal rows may get a second number."""
+"""Most rows of one table that are remembered for interning. Evidence, explanations and shapes may be new at every call,
+and memory must stay bounded: above the limit all are forgotten, and equal rows may get a second number."""
 
 INTERNED = ("op", "site", "form", "tensor", "outcome", "verdict", "context")
 """Tables whose rows have numbers that other rows refer to."""
 
 _UNIQUE = ("op", "site")
-"""Tables that must hold each text once; they grow with the program, not with its calls."""
+"""Tables that hold each text once (``unique``). Never forgotten: they grow with the program, not with its calls."""
 
 _INSERTS = {
     "op": "insert into op values (?, ?)",
@@ -44,7 +176,7 @@ _INSERTS = {
     "context": "insert into context values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "outcome": "insert into outcome values (?, ?, ?, ?, ?)",
     "verdict": "insert into verdict values (?, ?, ?, ?)",
-    "packed_diff": f"insert into packed_diff values ({', '.join('?' * 20)})",  # noqa: S608
+    "diff": f"insert into diff values ({DIFF_PLACEHOLDERS})",  # noqa: S608
     "capture": "insert into capture values (?, ?, ?)",
     "capture gone": "delete from capture where file = ?",
     "region": "insert or ignore into region values (?, ?, ?, ?)",
@@ -54,17 +186,18 @@ _INSERTS = {
     "meta": "insert or replace into meta values (?, ?)",
 }
 _NS = "cast(nullif(?, -1.0) * 1000.0 + 0.5 as integer)"  # times come as nanoseconds / 1000: exact
-INSERT_CALLS = f"insert into call values (?, ?, ?, ?, {_NS}, {_NS}, nullif(?, -1.0), nullif(?, -1.0))"  # noqa: S608
-"""From a row as `Rows` has it. SQLite makes whole numbers of those of its columns of whole numbers."""
+_DRIFT = "nullif(coalesce(?, 'nan'), -1.0)"  # SQLite binds NaN as NULL
+INSERT_CALLS = f"insert into call values (?, ?, ?, ?, {_NS}, {_NS}, {_DRIFT}, {_DRIFT})"  # noqa: S608
+"""Inserts a row of `Rows`. The type affinity of the integer columns turns its float64 numbers back into integers."""
 
 
 class Pending:
-    """What waits to be written.
+    """Rows that wait to be written, and the row numbers given so far.
 
     Attributes:
         rows: Calls.
         tables: Rows of all other tables.
-        newest_verdict: Number that was given last.
+        newest_verdict: The last verdict number given.
     """
 
     def __init__(self) -> None:
@@ -75,12 +208,12 @@ class Pending:
         self._ids: dict[str, dict[Any, int]] = {name: {} for name in INTERNED}
         self._next_id = {name: itertools.count(1) for name in INTERNED}
 
-    def go_on(self, known: Mapping[str, Mapping[str, int]], greatest: Mapping[str, int]) -> None:
-        """Take up the numbering of an existing file.
+    def continue_from(self, known: Mapping[str, Mapping[str, int]], greatest: Mapping[str, int]) -> None:
+        """Continue the numbering of an existing file.
 
         Args:
-            known: Table to text to number, of those tables that hold one text only.
-            greatest: Table to the greatest number in it.
+            known: Table to text to row number, for the tables of unique texts.
+            greatest: Table to the greatest row number in it.
         """
         for table, numbers in known.items():
             self._ids[table] = dict(numbers)
@@ -110,6 +243,7 @@ class Pending:
     def verdict(self, verdict: Verdict, missing_kernel: str) -> int:
         """Number of a verdict."""
         key = (*_VERDICT(verdict), missing_kernel)
+        # Once without the lock: a `dict.get` is atomic, and most calls have a verdict that is known already.
         number = self._ids["verdict"].get(key)
         if number is not None:
             return number
@@ -122,16 +256,16 @@ class Pending:
             return number
 
     def forget_verdicts(self) -> None:
-        """Give verdicts new numbers from now on: old ones may have left the file."""
+        """Give all verdicts new numbers from now on: folding may have deleted the old rows."""
         self._ids["verdict"].clear()
 
     def diffs(self, seq: int, diffs: Iterable[TensorDiff]) -> None:
-        """Add how the tensors of call `seq` differed."""
+        """Add the differences of the tensors of call `seq`."""
         for position, diff in enumerate(diffs):
-            self.tables["packed_diff"].append(encode_diff(seq, position, self._tensor(diff), diff))
+            self.tables["diff"].append(encode_diff(seq, position, self._tensor(diff), diff))
 
     def region(self, op: str, backend: str, n_operators: int, site: str) -> None:
-        """Add what is known of a compiled region."""
+        """Add the description of a compiled region."""
         with self._lock:
             self.tables["region"].append((self._intern("op", op), backend, n_operators, site))
 
@@ -143,16 +277,17 @@ class Pending:
             )
 
     def write(self, connection: sqlite3.Connection, packed: Packed | None = None) -> int:
-        """Write what waits in one transaction, and forget it; returns the number of calls.
+        """Write all rows in one transaction, and forget them; returns the number of calls.
 
         Args:
-            connection: Where to.
-            packed: Where calls go instead.
+            connection: The database.
+            packed: Takes the calls instead of the database, if given.
 
         Raises:
-            sqlite3.Error, OSError, OverflowError: It could not be written, and waits still.
+            sqlite3.Error, OSError, OverflowError: The write failed; all rows wait for the next one.
         """
-        # Calls are cut off first: what they refer to was put into its list before them.
+        # Other threads add rows during the write. The calls are counted first: the context and the verdict of a call
+        # are always added before the call, so that no written call refers to a row that is not written.
         n_rows = len(self.rows)
         lengths = {table: len(rows) for table, rows in self.tables.items() if rows}
         calls = self.rows.head(n_rows)
@@ -160,27 +295,35 @@ class Pending:
             calls_in_table = b"" if packed is not None else calls
             try:
                 self._insert(connection, lengths, calls_in_table)
-            except UnicodeEncodeError:  # so rare that nothing looks for it before
-                self._insert(connection, lengths, calls_in_table, odd=True)
+            except UnicodeEncodeError:  # a lone surrogate in a name: too rare for a check of every text
+                self._insert(connection, lengths, calls_in_table, escape=True)
         if packed is not None:
             packed.add(calls)
+        # Dropped only after the commit: a failed transaction is tried again with the same rows.
         self.rows.drop(n_rows)
         for table, n in lengths.items():
             del self.tables[table][:n]
         return n_rows
 
     def _insert(
-        self, connection: sqlite3.Connection, lengths: Mapping[str, int], calls: bytes, *, odd: bool = False
+        self, connection: sqlite3.Connection, lengths: Mapping[str, int], calls: bytes, *, escape: bool = False
     ) -> None:
-        """Insert the first rows of tables, so many of each, and calls, all or nothing; `odd` if a text is not UTF-8."""
+        """Insert calls, and the first `lengths[table]` rows of each table, in one transaction.
+
+        Args:
+            connection: The database.
+            lengths: Table to number of rows.
+            calls: Packed calls.
+            escape: Escape characters that are not valid in UTF-8.
+        """
+        # `immediate` takes the write lock here, so that a busy reader makes this statement fail and not the commit.
         connection.execute("begin immediate")
         try:
             for table, n in lengths.items():
                 rows = self.tables[table][:n]
-                rows = _packed(rows) if table == "packed_diff" else rows
-                connection.executemany(_INSERTS[table], [tuple(map(storable, row)) for row in rows] if odd else rows)
+                connection.executemany(_INSERTS[table], [tuple(map(storable, row)) for row in rows] if escape else rows)
             if calls:
-                connection.executemany(INSERT_CALLS, _encoded(calls))
+                connection.executemany(INSERT_CALLS, unpacked(calls))
             connection.execute("commit")
         except BaseException:
             if connection.in_transaction:
@@ -188,7 +331,7 @@ class Pending:
             raise
 
     def drop(self) -> int:
-        """Forget what waits; returns the number of calls."""
+        """Forget all rows that wait; returns the number of calls."""
         n_rows = len(self.rows)
         self.rows.clear()
         for rows in self.tables.values():
@@ -196,7 +339,7 @@ class Pending:
         return n_rows
 
     def _number(self, table: str, key: Any) -> int:
-        """A new number, which is remembered."""
+        """Give `key` the next row number, and remember it."""
         ids = self._ids[table]
         if len(ids) >= MAX_REMEMBERED and table not in _UNIQUE:
             ids.clear()
@@ -206,6 +349,7 @@ class Pending:
     def _intern(self, table: str, value: Any) -> int:
         number = self._ids[table].get(value)
         if number is None and table in _UNIQUE:
+            # Two texts may be equal once escaped, and the column is unique.
             value = storable(value)
             number = self._ids[table].get(value)
         if number is None:
@@ -235,23 +379,3 @@ class Pending:
                     number = self._number("form", meta)
                     self.tables["form"].append((number, *encode_form(meta)))
         return number
-
-
-def _packed(rows: list[PackedDiff]) -> list[tuple[Any, ...]]:
-    from shadowrun.store.fractions import encode_numbers  # imports numpy, which no reader needs
-
-    return encode_numbers(rows)
-
-
-def _encoded(calls: bytes) -> Iterable[tuple[Any, ...]]:
-    """Rows as they are stored. To look at each takes a tenth of the time of writing, so all are looked at at once."""
-    numbers, rows = memoryview(calls).cast("d"), unpacked(calls)
-    return map(encode_row, rows) if isnan(sum(numbers[6::8]) + sum(numbers[7::8])) else rows
-
-
-def encode_row(row: Numbers) -> tuple[Any, ...]:
-    """A call's row as it is stored."""
-    drift_abs, drift_rel = row[6], row[7]
-    if drift_abs == drift_abs and drift_rel == drift_rel:  # noqa: PLR0124 - the fastest NaN test
-        return row
-    return (*row[:6], encode_float(drift_abs), encode_float(drift_rel))

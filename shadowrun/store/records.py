@@ -1,4 +1,4 @@
-"""`OpRecord` objects from a data file, in call order and a piece at a time."""
+"""Reads `OpRecord` objects from a data file, in call order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.store.codec import decode_float, diff_from_row
-from shadowrun.store.schema import POSITIONS, number
+from shadowrun.store.codec import STORED_DIFF, decode_float, diff_from_row
 from shadowrun.types import Cause, OpCall, OpRecord, Phase, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["REGION", "first_mismatch", "read_diffs", "read_records"]
 
 REGION = "compiled::"
-"""Compiled regions are recorded like operators of this name space."""
+"""Namespace of compiled regions, which are recorded like operators."""
 
 PIECE = 1000
 
@@ -41,14 +40,11 @@ _DIFFS = f"""
 with wanted (seq) as (values {{numbers}})
 select wanted.seq, name,
     a.dtype, a.shape, a.stride, a.device, a.layout, e.dtype, e.shape, e.stride, e.device, e.layout,
-    n_elements, n_different, n_mismatched, {number("max_abs")}, {number("max_rel")}, {number("rmse")}, max_ulp,
-    remaining_bits, n_nan, n_inf, n_zero_sign, n_subnormal, worst_index, {number("worst_actual")},
-    {number("worst_expected")}, coalesce({number("excess_actual")}, -1), coalesce({number("excess_expected")}, -1),
-    detail, n_from_zero
+    n_elements, {STORED_DIFF}
 from wanted
-cross join packed_diff as d on d.id >= wanted.seq * {POSITIONS} and d.id < (wanted.seq + 1) * {POSITIONS}
+cross join diff on diff.seq = wanted.seq
 join tensor on tensor.id = tensor_id join form a on a.id = actual_id join form e on e.id = expected_id
-order by wanted.seq, d.id
+order by wanted.seq, position
 """  # noqa: S608 - no value from outside enters it
 
 
@@ -63,20 +59,19 @@ def read_records(
 ) -> Iterator[OpRecord]:
     """Records in call order; in a combined file, run after run.
 
-    Fetched a thousand at a time, so that a slow reader holds neither memory nor the file's lock.
-
     Args:
-        data: Where from.
+        data: Data file to read.
         op: Glob pattern of operators.
         status: One status or several.
         step: Training step.
         module: Glob pattern of module paths.
-        seq: Number of the one call wanted.
+        seq: Number of a single call.
     """
     conditions, values = _conditions(data, op, status, step, module, seq)
     ranks = [source.info.rank for source in data.sources] or [data.info.rank]
     block = data.block
     last = -1
+    # In pieces: a slow consumer of this generator holds neither memory nor the lock on the file.
     while rows := list(data.query(_RECORDS.format(conditions=conditions), (last, *values, PIECE))):
         diffs = read_diffs(data, [row[0] for row in rows])
         for row in rows:
@@ -85,11 +80,11 @@ def read_records(
 
 
 def first_mismatch(data: DataFile, excused: Collection[int] = ()) -> OpRecord | None:
-    """The first call that mismatched; in a combined file, of the run that was the first to come to it.
+    """The first call that mismatched; in a combined file, the earliest of all runs, by step and call.
 
     Args:
-        data: Where from.
-        excused: Numbers of contexts whose mismatches are known.
+        data: Data file to read.
+        excused: Numbers of contexts whose mismatches are known issues.
     """
     if not data.sources and not excused:
         return next(read_records(data, status=Status.MISMATCH), None)
@@ -99,7 +94,7 @@ def first_mismatch(data: DataFile, excused: Collection[int] = ()) -> OpRecord | 
 
 
 def read_diffs(data: DataFile, numbers: Iterable[int]) -> dict[int, list[TensorDiff]]:
-    """Diffs of the calls of these numbers."""
+    """Differences of the calls with these numbers."""
     wanted = ", ".join(f"({number})" for number in numbers)
     found: dict[int, list[TensorDiff]] = {}
     for seq, *rest in data.query(_DIFFS.format(numbers=wanted)) if wanted else ():

@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
 
-if TYPE_CHECKING:
-    from shadowrun.types import TensorDiff
+from shadowrun.types import TensorDiff
 
-__all__ = ["APPLICATION_ID", "POSITIONS", "SCHEMA", "SCHEMA_VERSION", "SEVERITY", "number", "severity"]
+__all__ = [
+    "APPLICATION_ID",
+    "DIFF_COLUMNS",
+    "DIFF_COLUMNS_SINCE",
+    "POSITIONS",
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "SEVERITY",
+    "severity",
+]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
 
 APPLICATION_ID = 0x53484452
-"""``SHDR``, kept in ``PRAGMA application_id``: tells our files from other SQLite databases."""
+"""``SHDR``, kept in ``PRAGMA application_id``: marks a SQLite database as a data file of shadowrun."""
 
 POSITIONS = 65536
-"""Numbers of differences that a call has; its first is ``seq * POSITIONS``."""
+"""Most tensors that one call may return or mutate."""
+
+_IN_TABLE_TENSOR = ("name", "actual", "expected", "n_elements")
+
+DIFF_COLUMNS = {f.name: str(f.type) for f in dataclasses.fields(TensorDiff) if f.name not in _IN_TABLE_TENSOR}
+"""Columns of ``diff`` with a figure of `TensorDiff`, and the annotations of the fields."""
+
+DIFF_COLUMNS_SINCE = {"n_from_zero": 2}
+"""Schemas that added a column to ``diff``. Of an older file, the column reads -1: not known."""
+
+_SQL_TYPES = {
+    "Count": "integer not null",
+    "UnknownOrCount": "integer not null",
+    "UlpDistance": "integer not null",
+    "float": "real not null",
+    "SignedFloat": "not null",  # a column of type REAL would lose the sign of -0.0
+    "Excess": "real",
+    "str": "text not null",
+    "tuple[int, ...]": "",
+}
+_NOTES = {
+    "worst_index": "-- place in row-major order; a JSON list where there is none; NULL: not known",
+    "excess_actual": "-- NULL: the float64 reference was not computed",
+    "n_from_zero": "-- 0 on the reference, finite and not 0 on the target; -1: not counted",
+}
 
 
-def number(column: str) -> str:
-    """SQL for the value of a column of `packed_diff` that holds a fraction as a whole number.
-
-    ``p / 2^s`` is kept as ``128 p + s``: what comes from 16- or 32-bit floats takes half the room of a REAL so, often a
-    quarter. Dividing by a power of two is exact; it is done in two halves since a whole number has 63 bits.
-    """
-    c = column
-    return (
-        f"case typeof({c}) when 'integer' then ({c} >> 7) * 1.0 / (1 << min({c} & 127, 62)) "
-        f"/ (1 << max(({c} & 127) - 62, 0)) else {c} end"
-    )
+def _diff_columns() -> str:
+    """The lines of ``create table diff`` for `DIFF_COLUMNS`."""
+    lines = (f"    {name} {_SQL_TYPES[kind]}".rstrip() + "," for name, kind in DIFF_COLUMNS.items())
+    notes = (_NOTES.get(name, "") for name in DIFF_COLUMNS)
+    return "\n".join(f"{line:<31} {note}".rstrip() for line, note in zip(lines, notes, strict=True))
 
 
 SCHEMA = f"""\
@@ -42,9 +68,10 @@ SCHEMA = f"""\
 --   4  table region: graphs that torch.compile made
 --   5  smaller: call has whole nanoseconds, and NULL for what was not measured; tables tensor and packed_diff,
 --      of which diff is a view now; diff.worst_index is the place in row-major order
+--   6  diff is a table again, and its numbers are kept as they are: packed_diff is gone
 --
--- NaN is stored as the text 'nan' (SQLite would make it NULL); infinities are stored as they are. -1 means: not
--- measured, but in call, where NULL does.
+-- NaN is stored as the text 'nan' (SQLite would make it NULL); infinities are stored as they are. What was not
+-- measured is -1; in call and in diff.excess_*, NULL.
 
 create table meta (             -- one row each for: info (a RunInfo as JSON)
     key text primary key,
@@ -123,48 +150,13 @@ create table tensor (           -- what can differ
     n_elements integer not null
 );
 
--- Columns without a type hold p / 2^s as the integer 128 p + s, or a REAL: the view diff shows what they mean.
-create table packed_diff (
-    id integer primary key,     -- call.seq * {POSITIONS} + position
+create table diff (             -- one row for each returned or mutated tensor that differed
+    seq integer not null,       -- call.seq
+    position integer not null,  -- of the tensor among those of the call that differed
     tensor_id integer not null references tensor (id),
-    n_different integer not null,
-    n_mismatched integer not null,
-    remaining_bits integer not null,
-    n_nan integer not null,
-    n_inf integer not null,
-    n_zero_sign integer not null,
-    n_subnormal integer not null,
-    n_from_zero integer not null,
-    max_ulp integer not null,
-    worst_index,
-    detail text not null,
-    max_abs not null,
-    max_rel not null,
-    rmse not null,
-    worst_actual not null,
-    worst_expected not null,
-    excess_actual,              -- NULL: the oracle was not asked
-    excess_expected
-);
-
-create view diff as             -- one row for each returned or mutated tensor that differed
-select
-    packed_diff.id as id,
-    packed_diff.id / {POSITIONS} as seq,  -- call.seq
-    packed_diff.id % {POSITIONS} as position,
-    name, actual_id, expected_id, n_elements, n_different, n_mismatched,
-    {number("max_abs")} as max_abs,
-    {number("max_rel")} as max_rel,
-    {number("rmse")} as rmse,
-    max_ulp, remaining_bits, n_nan, n_inf, n_zero_sign, n_subnormal,
-    worst_index,                -- place in row-major order; a JSON list where there is none; NULL: not known
-    {number("worst_actual")} as worst_actual,
-    {number("worst_expected")} as worst_expected,
-    coalesce({number("excess_actual")}, -1) as excess_actual,
-    coalesce({number("excess_expected")}, -1) as excess_expected,
-    detail,
-    n_from_zero                 -- 0 on the reference, finite and not 0 on the target; -1: not counted
-from packed_diff join tensor on tensor.id = tensor_id;
+{_diff_columns()}
+    primary key (seq, position)
+) without rowid;
 
 create table capture (          -- calls whose inputs were kept, in the folder <name of this file>.tensors
     seq integer primary key,    -- call.seq
@@ -220,20 +212,19 @@ create table step (             -- training steps
     wall_s real not null,
     primary key (source_id, step)
 ) without rowid;
-"""  # noqa: S608 - no value from outside enters it
+"""
 
-SEVERITY = f"""(
+SEVERITY = """(
     case when n_nan + n_inf > 0 then 3e6 when detail <> '' then 2e6 else 0 end
     + case when n_mismatched > 0 then 1e6 else 0 end
-    + min(max(coalesce({number("excess_actual")}, 0), 0), 1e5) + 0.5 * min({number("max_rel")}, 1)
+    + min(max(coalesce(excess_actual, 0), 0), 1e5) + 0.5 * min(max_rel, 1)
 )"""
-"""How bad a `packed_diff` row is, for choosing the worst: class differences (NaN, Inf), then form, then
-elements beyond rounding, by how far beyond. SQL, because the worst of a million rows is chosen there;
-text ('nan') counts as greater than any number."""
+"""Rank of a row of ``diff`` for choosing the worst: NaN and Inf first, then form, then elements beyond rounding error,
+by their excess. In SQL, which chooses the worst of a million rows; a text ('nan') is greater than any number there."""
 
 
 def severity(diff: TensorDiff) -> float:
-    """The same of one difference, for who has to know before it is written."""
+    """`SEVERITY` of one difference, before it is written."""
     excess = 1e5 if diff.excess_actual != diff.excess_actual else min(max(diff.excess_actual, 0.0), 1e5)
     relative = 1.0 if diff.max_rel != diff.max_rel else min(diff.max_rel, 1.0)
     form = 3e6 if diff.n_nan + diff.n_inf > 0 else 2e6 if diff.detail else 0.0

@@ -1,4 +1,4 @@
-"""The runs that a combined file is made of, and how they are named."""
+"""The runs in a combined file, their blocks of call numbers, and their names in reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.store.codec import decode_info
-from shadowrun.store.schema import POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,8 +21,7 @@ MAX_NAMED = 3
 
 _GREATEST = (
     "select max(seq) from call where seq >= ? and seq < ?",
-    # Past 63 bits, SQLite goes on with floats, which is exact enough for "no end".
-    f"select max(id) / {POSITIONS} from packed_diff where id >= ? * {POSITIONS} and id < ? * {POSITIONS}",  # noqa: S608
+    "select max(seq) from diff where seq >= ? and seq < ?",
     "select max(worst_seq) from folded where worst_seq >= ? and worst_seq < ?",
     "select max(first_seq) from folded where first_seq >= ? and first_seq < ?",
 )
@@ -36,8 +34,8 @@ class SourceRun:
     Attributes:
         number: From 0.
         file: Name of the data file that it was read from.
-        info: What it was, with its own fingerprints.
-        first_seq: Added to the numbers of its calls: its call 17 is call ``first_seq + 17`` of the combined file.
+        info: Description of the run, with its fingerprints.
+        first_seq: Added to its call numbers: its call 17 is call ``first_seq + 17`` of the combined file.
     """
 
     number: int
@@ -55,25 +53,25 @@ def read_sources(data: DataFile) -> tuple[SourceRun, ...]:
 
 
 def block_of(sources: Sequence[SourceRun]) -> int:
-    """How many numbers of calls each run of a combined file has been given."""
+    """Call numbers that each run of a combined file has."""
     return sources[1].first_seq if len(sources) > 1 else ONE_RUN
 
 
 def greatest_seq(data: DataFile, first: int, block: int) -> int:
-    """Greatest number of a call of the run whose block of numbers begins at `first`, counted from there."""
+    """Greatest call number in the block that begins at `first`, counted from there."""
     found = [next(data.query(sql, (first, first + block)))[0] for sql in _GREATEST]
     return max((number for number in found if number is not None), default=first) - first
 
 
 def are_ranks(sources: Sequence[SourceRun]) -> bool:
-    """Whether the runs are ranks of one distributed run, each there once."""
+    """Whether the runs are different ranks of one distributed run."""
     ranks = {source.info.rank for source in sources}
     worlds = {source.info.world_size for source in sources}
     return len(worlds) == 1 and max(worlds) > 1 and len(ranks) == len(sources)
 
 
 def name_runs(sources: Sequence[SourceRun], numbers: Iterable[int]) -> str:
-    """``ranks 0-63`` or ``rank 17 only``, by file where the runs are no ranks; empty for the file of one run."""
+    """``ranks 0-63`` or ``rank 17 only``; file names if the runs are not ranks; empty for the file of one run."""
     seen = sorted(set(numbers))
     if not sources or not seen:
         return ""

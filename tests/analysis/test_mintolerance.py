@@ -11,11 +11,11 @@ import torch
 
 import shadowrun
 from shadowrun.analysis import MinTolerance
-from shadowrun.replay.judge import Judge
+from shadowrun.judge.judge import Judge
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Phase, RunInfo, Status
-from tests.replay.conftest import make_case
+from tests.case_kit import make_case
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from torch import nn
 import shadowrun
 from shadowrun import UsageError
 from shadowrun.cli.main import main
-from shadowrun.sweep.opinfo import operators_called
+from shadowrun.studies.sweep.opinfo import operators_called
 
 SCRIPT = """
 import torch

@@ -15,9 +15,9 @@ import torch
 
 import shadowrun
 from shadowrun import UsageError, report
-from shadowrun.analysis import words
+from shadowrun.analysis import wording
 from shadowrun.cli.main import main
-from shadowrun.repro import making
+from shadowrun.repro import script
 
 NAN = float("nan")
 
@@ -40,11 +40,11 @@ def untried(monkeypatch):
     """Scripts are written, not run."""
     tried = []
 
-    def run(path, _):
+    def run(path, *_):
         tried.append(path)
         return subprocess.CompletedProcess(str(path), 1, "as it should", "")
 
-    monkeypatch.setattr(making, "run_script", run)
+    monkeypatch.setattr(script, "run_script", run)
     return tried
 
 
@@ -197,7 +197,7 @@ def test_a_call_that_was_not_kept(products, capsys):
     ],
 )
 def test_commands(data, command):
-    assert words.command("repro", data, "--finding", "1") == command
+    assert wording.shell_command("repro", data, "--finding", "1") == command
 
 
 @pytest.mark.parametrize("wanted", ["0", "4", "aten::nothing", ""])
@@ -279,13 +279,13 @@ def test_lost_inputs(recorded, capsys):
     for path in Path(".shadowrun.tensors").iterdir():
         path.unlink()
     assert main(["repro", "--finding", "1"]) == 2
-    assert "are gone: keep the folder '.shadowrun.tensors' beside the data file" in capsys.readouterr().out
+    assert "are gone: keep the folder '.shadowrun.tensors' next to the data file" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
-        ("update capture set file = '../.shadowrun.tensors/0.pt'", "is no name of captured inputs"),
+        ("update capture set file = '../.shadowrun.tensors/0.pt'", "is not a name of captured inputs"),
         ("update op set name = 'aten::from_file' where name = 'aten::cumsum'", "are those of aten::cumsum"),
     ],
 )
@@ -325,7 +325,7 @@ def test_a_call_that_is_right_here_is_said_to_be(recorded, clean_sim, monkeypatc
     """As on a device whose driver was mended meanwhile."""
     facts = json.loads(next(shadowrun.load(".shadowrun")._data.query("select value from meta where key = 'info'"))[0])
     edit_info(target_fingerprint=facts["target_fingerprint"] | {"simulated_flaws": []})
-    monkeypatch.setattr(making, "run_script", lambda path, _: subprocess.CompletedProcess(str(path), 0, "", ""))
+    monkeypatch.setattr(script, "run_script", lambda path, *_: subprocess.CompletedProcess(str(path), 0, "", ""))
     run = shadowrun.load(".shadowrun")
     for finding in run.findings():
         made = run.repro(finding, f"here/{finding.kind}")

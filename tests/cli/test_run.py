@@ -350,9 +350,9 @@ def test_a_data_file_that_cannot_be_made_ends_in_one_line(program, capsys):
 
 
 def test_a_second_run_into_one_file_tells_where_it_went(program, capsys):
-    from shadowrun.store.claim import Claim
+    from shadowrun.store.lock import FileLock
 
-    held = Claim(Path(".shadowrun"))
+    held = FileLock(Path(".shadowrun"))
     try:
         assert compare(program(TRAIN)) == 0
     finally:

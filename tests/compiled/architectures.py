@@ -75,7 +75,7 @@ class HandedBack(logging.Handler):
 def check(name, backend):
     """One row."""
     import shadowrun
-    from shadowrun.compiled.rounding import Draws, Redrawn
+    from shadowrun.compiled.rounding import RandomRecorder, RandomResults
 
     began = time.process_time(), time.perf_counter()
     train = backend not in OTHERS
@@ -88,10 +88,11 @@ def check(name, backend):
         batch.pop("labels", None)
     if not train and name in ("t5", "whisper"):
         batch["decoder_input_ids"] = torch.randint(3, 99, (2, 8))
-    draws = Draws()
-    with Redrawn(draws), torch.set_grad_enabled(train):
+    draws = RandomResults()
+    with RandomRecorder(draws), torch.set_grad_enabled(train):
         model(**batch)
-    report = shadowrun.compile_check(model, backend=called, train=train, tell=handed_back.tell, **options, **batch)
+    options = {**options, "on_progress": handed_back.tell}
+    report = shadowrun.compile_check(model, backend=called, train=train, **options, **batch)
     print(report, file=sys.stderr)
     culprit = next((c for r in report.regions if r.localised for c in r.localised.culprits), None)
     errors = (culprit and culprit.errors) or report.errors

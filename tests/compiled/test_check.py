@@ -7,7 +7,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 import shadowrun
-from shadowrun.compiled.outcome import Outcome
+from shadowrun.compiled.outcome import RegionOutcome
 from tests.compiled import models, planted
 
 
@@ -30,7 +30,7 @@ def test_a_right_backend_is_ok_and_leaves_no_trace(name):
     stream = torch.get_rng_state()
     report = shadowrun.compile_check(model, x, backend="aot_eager")
     assert report.ok
-    assert regions(report) == {"graph 0 forward": Outcome.OK, "graph 0 backward": Outcome.OK}
+    assert regions(report) == {"graph 0 forward": RegionOutcome.OK, "graph 0 backward": RegionOutcome.OK}
     assert report.verdict.cause is None  # bit by bit
     assert not report.ladder
     assert "equal bit by bit" in report.summary()
@@ -44,15 +44,15 @@ def test_a_fault_is_found_in_program_and_graph_and_placed_on_a_stage():
     fault = planted.FAULTS["tanh a little too small"]
     told = []
     backend = planted.compiler(fault)
-    report = shadowrun.compile_check(model, x, backend=backend, tell=lambda *what: told.append(what))
-    assert report.outcome is Outcome.MISMATCH
+    report = shadowrun.compile_check(model, x, backend=backend, on_progress=lambda *what: told.append(what))
+    assert report.outcome is RegionOutcome.MISMATCH
     assert not report.ok
     assert report.verdict.status is shadowrun.Status.MISMATCH
     assert [c.op for c in report.regions[0].localised.culprits] == ["aten.tanh.default"] * 2
-    assert regions(report)["graph 0 backward"] is Outcome.OK
+    assert regions(report)["graph 0 backward"] is RegionOutcome.OK
     stages = {s.name: s.outcome for s in report.ladder}
-    assert stages["aot_eager"] is stages["eager"] is Outcome.OK
-    assert list(stages.values())[-1] is Outcome.MISMATCH
+    assert stages["aot_eager"] is stages["eager"] is RegionOutcome.OK
+    assert list(stages.values())[-1] is RegionOutcome.MISMATCH
     text = report.summary()
     assert "wrong: aten.tanh.default (tanh), alone" in text
     assert list(report.seconds) == ["the whole program", "each graph", "search", "stages"]
@@ -64,14 +64,14 @@ def test_a_fault_is_found_in_program_and_graph_and_placed_on_a_stage():
 def test_only_the_forward_pass():
     model, x = models.make("gated")
     report = shadowrun.compile_check(model, x, backend="aot_eager", train=False)
-    assert regions(report) == {"graph 0 forward": Outcome.OK}
+    assert regions(report) == {"graph 0 forward": RegionOutcome.OK}
 
 
 def test_buffers_that_are_wrong_are_seen():
     model, x = models.make("perceptron")
     backend = planted.compiler(planted.FAULTS["another momentum in batch norm"])
     report = shadowrun.compile_check(model, x, backend=backend, ladder=False)
-    assert report.outcome is Outcome.MISMATCH
+    assert report.outcome is RegionOutcome.MISMATCH
     assert "norm.running" in report.verdict.evidence
 
 
@@ -80,10 +80,10 @@ def test_a_compile_error_names_its_class():
         raise NotImplementedError("no such kernel")
 
     report = shadowrun.compile_check(torch.sin, torch.ones(3), backend=broken)
-    assert report.outcome is Outcome.COMPILE_ERROR
+    assert report.outcome is RegionOutcome.COMPILE_ERROR
     assert report.error == "NotImplementedError: no such kernel"
-    assert regions(report) == {"graph 0 forward": Outcome.COMPILE_ERROR}
-    assert [s.outcome for s in report.ladder] == [Outcome.OK] * 3 + [Outcome.COMPILE_ERROR]
+    assert regions(report) == {"graph 0 forward": RegionOutcome.COMPILE_ERROR}
+    assert [s.outcome for s in report.ladder] == [RegionOutcome.OK] * 3 + [RegionOutcome.COMPILE_ERROR]
 
 
 def refusing(op, stage):
@@ -110,9 +110,9 @@ def test_the_node_that_fails_is_named(stage):
     model, x = models.make("transformer")
     op = torch.ops.aten.gelu_backward.default
     report = shadowrun.compile_check(model, x, backend=refusing(op, stage), ladder=False)
-    assert report.outcome is {"compile": Outcome.COMPILE_ERROR, "runtime": Outcome.RUNTIME_ERROR}[stage]
+    assert report.outcome is {"compile": RegionOutcome.COMPILE_ERROR, "runtime": RegionOutcome.RUNTIME_ERROR}[stage]
     forward, backward = report.regions
-    assert forward.outcome is Outcome.OK
+    assert forward.outcome is RegionOutcome.OK
     (culprit,) = backward.localised.culprits
     assert (culprit.op, culprit.module, culprit.how) == ("aten.gelu_backward.default", "blocks.1", "alone")
     assert backward.localised.n_compiled <= 9
@@ -130,9 +130,9 @@ def test_a_backend_that_is_wrong_on_dynamos_own_graphs_only():
 
     model, x = models.make("transformer")
     report = shadowrun.compile_check(model.eval(), x, backend=backend, train=False, ladder=False)
-    assert report.outcome is Outcome.MISMATCH
+    assert report.outcome is RegionOutcome.MISMATCH
     plain, own = report.regions
-    assert (plain.outcome, own.outcome) == (Outcome.OK, Outcome.MISMATCH)
+    assert (plain.outcome, own.outcome) == (RegionOutcome.OK, RegionOutcome.MISMATCH)
     assert own.name == "graph 0 as Dynamo made it"
     assert [(c.op, c.module) for c in own.localised.culprits] == [("gelu", "blocks.0"), ("gelu", "blocks.1")]
 
@@ -145,7 +145,7 @@ def test_a_runtime_error_is_told_from_it():
         return run
 
     report = shadowrun.compile_check(torch.sin, torch.ones(3), backend=broken, ladder=False)
-    assert report.outcome is Outcome.RUNTIME_ERROR
+    assert report.outcome is RegionOutcome.RUNTIME_ERROR
     assert report.regions[0].error == "ValueError: bad launch"
 
 
@@ -157,7 +157,7 @@ def other_layout(x):
 def test_a_view_of_what_is_laid_out_otherwise_once_decomposed_is_no_error():
     report = shadowrun.compile_check(other_layout, torch.randn(2, 4, 2, 3), backend="aot_eager_decomp_partition")
     assert report.ok, report.summary()
-    assert set(regions(report).values()) == {Outcome.OK}
+    assert set(regions(report).values()) == {RegionOutcome.OK}
 
 
 def test_a_graph_that_fails_by_itself_only_is_unverified():
@@ -174,7 +174,7 @@ def test_a_graph_that_fails_by_itself_only_is_unverified():
 
     report = shadowrun.compile_check(torch.sin, torch.ones(3), backend=backend, ladder=False)
     assert report.ok
-    assert set(regions(report).values()) == {Outcome.UNVERIFIED}
+    assert set(regions(report).values()) == {RegionOutcome.UNVERIFIED}
     assert "does not compile by itself" in report.summary()
     assert "RuntimeError: only once" in report.summary()
 
@@ -206,9 +206,13 @@ def test_what_is_not_known_to_be_right_comes_before_what_is_slow():
     report = shadowrun.compile_check(function, torch.ones(64), backend=draws_otherwise, ladder=False)
     assert sum(report.graph_breaks.values()) >= 1
     assert not report.failed
-    assert report.outcome is Outcome.UNVERIFIED
-    order = list(Outcome)
-    assert order.index(Outcome.UNVERIFIED) < order.index(Outcome.RECOMPILE_STORM) < order.index(Outcome.SLOWER)
+    assert report.outcome is RegionOutcome.UNVERIFIED
+    order = list(RegionOutcome)
+    assert (
+        order.index(RegionOutcome.UNVERIFIED)
+        < order.index(RegionOutcome.RECOMPILE_STORM)
+        < order.index(RegionOutcome.SLOWER)
+    )
 
 
 def test_graph_breaks_are_counted():
@@ -219,7 +223,7 @@ def test_graph_breaks_are_counted():
     assert set(regions(report)) == {"graph 0 forward", "graph 1 forward"}
     assert "graph break" in report.summary()
     whole = shadowrun.compile_check(broken_in_two, torch.ones(3), backend="aot_eager", fullgraph=True, ladder=False)
-    assert whole.outcome is Outcome.COMPILE_ERROR
+    assert whole.outcome is RegionOutcome.COMPILE_ERROR
 
 
 def test_a_recompile_storm():
@@ -264,13 +268,13 @@ def test_other_draws_are_no_false_alarm_and_hide_no_fault():
     report = shadowrun.compile_check(
         model, x, backend="aot_eager_decomp_partition"
     )  # decomposed, dropout draws otherwise
-    assert report.outcome is Outcome.UNVERIFIED
+    assert report.outcome is RegionOutcome.UNVERIFIED
     forward = report.regions[0]
-    assert forward.outcome is Outcome.UNVERIFIED
+    assert forward.outcome is RegionOutcome.UNVERIFIED
     assert forward.verdict.cause is shadowrun.Cause.RANDOMNESS
     fault = planted.FAULTS["relu lets negatives through"]
     report = shadowrun.compile_check(model, x, backend=planted.compiler(fault, planted.OTHER_DRAWS), ladder=False)
-    assert report.outcome is Outcome.MISMATCH
+    assert report.outcome is RegionOutcome.MISMATCH
     assert [c.op for c in report.regions[0].localised.culprits] == ["aten.relu.default"]
 
 
@@ -289,7 +293,7 @@ def test_an_update_that_is_wrong_is_seen():
         return x.sum()
 
     report = shadowrun.compile_check(update, torch.rand(4), backend=planted.compiler(wrong), train=False, ladder=False)
-    assert report.outcome is Outcome.MISMATCH
+    assert report.outcome is RegionOutcome.MISMATCH
     assert state.sum() == 0
 
 
@@ -362,7 +366,7 @@ def test_inductor_is_right(monkeypatch, tmp_path):
     model, x = models.make("perceptron")
     report = shadowrun.compile_check(model, x)
     assert report.ok, report.summary()
-    assert all(r.outcome is Outcome.OK for r in report.regions)
+    assert all(r.outcome is RegionOutcome.OK for r in report.regions)
 
 
 @pytest.mark.slow
@@ -370,7 +374,7 @@ def test_inductors_own_planted_fault_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model, x = models.make("perceptron")
     report = shadowrun.compile_check(model, x, options={"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}, ladder=False)
-    assert report.outcome is Outcome.MISMATCH
+    assert report.outcome is RegionOutcome.MISMATCH
     (culprit,) = report.regions[0].localised.culprits
     assert culprit.op == "aten.relu.default"
 
@@ -384,7 +388,7 @@ def test_a_dropout_with_another_scale_is_found_whatever_it_draws():
     model, x = models.make("perceptron")
     fault = planted.fault("", "", torch.ops.aten.native_dropout.default, other_scale, "")
     report = shadowrun.compile_check(model, x, backend=planted.compiler(fault), ladder=False)
-    assert report.outcome is Outcome.MISMATCH
+    assert report.outcome is RegionOutcome.MISMATCH
     (culprit,) = report.regions[0].localised.culprits
     assert (culprit.op, culprit.module) == ("aten.native_dropout.default", "drop")
     assert culprit.how == "in the elements that it kept"

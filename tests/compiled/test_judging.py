@@ -7,14 +7,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from shadowrun import Status
 from shadowrun.compiled.graph import Graph
 from shadowrun.compiled.judging import judge
-from shadowrun.compiled.rounding import Draws
+from shadowrun.compiled.rounding import RandomResults
 from shadowrun.compiled.snapshot import Snapshot
 
 
 def verdict(function, inputs, change):
     """The verdict on results of a function that were changed."""
     graph = Graph(make_fx(function)(*inputs))
-    snapshot, draws = Snapshot.take(inputs), Draws()
+    snapshot, draws = Snapshot.take(inputs), RandomResults()
     names, expected = graph.eager(snapshot.fresh(), draws)
     return judge(names, change(*expected), expected, graph.runs(snapshot, draws))[0]
 

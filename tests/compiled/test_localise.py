@@ -88,7 +88,7 @@ def test_a_fault_that_needs_its_neighbours_is_found_by_bisection(regions):
     region = check(regions("gated")["forward"], compiler)
     assert region.worst.verdict.status is Status.MISMATCH
     told = []
-    found = localise(region, region.worst, compiler, tell=lambda what, done, of: told.append((what, done, of)))
+    found = localise(region, region.worst, compiler, on_progress=lambda what, done, of: told.append((what, done, of)))
     (culprit,) = found.culprits
     assert culprit.op == "aten.add.Tensor"
     assert culprit.how in (WITHIN, TOGETHER)

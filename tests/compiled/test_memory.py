@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from shadowrun.compiled.memory import peak_on_cpu
+from shadowrun.compiled.full_program import peak_on_cpu
 
 MIB = 2**20
 

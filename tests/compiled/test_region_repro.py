@@ -13,10 +13,11 @@ from torch import fx
 import shadowrun
 from shadowrun import DataFileError, UsageError
 from shadowrun.cli.main import main
-from shadowrun.compiled import draws, graphtext, repro
+from shadowrun.compiled import graph_text, inductor_rng
 from shadowrun.compiled.captured import CapturedRegion
-from shadowrun.compiled.how import How
-from shadowrun.store import tensors
+from shadowrun.compiled.compile_spec import CompileSpec
+from shadowrun.repro import script as scripting
+from shadowrun.store import captured_inputs
 from shadowrun.types import Allowed
 from tests.compiled import faulty, models, planted, regions
 from tests.ground_truth.scripts import Scripts
@@ -36,7 +37,7 @@ def scripts():
 @pytest.fixture(autouse=True)
 def quick(scripts, monkeypatch, fresh_dynamo, one_thread):
     """Scripts are run in forked processes."""
-    monkeypatch.setattr(repro, "run_script", lambda path, _: again(scripts, path))
+    monkeypatch.setattr(scripting, "run_script", lambda path, *_: again(scripts, path))
 
 
 def again(scripts, path, **environment):
@@ -62,8 +63,8 @@ def n_elements(made):
 
 def kept(run):
     """What is kept of the one finding of a run."""
-    name = tensors.captured_calls(run._data)[only(run).captured][2]
-    return CapturedRegion.read(tensors.load(run._data.tensors, name), Allowed(modules=True))
+    name = captured_inputs.captured_calls(run._data)[only(run).captured][2]
+    return CapturedRegion.read(captured_inputs.load(run._data.tensors, name), Allowed(modules=True))
 
 
 def test_the_command_writes_it_and_the_script_runs_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
@@ -146,7 +147,7 @@ def test_an_input_that_is_written_to_is_kept_as_it_was_before(tmp_path, monkeypa
         assert made.shows_fault is True, made
         assert again(scripts, made.script, FAULT="").returncode == 0
     text = made.script.read_text(encoding="utf-8")
-    assert "inputs[k] for k in (0,)" in text
+    assert "inputs[k] for k in [0]" in text
     assert "result 1" in made.said  # the buffer
 
 
@@ -197,8 +198,8 @@ def test_what_inductor_draws_becomes_an_input(tmp_path):
     results = []
 
     def without_relu(x):
-        seed = draws._seeds(2, torch.device("cpu"))[1]
-        results[:] = (x * (draws._random(x.shape, seed, "rand") > 0.5), seed)
+        seed = inductor_rng._seeds(2, torch.device("cpu"))[1]
+        results[:] = (x * (inductor_rng._random(x.shape, seed, "rand") > 0.5), seed)
         return tuple(results)
 
     x = torch.randn(40)
@@ -207,7 +208,7 @@ def test_what_inductor_draws_becomes_an_input(tmp_path):
         call()
     shown = kept(run)
     assert len(shown.inputs) == 3
-    assert not any(map(draws.is_drawn, shown.module.graph.nodes))
+    assert not any(map(inductor_rng.is_random_node, shown.module.graph.nodes))
     torch.rand(7)
     out, seed = shown.module(*shown.inputs)
     assert torch.equal(out, results[0].relu())
@@ -260,8 +261,10 @@ def test_a_backend_that_is_not_here(tmp_path, monkeypatch):
     model, x = models.make("gated")
     with compare(tmp_path) as run:
         torch.compile(model, backend=faulty.tanh_is_wrong)(x)
-    read = How.from_text
-    monkeypatch.setattr(How, "from_text", lambda text: read(text.replace("tests.compiled.faulty", "no_such_module")))
+    read = CompileSpec.from_text
+    monkeypatch.setattr(
+        CompileSpec, "from_text", lambda text: read(text.replace("tests.compiled.faulty", "no_such_module"))
+    )
     made = run.repro(only(run), tmp_path / "a")
     assert made.shows_fault is None
     assert "No module named 'no_such_module'; put the folder of no_such_module on PYTHONPATH" in made.notes[0]
@@ -278,7 +281,7 @@ def test_a_graph_is_the_same_after_it_was_text():
     module = fx.symbolic_trace(function)
     for node in module.graph.nodes:
         node.meta["place"] = ("a.py:1 in f", "layers.0")
-    again = graphtext.from_text(graphtext.to_text(module))
+    again = graph_text.from_text(graph_text.to_text(module))
     assert again.code == module.code
     assert {tuple(n.meta["place"]) for n in again.graph.nodes} == {("a.py:1 in f", "layers.0")}
     x = torch.rand(3, 4)
@@ -290,8 +293,8 @@ def test_a_graph_is_the_same_after_it_was_text():
 def test_a_graph_that_calls_something_else_is_not_kept(target):
     graph = fx.Graph()
     graph.output((graph.call_function(target, (graph.placeholder("x"),)),))
-    with pytest.raises(tensors.Unkeepable, match="a call of"):
-        graphtext.to_text(fx.GraphModule(torch.nn.Module(), graph))
+    with pytest.raises(captured_inputs.Unkeepable, match="a call of"):
+        graph_text.to_text(fx.GraphModule(torch.nn.Module(), graph))
 
 
 @pytest.mark.parametrize(
@@ -312,29 +315,31 @@ def test_a_graph_that_calls_something_else_is_not_kept(target):
 )
 def test_text_of_others_does_not_become_code(node):
     with pytest.raises((ValueError, UsageError)):
-        graphtext.from_text(json.dumps([node]))
+        graph_text.from_text(json.dumps([node]))
 
 
 @pytest.mark.parametrize(
     "change", [{"module": "os; import x"}, {"name": "a as b"}, {"options": {"a": [1]}}, {"mode": 1}]
 )
 def test_a_backend_of_others_does_not_become_code(change):
-    how = How.of(faulty.tanh_is_wrong, None, {"a": 1}, None, None)
-    assert How.from_text(how.text()) == how
+    how = CompileSpec.of(faulty.tanh_is_wrong, None, {"a": 1}, None, None)
+    assert CompileSpec.from_text(how.text()) == how
     if "mode" in change:
-        assert How.from_text(json.dumps(json.loads(how.text()) | change)).mode == "1"
+        assert CompileSpec.from_text(json.dumps(json.loads(how.text()) | change)).mode == "1"
         return
     with pytest.raises(ValueError, match=r".+"):
-        How.from_text(json.dumps(json.loads(how.text()) | change))
+        CompileSpec.from_text(json.dumps(json.loads(how.text()) | change))
 
 
 def test_a_data_file_that_was_changed(tmp_path):
     model, x = models.make("gated")
     with compare(tmp_path) as run:
         torch.compile(model, backend=faulty.tanh_is_wrong)(x)
-    name = tensors.captured_calls(run._data)[only(run).captured][2]
-    call = tensors.load(run._data.tensors, name)
+    name = captured_inputs.captured_calls(run._data)[only(run).captured][2]
+    call = captured_inputs.load(run._data.tensors, name)
     for changed in ({"graph": "[]"}, {"how": "{}"}, {"graph": "import os"}, {"devices": ["cpu"]}):
-        tensors.save(run._data.tensors, name, tensors.Captured(call.op, call.args, call.kwargs | changed))
+        captured_inputs.save(
+            run._data.tensors, name, captured_inputs.Captured(call.op, call.args, call.kwargs | changed)
+        )
         with pytest.raises(DataFileError, match="hold no graph of its own"):
             run.repro(only(run), tmp_path / "a")

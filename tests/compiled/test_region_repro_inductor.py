@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import shadowrun
-from shadowrun.compiled import repro
+from shadowrun.repro import script
 from tests.compiled import inductor_faulty
 from tests.compiled.regions import compare
 
@@ -48,7 +48,7 @@ def run_script(path, fault=None):
     ("fault", "phase", "op"), [("relu", "forward", "aten.relu.default"), ("where", "backward", "aten.where.self")]
 )
 def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monkeypatch, fault, phase, op):
-    monkeypatch.setattr(repro, "run_script", lambda path, _: run_script(path, fault))
+    monkeypatch.setattr(script, "run_script", lambda path, *_: run_script(path, fault))
     model, x, file = Dropped(), torch.randn(4, 6), tmp_path / "run.shadowrun"
     with inductor_faulty.planted(fault):
         with compare(file=file):

@@ -12,7 +12,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch.nn import functional as F
 
 from shadowrun import Status
-from shadowrun.compiled import draws, torchregions
+from shadowrun.compiled import inductor_rng, torchregions
 from tests.compiled.models import make
 from tests.compiled.regions import CODE, compare
 
@@ -100,19 +100,19 @@ def test_draws_buffers_and_graph_breaks_match_and_nothing_is_compiled_anew():
     assert torch.equal(after_draw, again_draw)
     assert n_frames() == inside
     # The masks are the very ones: with others, this would be found.
-    original = draws.philox
-    draws.philox = lambda seed, n: original(seed + 1, n)
+    original = inductor_rng.philox
+    inductor_rng.philox = lambda seed, n: original(seed + 1, n)
     try:
         with compare() as other:
             compiled(x).backward()
     finally:
-        draws.philox = original
+        inductor_rng.philox = original
     assert dict(statuses(other))["forward"] is MISMATCH
 
 
 def test_philox_is_that_of_the_paper():
     # Known answer of Random123 for philox4x32-10 with key and counter 0 (kat_vectors).
-    assert [int(w[0]) for w in draws.philox(0, 1)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert [int(w[0]) for w in inductor_rng.philox(0, 1)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 class Small(nn.Module):

@@ -10,10 +10,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 from shadowrun import Status
-from shadowrun.compiled.together import Together
+from shadowrun.compiled.dynamo_graph import DynamoGraphRun
 from tests.compiled.backends import opaque, split
 from tests.compiled.regions import compare
-from tests.compiled.test_together import other_joint_graph
+from tests.compiled.test_dynamo_graph import other_joint_graph
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 aten = torch.ops.aten
@@ -182,6 +182,6 @@ def test_a_mask_that_rounding_decides_is_known_to_be_one():
     graph.output((graph.call_function(F.dropout, (graph.placeholder("x"), 0.1, True)),))
     x, module = torch.ones(2, 2).bfloat16(), fx.GraphModule(nn.Module(), graph)
     for number, is_tie in ((0.5, False), (0.09995, True), (0.1003, True)):
-        whole = Together(module, [x])
+        whole = DynamoGraphRun(module, [x])
         assert whole.drawing([torch.tensor([[0.05, 0.7], [0.3, number]])])
         assert whole.has_ties is is_tie

@@ -93,9 +93,10 @@ def test_a_backend_without_a_name_of_its_own_is_refused(tmp_path):
 def test_the_graph_of_a_script_is_the_graph():
     """Constants become inputs, tuples keep the members that are used, infinities have their names."""
     from shadowrun.compiled.backend import CheckedBackend
-    from shadowrun.compiled.captured import closed
-    from shadowrun.compiled.how import How
-    from shadowrun.compiled.scripts import Script, write
+    from shadowrun.compiled.captured import constants_as_inputs
+    from shadowrun.compiled.compile_spec import CompileSpec
+    from shadowrun.compiled.repro import graph_fields
+    from shadowrun.repro.script import ScriptSpec, render
 
     checked = CheckedBackend(planted.compiler())
 
@@ -106,9 +107,10 @@ def test_the_graph_of_a_script_is_the_graph():
     torch.compile(function, backend=checked)(torch.randn(3, 2))
     (region,) = checked.regions
     case = region.worst
-    module, constants = closed(case.graph.module)
+    module, constants = constants_as_inputs(case.graph.module)
     given = [*case.snapshot.inputs, *constants]
-    text = write(Script("title", ["story"], module, How.of("eager", None, None, None, None)))
+    fields = graph_fields(module, CompileSpec.of("eager", None, None, None, None), (), raises=False)
+    text = render(ScriptSpec("graph", "title", ("story",), {}, **fields))
     body = text.split("SAVED = ")[0] + text[text.index("def graph(") : text.index("compiled = ")]
     names = {"__file__": __file__}
     exec(compile(body, "script", "exec"), names)

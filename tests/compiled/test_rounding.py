@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shadowrun.compiled.rounding import Draws, Widened, grouped_product
+from shadowrun.compiled.rounding import Float64Mode, RandomResults, grouped_product
 
 ENDS = torch.tensor([2, 2, 5, 8], dtype=torch.int32)  # the second group is empty
 
@@ -21,7 +21,7 @@ def test_grouped_products_are_torchs_own(a, b, ends):
     a, b = torch.randn(a), torch.randn(b)
     expected = torch._grouped_mm(a, b, offs=ends)
     torch.testing.assert_close(grouped_product(a, b, ends), expected)
-    with Widened(Draws()):
+    with Float64Mode(RandomResults()):
         wide = torch._grouped_mm(a, b, offs=ends)
     assert wide.dtype is torch.float64
     torch.testing.assert_close(wide.float(), expected)

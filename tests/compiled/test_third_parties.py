@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import shadowrun
-from shadowrun.compiled.outcome import Outcome
+from shadowrun.compiled.outcome import RegionOutcome
 from tests.compiled import models
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,7 +57,7 @@ def test_iree_is_right(turbine, name):
     report = shadowrun.compile_check(model.eval(), x, backend="turbine_cpu", train=False)
     assert report.ok, report.summary()
     assert report.verdict.status is shadowrun.Status.MATCH
-    assert [r.outcome for r in report.regions] == [Outcome.OK]
+    assert [r.outcome for r in report.regions] == [RegionOutcome.OK]
 
 
 def test_the_operator_that_iree_cannot_compile_is_named(turbine, tmp_path):
@@ -65,7 +65,7 @@ def test_the_operator_that_iree_cannot_compile_is_named(turbine, tmp_path):
         return torch.histc(x.exp(), 4, 0, 3).float() * 2
 
     report = shadowrun.compile_check(counted, torch.rand(16), backend="turbine_cpu", train=False, ladder=False)
-    assert report.outcome is Outcome.COMPILE_ERROR
+    assert report.outcome is RegionOutcome.COMPILE_ERROR
     assert report.error.startswith("RuntimeError: JIT compilation failed")
     (culprit,) = report.regions[0].localised.culprits
     assert (culprit.op, culprit.how) == ("aten.histc.default", "alone")
@@ -85,12 +85,12 @@ def test_openvino_is_right_in_float32(openvino):
 def test_openvino_computes_products_in_bfloat16_which_is_found_and_shown(openvino, tmp_path):
     model, x = layers()
     report = shadowrun.compile_check(model, x, backend="openvino", train=False)
-    assert report.outcome is Outcome.MISMATCH
+    assert report.outcome is RegionOutcome.MISMATCH
     culprits = report.regions[0].localised.culprits
     assert [(c.op, c.module) for c in culprits] == [("aten.addmm.default", "0"), ("aten.addmm.default", "2")]
     ours, eagers = culprits[0].errors.relative
     assert ours > 1e-4 > 1e-6 > eagers
-    assert [s.name for s in report.ladder if s.outcome is Outcome.MISMATCH] == ["openvino"]
+    assert [s.name for s in report.ladder if s.outcome is RegionOutcome.MISMATCH] == ["openvino"]
     (made,) = report.repro(tmp_path, time_limit_s=5)
     assert made.shows_fault, made
     assert "shadowrun" not in "".join(line for line in made.script.read_text().splitlines() if "import" in line)
@@ -100,5 +100,5 @@ def test_training_that_a_backend_cannot_do_is_an_error_of_its_own_class(turbine)
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     report = shadowrun.compile_check(model, torch.randn(2, 4), backend="turbine_cpu", ladder=False)
     if not report.ok:
-        assert report.outcome in (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR)
+        assert report.outcome in (RegionOutcome.COMPILE_ERROR, RegionOutcome.RUNTIME_ERROR)
         assert report.error.partition(":")[0].endswith("Error")

@@ -16,9 +16,8 @@ from pathlib import Path
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shadowrun
-from shadowrun import Cause
-from shadowrun.platforms import sim
-from shadowrun.platforms.sim import CATALOGUE
+from shadowrun import Cause, sim
+from shadowrun.sim import CATALOGUE
 from tests.ground_truth.kit import same
 from tests.ground_truth.possible import only_rounding
 from tests.ground_truth.programs import PROGRAMS

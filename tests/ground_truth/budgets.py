@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import shadowrun
-from shadowrun import Cause
-from shadowrun.platforms import sim
-from shadowrun.platforms.sim import CATALOGUE
+from shadowrun import Cause, sim
+from shadowrun.sim import CATALOGUE
 from tests.ground_truth.benchmark import Bench, quietly
 from tests.ground_truth.programs import PROGRAMS
 from tests.ground_truth.scoring import WRONG

@@ -19,12 +19,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shadowrun.replay.judge import Judge
-from shadowrun.sweep import opinfo
-from shadowrun.sweep.inputs import Sample, copied
+from shadowrun.judge.judge import Judge
+from shadowrun.studies.sweep import opinfo
+from shadowrun.studies.sweep.inputs import Sample, copied
 from shadowrun.types import Cause, Status
+from tests.case_kit import make_case
 from tests.ground_truth.short_dtypes import SHORT, rounded_once
-from tests.replay.conftest import make_case
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU = torch.device("cpu")

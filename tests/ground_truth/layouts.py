@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map_only
 
-from shadowrun.replay.case import Case, exact_copy, flat_results
-from shadowrun.replay.judge import Judge
+from shadowrun.judge.judge import Judge
+from shadowrun.operators.case import Case, exact_copy, flat_results
 from shadowrun.types import OpCall, OpRecord, Phase, Status, Verdict
 
 _LEAST = 4

@@ -8,7 +8,7 @@ import sys
 SERVER = """
 import json, os, runpy, sys, traceback
 import torch
-import shadowrun.platforms.sim.triggers, shadowrun.platforms.sim.switch, shadowrun.platforms.sim.faults
+import shadowrun.sim.registered_device
 torch.ones(2, 2).sum()
 for line in sys.stdin:
     order = json.loads(line)

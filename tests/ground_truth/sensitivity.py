@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from shadowrun.replay.judge import Judge
+from shadowrun.judge.judge import Judge
 from shadowrun.types import Status
-from tests.replay.conftest import make_case
+from tests.case_kit import make_case
 
 aten = torch.ops.aten
 SMALLEST, GREATEST, STEP = 1e-9, 0.3, 1.15
@@ -129,6 +129,16 @@ ROWS = {
     ),
     "softmax float16 [64,256]": Row(
         aten._softmax.default, lambda: (normal(64, 256, dtype=torch.float16), -1, False), (softmax,)
+    ),
+    "gelu bfloat16": Row(aten.gelu.default, lambda: (normal(64, 256, dtype=torch.bfloat16),)),
+    "silu float16": Row(aten.silu.default, lambda: (normal(64, 256, dtype=torch.float16),)),
+    "var bfloat16 [256,64]": Row(aten.var.dim, lambda: (normal(256, 64, dtype=torch.bfloat16), [1])),
+    "group norm bfloat16 [4,16,12,12]": Row(
+        aten.native_group_norm.default,
+        lambda: (
+            *(normal(*shape, dtype=torch.bfloat16) for shape in ((4, 16, 12, 12), (16,), (16,))),
+            *(4, 16, 144, 4, 1e-5),
+        ),
     ),
     "attention backward bfloat16": Row(
         _BACKWARD, lambda: attention_backward(*(normal(2, 2, 64, 32, dtype=torch.bfloat16) for _ in range(3)))

@@ -18,9 +18,9 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from shadowrun.replay.judge import Judge
+from shadowrun.judge.judge import Judge
 from shadowrun.types import Cause, Status
-from tests.replay.conftest import make_case
+from tests.case_kit import make_case
 from tests.transparency.cases import cases, operators
 
 SHORT = (torch.bfloat16, torch.float16)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shadowrun.platforms.sim import CATALOGUE
+from shadowrun.sim import CATALOGUE
 from tests.ground_truth.benchmark import Bench
 from tests.ground_truth.programs import PROGRAMS
 

@@ -12,7 +12,7 @@ import torch
 
 import shadowrun
 from shadowrun import Cause, Status
-from shadowrun.platforms.sim import CATALOGUE
+from shadowrun.sim import CATALOGUE
 from tests.ground_truth.timing import timed
 
 RAISING = ("unsupported", "error")
@@ -107,7 +107,7 @@ def test_fallback_gives_the_reference_s_result_and_raise_the_device_s_own_except
 
 
 def main():
-    from shadowrun.platforms import sim
+    from shadowrun import sim
 
     sim.enable("sim")
     print("| flaw | modelled on | expected | found | right |\n|---|---|---|---|---|")

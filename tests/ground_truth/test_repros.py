@@ -14,8 +14,8 @@ import torch
 
 import shadowrun
 from shadowrun import Cause, ShadowrunError
-from shadowrun.platforms.sim import CATALOGUE
-from shadowrun.repro import making
+from shadowrun.repro import script
+from shadowrun.sim import CATALOGUE
 from tests.ground_truth.scripts import Scripts
 from tests.ground_truth.timing import timed
 
@@ -44,7 +44,7 @@ NOT_SHOWN = {
 
 def shown(name, folder, scripts, seconds=20.0):
     """(operator, kind, exit status with and without the flaw, inputs, why not) of each finding of a flaw's trigger."""
-    from shadowrun.platforms import sim
+    from shadowrun import sim
 
     flaw, file = CATALOGUE[name], folder / "run.shadowrun"
     torch.manual_seed(0)
@@ -79,13 +79,13 @@ def test_the_script_shows_the_flaw_and_nothing_without_it(clean_sim, name, quick
 
 
 def main():
-    from shadowrun.platforms import sim
+    from shadowrun import sim
 
     sim.enable("sim")
     print("| flaw | operator | kind | with | without | inputs | notes |\n|---|---|---|---|---|---|---|")
     n, right = 0, 0
     with Scripts() as scripts, tempfile.TemporaryDirectory() as folder:
-        making.run_script = lambda path, _: scripts.run(path)
+        script.run_script = lambda path, *_: scripts.run(path)
         for name in sys.argv[1:] or CATALOGUE:
             place = Path(folder) / name
             place.mkdir()

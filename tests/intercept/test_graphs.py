@@ -29,10 +29,10 @@ def test_nothing_waits_when_a_recording_begins(graph):
         for _ in range(20):
             x = (x @ x).tanh()
         recorded = graph()
-        recorded.pipeline = run._replayer._pipeline
+        recorded.pipeline = run._replayer._paths._pipeline
         assert recorded.capture_begin("pool", capture_error_mode="relaxed") == ("pool", "relaxed")
         assert recorded.waiting is False
-        assert run._replayer._behind._snapshots.held_bytes == 0
+        assert run._replayer._paths._asynchronous._snapshots.held_bytes == 0
     assert vars(graph)["capture_begin"] is plain
     assert run.counts()[Status.MATCH] >= 40
 
@@ -40,7 +40,7 @@ def test_nothing_waits_when_a_recording_begins(graph):
 def test_a_recording_goes_on_whatever_happens_to_us(graph, monkeypatch):
     with shadowrun.compare("sim") as run:
         recorded = graph()
-        recorded.pipeline = run._replayer._pipeline
-        monkeypatch.setattr(run._replayer, "_settle", lambda: 1 / 0)
+        recorded.pipeline = run._replayer._paths._pipeline
+        monkeypatch.setattr(run._replayer._paths, "settle", lambda: 1 / 0)
         assert recorded.capture_begin() == (None, "global")
         monkeypatch.undo()

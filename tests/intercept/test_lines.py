@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.report.words import short_site
+from shadowrun.report.descriptions import short_site
 
 LIBRARY = """
 class Wrapped:

@@ -9,8 +9,8 @@ import torch.optim.optimizer
 from torch import nn
 
 import shadowrun
-from shadowrun.intercept.optimizers import Turns
-from shadowrun.slowdown.calls import read_mix
+from shadowrun.intercept.implicit_steps import OptimizerTurns
+from shadowrun.studies.slowdown.calls import read_mix
 
 
 class Net(nn.Module):
@@ -132,7 +132,7 @@ def test_a_gan_has_a_step_for_each_of_its_iterations():
     ],
 )
 def test_turns(order, ends):
-    turns = Turns()
+    turns = OptimizerTurns()
     assert "".join("01"[turns.ends(ord(c))] for c in order) == ends
 
 
@@ -217,9 +217,9 @@ def test_a_budget_counts_them(budget, clean_sim):
 
 
 def test_with_a_budget_inference_after_a_training_has_stretches(clean_sim, monkeypatch):
-    from shadowrun.intercept import stretches
+    from shadowrun.intercept import implicit_steps
 
-    monkeypatch.setattr(stretches, "_LEAST_NS", 0)
+    monkeypatch.setattr(implicit_steps, "_MIN_STRETCH_NS", 0)
     run = shadowrun.compare("sim", budget=1e6)
     with run:
         train(5, after=lambda model: [model(torch.ones(1, 4)) for _ in range(200)])

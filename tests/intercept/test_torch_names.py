@@ -15,15 +15,16 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun import native
+from shadowrun import native, torch_versions
 from shadowrun.cli.main import main
-from shadowrun.platforms import torchnames
 
 ROOT = Path(__file__).parents[2]
 PLACES = {
+    "torch_private.py": "cpu[threads=1]",
     "intercept/torchapi.py": "cpu[threads=1]",
+    "intercept/torch_compiler.py": "cpu[threads=1]",
     "platforms/torchplatform.py": "cpu[threads=1]",
-    "platforms/sim/device.py": "sim",
+    "sim/device.py": "sim",
     "compiled/torchcompile.py": "compiled",
     "compiled/torchregions.py": "compiled",
 }
@@ -120,7 +121,9 @@ def test_without_a_name(place, name):
         assert told["error"] == "PlatformError", told
         assert told["slug"] in ("torch-lacks", "absent-device")
         assert told["slug"] == "absent-device" or name in told["message"]
-        assert told["slug"] == "absent-device" or f"{torchnames.OLDEST} to {torchnames.NEWEST}" in told["message"]
+        assert (
+            told["slug"] == "absent-device" or f"{torch_versions.OLDEST} to {torch_versions.NEWEST}" in told["message"]
+        )
         assert name not in optional(place)
         return
     assert told["failures"] == []
@@ -141,14 +144,14 @@ def test_most_names_can_be_deleted():
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cu130", "2.15.3"])
 def test_versions_that_were_tested(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
-    assert torchnames.untested() == ""
+    assert torch_versions.untested() == ""
 
 
 @pytest.mark.parametrize("version", ["2.16.0a0+git1", "3.0.0", "2.10.0", "unknown"])
 def test_a_version_that_was_not_is_told_of_once(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
-    monkeypatch.setattr(torchnames, "_warned", False)
-    monkeypatch.setitem(torchnames._off, "torch._C._x", "something")
+    monkeypatch.setattr(torch_versions, "_warned", False)
+    monkeypatch.setitem(torch_versions._off, "torch._C._x", "something")
     with pytest.warns(shadowrun.ShadowrunWarning) as caught:
         shadowrun.compare("cpu")
     assert [w.filename for w in caught] == [__file__]

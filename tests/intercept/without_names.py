@@ -80,8 +80,7 @@ def outcome(path: str, platform: str) -> dict[str, object]:
     told: dict[str, object] = {"name": path, "deleted": True}
     try:
         import shadowrun
-        from shadowrun import native
-        from shadowrun.platforms import torchnames
+        from shadowrun import native, torch_versions
 
         torch.__version__ = "2.99.0"
         with warnings.catch_warnings(record=True) as caught:
@@ -98,7 +97,7 @@ def outcome(path: str, platform: str) -> dict[str, object]:
             "statuses": sorted({r.verdict.status.value for r in run.records()}),
             "failures": [str(f) for f in run.own_failures()],
             "warned": [str(w.message) for w in caught if issubclass(w.category, shadowrun.ShadowrunWarning)],
-            "off": torchnames.switched_off(),
+            "off": torch_versions.switched_off(),
             "native": native.state(),
         }
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A program compared with itself twice in one process: by the compiled handler, and by the Python code behind it."""
+"""A program compared with itself twice in one process: by the handler in C, and by Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.numerics import bits
-from shadowrun.replay import comparing, quick, recorder, short
+from shadowrun.recording import recorder
+from shadowrun.replay import comparator, native_handler, same_device
 from tests.transparency.checking import Outcome, differences, seed
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ WAYS = {"compared": {}, "recorded": {"replay": False}}
 
 @contextlib.contextmanager
 def in_python() -> Iterator[None]:
-    """Comparisons that begin meanwhile use nothing compiled on the way of a call."""
+    """Comparisons that begin inside use no C on the path of a call."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quick, "core", None)
+        patch.setattr(native_handler, "core", None)
         patch.setattr(attribution, "core", None)
         patch.setattr(recorder, "_key", recorder._python_key)
         patch.setattr(bits, "_quickly_equal", None)
-        for user in (bits, short, comparing):
+        for user in (bits, same_device, comparator):
             patch.setattr(user, "plainly_equal", bits._plainly_equal)
         yield
 
@@ -42,8 +43,8 @@ def both_ways(program: Callable[[Comparison], Any], **options: Any) -> Compariso
         once(program, **options)  # some warnings come once for each process
         slowly, other = once(program, **options)
     quickly, run = once(program, **options)
-    assert run._replayer.quick is not None
-    assert other._replayer.quick is None
+    assert run._replayer.native_handler is not None
+    assert other._replayer.native_handler is None
     assert differences(slowly, quickly) == []
     assert quickly.warned == slowly.warned
     assert skipped(run) == skipped(other)
@@ -84,4 +85,4 @@ def skipped(run: Comparison) -> list[tuple[Any, ...]]:
 
 def handled(run):
     """Whether calls went by the compiled handler: it counts its own time."""
-    return run._replayer.quick is not None and run._replayer.quick.own_ns > 0
+    return run._replayer.native_handler is not None and run._replayer.native_handler.own_ns > 0

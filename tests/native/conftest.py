@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 import shadowrun
-from shadowrun.replay import quick, shared, short
+from shadowrun.replay import native_handler, same_device
 from tests.native.both_ways import in_python
 
 
@@ -32,8 +32,7 @@ def replays(monkeypatch):
 
             return call
 
-        monkeypatch.setattr(quick, "_again", instead(quick._again))
-        for module in (short, shared):
-            monkeypatch.setattr(module, "unheard", instead(module.unheard))
+        monkeypatch.setattr(native_handler, "_replay", instead(native_handler._replay))
+        monkeypatch.setattr(same_device, "with_isolated_warnings", instead(same_device.with_isolated_warnings))
 
     return plant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import sys
 
@@ -11,9 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shadowrun
 from shadowrun import native
 from shadowrun.native.tensors import context_key
-from shadowrun.replay.recorder import _python_key
+from shadowrun.recording.recorder import _python_key
+from tests.native.both_ways import handled
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")
 often = settings(max_examples=300, deadline=None)
@@ -159,3 +162,19 @@ def test_a_nested_tensor_has_no_shape():
     for key in (context_key, _python_key):
         with pytest.raises(RuntimeError):
             key(0, torch.device("cpu"), ("", "", ""), (nested,), {})
+
+
+def test_contexts_in_one_slot_of_the_cache_are_told_apart():
+    inputs = {n: torch.ones(n) for n in (2, 3)}
+    with shadowrun.compare("cpu") as run:
+        run._replayer.native_handler.collide()
+        for _ in range(5):
+            for x in inputs.values():
+                x.sin()
+                x.cos()
+            inputs[2].sin()
+    assert handled(run)
+    calls = collections.Counter((r.call.op, r.call.inputs, r.call.site) for r in run.records())
+    assert len(calls) == 5, "the sin of another line among them"
+    assert set(calls.values()) == {5}
+    assert [r.call.op for r in run.records()] == ["aten::sin", "aten::cos", "aten::sin", "aten::cos", "aten::sin"] * 5

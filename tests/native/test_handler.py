@@ -23,7 +23,7 @@ from shadowrun import Phase, Status, native
 from shadowrun.errors import ShadowrunWarning
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import ShadowMode
-from shadowrun.replay.recorder import Recorder
+from shadowrun.recording.recorder import Recorder
 from tests.models import digits, tokens, train
 from tests.native.both_ways import WAYS, both_ways, handled, once, skipped
 from tests.transparency import feature_programs, kernel_programs, tensor_programs
@@ -346,9 +346,9 @@ def test_an_operator_that_was_wrong_once_is_looked_at_closely(replays):
     _, run = once(lambda _: [torch.full((2,), float(i)).tanh() for i in range(3)])
     found = [r.verdict.status for r in run.records(op="aten::tanh")]
     assert found == [Status.MISMATCH, *[Status.MATCH] * 5]
-    comparing = run._replayer._stage.comparing
-    (index,) = comparing.suspects
-    assert torch.equal(comparing._previous[index][0], torch.full((2,), 2.0).tanh())
+    comparator = run._replayer._context.comparator
+    (index,) = comparator.suspects
+    assert torch.equal(comparator._previous[index][0], torch.full((2,), 2.0).tanh())
 
 
 class Interrupt(BaseException):
@@ -411,7 +411,7 @@ def test_an_interrupt_on_the_way_reaches_the_program(monkeypatch, either, call, 
         for known in (x.neg, x.view(-1).clone().neg_):  # operators, forms and verdicts, but not the line
             known()
             known()
-        attribution = run._replayer._attribution
+        attribution = run._replayer._recorder.attribution
         with monkeypatch.context() as patch:
             once_only, new = iter([Interrupt()]), type(attribution._sites)._new
 
@@ -483,7 +483,7 @@ def test_calls_by_keyword_and_wrong_ones():
                 method()
             with pytest.raises(TypeError):
                 method(aten.neg.default, (), (x,), {}, 1)
-            mode.go_blind()
+            mode.detach()
             assert torch.equal(method(aten.neg.default, (torch.Tensor,), (x,), {}), -x)
         finally:
             torchapi.push_mode(mode)
@@ -491,7 +491,7 @@ def test_calls_by_keyword_and_wrong_ones():
 
 
 def test_a_mode_that_ended_on_another_thread_passes_calls():
-    """It stays on the stack of its thread, where nobody can take it off."""
+    """It stays on the stack of its thread: no other thread can take it off."""
     go, stopped, got = threading.Event(), threading.Event(), []
 
     def work():
@@ -499,7 +499,7 @@ def test_a_mode_that_ended_on_another_thread_passes_calls():
         go.set()
         stopped.wait(60)
         got.append(torch.ones(2).neg())
-        got.extend(mode.quick for mode in torchapi.modes() if isinstance(mode, ShadowMode))
+        got.extend(mode.native_handler for mode in torchapi.modes() if isinstance(mode, ShadowMode))
 
     with shadowrun.compare("cpu") as run:
         thread = threading.Thread(target=work)
@@ -536,7 +536,7 @@ def test_a_comparison_is_given_back():
         with run:
             mode = run._mode
             (torch.ones(3, requires_grad=True) * 2).sum().backward()
-        parts = run, mode, run._replayer, run._replayer._attribution, run._replayer._recorder
+        parts = run, mode, run._replayer, run._replayer._recorder.attribution, run._replayer._recorder
         return [weakref.ref(part) for part in parts]
 
     found = compared()
@@ -544,7 +544,7 @@ def test_a_comparison_is_given_back():
     assert [part() for part in found] == [None] * 5
 
 
-def test_a_custom_operator_waits_for_nobody():
+def test_a_custom_operator_waits_for_no_lock():
     """Its kernel may wait for another thread, views included."""
     with torch.library._scoped_library("shadowrun_native_test", "FRAGMENT") as library:
         library.define("waits(Tensor(a) x) -> Tensor(a)")

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class Named(torch.Tensor):
-    """Has no handler of its own: calls with it come to ours."""
+    """Has no `__torch_dispatch__`: calls with it reach shadowrun's."""
 
 
 def bits(_):
@@ -126,18 +126,18 @@ def test_memory_that_a_failing_replay_moved_is_not_written_to(replays, either):
         warnings.simplefilter("ignore")
         for _ in range(5):
             x.mul_(two)
-            kept = run._replayer._shortest.spares.by_form.values()
+            kept = run._replayer._paths.same_device.fast.buffers.by_form.values()
             assert [s.work.data_ptr() for s in kept] == [s.work_at for s in kept]
     assert x.tolist() == [32.0] * 3
     assert statuses(run, "aten::mul_.Tensor") == [Status.MATCH, Status.MATCH, Status.ERROR, Status.MATCH, Status.MATCH]
 
 
 def test_a_device_is_remembered_once():
-    """Torch makes a new one for each call; each would be a context of its own."""
+    """Torch makes a new one for each call; each would be a new context."""
     with shadowrun.compare("cpu") as run:
         for _ in range(50):
             torch.zeros(3)
-        held = gc.get_referents(run._replayer.quick)
+        held = gc.get_referents(run._replayer.native_handler)
     assert sum(type(v) is torch.device for v in held) <= 3
 
 
@@ -146,7 +146,7 @@ def test_a_device_is_remembered_once():
     [("aten_test", {}), ("aten_test", {"replay": False}), ("quantized", {"replay": False})],
     ids=["passed by", "passed by, recorded", "recorded"],
 )
-def test_a_call_that_is_not_compared_holds_nobody_up(either, namespace, options):
+def test_a_call_that_is_not_compared_takes_no_lock(either, namespace, options):
     """It may wait for another thread, or take long."""
     with torch.library._scoped_library(namespace, "FRAGMENT") as library:
         held = []
@@ -172,7 +172,7 @@ def test_what_is_passed_by_is_counted(either):
 
 
 def test_a_call_that_was_slow_is_run_again(either):
-    """The replay is quick: only a third run tells whether the first had to wait for something else."""
+    """The replay is quick: only a third run shows whether the first had to wait for something else."""
     with torch.library._scoped_library("quantized", "FRAGMENT") as library:
         runs = []
 
@@ -194,7 +194,7 @@ def test_a_call_that_was_slow_is_run_again(either):
 
 def test_who_waits_for_the_lock_goes_first(monkeypatch, either):
     turns, x = [], torch.ones(2)
-    monkeypatch.setattr(Replayer, "take_turn", lambda self: turns.append(1) or self.lock.acquire())
+    monkeypatch.setattr(Replayer, "hold_calls", lambda self: turns.append(1) or self.lock.acquire())
     with shadowrun.compare("cpu") as run:
         gate = run._replayer._gate
         for waits in (False, False, False, True, False):  # on one line: the handler knows it by then

@@ -1,4 +1,4 @@
-"""Kinds of calls that the compiled handler takes beside those of one result: the same as by Python, and without it."""
+"""Kinds of calls that the handler in C takes, besides those of one result: the same as by Python, and without it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_is_known_needs_no_python(monkeypatch, name, way):
 
         return told
 
-    for method in ("observe", "pass_by"):
+    for method in ("observe", "run_and_count"):
         monkeypatch.setattr(Replayer, method, telling(getattr(Replayer, method)))
     x, marked = torch.full((2, 3), 1.5), []
     with shadowrun.compare("cpu", **WAYS[way]) as run:

@@ -1,4 +1,4 @@
-"""Whether the compiled part is used: what turns it off, what is told of it, and the same results without."""
+"""Whether the C extension is used: what switches it off, how that is reported, and the same results without."""
 
 import importlib
 import os
@@ -18,7 +18,7 @@ RUN = """
 import dataclasses, sys, torch
 import shadowrun
 from shadowrun import native
-from shadowrun.platforms import sim
+from shadowrun import sim
 from tests.models import digits, tokens
 
 torch.set_num_threads(1)
@@ -46,7 +46,7 @@ RMSE = r"(?<=rmse=)[^,]+"
 
 
 def run(value):
-    """The state told, the root mean square errors, and all else of the records."""
+    """The state, the root mean square errors, and all else of the records."""
     env = {name: text for name, text in os.environ.items() if name != "SHADOWRUN_NATIVE"}
     env |= {"SHADOWRUN_NATIVE": value} if value else {}
     command = [sys.executable, "-W", "ignore", "-c", RUN]

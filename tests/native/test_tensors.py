@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from shadowrun import native
 from shadowrun.native.tensors import plainly_equal
-from shadowrun.numerics.bits import _plainly_equal
-from shadowrun.numerics.memory import FEW
+from shadowrun.numerics.bits import FEW, _plainly_equal
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")
 often = settings(max_examples=400, deadline=None)
@@ -231,7 +230,7 @@ import itertools, torch
 from shadowrun import native
 from shadowrun.native import tensors
 core = native.core
-addresses = tensors.addresses_in_torch(*tensors._SHIM)
+addresses = tensors._addresses_in_torch(*tensors._SHIM)
 samples = [torch.ones(2, 3), torch.ones(()), torch.ones(0, 4, dtype=torch.bool), torch.ones(1, 2).t()]
 core.setup_shim(samples[0], 0, *addresses)
 by_python = [tensors._key(core, t) for t in samples]
@@ -244,7 +243,7 @@ for given in itertools.permutations(range(4)):
 
 
 def test_a_shim_with_exchanged_functions_is_found_out():
-    """A number of dimensions that was not told, or cannot be, is not read as many sizes."""
+    """Sizes are not read where the number of dimensions is missing or impossible."""
     done = subprocess.run([sys.executable, "-c", EXCHANGED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     assert len(done.stdout.splitlines()) == 24

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from shadowrun.numerics.diff import diff
-from shadowrun.numerics.kernel import plain_diff
-from tests.numerics.test_native_statistics import by_python, numbers, same
+from shadowrun.numerics.native import native_diff
+from tests.numerics.by_specification import by_specification, same
+from tests.numerics.test_native_statistics import numbers
 
-pytestmark = pytest.mark.skipif(plain_diff is None, reason="no compiled part, or a torch without what it needs")
+pytestmark = pytest.mark.skipif(native_diff is None, reason="no compiled part, or a torch without what it needs")
 
 FORMS = {
     "a number": lambda t: t[7],
@@ -44,18 +45,18 @@ def test_forms(form):
     rng = np.random.default_rng(4)
     a, e = numbers(torch.float32, 60_000, rng), numbers(torch.float32, 60_000, rng)
     left, right = FORMS[form](a), FORMS[form](e)
-    assert (plain_diff("x", left, right) is not None) == (form in PLAIN)
-    wanted = by_python(left, right)
+    assert (native_diff("x", left, right) is not None) == (form in PLAIN)
+    wanted = by_specification(left, right)
     same(diff("x", left, right), wanted)
     assert repr(diff("x", left, right)) == repr(wanted).replace(
         f"rmse={wanted.rmse}", f"rmse={diff('x', left, right).rmse}"
     )
     if left.dim() == right.dim():
-        same(diff("x", left, right.contiguous() + 0), by_python(left, right.contiguous() + 0))
-    same(diff("x", left, right.double()), by_python(left, right.double()))
-    same(diff("x", left, right.int()), by_python(left, right.int()))
-    same(diff("x", left, e.view(2, -1)), by_python(left, e.view(2, -1)))
-    same(diff("x", left, None), by_python(left, None))
+        same(diff("x", left, right.contiguous() + 0), by_specification(left, right.contiguous() + 0))
+    same(diff("x", left, right.double()), by_specification(left, right.double()))
+    same(diff("x", left, right.int()), by_specification(left, right.int()))
+    same(diff("x", left, e.view(2, -1)), by_specification(left, e.view(2, -1)))
+    same(diff("x", left, None), by_specification(left, None))
 
 
 def test_strides_of_ones_that_differ_are_told():
@@ -65,12 +66,12 @@ def test_strides_of_ones_that_differ_are_told():
     found = diff("x", a, e)
     assert found.actual.stride == (7, 1)
     assert found.expected.stride == (3, 1)
-    same(found, by_python(a, e))
+    same(found, by_specification(a, e))
 
 
 def test_what_python_numbers_differ_by():
     for left, right in ((1.5, 1.0), (3, 4), (True, False), (1.5, torch.tensor(1.0)), (1j, 2j)):
-        same(diff("x", left, right), by_python(left, right))
+        same(diff("x", left, right), by_specification(left, right))
 
 
 def test_views_and_other_layouts():
@@ -78,9 +79,11 @@ def test_views_and_other_layouts():
     a, e = numbers(torch.float32, 60_000, rng).view(200, 300), numbers(torch.float32, 60_000, rng).view(200, 300)
     pairs = (a.T, e.T), (a[1:, 3:], e[1:, 3:]), (a.T, e.T.contiguous()), (a[:, :1].expand(200, 7), e[:, :7])
     for left, right in pairs:
-        same(diff("x", left, right), by_python(left, right))
-    same(diff("x", torch.complex(a, e), torch.complex(e, e)), by_python(torch.complex(a, e), torch.complex(e, e)))
-    same(diff("x", a.double(), e), by_python(a.double(), e))
+        same(diff("x", left, right), by_specification(left, right))
+    same(
+        diff("x", torch.complex(a, e), torch.complex(e, e)), by_specification(torch.complex(a, e), torch.complex(e, e))
+    )
+    same(diff("x", a.double(), e), by_specification(a.double(), e))
 
 
 def test_diffs_leave_no_memory_behind():
@@ -94,7 +97,7 @@ def test_diffs_leave_no_memory_behind():
             diff(name, a, e)
             diff(name, one_a, one_e)
             for left, right in others:
-                plain_diff(name, left, right)
+                native_diff(name, left, right)
 
     run(10)
     tracemalloc.start()

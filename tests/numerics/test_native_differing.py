@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowrun.native import core
-from shadowrun.numerics import differing as module
-from shadowrun.numerics.differing import differing
+from shadowrun.numerics import elements as module
+from shadowrun.numerics.elements import differing
 from shadowrun.numerics.precision import FORMATS
 
 pytestmark = pytest.mark.skipif(core is None, reason="no compiled part")

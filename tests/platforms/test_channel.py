@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shadowrun.platforms import channel as channels
-from shadowrun.platforms import segments
-from shadowrun.platforms.channel import Channel, Closed
-from shadowrun.platforms.segments import Pool
-from shadowrun.platforms.wire import Unsendable
+from shadowrun.platforms.worker import channel
+from shadowrun.platforms.worker import channel as channels
+from shadowrun.platforms.worker.channel import Channel, Closed, SegmentPool
+from shadowrun.platforms.worker.wire import Unsendable
 
 MIB = 1 << 20
 needs_memfd = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory without a name")
@@ -90,9 +89,9 @@ def test_small_answers_are_copied_and_hold_nothing():
 
 @needs_memfd
 def test_segments_are_used_again_and_bounded(monkeypatch):
-    monkeypatch.setattr(segments, "KEPT_BYTES", 8 * MIB)
+    monkeypatch.setattr(channel, "KEPT_BYTES", 8 * MIB)
     with ends() as (asking, answering):
-        asking._pool, answering._pool = Pool(8 * MIB), Pool(8 * MIB)
+        asking._pool, answering._pool = SegmentPool(8 * MIB), SegmentPool(8 * MIB)
         before = n_descriptors()
         for n in (3 * MIB, 200, 2 * MIB, 1, 3 * MIB + 7, 40_000, 2 * MIB) * 3:
             x = torch.full((n,), n % 100, dtype=torch.uint8)

@@ -67,24 +67,24 @@ with shadowrun.compare(NAME, ref="cpu") as run:  # first: vendors warn once per 
 plain = every(device)
 with Truth(take, NAME) as truth:
     assert every(device) == plain
-print(json.dumps([compared == plain, truth.calls, told(run)]))
+print(json.dumps([compared == plain, truth.calls, reported(run)]))
 """
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["the device's program", "a program of the CPU"])
 @pytest.mark.parametrize("manner", range(4), ids=["silent", "warned each time", "warned once", "warned on stderr"])
 def test_each_call_that_fell_back_is_named_and_no_other(in_process, own, manner):
-    (same, truth, told), _ = in_process(COMPARED.format(own=own, manner=manner))
+    (same, truth, reported), _ = in_process(COMPARED.format(own=own, manner=manner))
     assert same, "the program gets the same bits and random stream"
-    assert told["own"] == []
-    truth = [(op, kernels) for op, kernels in truth if op not in told["skipped"]]
+    assert reported["own"] == []
+    truth = [(op, kernels) for op, kernels in truth if op not in reported["skipped"]]
     fell = [(op, bool(kernels)) for op, kernels in truth]
-    assert [(op, status == "fallback") for op, status, *_ in told["calls"]] == fell
-    assert {status for _, status, *_ in told["calls"]} <= {"match", "fallback", "unverified"}
+    assert [(op, status == "fallback") for op, status, *_ in reported["calls"]] == fell
+    assert {status for _, status, *_ in reported["calls"]} <= {"match", "fallback", "unverified"}
     assert sum(fallen for _, fallen in fell) > 60, "most kernels are missing"
     assert sum(not fallen for _, fallen in fell) > 10, "some are not"
     known, missed = {"aten::erfinv"}, []  # that one never warns
-    for (op, kernels), (_, _, cause, evidence) in zip(truth, told["calls"], strict=True):
+    for (op, kernels), (_, _, cause, evidence) in zip(truth, reported["calls"], strict=True):
         warned = manner > 0 and not known.issuperset(kernels)
         if manner == 3:  # once for each kernel: the next operator that needs it is silent
             known.update(kernels)
@@ -98,7 +98,7 @@ def test_each_call_that_fell_back_is_named_and_no_other(in_process, own, manner)
     assert missed == []
 
 
-def test_a_device_that_is_silent_and_one_that_tells_are_told_apart_under_any_filter(in_process):
+def test_a_device_that_is_silent_and_one_that_warns_differ_under_any_filter(in_process):
     result, _ = in_process("""
 manner(WARNED_ONCE)
 causes = {}
@@ -110,7 +110,7 @@ with warnings.catch_warnings():
             x.cos(), x.sin(), x.unfold(0, 2, 1), x.expm1()
     for r in run.records():
         causes.setdefault(r.call.op, []).append(str(r.verdict.cause))
-print(json.dumps([causes, told(run)["own"]]))
+print(json.dumps([causes, reported(run)["own"]]))
 """)
     causes, own = result
     twice = ["warned fallback"] * 2
@@ -132,13 +132,13 @@ def step():
         torch.ops.aten.sin(x)
     return [[str(w.message), w.category.__name__, w.filename, w.lineno] for w in caught]
 """
-    plain, told = in_process(script + "print(json.dumps(step()))")
+    plain, reported = in_process(script + "print(json.dumps(step()))")
     assert plain
-    compared, told_compared = in_process(
+    compared, reported_compared = in_process(
         script + "with shadowrun.compare(NAME): found = step()\nprint(json.dumps(found))"
     )
     assert compared == plain
-    without_time = [[line.partition("] ")[2] for line in text.splitlines()] for text in (told, told_compared)]
+    without_time = [[line.partition("] ")[2] for line in text.splitlines()] for text in (reported, reported_compared)]
     assert without_time[0] == without_time[1]
 
 
@@ -197,8 +197,8 @@ from shadowrun.platforms import devices
 with shadowrun.compare({spec!r}) as run:
     torch.ones(3).cos()
     torch.ones(3).to(NAME).cos()
-there = {{d.device_type: d.detail for d in devices() if d.present}}
-print(json.dumps([told(run)["calls"], there]))
+there = {{d.device_type: d.detail for d in devices() if d.available}}
+print(json.dumps([reported(run)["calls"], there]))
 """,
         name,
     )
@@ -213,7 +213,7 @@ def test_what_no_witness_sees(in_process):
     calls, _ = in_process("""
 with shadowrun.compare(NAME) as run:
     torch.ones(3).to(NAME).expm1()
-print(json.dumps(told(run)["calls"]))
+print(json.dumps(reported(run)["calls"]))
 """)
     assert [status for op, status, *_ in calls if op == "aten::expm1"] == ["match"]
 
@@ -226,7 +226,7 @@ with shadowrun.compare(NAME) as run:
     torch.zeros(3).to(NAME).erfinv()
     torch.zeros(3).to(NAME).cos()
 torch.zeros(3).to(NAME).cos()
-print(json.dumps(told(run)["calls"]))
+print(json.dumps(reported(run)["calls"]))
 """)
     assert [status for op, status, *_ in calls if op in ("aten::erfinv", "aten::cos")] == ["fallback"] * 2
     assert "Overriding" not in stderr

@@ -7,6 +7,14 @@ from shadowrun.platforms import resolve, torchplatform
 from shadowrun.platforms.cpu import flushes_denormals
 
 
+@pytest.fixture(autouse=True)
+def threads_are_restored():
+    """Else the next tests of the process run with other sums where OMP_NUM_THREADS=1."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def state():
     return {
         "threads": torch.get_num_threads(),

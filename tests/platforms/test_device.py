@@ -1,4 +1,4 @@
-"""Presence on this machine, and what a resolved platform does."""
+"""Which devices this machine has, and what a resolved platform does."""
 
 import importlib.metadata as metadata
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from shadowrun.errors import PlatformError
+from shadowrun.platforms import available, devices, resolve
 from shadowrun.platforms import device as device_module
-from shadowrun.platforms import devices, present, resolve
 
 
 def absent(spec):
@@ -22,7 +22,7 @@ def absent(spec):
 
 def test_cpu():
     cpu = resolve("cpu")
-    assert (cpu.device, cpu.dispatch_key, cpu.functionalizes, cpu.is_ambient) == (
+    assert (cpu.device, cpu.dispatch_key, cpu.functionalizes, cpu.has_program_settings) == (
         torch.device("cpu"),
         "CPU",
         False,
@@ -103,7 +103,7 @@ def test_device_of_another_package(monkeypatch):
             return lambda: started.append(self.name)
 
     monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry()] if group else [])
-    assert "hip" in present()
+    assert "hip" in available()
     platform = resolve("hip")
     assert started == ["hip"]
     assert platform.device == torch.device("hip", 0)
@@ -142,15 +142,15 @@ def test_device_module_signatures(monkeypatch):
     assert calls == [("sync", device), (device, device), "sync", "state"]
 
 
-def test_present_and_absent_are_told_apart():
+def test_available_and_absent_differ():
     listed = {d.device_type: d for d in devices()}
-    assert listed["cpu"].present
-    assert listed["lazy"].present
+    assert listed["cpu"].available
+    assert listed["lazy"].available
     assert "threads" in listed["cpu"].detail
-    assert not listed["musa"].present
-    order = [d.present for d in devices()]
+    assert not listed["musa"].available
+    order = [d.available for d in devices()]
     assert order == sorted(order, reverse=True)
-    assert present()[0] == "cpu"
+    assert available()[0] == "cpu"
 
 
 def test_listing_starts_no_device():

@@ -1,4 +1,4 @@
-"""Witnesses of CPU fallback: what they see, and that the user's own warnings stay his."""
+"""Evidence of CPU fallback: what the detector sees, and that the user's own warnings are unchanged."""
 
 import os
 import tempfile
@@ -10,14 +10,14 @@ import torch
 import shadowrun
 from shadowrun import Cause, Status
 from shadowrun.platforms import torchplatform
-from shadowrun.platforms.fallback import FallbackWitness
+from shadowrun.platforms.fallback import FallbackDetector
 
 TEXT = "The operator 'aten::fmax' is not currently supported on the SIM backend and will fall back to run on the CPU."
 
 
 @pytest.fixture
 def witness(sim_device):
-    witness = FallbackWitness("PrivateUse1")
+    witness = FallbackDetector("PrivateUse1")
     witness.start()
     yield witness
     witness.stop()
@@ -59,7 +59,7 @@ def test_a_factory_that_falls_back_has_no_tensor_to_move_and_is_seen(witness):
 def test_a_backend_s_own_kernel_is_put_aside_where_warnings_are_errors(sim_device):
     library = torch.library.Library("aten", "IMPL")
     library.impl("_to_cpu", lambda tensors: [t.cpu() for t in tensors], "PrivateUse1")
-    witness = FallbackWitness("PrivateUse1")
+    witness = FallbackDetector("PrivateUse1")
     witness.start()
     try:
         assert watched(witness, to_cpu)
@@ -81,17 +81,17 @@ def test_a_number_goes_back_as_the_tensor_that_torch_makes_of_it(number):
     assert other.untyped_storage().data_ptr() != made.untyped_storage().data_ptr()
 
 
-def test_a_call_that_ran_for_the_user_only_is_heard_once_more(witness):
-    watched(witness, to_cpu, "his", mute=False)
-    assert witness.to_be_heard("his")
-    assert not witness.to_be_heard("his"), "once"
-    watched(witness, to_cpu, "ours")
-    assert not witness.to_be_heard("ours"), "all was heard"
+def test_a_call_that_ran_for_the_user_only_is_replayed_once_for_warnings(witness):
+    watched(witness, to_cpu, "user's", mute=False)
+    assert witness.begin_warning_probe("user's")
+    assert not witness.begin_warning_probe("user's"), "once"
+    watched(witness, to_cpu, "replay")
+    assert not witness.begin_warning_probe("replay"), "all warnings were collected"
     with pytest.warns(UserWarning, match="will fall back"):
-        watched(witness, warn, "told", mute=False)
-    assert not witness.to_be_heard("told"), "nothing more to hear"
-    watched(witness, warn, "his")
-    assert watched(witness, to_cpu, "his", name="aten::other", mute=False)[0][0] is Cause.WARNED_FALLBACK
+        watched(witness, warn, "warned", mute=False)
+    assert not witness.begin_warning_probe("warned"), "nothing left to collect"
+    watched(witness, warn, "user's")
+    assert watched(witness, to_cpu, "user's", name="aten::other", mute=False)[0][0] is Cause.WARNED_FALLBACK
 
 
 def test_replays_do_not_use_up_warnings_that_torch_gives_once(witness):
@@ -206,7 +206,7 @@ def test_without_room_for_a_file_a_witness_less(witness, monkeypatch, capfd):
 
 def test_all_is_as_before_after_stop(sim_device):
     show = warnings._showwarnmsg
-    witness = FallbackWitness("PrivateUse1")
+    witness = FallbackDetector("PrivateUse1")
     for _ in range(2):
         witness.start()
         assert warnings._showwarnmsg is not show
@@ -217,9 +217,9 @@ def test_all_is_as_before_after_stop(sim_device):
     witness.stop()
 
 
-def test_somebody_else_s_hook_is_left_in_place(sim_device):
+def test_another_hook_is_left_in_place(sim_device):
     plain = warnings._showwarnmsg
-    witness = FallbackWitness("PrivateUse1")
+    witness = FallbackDetector("PrivateUse1")
     witness.start()
     ours, seen = warnings._showwarnmsg, []
 
@@ -239,9 +239,9 @@ def test_somebody_else_s_hook_is_left_in_place(sim_device):
 
 
 def test_the_cpu_is_not_watched():
-    assert not FallbackWitness("CPU").active
-    assert not FallbackWitness(None).active
-    witness = FallbackWitness("CPU")
+    assert not FallbackDetector("CPU").active
+    assert not FallbackDetector(None).active
+    witness = FallbackDetector("CPU")
     show = warnings._showwarnmsg
     witness.start()
     assert warnings._showwarnmsg is show
@@ -287,6 +287,6 @@ def test_the_user_s_stderr_and_warnings_come_once(clean_sim, capfd, recwarn):
             with clean_sim.flaws(name), shadowrun.compare("sim") as run:
                 clean_sim.trigger(name)(device)
             texts = [str(w.message) for w in recwarn] + capfd.readouterr().err.splitlines()
-            told = [t for t in texts if "fall" in t and "CPU" in t]
-            assert len(told) == (1 if device == "sim" else 0), (name, device, told)
+            reported = [t for t in texts if "fall" in t and "CPU" in t]
+            assert len(reported) == (1 if device == "sim" else 0), (name, device, reported)
             assert "fallback" in {f.kind for f in run.findings()}

@@ -1,4 +1,4 @@
-"""Fingerprints tell platforms apart, hold plain values and give nobody away."""
+"""Fingerprints differ between platforms, hold plain values and contain no private names."""
 
 import getpass
 import json
@@ -46,7 +46,7 @@ def test_environment_that_decides_about_numerics(monkeypatch):
 
 
 @pytest.mark.parametrize("secret", [socket.gethostname(), str(Path.home()), str(Path.cwd()), "/home", "/tmp"])
-def test_gives_nobody_away(secret):
+def test_has_no_private_names(secret):
     text = json.dumps(fingerprint(resolve("cpu")))
     assert secret not in text or len(secret) < 4
 

@@ -17,9 +17,9 @@ import torch
 import shadowrun
 from shadowrun import Cause, Status
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import schemas
-from shadowrun.platforms.remote import Unsendable, Worker, WorkerDied
 from shadowrun.platforms.spec import parse
+from shadowrun.platforms.worker import wire
+from shadowrun.platforms.worker.client import Unsendable, Worker, WorkerDied
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers need a POSIX system")
 
@@ -120,32 +120,32 @@ def test_operators_of_another_form(worker, library):
         assert worker.call("otherform::fine", args, {}, ONE, [])[0][0].tolist() == [n, n]
 
 
-FORM = schemas.form(torch.ops.aten.addmm.out)
+SIGNATURE = wire.signature(torch.ops.aten.addmm.out)
 
 
 def changed(place, **fields):
     names = ("name", "type", "kwarg_only", "has_default", "written")
-    arguments = [dict(zip(names, a, strict=True)) for a in FORM[0]]
+    arguments = [dict(zip(names, a, strict=True)) for a in SIGNATURE[0]]
     arguments[place] |= fields
-    return [tuple(a.values()) for a in arguments], FORM[1]
+    return [tuple(a.values()) for a in arguments], SIGNATURE[1]
 
 
 @pytest.mark.parametrize(
     ("mine", "why"),
     [
-        (FORM, ""),
+        (SIGNATURE, ""),
         (changed(1, name="left"), "it has no argument 'mat1' in that place"),
         (changed(2, kwarg_only=True), "it has no argument 'mat2' in that place"),
         (changed(2, type="float"), "its argument 'mat2' is float, not Tensor"),
         (changed(5, written=False), "it does not write to its argument 'out'"),
         (changed(3, has_default=False), "it also needs beta"),
         (changed(3, type="float"), ""),
-        ((FORM[0], ["Tensor", "Tensor"]), "it returns (Tensor, Tensor), not (Tensor)"),
-        ((FORM[0][:2], FORM[1]), "it has no argument 'mat2' in that place"),
+        ((SIGNATURE[0], ["Tensor", "Tensor"]), "it returns (Tensor, Tensor), not (Tensor)"),
+        ((SIGNATURE[0][:2], SIGNATURE[1]), "it has no argument 'mat2' in that place"),
     ],
 )
 def test_what_makes_a_form_another(mine, why):
-    assert schemas.difference(FORM, mine, 3, ["out"]) == why
+    assert wire.signature_difference(SIGNATURE, mine, 3, ["out"]) == why
 
 
 def test_a_comparison_with_it(spec, library, venv):
@@ -209,7 +209,7 @@ def test_a_process_that_cannot_be_started_again_is_left_alone(venv, tmp_path, mo
     for _ in range(3):
         with pytest.raises(WorkerDied, match=r"could not be started again: .* does not exist"):
             worker.call("aten::neg", (x,), {}, ONE, [])
-    monkeypatch.setattr(worker, "_started", lambda: pytest.fail("a fourth try"))
+    monkeypatch.setattr(worker, "_ensure_started", lambda: pytest.fail("a fourth try"))
     with pytest.raises(WorkerDied, match=r"could not be started again$"):
         worker.call("aten::neg", (x,), {}, ONE, [])
 

@@ -6,7 +6,7 @@ import pytest
 
 import shadowrun
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import isa, resolve
+from shadowrun.platforms import cpu, resolve
 
 AVX2 = frozenset(["sse4_1", "avx", "avx2", "fma"])
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
@@ -14,7 +14,7 @@ X86_LINUX = platform.system() == "Linux" and platform.machine() == "x86_64"
 
 
 def processor(monkeypatch, vendor, flags):
-    monkeypatch.setattr(isa, "_cpuinfo", lambda: (vendor, frozenset(flags)))
+    monkeypatch.setattr(cpu, "_cpuinfo", lambda: (vendor, frozenset(flags)))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def processor(monkeypatch, vendor, flags):
 )
 def test_what_is_lacking(monkeypatch, flags, environment, missing):
     processor(monkeypatch, "GenuineIntel", flags)
-    found = isa.lacking(environment)
+    found = cpu.missing_instructions(environment)
     assert (found[2] if found else "") == missing
 
 
@@ -62,23 +62,23 @@ def test_torch_is_asked_where_the_system_does_not_tell(monkeypatch):
 def test_settings_without_effect(monkeypatch):
     both = {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "MKL_CBWR": "AVX2,STRICT", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     processor(monkeypatch, "GenuineIntel", AVX2)
-    assert isa.unheeded(both, mkl=True, mkldnn=True) == []
-    assert len(isa.unheeded(both, mkl=False, mkldnn=False)) == 3
+    assert cpu.settings_without_effect(both, mkl=True, mkldnn=True) == []
+    assert len(cpu.settings_without_effect(both, mkl=False, mkldnn=False)) == 3
     processor(monkeypatch, "AuthenticAMD", AVX2)
-    notes = isa.unheeded(both, mkl=True, mkldnn=True)
+    notes = cpu.settings_without_effect(both, mkl=True, mkldnn=True)
     assert notes[0].startswith("MKL_ENABLE_INSTRUCTIONS has no effect: MKL heeds it on Intel's processors only")
     assert notes[1].startswith("MKL_CBWR=AVX2,STRICT is the same as AUTO")
-    assert isa.unheeded({"MKL_CBWR": "COMPATIBLE"}, mkl=True, mkldnn=True) == []
+    assert cpu.settings_without_effect({"MKL_CBWR": "COMPATIBLE"}, mkl=True, mkldnn=True) == []
 
 
 @pytest.mark.skipif(not X86_LINUX, reason="needs Linux's list of what the processor has")
 def test_this_processor_is_read():
-    vendor, flags = isa._cpuinfo()
+    vendor, flags = cpu._cpuinfo()
     assert vendor
     assert "sse4_1" in flags
 
 
-@pytest.mark.skipif(not X86_LINUX or isa._cpuinfo()[0] == "GenuineIntel", reason="Intel's processors heed it")
+@pytest.mark.skipif(not X86_LINUX or cpu._cpuinfo()[0] == "GenuineIntel", reason="Intel's processors heed it")
 def test_a_setting_without_effect_is_a_note_of_the_run():
     run = shadowrun.compare("cpu[mkl_isa=AVX2]")
     run._target.stop()

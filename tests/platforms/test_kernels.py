@@ -9,9 +9,9 @@ import torch
 import torchgen
 
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import kernels as module
 from shadowrun.platforms import torchplatform
-from shadowrun.platforms.kernels import Kernels, declared, kernels
+from shadowrun.studies.static import kernels as module
+from shadowrun.studies.static.kernels import Kernels, declared, kernels
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_custom_operator_made_of_others():
 
 
 @pytest.mark.parametrize("name", ["abacus", "npu"])
-def test_a_device_that_nobody_knows(name):
+def test_a_device_that_torch_does_not_know(name):
     with pytest.raises(PlatformError, match=name):
         kernels(name)
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from shadowrun.platforms.device import resolve
 resolve("lazy")
 
-def told(run):
+def reported(run):
     return {
         "counts": {str(k): v for k, v in run.counts().items()},
         "findings": [[f.kind, f.op, str(f.cause), f.evidence] for f in run.findings()],
@@ -70,17 +70,17 @@ def in_process(body, **environment):
 
 
 def test_training_on_the_cpu_is_unchanged_and_its_views_are_no_finding():
-    told = in_process("""
+    reported = in_process("""
 same, results = [], []
 for make in (mlp, cnn):
     plain = train(make, "cpu")
     with shadowrun.compare("lazy") as run:
         same.append(train(make, "cpu") == plain)
-    results.append(told(run))
+    results.append(reported(run))
     results[-1]["views"] = sum(r.call.op in ("aten::t", "aten::view") for r in run.records())
 print(json.dumps([same, results]))
 """)
-    same, results = told
+    same, results = reported
     assert same == [True, True]
     for result in results:
         assert result["findings"] == [], result["findings"]
@@ -96,7 +96,7 @@ def small():
 plain = train(small, "lazy")
 with shadowrun.compare("lazy") as run:
     compared = train(small, "lazy")
-print(json.dumps([compared == plain, told(run)]))
+print(json.dumps([compared == plain, reported(run)]))
 """)
     assert same
     assert result["findings"] == []
@@ -113,7 +113,7 @@ with shadowrun.compare("lazy") as other:
     model = nn.BatchNorm2d(3)
     model(torch.arange(48.0).view(2, 3, 2, 4))
 worst = [[d.name, d.n_different] for r in other.records(op="aten::native_batch_norm") for d in r.diffs]
-print(json.dumps([told(run), told(other), worst]))
+print(json.dumps([reported(run), reported(other), worst]))
 """)
     assert [f[:2] for f in shuffled["findings"]] == [["mismatch", "aten::pixel_shuffle"]]
     assert [f[:2] for f in norm["findings"]] == [["mismatch", "aten::native_batch_norm"]]
@@ -133,7 +133,7 @@ torch.manual_seed(0)
 model = Attention()
 with shadowrun.compare("lazy") as run:
     model(torch.randn(2, 4, 8)).backward()
-result = told(run)
+result = reported(run)
 result["ops"] = [[r.call.op, str(r.verdict.status)] for r in run.records(op="*attention*")]
 print(json.dumps([result]))
 """)
@@ -154,7 +154,7 @@ with shadowrun.compare("lazy") as run:
     x = torch.zeros(3).to("{device}")
     x.lerp_(torch.ones(3).to("{device}"), 0.5)
     assert x.tolist() == [0.5] * 3
-print(json.dumps(told(run)))
+print(json.dumps(reported(run)))
 """,
         LTC_FORCE_FALLBACK="aten::relu",
     )
@@ -178,7 +178,7 @@ def draw(device):
 plain = [draw(d) for d in ("cpu", "lazy")]
 with shadowrun.compare("lazy") as run:
     compared = [draw(d) for d in ("cpu", "lazy")]
-print(json.dumps([compared == plain, told(run)]))
+print(json.dumps([compared == plain, reported(run)]))
 """)
     assert result["findings"] == []
     assert same
@@ -208,7 +208,7 @@ def one_graph_for_another():
 plain = [read_at_the_end(), one_graph_for_another()]
 with shadowrun.compare("lazy") as run:
     compared = [read_at_the_end(), one_graph_for_another()]
-print(json.dumps([plain[0] == compared[0], [plain[1], compared[1]], told(run)]))
+print(json.dumps([plain[0] == compared[0], [plain[1], compared[1]], reported(run)]))
 """)
     assert same
     assert right == [1.0, 1.0]
@@ -221,7 +221,7 @@ def test_a_program_on_the_reference_lazy_does_not_notice_either():
 plain = train(mlp, "lazy")
 with shadowrun.compare("cpu[threads=1]", ref="lazy") as run:
     compared = train(mlp, "lazy")
-print(json.dumps([compared == plain, told(run)]))
+print(json.dumps([compared == plain, reported(run)]))
 """)
     assert same
     assert result["findings"] == []
@@ -234,7 +234,7 @@ def test_calls_left_out_of_a_comparison_give_values_to_those_that_are_in():
 plain = train(mlp, "lazy")
 with shadowrun.compare("lazy", ops="aten::*mm*") as run:
     compared = train(mlp, "lazy")
-print(json.dumps([compared == plain, told(run)]))
+print(json.dumps([compared == plain, reported(run)]))
 """)
     assert same
     assert result["findings"] == []

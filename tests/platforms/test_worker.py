@@ -19,11 +19,13 @@ import shadowrun
 from shadowrun import Status
 from shadowrun.errors import PlatformError
 from shadowrun.intercept.plan import make_plan
-from shadowrun.platforms import process, remote, resolve
-from shadowrun.platforms.channel import Channel
-from shadowrun.platforms.remote import Unsendable, Worker, WorkerDied
+from shadowrun.platforms import resolve
 from shadowrun.platforms.spec import parse
-from shadowrun.replay import results
+from shadowrun.platforms.worker import client, process
+from shadowrun.platforms.worker.channel import Channel
+from shadowrun.platforms.worker.client import Unsendable, Worker, WorkerDied
+from shadowrun.replay.call import Call, Ran, Role
+from shadowrun.replay.platform_runs import hand_back
 
 ONE = (1, (0,))
 SPEC = "cpu[isa=default,threads=1]"
@@ -322,11 +324,11 @@ def test_an_operator_that_the_worker_lacks(worker):
 
 
 def test_foreign_exception_types_become_runtime_errors():
-    error = remote._rebuilt("mypackage", "Strange", "what")
+    error = client._rebuild_exception("mypackage", "Strange", "what")
     assert type(error) is RuntimeError
     assert str(error) == "Strange: what"
-    assert type(remote._rebuilt("builtins", "eval", "1")) is RuntimeError
-    assert type(remote._rebuilt("builtins", "SystemExit", "1")) is RuntimeError
+    assert type(client._rebuild_exception("builtins", "eval", "1")) is RuntimeError
+    assert type(client._rebuild_exception("builtins", "SystemExit", "1")) is RuntimeError
 
 
 def crash(worker):
@@ -416,9 +418,8 @@ def test_it_ends_with_stop_and_with_its_owner():
 def test_it_ends_when_its_parent_is_killed(busy):
     code = f"""
 import os, signal, threading, torch
-from shadowrun.platforms.remote import Worker
+from shadowrun.platforms.worker.client import Worker
 from shadowrun.platforms.spec import parse
-from shadowrun.replay import results
 w = Worker(parse({SPEC!r}))
 w.start()
 print(w.pid, flush=True)
@@ -442,7 +443,7 @@ def test_platforms_with_such_settings_have_a_process():
     assert platform.remote is not None
     assert not platform.same_device(resolve("cpu"))
     assert not resolve("cpu").same_device(platform)
-    assert not platform.is_ambient
+    assert not platform.has_program_settings
 
 
 def test_it_lives_as_long_as_the_comparison():
@@ -494,7 +495,8 @@ def test_memory_of_a_worker_is_not_handed_to_the_program():
     x = torch.ones(500_000)
     out = worker.call("aten::neg", (x,), {}, ONE, [])[0][0]
     plan = make_plan(torch.ops.aten.neg.default, 0)
-    handed = results.hand_back(plan, (x,), {}, ((x,), {}, out), torch.device("cpu"))
+    role = Role(torch.device("cpu"), on_target=True, on_ref=False, shared=False)
+    handed = hand_back(Call(plan, (x,), {}, role), Ran((x,), {}, out, 0))
     worker.stop()
     handed.resize_(1_000_000)
     assert torch.equal(handed[:500_000], out)

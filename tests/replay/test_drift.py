@@ -9,9 +9,9 @@ from torch import nn
 import shadowrun
 from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms.device import resolve
+from shadowrun.replay.call import Call, Ran, Role
 from shadowrun.replay.drift import Drift
-from shadowrun.replay.execution import Executor
-from shadowrun.replay.stage import Role
+from shadowrun.replay.executor import Executor
 
 aten = torch.ops.aten
 ON_TARGET = Role(torch.device("cpu"), on_target=True, on_ref=False, shared=True)
@@ -27,11 +27,11 @@ class Chain:
 
     def call(self, func, *args, wrong=lambda t: t, **kwargs):
         plan = make_plan(func, 0)
-        self.drifting.before(ON_TARGET, args, kwargs)
+        self.drifting.before(Call(plan, args, kwargs, ON_TARGET))
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
             out.copy_(wrong(out))
-        self.drift = self.drifting.after(plan, args, kwargs, out, None, None)
+        self.drift = self.drifting.after(plan, Ran(args, kwargs, out, 0))
         return out
 
     def add(self, x, n=1.0, **kwargs):
@@ -95,7 +95,7 @@ def test_a_resized_storage_gets_a_twin_of_the_user_s_values():
 def test_reseeding_goes_on_from_the_user_s_values():
     c = Chain()
     y = c.add(torch.zeros(2), wrong=lambda t: t + 1)
-    c.chain.reseed(make_plan(aten.add.Tensor, 0), (), {}, y)
+    c.chain.reseed(make_plan(aten.add.Tensor, 0), Ran((), {}, y, 0))
     c.add(y)
     assert c.drift[0] == 0
 
@@ -104,9 +104,9 @@ def test_other_layouts_of_a_result_are_adopted():
     c = Chain()
     x = torch.zeros(3, 4)
     plan = make_plan(aten.add.Tensor, 0)
-    c.drifting.before(ON_TARGET, (x, 1), {})
+    c.drifting.before(Call(plan, (x, 1), {}, ON_TARGET))
     mine = torch.full((4, 3), 7.0).t()  # the user's device chose other strides
-    assert c.drifting.after(plan, (x, 1), {}, mine, None, None)[0] == 6
+    assert c.drifting.after(plan, Ran((x, 1), {}, mine, 0))[0] == 6
     c.add(mine)
     assert c.drift[0] == 6
 
@@ -143,8 +143,8 @@ def test_layouts_without_a_storage_are_not_followed():
     c = Chain()
     sparse = torch.eye(2).to_sparse()
     plan = make_plan(aten.neg.default, 0)
-    c.drifting.before(ON_TARGET, (sparse,), {})
-    assert c.drifting.after(plan, (sparse,), {}, sparse.neg(), None, None) == (-1, -1)
+    c.drifting.before(Call(plan, (sparse,), {}, ON_TARGET))
+    assert c.drifting.after(plan, Ran((sparse,), {}, sparse.neg(), 0)) == (-1, -1)
 
 
 def test_twins_die_with_the_storage_and_not_before():

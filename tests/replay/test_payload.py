@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from shadowrun.replay.judge import Judge
-from shadowrun.sweep.judging import finding_of_row
-from shadowrun.sweep.outcome import Kind
+from shadowrun.judge.judge import Judge
+from shadowrun.studies.sweep.cases import Kind
+from shadowrun.studies.sweep.sweep_findings import finding_of_row
 from shadowrun.types import Cause, Status
 
 ATEN = torch.ops.aten

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.replay.judge import Judge
+from shadowrun.judge.judge import Judge
 from shadowrun.types import Cause, Status
 
 aten = torch.ops.aten

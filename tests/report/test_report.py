@@ -18,8 +18,9 @@ import pytest
 
 from shadowrun import report
 from shadowrun.errors import UsageError
-from shadowrun.report.terminal import TerminalReport
-from shadowrun.report.words import overhead, percent
+from shadowrun.report.descriptions import overhead, percent
+from shadowrun.report.run_report import run_document
+from shadowrun.report.terminal import render_terminal
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
@@ -46,14 +47,14 @@ def check(name: str, text: str) -> None:
     assert actual == expected, "\n".join(changes)
 
 
-@pytest.mark.parametrize("kind", ["txt", "md", "json", "html"])
+@pytest.mark.parametrize("kind", ["txt", "md", "json", "csv", "html"])
 def test_golden(run: Run, kind: str) -> None:
     check(f"report.{kind}", report.render(run, kind))
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_golden_terminal(run: Run, width: int) -> None:
-    text = TerminalReport().render(run, width=width, colour=False)
+    text = render_terminal(run_document(run), width=width, colour=False)
     assert max(map(len, text.splitlines())) <= width
     check(f"terminal-{width}.txt", text)
 
@@ -61,10 +62,10 @@ def test_golden_terminal(run: Run, width: int) -> None:
 def test_colour_is_asked_for_and_no_color_obeyed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[1;31m" in TerminalReport().render(run, width=80, colour=True)
-    assert "\x1b[" not in TerminalReport().render(run, width=80, colour=False)
+    assert "\x1b[1;31m" in render_terminal(run_document(run), width=80, colour=True)
+    assert "\x1b[" not in render_terminal(run_document(run), width=80, colour=False)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "31m" not in TerminalReport().render(run, width=80, colour=True)
+    assert "31m" not in render_terminal(run_document(run), width=80, colour=True)
 
 
 def test_the_last_line_is_the_verdict(run: Run) -> None:
@@ -188,7 +189,7 @@ def test_write_chooses_by_extension(run: Run, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_errors_of_write(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'x.pdf' picks its format; use one of .json, .md, .html, .txt") as caught:
+    with pytest.raises(UsageError, match=r"'x.pdf' picks its format; use .* .txt, .md, .json, .csv, .html") as caught:
         run.write("x.pdf")
     assert caught.value.slug == "unknown-format"
     with pytest.raises(UsageError, match="no report format 'pdf'"):
@@ -212,7 +213,7 @@ def test_percentages_do_not_claim_all_or_nothing() -> None:
 
 def test_an_unfinished_run_says_so() -> None:
     data = DataFile.create(None, RunInfo("npu", "cpu"))
-    assert "still going on or was killed" in report.render(Run(data), "txt")
+    assert "The run still records, was killed" in report.render(Run(data), "txt")
 
 
 def test_own_failures_are_shown_apart(run: Run) -> None:
@@ -221,7 +222,7 @@ def test_own_failures_are_shown_apart(run: Run) -> None:
     assert "aten::bmm" in text.split("shadowrun's own failures")[1]
 
 
-@pytest.mark.parametrize("kind", ["txt", "html", "json", "md"])
+@pytest.mark.parametrize("kind", ["txt", "html", "json", "md", "csv"])
 def test_an_empty_run_can_be_reported(kind: str) -> None:
     assert report.render(Run(DataFile.create(None, RunInfo("npu", "cpu"))), kind)
 

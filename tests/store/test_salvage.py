@@ -13,13 +13,14 @@ import torch
 
 import shadowrun
 from shadowrun.cli.main import main
-from shadowrun.store.checking import COLUMNS
+from shadowrun.store.connect import connect_existing
 from shadowrun.store.datafile import DataFile
-from shadowrun.store.opening import connect_existing
 from shadowrun.store.salvage import salvaged
+from shadowrun.store.validation import COLUMNS
 
 HERE = Path(__file__).parent
 PAGE = 4096
+OLD = ("schema-1", "schema-4", "schema-5")
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +29,14 @@ def files(tmp_path_factory) -> dict[str, Path]:
     sample = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sample)
     folder = tmp_path_factory.mktemp("whole")
-    found = {name: folder / f"{name}.shadowrun" for name in ("run", "other", "combined", "schema-1", "schema-4")}
+    found = {name: folder / f"{name}.shadowrun" for name in ("run", "other", "combined", *OLD)}
     data = sample.build(found["run"], steps=40, compiled=True)
     for seq in range(10_000, 13_000):  # several pages of calls below one
         data.add((seq, 41, 1, 1, 1.0, 2.0, -1.0, -1.0))
     data.close()
     sample.build(found["other"]).close()
     shadowrun.combine([found["run"], found["other"]], found["combined"])
-    for name in ("schema-1", "schema-4"):
+    for name in OLD:
         connection = sqlite3.connect(found[name])
         connection.executescript((HERE / f"{name}.sql").read_text())
         connection.close()
@@ -46,7 +47,7 @@ def tables(connection: sqlite3.Connection) -> dict[str, list]:
     return {table: connection.execute(f"select * from {table}").fetchall() for table in COLUMNS if table != "meta"}
 
 
-@pytest.mark.parametrize("name", ["run", "combined", "schema-1", "schema-4"])
+@pytest.mark.parametrize("name", ["run", "combined", *OLD])
 def test_of_a_whole_file_nothing_is_missing(files, name):
     whole, found = connect_existing(files[name]), salvaged(files[name])
     assert tables(found) == tables(whole)
@@ -67,7 +68,7 @@ def in_part(path: Path, records: dict) -> int:
     return len(back)
 
 
-@pytest.mark.parametrize("name", ["run", "schema-4"])
+@pytest.mark.parametrize("name", ["run", "schema-4", "schema-5"])
 def test_cut_at_a_page(files, name, tmp_path):
     whole = files[name].read_bytes()
     records = {r.call.seq: r for r in shadowrun.load(files[name]).records()}

@@ -12,16 +12,14 @@ import torch
 from torch import nn
 from torch.testing._internal import common_methods_invocations as invocations
 
-from shadowrun.intercept import plan as plans
-from shadowrun.replay.mirror import move
+from shadowrun.operators.facts import facts
+from shadowrun.replay.copies import move
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DTYPES = ("float32", "bfloat16", "float16", "complex64", "int64", "bool")
 DATABASES = ("op", "module", "optim", "hop", "custom", "foreach")
-_UNINITIALISED = {name.split("::")[1].split(".")[0] for name in plans._EMPTY}
-"""Operators of the plan's own table whose values mean nothing, without their overloads."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def cases(db: str, info: Any, dtype: str, samples: int | None, device: str = "cp
 def _operator_cases(info: Any, dtype: torch.dtype, samples: int | None, device: str) -> Iterator[Case]:
     differentiable = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
     name = getattr(info, "aten_name", "")
-    marks = (name in _UNINITIALISED, f"aten::{name}" in plans._UNSTABLE)
+    marks = (facts(name).uninitialised, bool(facts(name).unstable))
     seed()
     for i, sample in enumerate(islice(info.sample_inputs("cpu", dtype, requires_grad=differentiable), samples)):
         process = sample.output_process_fn_grad

@@ -75,7 +75,7 @@ def large(tensor: torch.Tensor) -> None:
 
 def peak(target: str, max_bytes: int, flaws: tuple[str, ...] = ()) -> dict[str, int]:
     """Highest memory of `large` above where it began, plainly and compared."""
-    from shadowrun.platforms import sim
+    from shadowrun import sim
 
     sim.enable("sim")
     found = {}

@@ -85,7 +85,7 @@ def work(spec: dict[str, Any], out: Path) -> None:
     torch.set_num_threads(spec["threads"])
     setup = Setup(**spec["setup"])
     if setup.uses_sim:
-        from shadowrun.platforms import sim
+        from shadowrun import sim
 
         sim.enable("sim")
     with out.open("a") as file:

@@ -24,7 +24,7 @@ def test_a_program_with_a_feature_is_unchanged(clean_sim, name, setup):
 
 ON_SIM = """
 import sys
-from shadowrun.platforms import sim
+from shadowrun import sim
 from tests.transparency.programs import case
 from tests.transparency.test_features import PROGRAMS
 

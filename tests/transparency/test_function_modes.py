@@ -9,7 +9,6 @@ from torch.overrides import TorchFunctionMode
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.intercept import torchapi
 
 
 class Twice(TorchFunctionMode):
@@ -77,10 +76,7 @@ def run(prepare, make):
 @pytest.mark.parametrize("make", [Twice, Strict])
 @pytest.mark.parametrize("prepare", [by_script, from_numpy, in_the_engine])
 @pytest.mark.parametrize("options", [{}, {"replay": False}, {"drift": True}], ids=["compared", "recorded", "drift"])
-@pytest.mark.parametrize("by_address", [True, False])
-def test_a_function_mode_sees_and_changes_nothing(prepare, make, options, by_address, monkeypatch):
-    if not by_address:
-        monkeypatch.setattr(torchapi, "address_behind", lambda name: 0)
+def test_a_function_mode_sees_and_changes_nothing(prepare, make, options):
     plain = run(prepare, make)
     with shadowrun.compare("cpu", **options) as comparison:
         compared = run(prepare, make)

@@ -1,6 +1,6 @@
 """Real other numerics on one machine: a CPU under other instruction sets differs by rounding, and nothing is wrong.
 
-Each platform below runs operators in a process of its own (`shadowrun.platforms.worker`).
+Each platform below runs operators in a process of its own (`shadowrun.platforms.worker.main`).
 """
 
 import pytest

@@ -11,8 +11,10 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,14 +22,13 @@ import torch
 
 import shadowrun
 from shadowrun.cli.main import main
-from shadowrun.platforms.sim import FATAL
-from shadowrun.repro import making
-from shadowrun.store import tensors
-from shadowrun.sweep.cases import Case, Part
-from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
-from shadowrun.sweep.inputs import printed
-from shadowrun.sweep.outcome import Finding, Kind, Outcome
-from shadowrun.sweep.sampling import Sampler
+from shadowrun.repro import script as scripting
+from shadowrun.sim import FATAL
+from shadowrun.store import captured_inputs as tensors
+from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
+from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
+from shadowrun.studies.sweep.inputs import printed
+from shadowrun.studies.sweep.rebuild_case import Sampler
 
 PRECIOUS = "precious\n"
 EVIL = "import pathlib; pathlib.Path('PWNED').touch()"
@@ -104,13 +105,11 @@ class Attack:
 @pytest.fixture
 def untried(monkeypatch):
     """Scripts are written, not run; regions are not compiled."""
-    from shadowrun.compiled import repro as compiled
-    from shadowrun.compiled.how import How
+    from shadowrun.compiled.compile_spec import CompileSpec
 
     done = subprocess.CompletedProcess("repro.py", 1, "as it should", "")
-    monkeypatch.setattr(making, "run_script", lambda *_: done)
-    monkeypatch.setattr(compiled, "run_script", lambda *_: done)
-    monkeypatch.setattr(How, "look_for_compiler", lambda _: 1 / 0)
+    monkeypatch.setattr(scripting, "run_script", lambda *_: done)
+    monkeypatch.setattr(CompileSpec, "look_for_compiler", lambda _: 1 / 0)
 
 
 @pytest.fixture(autouse=True)
@@ -205,6 +204,9 @@ OPERATORS = {
     "aten::_reshape_alias_copy": [{"tensor": 0}, [1 << 20], [1]],
     "c10d_functional::wait_tensor": [{"tensor": 0}],
     "aten::_nested_view_from_buffer": [{"tensor": 0}, {"tensor": 0}, {"tensor": 0}, {"tensor": 0}],
+    "aten::_nested_tensor_size": [{"tensor": 0}],
+    "aten::_nested_tensor_strides": [{"tensor": 0}],
+    "aten::_nested_tensor_storage_offsets": [{"tensor": 0}],
     "aten::_assert_async.msg": [{"tensor": 0}, "PWNED"],
     "aten::warn": ["PWNED"],
     "prim::Print": ["PWNED"],
@@ -229,7 +231,7 @@ def test_no_operator_that_does_more_than_compute(attack, capsys, name):
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     if not said.err:  # the file itself was not refused
-        assert "not timed:" in said.out
+        assert "Not timed (1)" in said.out
 
 
 def test_no_path_reaches_an_operator_of_a_sweep_or_of_slowdown(attack, capsys):
@@ -261,7 +263,7 @@ def test_inputs_that_cannot_be_made_are_left_out(attack, capsys, name, inputs, s
     attack.operator(name, inputs)
     attack.target("cpu[threads=1]")
     assert main(["slowdown", "x.shadowrun"]) == 0
-    assert said in capsys.readouterr().out
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -284,14 +286,57 @@ def test_captured_arguments_fit_their_schema(attack, capsys, name, args, kwargs)
 
 def test_an_archive_that_is_larger_than_its_file_is_not_read(attack, capsys):
     """Storages of zeros, compressed: a megabyte that becomes gigabytes."""
-    import zipfile
-
     (file,) = Path("x.shadowrun.tensors").glob("*.pt")
     with zipfile.ZipFile(file) as old:
         members = {entry.filename: old.read(entry) for entry in old.infolist()}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
         for member, content in members.items():
             new.writestr(member, content if "/data/" not in member else bytes(1 << 26))
+    attack.target("cpu[threads=1]")
+    assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+def with_two_lists(packed):
+    """An archive whose end names the list of what is packed; right before the end lies one that says it is small."""
+    end = packed.rindex(b"PK\5\6")
+    size, place = struct.unpack("<II", packed[end + 12 : end + 20])
+    small, at = bytearray(packed[place : place + size]), 0
+    while at < size:
+        small[at + 24 : at + 28] = struct.pack("<I", 1)
+        at += 46 + sum(struct.unpack("<HHH", small[at + 28 : at + 34]))
+    return packed[:end] + small + packed[end:]
+
+
+def packed_again(content, change=lambda name, data: data, how=zipfile.ZIP_DEFLATED):
+    """A file of torch's as an archive of Python's."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w", how) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, change(entry.filename, old.read(entry)))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("what", ["two lists", "two lists, one with a comment", "packed", "before", "of old", "tar"])
+def test_torch_reads_the_archive_that_was_looked_at(attack, capsys, monkeypatch, what):
+    """A few bytes that become many once torch reads another list of members than Python, or another format."""
+    (file,) = Path("x.shadowrun.tensors").glob("*.pt")
+    content = file.read_bytes()
+    if what.startswith("two lists"):
+        content = with_two_lists(packed_again(content))
+        if "comment" in what:
+            content = content[:-2] + b"\1\0 "
+    elif what == "packed":
+        content = packed_again(content)
+    elif what == "before":
+        content = b"x" + content
+    elif what == "of old":
+        old = io.BytesIO()
+        torch.save(torch.load(file, weights_only=True), old, _use_new_zipfile_serialization=False)
+        content = old.getvalue() + content
+    else:
+        content = bytes(512) + content
+    file.write_bytes(content)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("read"))
     attack.target("cpu[threads=1]")
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
 
@@ -311,6 +356,18 @@ def test_a_sparse_tensor_has_indices_within_its_size(attack, capsys):
     bad = Rebuilt(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, parts)
     attack.target("cpu[threads=1]")
     attack.operator("aten::_to_dense", "f32[2]", {"tensor": 0}, tensors=[bad])
+    assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_captured_tensors_have_values(attack, capsys, graph):
+    """One of 4 TiB in a file of a kilobyte: it lies on the device "meta", wherever it is loaded to."""
+    bad = Rebuilt(torch._utils._rebuild_meta_tensor_no_storage, torch.float32, (1 << 40,), (1,), False)
+    attack.target("cpu[threads=1]")
+    if graph:
+        attack.graph(INPUT, node("torch.relu", "%p"), output("f"), inputs=[bad])
+    else:
+        attack.operator("aten::relu", "f32[2]", {"tensor": 0}, tensors=[bad])
     assert "cannot be read" in refused(capsys, "repro", "x.shadowrun")
 
 
@@ -425,6 +482,58 @@ def test_no_graph_does_more_than_compute(attack, capsys, name):
     *_, last = nodes = GRAPHS[name]
     attack.graph(INPUT, *nodes, *([] if last[0] == "output" else [output(last[1])]), inputs=[torch.ones(9)])
     refused(capsys, "repro", "x.shadowrun", "--no-minimise")
+
+
+def method(name, on, result, *args):
+    return node(name, f"%{on}", *args, kind="call_method", name=result)
+
+
+WITH_INDICES = {
+    "indices of an alias are turned around": (
+        torch.eye(3)[:1].to_sparse,
+        [method("detach", "p", "a"), method("t_", "p", "b"), method("to_dense", "a", "f")],
+    ),
+    "a tensor becomes sparse": (
+        lambda: torch.eye(3),
+        [method("to_sparse", "p", "a"), method("to_dense", "a", "f")],
+    ),
+    "sizes of a nested tensor": (
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        [method("relu", "p", "a"), method("sum", "a", "f")],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("name", WITH_INDICES)
+def test_tensors_of_a_graph_are_dense(attack, capsys, name):
+    """Aliases of one tensor share its indices, and not its size: what turns the indices around led out of memory."""
+    given, nodes = WITH_INDICES[name]
+    attack.target("cpu")
+    attack.graph(INPUT, *nodes, output("f"), inputs=[given()])
+    assert "for a file, tensors are dense" in refused(capsys, "repro", "x.shadowrun", "--no-minimise")
+
+
+@pytest.mark.usefixtures("untried")
+def test_indices_that_a_graph_computes_are_looked_at(attack, capsys):
+    """This one is written to: the place in memory is the file's choice."""
+    attack.target("cpu")
+    nodes = [
+        node("torch.ops.aten.full.default", [4], 10**7, name="i"),
+        node("torch.ops.aten.embedding_dense_backward.default", "%p", "%i", 3, -1, True, name="f"),
+    ]
+    attack.graph(INPUT, *nodes, output("f"), inputs=[torch.ones(4, 2)])
+    assert "not below num_weights" in refused(capsys, "repro", "x.shadowrun", "--no-minimise")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_tensor_gets_no_other_size(attack, capsys):
+    """In CSC, torch leaves it too few indices for its columns."""
+    attack.target("cpu[threads=1]")
+    given = [torch.eye(3)[:1].to_sparse_csc(), torch.eye(3)[:1].to_sparse_csc()]
+    attack.operator("aten::resize_as_", "f32[1, 3]", {"tensor": 0}, {"tensor": 1}, tensors=given)
+    assert "does not check the indices" in refused(capsys, "repro", "x.shadowrun")
 
 
 @pytest.mark.parametrize(
@@ -558,8 +667,8 @@ def test_an_entry_point_of_torchs_own_name_is_a_plug_in(attack, capsys, monkeypa
 def coverage(case=None, kind=Kind.MISMATCH, explanation="x", **info):
     """A coverage file with one finding."""
     file = CoverageFile.begin(Path("e.shadowcov"), SweepInfo(**{"target": "cpu[threads=1]", "ref": "cpu"} | info))
-    found = [Finding(kind, "aten::exp", "", "implementation", explanation, "y")]
-    file.add(case or Case("exp", "float32", Part.FORWARD, 0), Outcome.of(found, "f32[20, 20]"))
+    found = [CaseFinding(kind, "aten::exp", "", "implementation", explanation, "y")]
+    file.add(case or Case("exp", "float32", Part.FORWARD, 0), CaseOutcome.of(found, "f32[20, 20]"))
     file.close()
 
 
@@ -574,7 +683,7 @@ def test_a_coverage_file_starts_nothing(tmp_path, monkeypatch, capsys, platform)
 def test_a_coverage_file_does_not_tell_which_other_files_are_read(tmp_path, monkeypatch, capsys, source):
     monkeypatch.chdir(tmp_path)
     coverage(source=source, versions={"torch": torch.__version__})
-    assert "tell where it is by --from DATA" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+    assert "give its path with --from DATA" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
 
 
 @pytest.mark.parametrize("part", [Part.FORWARD, Part.INVALID, Part.SLICE, Part.TAIL])
@@ -643,6 +752,24 @@ def test_what_lies_where_the_script_goes_is_not_run_and_not_written_through(atta
     assert not (folder / "inputs.pt").is_symlink()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
+@pytest.mark.parametrize("there", ["VICTIM", "NEW"])
+def test_what_lies_where_a_report_goes_is_not_written_through(attack, capsys, there):
+    for name in ("r.html", "r.json.part", "r.md.part"):
+        Path(name).symlink_to(there)
+    main(["report", "x.shadowrun", "-o", "r.html", "-o", "r.json", "-o", "r.md"])
+    assert not any(Path(name).is_symlink() for name in ("r.html", "r.json", "r.md"))
+    assert Path("VICTIM").read_text(encoding="utf-8") == PRECIOUS
+    assert not Path("NEW").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
+def test_a_coverage_file_is_not_made_through_a_link(tmp_path):
+    (tmp_path / "x.shadowcov").symlink_to(tmp_path / "NEW")
+    CoverageFile.begin(tmp_path / "x.shadowcov", SweepInfo("npu", "cpu")).close()
+    assert not (tmp_path / "NEW").exists()
+
+
 def test_the_folder_of_a_script_is_no_link(attack, capsys):
     there = Path("elsewhere")
     there.mkdir()
@@ -695,9 +822,9 @@ def test_a_name_of_any_length_is_no_name_of_a_folder(attack, capsys):
     ],
 )
 def test_a_graph_that_eager_refuses_is_never_compiled(attack, capsys, monkeypatch, nodes, inputs):
-    from shadowrun.compiled.how import How
+    from shadowrun.compiled.compile_spec import CompileSpec
 
-    monkeypatch.setattr(How, "look_for_compiler", lambda _: pytest.fail("compiled"))
+    monkeypatch.setattr(CompileSpec, "look_for_compiler", lambda _: pytest.fail("compiled"))
     attack.target("cpu")
     attack.graph(INPUT, *nodes, output(nodes[-1][1]), inputs=inputs, name="inductor")
     said = refused(capsys, "repro", "x.shadowrun", "--no-minimise")
@@ -735,7 +862,7 @@ def test_numbers_of_any_length_are_left_out(attack, capsys, text):
     attack.target("cpu[threads=1]")
     attack.operator("aten::add.Scalar", text)
     assert main(["slowdown", "x.shadowrun"]) == 0
-    assert "aten::add.Scalar" in capsys.readouterr().out.partition("not timed:")[2]
+    assert "aten::add.Scalar" in capsys.readouterr().out.partition("Not timed (1)")[2]
 
 
 # -- simulated devices that end the process --------------------------------------------------------
@@ -752,6 +879,14 @@ def test_no_file_ends_or_hangs_the_command(attack, capsys, flaw):
     assert main(["repro", "x.shadowrun", "--target", "sim", "--no-minimise"]) == 0
 
 
+def test_no_file_with_a_graph_ends_or_hangs_the_command(attack, capsys):
+    """The graph's inputs may lie on that device, and it runs in this process."""
+    flaw = min(FATAL)
+    attack.info(target_fingerprint={"simulated_flaws": [flaw]})
+    attack.graph(INPUT, node("torch.exp", "%p"), output("f"), inputs=[torch.ones(2)])
+    assert f"has {flaw}, which would end or block this process" in refused(capsys, "repro", "x.shadowrun")
+
+
 @pytest.mark.parametrize("flaw", sorted(FATAL))
 def test_no_coverage_file_ends_or_hangs_the_command(attack, capsys, flaw):
     """A case that ends a process is run in one of its own; this one is said to be wrong."""
@@ -760,9 +895,9 @@ def test_no_coverage_file_ends_or_hangs_the_command(attack, capsys, flaw):
     info = SweepInfo("sim", "cpu", versions={"torch": torch.__version__}, target_fingerprint={"platform": "sim"})
     info.target_fingerprint["simulated_flaws"] = [flaw]
     file = CoverageFile.begin(path, info)
-    found = Finding(Kind.MISMATCH, f"aten::{operator}", cause="implementation")
+    found = CaseFinding(Kind.MISMATCH, f"aten::{operator}", cause="implementation")
     number, sample = next(Sampler(operator, "float32", 0, 3).of(Part.FORWARD))
-    file.add(Case(operator, "float32", Part.FORWARD, number), Outcome((found,), printed(sample)))
+    file.add(Case(operator, "float32", Part.FORWARD, number), CaseOutcome((found,), printed(sample)))
     file.close()
     assert "which would end or block this process" in " ".join(
         refused(capsys, "repro", str(path), "--finding", "1").split()
@@ -802,3 +937,25 @@ def test_progress_bars_show_names_as_text(attack, monkeypatch, capsys, command, 
         listed = capsys.readouterr().out
         assert "aten::" in listed
         assert all(line.isprintable() for line in listed.splitlines())
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("of numpy"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), None]
+)
+def test_memory_that_runs_out_anywhere_is_one_line(attack, capsys, monkeypatch, error):
+    """Where nobody expects it, as in the analysis of what was computed."""
+    from shadowrun.compiled.repro import GraphScriptMaker
+
+    def analyse(*_):
+        raise error or RuntimeError("something else")
+
+    monkeypatch.setattr(GraphScriptMaker, "_allowed", analyse)
+    attack.target("cpu")
+    attack.graph(INPUT, node("torch.ops.aten.relu.default", "%p"), output("f"), inputs=[torch.ones(3)])
+    assert main(["repro", "x.shadowrun", "--no-minimise"]) == 2
+    said = capsys.readouterr()
+    assert ("takes more memory than there is" in said.out) == (error is not None)
+    assert ("Traceback" in said.err) == (error is None)

@@ -16,11 +16,10 @@ import pytest
 import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import ShadowrunError
-from shadowrun.slowdown.calls import read_mix
-from shadowrun.sweep.cases import Case, Part
-from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
-from shadowrun.sweep.outcome import Finding, Kind, Outcome
-from shadowrun.sweep.recorded import read_calls
+from shadowrun.studies.slowdown.calls import read_mix
+from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
+from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
+from shadowrun.studies.sweep.recorded import read_calls
 from tests.untrusted.mutations import of_bytes, of_values
 
 FEW, MANY = 4, 520
@@ -51,9 +50,11 @@ def files(sample, tmp_path_factory) -> dict[str, Path]:
         for part in (Part.FORWARD, Part.BACKWARD, Part.OUT):
             for number, kind in enumerate((Kind.PASS, Kind.MISMATCH, Kind.UNSUPPORTED, Kind.REFERENCE)):
                 found = (
-                    [] if kind is Kind.PASS else [Finding(kind, f"aten::{operator}", "", "implementation", "x", "y")]
+                    []
+                    if kind is Kind.PASS
+                    else [CaseFinding(kind, f"aten::{operator}", "", "implementation", "x", "y")]
                 )
-                sweep.add(Case(operator, "float32", part, number), Outcome.of(found, "f32[2]"))
+                sweep.add(Case(operator, "float32", part, number), CaseOutcome.of(found, "f32[2]"))
             sweep.finish(operator, "float32", part, -1, 0)
     sweep.add_time(1.0, 1.0, complete=True)
     sweep.close()
@@ -62,6 +63,7 @@ def files(sample, tmp_path_factory) -> dict[str, Path]:
         "combined": folder / "both.shadowrun",
         "schema-1": of_sql(folder / "v1.shadowrun", (OLD / "schema-1.sql").read_text()),
         "schema-4": of_sql(folder / "v4.shadowrun", (OLD / "schema-4.sql").read_text()),
+        "schema-5": of_sql(folder / "v5.shadowrun", (OLD / "schema-5.sql").read_text()),
         "sweep": folder / "x.shadowcov",
         "other": other,
         "other sweep": shutil.copy(folder / "x.shadowcov", folder / "y.shadowcov"),
@@ -176,7 +178,7 @@ def tried(files, tmp_path, monkeypatch, capsys):
 CASES = [
     pytest.param(which, mutate, n, id=f"{which}-{mutate.__name__}-{n}", marks=[pytest.mark.slow] if n == MANY else [])
     for n in (FEW, MANY)
-    for which in ("run", "combined", "schema-1", "schema-4", "sweep")
+    for which in ("run", "combined", "schema-1", "schema-4", "schema-5", "sweep")
     for mutate in (of_bytes, of_values)
 ]
 

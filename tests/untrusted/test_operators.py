@@ -6,14 +6,14 @@ import sys
 import pytest
 import torch
 
-from shadowrun.compiled import graphtext
-from shadowrun.compiled.how import How
+from shadowrun.compiled import graph_text
+from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.errors import DataFileError, PlatformError, UsageError
-from shadowrun.intercept import untrusted
-from shadowrun.intercept.untrusted import Refused, check_arguments, operator_named
-from shadowrun.platforms.untrusted import accepted, simulated_flaws
+from shadowrun.intercept import op_allowlist
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
+from shadowrun.platforms.untrusted_specs import simulated_flaws, trusted_spec
 from shadowrun.repro import memory
-from shadowrun.repro.quoting import in_docstring, literal, mapping, quoted
+from shadowrun.repro.quoting import in_docstring, literal
 from shadowrun.types import Allowed
 
 NAMES = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(("aten::", "prims::"))]
@@ -50,7 +50,7 @@ def test_no_operator_takes_a_text_that_is_no_choice():
             assert not any(word in kind for word in ("Storage", "Stream", "Any", "Future", "Dict")), name
             if "str" in kind and argument.name not in free:
                 for text in ("/etc/passwd", "x.so", "", "../a", "a b"):
-                    assert not untrusted.is_word(text, argument.name), (name, argument.name)
+                    assert not op_allowlist.is_word(text, argument.name), (name, argument.name)
 
 
 def test_custom_operators_of_this_process_follow_the_same_rule():
@@ -78,15 +78,60 @@ def test_texts_and_sizes_of_arguments():
     check_arguments(operator_named("aten::full"), ([1 << 20], 1), {})
 
 
+X = torch.ones(2, 6)
+WILD = {
+    "a dimension far outside": ("aten::_fft_c2c", (X.to(torch.complex64), [-(1 << 31)], 0, True), {}),
+    "a dimension just outside": ("aten::_fft_r2c", (X, [2], 0, True), {}),
+    "a dimension from the end": ("aten::_fft_c2r", (X.to(torch.complex64), [-1], 0, 10), {}),
+    "a dimension twice": ("aten::_fft_c2c.out", (X.to(torch.complex64), [1, 1], 0, True), {"out": X}),
+    "an index": ("aten::embedding_dense_backward", (X, torch.tensor([1, 7]), 3, -1, True), {}),
+    "an index below 0": ("aten::embedding_dense_backward", (X, torch.tensor([1, -7]), 3, -1, True), {}),
+    "one value for all": ("aten::_log_softmax.out", (X, 1, False), {"out": torch.ones(1).expand(2, 6)}),
+    "rows within each other": ("aten::add_.Tensor", (torch.ones(9).as_strided((2, 6), (3, 1)), X), {}),
+    "channels": ("aten::native_batch_norm", (X, None, None, X[0, :1], X[0, :1], False, 0.1, 1e-5), {}),
+}
+"""What kernels take as a place in memory without a look; most end this process."""
+
+
+@pytest.mark.parametrize("what", WILD)
+def test_arguments_that_lead_outside_of_memory(what):
+    name, args, kwargs = WILD[what]
+    with pytest.raises(Refused):
+        check_arguments(operator_named(name), args, kwargs)
+
+
+def test_arguments_that_stay_within():
+    x = X.to(torch.complex64)
+    check_arguments(operator_named("aten::_fft_c2c"), (x, [1, 0], 0, True), {})
+    check_arguments(operator_named("aten::_fft_c2c"), (None, [1], 0, True), {})  # of a graph: computed later
+    check_arguments(operator_named("aten::embedding_dense_backward"), (X, torch.tensor([1, 2]), 3, -1, True), {})
+    check_arguments(operator_named("aten::add_.Tensor"), (torch.ones(3, 8)[::2, ::2].t(), 1), {})
+    check_arguments(operator_named("aten::unsqueeze_"), (torch.ones(1).expand(6), 0), {})
+    check_arguments(operator_named("aten::native_batch_norm"), (X, X[0], None, X[0], X[0], False, 0.1, 1e-5), {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("_log_softmax_backward_data.out", "_slow_conv2d_backward.output_mask_out", "_compute_linear_combination"),
+        *("_foreach_copy", "_new_zeros_with_same_feature_meta", "_nnpack_spatial_convolution", "_stack"),
+        *("_transform_bias_rescale_qkv", "choose_qparams_optimized"),
+    ],
+)
+def test_operators_within_kernels_are_not_called(name):
+    with pytest.raises(Refused):
+        operator_named(f"aten::{name}")
+
+
 @pytest.mark.parametrize(
     "text",
     ["plain", "it's", 'a"b', "\\", "\\'", "a\nb", "\u202e", "\ud800", "{x}", "${x}", "\x00", '"""', "é", "'\"\\\n"],
 )
 def test_texts_are_literals_in_ascii(text):
-    code = quoted(text)
+    code = literal(text)
     assert code.isascii()
-    assert eval(code) == eval(literal(text)) == text
-    assert eval(mapping({text: text})) == {text: text}
+    assert eval(code) == text
+    assert eval(literal({text: text})) == {text: text}
     line = in_docstring(text)
     assert line.isascii()
     assert eval(f'"""{line}"""') == text.replace('"', "'")
@@ -120,7 +165,7 @@ def test_what_an_assertion_says_is_no_code():
         ["call_function", "f", call, [{"node": "p"}, evil], {"dict": []}, ["", ""]],
         ["output", "output", "", [{"tuple": [{"node": "p"}]}], {"dict": []}, ["", ""]],
     ]
-    module = graphtext.from_text(json.dumps(nodes))
+    module = graph_text.from_text(json.dumps(nodes))
     (said,) = [n.args[1] for n in module.graph.nodes if n.name == "f"]
     assert said.startswith("Runtime assertion u0 >= 0")
     assert not set(said) & set("';#\n\"\\")
@@ -128,38 +173,38 @@ def test_what_an_assertion_says_is_no_code():
 
 def test_options_of_inductor_that_name_a_compiler_are_left_out():
     options = {"cpp.cxx": "./evil", "max_autotune": True, "freezing": "./x", "fx_graph_remote_cache": True}
-    how = How("inductor", "evil", False, True, None, options, None).from_file(Allowed())
+    how = CompileSpec("inductor", "evil", False, True, None, options, None).from_file(Allowed())
     assert how.options == {"max_autotune": True}
     assert how.left_out == ("cpp.cxx", "freezing", "fx_graph_remote_cache")
     assert how.module == ""
-    own = How("inductor", "", False, True, None, options, None).from_file(Allowed(modules=True))
+    own = CompileSpec("inductor", "", False, True, None, options, None).from_file(Allowed(modules=True))
     assert own.options == options
 
 
 def test_no_package_is_looked_for_in_the_place_of_a_simulated_device(sim_device):
     """Here it is called `sim`, so that the file's `npu` would be a real one; `xla` is torch's."""
-    assert accepted("sim", simulated=True) == "sim"
+    assert trusted_spec("sim", simulated=True) == "sim"
     for name in ("npu", "xla", "cuda"):
         with pytest.raises(PlatformError, match="only the data file names it"):
-            accepted(name, simulated=True)
+            trusted_spec(name, simulated=True)
 
 
 def test_platforms_that_only_a_person_names(monkeypatch):
-    monkeypatch.setattr("shadowrun.platforms.sim.is_enabled", lambda: False)
-    assert accepted("cpu[threads=1,isa=default]") == "cpu[isa=default,threads=1]"
-    assert accepted("npu", simulated=True) == "npu"
-    assert accepted('cpu[env:A="(a path)"]', ["os", "cpu[env:A=/x]"]) == "cpu[env:A=/x]"
+    monkeypatch.setattr("shadowrun.sim.is_enabled", lambda: False)
+    assert trusted_spec("cpu[threads=1,isa=default]") == "cpu[isa=default,threads=1]"
+    assert trusted_spec("npu", simulated=True) == "npu"
+    assert trusted_spec('cpu[env:A="(a path)"]', ["os", "cpu[env:A=/x]"]) == "cpu[env:A=/x]"
     for text in ("cpu[env:A=1]", "cpu[python=/x]", "npu"):
-        assert accepted(text, [text]) == text
+        assert trusted_spec(text, [text]) == text
         with pytest.raises(PlatformError, match="only the data file names it") as caught:
-            accepted(text, ["cpu", "sim"])
+            trusted_spec(text, ["cpu", "sim"])
         assert caught.value.slug == "platform-refused"
     with pytest.raises(DataFileError):
-        accepted(["cpu"])
+        trusted_spec(["cpu"])
     with pytest.raises(DataFileError):
         simulated_flaws({"simulated_flaws": ["no such flaw"]})
     with pytest.raises(UsageError):
-        accepted("cpu[threads=1")
+        trusted_spec("cpu[threads=1")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is bounded")
@@ -168,7 +213,7 @@ def test_too_much_memory_is_an_error_and_the_bound_goes(monkeypatch):
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
     monkeypatch.setattr(memory, "_left", lambda: 0)
-    with memory.bounded():
+    with memory.bounded_memory():
         torch.empty(1 << 20)
         with pytest.raises(RuntimeError, match="allocate"):
             torch.empty(1 << 40, dtype=torch.uint8)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.settings import read_settings
-from shadowrun.store.tensors import Captured, load, save
+from shadowrun.store.captured_inputs import Captured, load, save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ atol = 0.0
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VALUES = st.sampled_from(
     ["1", "-1", "1e999", "nan", "true", "[]", "{}", "''", '"["', "2031-99-01", "1979-05-27T07:32:00Z", "[" * 100_000,
-     "9" * 5000, '"\\u0000"', '"***[!"', "{a = {b = {}}}", '"""\n\n"""', '"\\ud800"', "0x_", "[[known]]"]
+     "9" * 5000, "9" * 400, '"\\u0000"', '"***[!"', "{a = {b = {}}}", '"""\n\n"""', '"\\ud800"', "0x_", "[[known]]"]
 )  # fmt: skip
 
 
@@ -52,6 +52,10 @@ def outcome(path: Path, content: bytes) -> None:
 @given(st.integers(0, len(LEDGER)), st.integers(0, 40), st.binary(max_size=40))
 def test_a_ledger_with_other_bytes(tmp_path, at, n, new):
     outcome(tmp_path / "ledger.toml", LEDGER.encode()[:at] + new + LEDGER.encode()[at + n :])
+
+
+def test_a_tolerance_that_no_float_can_hold(tmp_path):
+    outcome(tmp_path / "shadowrun.toml", b'[tolerance."aten::exp"]\nrtol = 1' + b"0" * 400 + b"\natol = 0\n")
 
 
 @QUICK

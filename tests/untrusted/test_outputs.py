@@ -6,28 +6,30 @@ import csv
 import dataclasses
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from shadowrun.analysis.static import StaticCoverage, StaticOperator
 from shadowrun.cli.main import main
-from shadowrun.report.grid import comma_separated
-from shadowrun.report.static import FORMATS as static_formats
-from shadowrun.report.tame import one_line, show
-from shadowrun.slowdown import formats
-from shadowrun.slowdown.calls import Call
-from shadowrun.slowdown.measuring import Measured
-from shadowrun.slowdown.table import Slowdown
+from shadowrun.report.document import Document, Records, render
+from shadowrun.report.machine import render_csv
+from shadowrun.report.sanitize import one_line, show
 from shadowrun.store import DataFile
-from shadowrun.sweep.cases import Case, Part
-from shadowrun.sweep.coveragefile import CoverageFile, SweepInfo
-from shadowrun.sweep.outcome import Finding, Kind, Outcome
+from shadowrun.studies.slowdown.calls import Call
+from shadowrun.studies.slowdown.measuring import Measured
+from shadowrun.studies.slowdown.report import slowdown_document
+from shadowrun.studies.slowdown.table import Slowdown
+from shadowrun.studies.static.coverage import StaticCoverage, StaticOperator
+from shadowrun.studies.static.report import static_document
+from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
+from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
 EVIL = "\x1b]0;own\x07\x1b[31m\nFAKE LINE\r\x9b1m \u202egnp\u2066\u200b\u2028 \udce9\x00 é"
+FORMATS = ("txt", "terminal", "md", "json", "csv", "html")
 FORMULA = "=cmd|' /C calc'!A0"
 
 
@@ -72,8 +74,8 @@ def sweep_file(tmp_path_factory) -> Path:
     info = SweepInfo(f"npu{EVIL}", EVIL, 0, EVIL, {EVIL: EVIL}, {}, {"torch": EVIL}, (EVIL,), EVIL)
     file = CoverageFile.begin(path, info)
     for number, kind in enumerate((Kind.MISMATCH, Kind.UNSUPPORTED, Kind.REFERENCE, Kind.PASS)):
-        finding = Finding(kind, EVIL, EVIL, "implementation", EVIL, EVIL)
-        outcome = Outcome.of([] if kind is Kind.PASS else [finding], EVIL)
+        finding = CaseFinding(kind, EVIL, EVIL, "implementation", EVIL, EVIL)
+        outcome = CaseOutcome.of([] if kind is Kind.PASS else [finding], EVIL)
         file.add(Case(f"{EVIL}{number}", f"{EVIL}32", Part.FORWARD, 0), outcome)
         file.add(Case(f"{FORMULA}{number}", "float32", Part.FORWARD, 0), outcome)
     file.close()
@@ -110,9 +112,8 @@ def test_of_sweeps(sweep_file, form, tmp_path, monkeypatch, capsys):
     other.write_bytes(sweep_file.read_bytes())
     safe(said(capsys, "support", sweep_file, "-f", form), form)
     safe(said(capsys, "support", sweep_file, other, "-f", form), form)
-    if form != "html":
-        safe(said(capsys, "support", "--diff", sweep_file, other, "-f", form), form)
-    said(capsys, "support", sweep_file, "-f", form, "-o", f"s.{form}")
+    safe(said(capsys, "support", "--diff", sweep_file, other, "-f", form), form)
+    said(capsys, "support", sweep_file, "-o", f"s.{form}")
     safe(Path(f"s.{form}").read_text(encoding="utf-8"), form)
 
 
@@ -123,24 +124,75 @@ def test_of_the_list_of_what_a_sweep_found(sweep_file, capsys):
 
 
 def test_of_a_sweep_itself(sweep_file):
-    from shadowrun.sweep import report
-    from shadowrun.sweep.support import SupportTable
+    from shadowrun.studies.sweep.report import sweep_document
+    from shadowrun.studies.sweep.support import SupportTable
 
     file = CoverageFile.open(sweep_file)
     table, info = SupportTable.of(file.results()), file.info
     file.close()
-    for form in (report.as_text, report.as_markdown, report.as_json):
-        safe(form(table, info), "sweep")
-    safe(report.as_csv(table), "sweep")
+    for form in FORMATS:
+        safe(render(sweep_document(table, info, script=EVIL), form), "sweep")
 
 
 def test_of_slowdown_and_static():
     failed = Measured(Call(EVIL, EVIL, 1, EVIL), None, None, None, EVIL, True)
-    for form in formats.FORMATS.values():
-        safe(form(Slowdown.of([failed], 1, 100.0), EVIL), "slowdown")
+    slowdown = slowdown_document(Slowdown.of([failed], 1, 100.0), EVIL)
     coverage = StaticCoverage((EVIL,), (EVIL,), (StaticOperator(EVIL, ("absent",), 1),))
-    for form in static_formats.values():
-        safe(form(coverage, EVIL), "static")
+    for document in (slowdown, static_document(coverage, EVIL)):
+        for form in FORMATS:
+            safe(render(document, form), form)
+
+
+MARKUP = "[/x] [link=http://e.example]a[/link] ![i](http://e.example/i.png) `b` *c* <img src=x>"
+
+
+@pytest.mark.parametrize("width", ["80", "200"])
+@pytest.mark.parametrize("command", [["export", "-f", "txt"], ["report"]])
+def test_no_name_of_a_run_is_markup_of_rich(tmp_path, monkeypatch, capsys, width, command):
+    """It ended in a traceback, or made a link of the terminal's."""
+    data = DataFile.create(tmp_path / "x.shadowrun", RunInfo(MARKUP, "cpu", notes=(MARKUP,)))
+    for seq, status in enumerate(Status):
+        place = data.context_id(f"aten::{seq}", MARKUP, (MARKUP,), MARKUP, MARKUP, Phase.FORWARD, MARKUP, MARKUP)
+        verdict = Verdict(status, Cause.IMPLEMENTATION, MARKUP, MARKUP, 0.5)
+        data.add((seq, 0, place, data.verdict_id(verdict, MARKUP), 1.0, 1e7, 1.0, 1.0))
+    data.close()
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.setattr("shadowrun.report.terminal.WIDE", 80)
+    assert "[link=http" in "".join(said(capsys, *command, tmp_path / "x.shadowrun").split())
+
+
+def test_no_name_of_a_sweep_is_markup(tmp_path):
+    from shadowrun.studies.sweep.report import sweep_document
+    from shadowrun.studies.sweep.support import SupportTable
+
+    file = CoverageFile.begin(tmp_path / "x.shadowcov", SweepInfo("npu", "cpu", 0, MARKUP, {}, {}, {"torch": MARKUP}))
+    found = CaseFinding(Kind.MISMATCH, MARKUP, MARKUP, "implementation", MARKUP, MARKUP)
+    file.add(Case(MARKUP, MARKUP, Part.FORWARD, 0), CaseOutcome.of([found], MARKUP))
+    table, info = SupportTable.of(file.results()), file.info
+    assert "[link=http" in render(sweep_document(table, info), "txt")
+    no_markup(render(sweep_document(table, info), "md"))
+    file.close()
+
+
+def no_markup(text):
+    """No link, image, tag or code span of `MARKUP`'s in Markdown."""
+    assert "e.example" in text
+    text = re.sub(r"^- \*\*\w+\*\*: ", "", text, flags=re.MULTILINE)  # labels, which are ours
+    for wrong in ("[", "]", "`", "*c", "<img"):
+        assert not re.search(rf"(?<!\\){re.escape(wrong)}", text), wrong
+
+
+def test_no_name_is_markup_of_markdown(tmp_path, capsys):
+    failed = Measured(Call(MARKUP, MARKUP, 1, MARKUP), None, None, None, MARKUP, True)
+    no_markup(render(slowdown_document(Slowdown.of([failed], 1, 100.0), MARKUP), "md"))
+    path = tmp_path / "x.shadowcov"
+    file = CoverageFile.begin(path, SweepInfo(MARKUP, MARKUP, versions={"torch": MARKUP}))
+    failed = CaseOutcome.of([CaseFinding(Kind.ERROR, MARKUP, "", "", MARKUP)], "")
+    file.add(Case(MARKUP, MARKUP, Part.FORWARD, 0), failed)
+    file.close()
+    no_markup(said(capsys, "support", path, "-f", "md"))
+    coverage = StaticCoverage((MARKUP,), (MARKUP,), (StaticOperator(MARKUP, ("absent",), 1),))
+    no_markup(render(static_document(coverage, MARKUP), "md"))
 
 
 def test_of_errors(tmp_path, capsys):
@@ -156,7 +208,8 @@ def test_no_cell_of_a_table_is_a_formula(sweep_file, tmp_path, monkeypatch, caps
 
 def test_numbers_stay_numbers():
     row = ["-1.5", "+2", "-1e-3", "-inf", -3, "-", "", "-a", "@x", "+1+1", "\tx", "1-", "=1", "-1,5"]
-    (found,) = list(csv.reader(io.StringIO(comma_separated(row, []))))
+    text = render_csv(Document("", (), {}, Records((), (tuple(row),))))
+    _, found = csv.reader(io.StringIO(text))
     assert found == ["-1.5", "+2", "-1e-3", "-inf", "-3", "-", "", "'-a", "'@x", "'+1+1", "'\tx", "1-", "'=1", "'-1,5"]
 
 

@@ -1,0 +1,190 @@
+"""`CallGroups`: the calls of a data file, grouped by context and outcome; every analysis starts from it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shadowrun.store.codec import decode_float
+from shadowrun.store.groups import Group, read_groups
+from shadowrun.types import Cause, Phase, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shadowrun.store.datafile import DataFile
+    from shadowrun.store.sources import SourceRun
+
+__all__ = ["CallGroups", "Context", "Medians", "Outcome", "Row", "Skipped", "Step"]
+
+
+MAX_TIMES = 2**14
+"""Times kept of one operator on one platform; of more, an evenly spread sample."""
+
+
+class Medians:
+    """Median times of operators, in bounded memory; `shadowrun.store.groups.read_groups` feeds it.
+
+    Args:
+        ops: Context to operator.
+    """
+
+    def __init__(self, ops: Mapping[int, str]) -> None:
+        self._ops = ops
+        # A fixed seed: reports on the same file are equal.
+        self._random = random.Random(0)  # noqa: S311 - no cryptography
+        self._times: dict[str, tuple[_Times, _Times]] = {}
+
+    def observe(self, context: int, refs: list[float], targets: list[float]) -> None:
+        """Add times of calls of a context, on reference and target."""
+        op = self._ops[context]
+        times = self._times.get(op)
+        if times is None:
+            times = self._times[op] = (_Times(self._random), _Times(self._random))
+        times[0].add(refs)
+        times[1].add(targets)
+
+    def by_op(self) -> dict[str, tuple[float, float]]:
+        """Operator to its median time in microseconds on reference and target; -1 if not timed."""
+        medians = {op: (ref.median(), target.median()) for op, (ref, target) in sorted(self._times.items())}
+        return {op: pair for op, pair in medians.items() if pair != (-1.0, -1.0)}
+
+
+class _Times:
+    """All times, or a sample: sorted and thinned, which moves the median by a rank or two of thousands."""
+
+    __slots__ = ("_kept", "_one_of", "_random")
+
+    def __init__(self, source: random.Random) -> None:
+        self._kept = array("d")
+        self._one_of = 1
+        self._random = source
+
+    def add(self, times: list[float]) -> None:
+        self._kept.extend(self._one_in(self._one_of, times) if self._one_of > 1 else times)
+        while len(self._kept) > MAX_TIMES:
+            self._kept = array("d", self._one_in(2, self._kept))
+            # Half of the sample goes when it is full, so memory is bounded and every call had the same chance.
+            self._one_of *= 2
+
+    def median(self) -> float:
+        return statistics.median(self._kept) if self._kept else -1.0
+
+    def _one_in(self, n: int, times: Iterable[float]) -> list[float]:
+        # A random start: with few times per call of `add`, a fixed one would always keep or always drop them.
+        return sorted(times)[self._random.randrange(n) :: n]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Operator, inputs and origin of calls."""
+
+    op: str
+    inputs: str
+    dtypes: tuple[str, ...]
+    shapes: str
+    module: str
+    phase: Phase
+    site: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Status and cause of a call, without figures."""
+
+    status: Status
+    cause: Cause | None
+    explanation: str
+    missing_kernel: str
+
+    @property
+    def is_own_failure(self) -> bool:
+        """Whether shadowrun failed to compare, not the target to compute."""
+        return self.cause is Cause.HARNESS
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The calls of one context that had one outcome."""
+
+    context: Context
+    outcome: Outcome
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Calls that were skipped on purpose, only counted."""
+
+    op: str
+    device: str
+    reason: str
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A training step; in a combined file, its earliest start and longest duration over all runs."""
+
+    step: int
+    started_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallGroups:
+    """The calls of a run, grouped: its size does not grow with the number of calls.
+
+    Attributes:
+        rows: In the order of each group's first call.
+        skipped: By operator, device and reason.
+        steps: In order.
+        medians: Operator to median time in microseconds of the calls recorded one by one, on reference and
+            target; -1 if not timed.
+        sources: The runs of a combined file; empty for a single run.
+    """
+
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...]
+    steps: tuple[Step, ...]
+    medians: dict[str, tuple[float, float]]
+    sources: tuple[SourceRun, ...] = ()
+
+    @classmethod
+    def read(cls, data: DataFile) -> CallGroups:
+        """Group the calls of a data file."""
+        contexts = {
+            number: Context(
+                op, inputs, tuple(filter(None, dtypes.split(","))), shapes, module, Phase(phase), site, device
+            )
+            for number, op, inputs, dtypes, shapes, module, phase, site, device in data.query(_CONTEXTS)
+        }
+        outcomes = {
+            number: Outcome(Status(status), Cause(cause) if cause else None, explanation, missing)
+            for number, status, cause, explanation, missing in data.query("select * from outcome")
+        }
+        medians = Medians({number: context.op for number, context in contexts.items()})
+        groups = read_groups(data, medians.observe)
+        return cls(
+            rows=tuple(Row(contexts[g.context_id], outcomes[g.outcome_id], g) for g in groups),
+            skipped=tuple(Skipped(*row) for row in data.query(_SKIPPED)),
+            steps=tuple(
+                Step(step, decode_float(started), decode_float(wall)) for step, started, wall in data.query(_STEPS)
+            ),
+            medians=medians.by_op(),
+            sources=data.sources,
+        )
+
+
+_CONTEXTS = """
+select context.id, name, inputs, dtypes, shapes, module, phase, text, device
+from context join op on op.id = op_id join site on site.id = site_id
+"""
+
+_SKIPPED = "select name, device, reason, n from skipped join op on op.id = op_id order by n desc, name, device, reason"
+
+_STEPS = "select step, min(started_s), max(wall_s) from step group by step order by step"

@@ -1,0 +1,214 @@
+"""Explain the facts that shadowrun has on an operator, or the verdict on a recorded call.
+
+For an operator: its bounds with their sources, results that its definition leaves open, and how its calls are treated.
+For a call: the rung of the ladder that decided, with its figures. If the inputs of the call were kept, the call runs on
+both platforms and is judged again, and each step of the judge is listed. docs/verdicts.md describes the rungs.
+
+Examples:
+  shadowrun explain aten::mm                    the facts on a matrix product
+  shadowrun explain softmax                     the same for aten::softmax
+  shadowrun explain 578                         call 578 of the last run
+  shadowrun explain npu.shadowrun 578           of another run
+  shadowrun explain npu.shadowrun --finding 3   the call that shows a finding
+  shadowrun explain 578 -f json                 the steps for a program
+  shadowrun explain --page                      the page of all operators in the documentation
+
+Exit status:
+  0 explained, 2 wrong usage
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from shadowrun.cli import options
+from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import sanitize
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from shadowrun.judge.ladder import Step
+    from shadowrun.report.document import Block, Document, Section
+    from shadowrun.repro.judge_again import Explanation
+    from shadowrun.run import Run
+
+__all__ = ["add_arguments", "run"]
+
+FORMAT = 1
+"""Version of the JSON's form."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """An operator, or a run and a call."""
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="OPERATOR | [DATA] CALL",
+        help=f"an operator; or a data file (default: {options.DATA_FILE}) and the number of a call in its report",
+    )
+    parser.add_argument("--finding", metavar="N", type=int, help="number of a finding in the report, instead of a call")
+    parser.add_argument("--page", action="store_true", help="write the page of all operators, in Markdown")
+    parser.add_argument("--target", metavar="T", help="the run's target, if the file alone may not start it")
+    parser.add_argument("--ref", metavar="R", help="the run's reference, if the file alone may not start it")
+    options.add_output_arguments(parser)
+    options.add_import_argument(parser)
+    options.add_known_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the explanation; returns the exit status."""
+    if args.page:
+        from shadowrun.judge.describe import page
+
+        print(page(), end="")
+        return 0
+    options.check_outputs(args.output)
+    options.print_report(_document(args), args)
+    return 0
+
+
+def _document(args: argparse.Namespace) -> Document:
+    words = list(args.what)
+    if len(words) == 1 and args.finding is None and not words[0].isdecimal():
+        return _of_operator(words[0])
+    n_calls = int(args.finding is None)  # words that name a call; one more may name the data file
+    if not n_calls <= len(words) <= n_calls + 1:
+        raise UsageError(
+            "Name an operator or a call: `shadowrun explain aten::mm`, `shadowrun explain DATA 578`, or "
+            "`shadowrun explain DATA --finding 3`.",
+            slug="bad-option",
+        )
+    args.data = words[0] if len(words) > n_calls else options.DATA_FILE
+    return _of_call(args, words[-1] if n_calls else "")
+
+
+# -- an operator -------------------------------------------------------------------------------------
+
+
+def _of_operator(given: str) -> Document:
+    from shadowrun.judge.describe import describe
+    from shadowrun.operators.fact_table import ROWS
+    from shadowrun.operators.facts import facts
+    from shadowrun.report.document import Document, Fact, Facts, Note, Records
+    from shadowrun.schedule.selection import why_unknown
+
+    op = given if "::" in given else f"aten::{given}"
+    why = why_unknown(op)
+    if why:
+        raise UsageError(f"{op!r}: {why}.", slug="unknown-operator")
+    row = facts(op)
+    known = [
+        *describe(row),
+        *(("calls are", f"{how}: {', '.join(names)}", "") for how, names in _treatments(op).items()),
+    ]
+    has_row = any(name in ROWS for name in (row.name, op.rpartition("::")[2].partition(".")[0]))
+    lines = Facts(tuple(Fact(label, f"{text} (source: {source})" if source else text) for label, text, source in known))
+    note = () if has_row else (Note("no row in the table: the defaults, and what follows from the name", "dim"),)
+    names = ("fact", "text", "source")
+    listed = [dict(zip(names, fact, strict=True)) for fact in known]
+    data = {"format": FORMAT, "op": op, "has_row": has_row, "facts": listed}
+    return Document(f"what is known of {op}", (*note, lines), data, Records(names, tuple(known)))
+
+
+def _treatments(op: str) -> dict[str, list[str]]:
+    """How the calls of an operator's overloads are treated."""
+    from shadowrun.intercept import torchapi
+    from shadowrun.intercept.op_allowlist import operator_named
+    from shadowrun.intercept.plan import Action, make_plan
+
+    words = {
+        Action.REPLAY: "replayed and compared",
+        Action.VIEW: "views: only the form is compared",
+        Action.RANDOM: "random: replayed from the same state, or checked for plausibility",
+        Action.EMPTY: "without defined values: only the form is compared",
+        Action.PASS: "not replayed",
+    }
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(torchapi.operator_names()):
+        if name == op or name.startswith(f"{op}."):
+            try:
+                plan = make_plan(operator_named(name, checked=False), 0)
+            except (AttributeError, RuntimeError):  # TorchScript's own: Python has no such overload
+                continue
+            treatment = words[plan.action]
+            if plan.composite and plan.action is Action.REPLAY:
+                treatment = "split into other operators, which are compared"
+            found[treatment].append(name)
+    return dict(found)
+
+
+# -- a call ------------------------------------------------------------------------------------------
+
+
+def _of_call(args: argparse.Namespace, number: str) -> Document:
+    import shadowrun
+    from shadowrun.cli.repro import named_platforms
+
+    recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    call = _number(number) if number else _call_of_finding(recorded, args.finding)
+    allow = named_platforms(args, recorded.info.target, recorded.info.ref)
+    return _call_document(recorded.explain(call, allow=allow))
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise UsageError(f"{text!r} is no number of a call.", slug="unknown-call")
+    return int(text)
+
+
+def _call_of_finding(recorded: Run, number: int) -> int:
+    findings = {finding.number: finding for finding in (*recorded.findings(), *recorded.known().findings)}
+    finding = findings.get(number)
+    if finding is None:
+        raise UsageError(f"There is no finding {number}: the run has {len(findings)}.", slug="unknown-finding")
+    return next(seq for seq in (finding.captured, finding.worst_seq, finding.first_seq) if seq >= 0)
+
+
+def _call_document(found: Explanation) -> Document:
+    from shadowrun.judge.ladder import deciding
+    from shadowrun.report.descriptions import record_facts
+    from shadowrun.report.document import Document, Facts, Note, Records
+
+    call = found.record.call
+    blocks: list[Block] = [Facts(record_facts(sanitize(found.record))), _steps("as recorded", found.recorded)]
+    if found.verdict is not None:
+        again = ", ".join(filter(None, (found.verdict.status, found.verdict.cause, found.verdict.explanation)))
+        blocks.append(_steps(f"judged again here: {again}", found.steps))
+    if found.note:
+        blocks.append(Note(found.note, "warn"))
+    blocks.append(Note(f"`shadowrun explain {call.op.partition('.')[0]}` has what is known of the operator.", "dim"))
+    names = ("rung", "result", "figure", "limit", "outcome")
+    parts = {"recorded": found.recorded, "judged_again": found.steps}
+    data = {
+        "format": FORMAT,
+        "call": call.seq,
+        "op": call.op,
+        "status": found.record.verdict.status,
+        "note": found.note,
+        **{part: [dict(zip(names, _cells(step), strict=True)) for step in steps] for part, steps in parts.items()},
+        "decided_by": {part: deciding(steps) for part, steps in parts.items()},
+    }
+    rows = tuple((part, *_cells(step)) for part, steps in parts.items() for step in steps)
+    title = f"call {call.seq:,} of {call.op}: {found.record.verdict.status}"
+    return Document(title, tuple(blocks), data, Records(("from", *names), rows))
+
+
+def _cells(step: Step) -> tuple[str, ...]:
+    return str(step.rung), step.result, step.figure, step.limit, str(step.outcome or "")
+
+
+def _steps(title: str, steps: Sequence[Step]) -> Section:
+    from shadowrun.judge.ladder import deciding
+    from shadowrun.report.document import Fact, Facts, Section
+
+    rows = []
+    for step in steps:
+        limit = f" (limit {step.limit})" if step.limit else ""
+        outcome = f" → {step.outcome}" if step.outcome is not None else ""
+        result = f"{step.result}: " if step.result else ""
+        rows.append(Fact(step.rung, f"{result}{step.figure}{limit}{outcome}"))
+    rung = deciding(steps) or "no rung of the ladder: the call was not judged"
+    return Section(title, (Facts((*rows, Fact("decided by", rung, "strong"))),))

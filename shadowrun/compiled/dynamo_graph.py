@@ -1,0 +1,231 @@
+"""One of Dynamo's graphs, forward and backward together, as the program has it compiled.
+
+The regions of the graph are judged one by one in `regions`. What a backend does to forward and backward together (its
+partition, its compiler for backward graphs, its decompositions) shows only in results and gradients of the whole graph.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.compiled import torchcompile
+from shadowrun.compiled.full_program import EagerResults
+from shadowrun.compiled.graph import Graph, copy_graph
+from shadowrun.compiled.probes import ValueRecorder, with_random_inputs
+from shadowrun.compiled.program import Copy, Program
+from shadowrun.compiled.rounding import perturbed
+from shadowrun.compiled.snapshot import Snapshot, preserved_rng
+from shadowrun.operators.case import exact_copy
+from shadowrun.torch_private import version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import fx
+
+    from shadowrun.compiled.judging import JudgedResult
+    from shadowrun.types import Verdict
+
+__all__ = ["DynamoGraphRun", "EagerFailed"]
+
+
+class EagerFailed(Exception):  # noqa: N818 - no fault of what is checked
+    """A graph that does not run eagerly by itself."""
+
+
+class DynamoGraphRun(Program):
+    """A graph of Dynamo's on the inputs of one call.
+
+    Args:
+        module: It.
+        args: Its inputs; copied, before the graph writes to them.
+
+    Attributes:
+        snapshot: What the call began with; any tensor may be written to.
+        has_sizes: Some inputs are sizes.
+        draws: It drew, eagerly, when it was judged.
+        has_ties: Whether a dropout keeps an element depends on the precision in which that is decided.
+    """
+
+    def __init__(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
+        wanted = torch.is_grad_enabled()
+        self._needs_grad = {k for k, t in enumerate(args) if wanted and _differentiable(t)}
+        super().__init__(module.forward, (), {}, train=bool(self._needs_grad))
+        self._module, self._forward = module, module.forward
+        self._names = tuple(n.name for n in module.graph.nodes if n.op == "placeholder")
+        plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+        self.snapshot = Snapshot.take(plain, [k for k, a in enumerate(plain) if isinstance(a, torch.Tensor)])
+        self.draws = self.has_ties = False
+        self.has_sizes = any(type(a) is int for a in plain)
+        # In the program they are results of operators, which may be written to where leaves may not.
+        shared = {k for group in self.snapshot.shared if len(group) > 1 for k in group}
+        self._results = {k for k in self._needs_grad if not args[k].is_leaf} - shared
+
+    def copy(self, *, wide: bool = False, generator: torch.Generator | None = None) -> Copy:
+        """A copy to run, as `Program.copy` gives it."""
+
+        def change(t: torch.Tensor) -> torch.Tensor:
+            if wide:
+                return _wide(exact_copy(t))
+            return exact_copy(t) if generator is None else perturbed(exact_copy(t), generator)
+
+        leaves = self.inputs(change)
+        return _Leaves(self._called(self._forward), self._names, leaves, self.train, self.snapshot.rng)
+
+    def judge(self, code: Callable[..., Any]) -> tuple[Verdict, tuple[JudgedResult, ...]]:
+        """Run what was compiled, and judge it by eager.
+
+        Args:
+            code: What the backend returned for the graph.
+
+        Raises:
+            EagerFailed: The graph does not run eagerly.
+            Exception: What the compiled code raised.
+        """
+        with preserved_rng(), torchcompile.no_modes():
+            try:
+                expected = EagerResults(self)
+                self.draws = bool(expected.draws.kept)
+            except Exception as error:
+                raise EagerFailed(f"{type(error).__name__}: {error}") from error
+            names, actual = self.copy().run(self._called(code))
+            return expected.judge(names, actual)
+
+    def module(self) -> fx.GraphModule:
+        """A copy of the graph."""
+        return copy_graph(self._module)
+
+    def inputs(self, change: Callable[[torch.Tensor], torch.Tensor] = exact_copy) -> list[Any]:
+        """Inputs for one run, each changed in some way."""
+        with torch.no_grad():
+            fresh = self.snapshot.fresh(change)
+        return [t.requires_grad_() if k in self._needs_grad else t for k, t in enumerate(fresh)]
+
+    def drawing(self, drawn: Sequence[torch.Tensor], *, rounded: bool = False) -> bool:
+        """Have eager draw what Inductor's code drew, number by number.
+
+        Args:
+            drawn: What it drew, in order.
+            rounded: To the dtype of the result, before a dropout compares it with its rate.
+
+        Returns:
+            Whether it is known which of eager's calls drew what.
+        """
+        graph = Graph(self._module)
+        with torch.no_grad(), preserved_rng(), torchcompile.no_modes():
+            run = _Drawing(graph.module)
+            run.run(*self.snapshot.fresh(), enable_io_processing=False)
+        shapes = [tuple(v.shape) if isinstance(v := run.values[n.name], torch.Tensor) else None for n in run.drawing]
+        # An in-place random operator writes where it draws: its numbers cannot be handed over as a value.
+        known = not run.in_place and all(n.target in _DRAWN for n in run.drawing)
+        # Numbers are assigned by order; other shapes show that Inductor draws in another order.
+        if not known or shapes != [tuple(t.shape) for t in drawn]:
+            return False
+        for k, (n, numbers) in enumerate(zip(run.drawing, drawn, strict=True)):
+            graph.module.register_buffer(name := f"_drawn_{k}", numbers)
+            with graph.module.graph.inserting_before(n):
+                given = graph.module.graph.get_attr(name)
+            value = run.values[n.name]
+            if n.target in _DROPOUT:
+                # Rounding can move a number across the rate, so the two precisions keep other elements.
+                short, rate = numbers.to(value.dtype), _rate(n)
+                # Inductor chooses the precision in which it decides, for each dropout.
+                kept = numbers > rate
+                self.has_ties |= any(bool((kept != (t > rate)).any()) for t in (short, short.to(numbers.dtype)))
+                setattr(graph.module, name, short if rounded else numbers)
+            like = {} if n.target in _DROPOUT else {"dtype": value.dtype}
+            n.args, n.kwargs, n.target = (given, *n.args), {**n.kwargs, **like}, _DRAWN[n.target]
+        graph.module.recompile()
+        self._forward = graph.module.forward
+        return True
+
+    def with_given_draws(self) -> DynamoGraphRun | None:
+        """The graph with what eager drew as further inputs: a compiler may draw in another way.
+
+        Returns:
+            None where nothing is drawn, or by an operator that writes to a tensor.
+        """
+        graph = Graph(self._module)
+        with torch.no_grad(), preserved_rng(), torchcompile.no_modes():
+            run = _Drawing(graph.module)
+            run.run(*self.snapshot.fresh(), enable_io_processing=False)
+        if not run.drawing or run.in_place:
+            return None
+        probe = with_random_inputs(graph, self.snapshot, run.values, run.drawing)
+        given = [t.detach() if isinstance(t, torch.Tensor) else t for t in probe.snapshot.inputs]
+        n_own = len(self.snapshot.inputs)
+        for k, t in enumerate(given):
+            if k in self._needs_grad or (k >= n_own and self.train and t.is_floating_point()):
+                given[k] = t.requires_grad_()
+        with torch.set_grad_enabled(self.train):
+            return DynamoGraphRun(probe.graph.module, given)
+
+    def _called(self, code: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*leaves: Any) -> list[Any]:
+            given = [t.clone() if k in self._results else t for k, t in enumerate(leaves)]
+            out = code(*given)
+            return [*(out if isinstance(out, (list, tuple)) else (out,)), *(given[k] for k in sorted(self._results))]
+
+        return call
+
+
+class _Drawing(ValueRecorder):
+    """Notes which nodes move the random stream."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.drawing: list[fx.Node] = []
+        self.in_place = False
+
+    def run_node(self, n: fx.Node) -> Any:
+        before, tensors = torch.get_rng_state(), [self.env[a] for a in n.all_input_nodes]
+        versions = [version_of(t) for t in tensors if isinstance(t, torch.Tensor)]
+        value = super().run_node(n)
+        if not torch.equal(before, torch.get_rng_state()):
+            self.drawing.append(n)
+            self.in_place |= versions != [version_of(t) for t in tensors if isinstance(t, torch.Tensor)]
+        return value
+
+
+def _dropped(numbers: torch.Tensor, x: torch.Tensor, p: float = 0.5, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """Dropout by numbers between 0 and 1, as torch's decomposition of it uses them."""
+    return x * (numbers > p) * (1 / (1 - p))
+
+
+def _rate(n: fx.Node) -> Any:
+    return n.kwargs.get("p", n.args[1] if len(n.args) > 1 else 0.5)
+
+
+def _as_drawn(numbers: torch.Tensor, *_args: Any, dtype: torch.dtype, **_kwargs: Any) -> torch.Tensor:
+    return numbers.to(dtype)
+
+
+_DROPOUT: Final = (torch.nn.functional.dropout, torch.dropout)
+_DRAWN: Final[dict[Any, Any]] = {
+    **dict.fromkeys(_DROPOUT, _dropped),
+    **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _as_drawn),
+}
+"""Functions that draw in a known way, and what does the same with what was drawn."""
+
+
+class _Leaves(Copy):
+    """Inputs by the names that they have in the graph."""
+
+    def __init__(self, function: Any, names: Sequence[str], leaves: Sequence[Any], train: bool, rng: Any) -> None:
+        super().__init__(function, tuple(leaves), {}, train, rng)
+        self._named = [(n, t) for n, t in zip(names, leaves, strict=True) if isinstance(t, torch.Tensor)]
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._named
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    if t.is_complex():
+        return t.to(torch.complex128)
+    return t.to(torch.float64) if t.is_floating_point() else t

@@ -1,0 +1,390 @@
+"""Which operators a file may have us call: those that compute tensors from tensors, by their schemas.
+
+A data file, and the inputs captured next to it, may come from anyone. What they name is looked up among the operators
+of this process and called only if its schema has nothing but tensors and plain values: no text that could be a path,
+no storage, stream, generator or object of a class, no collective. The tables below are of what schemas do not say.
+docs/security.md says what is left.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept.plan import Action, make_plan
+from shadowrun.intercept.torchapi import operator_is_dispatched
+from shadowrun.torch_private import schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Refused", "check_arguments", "check_operator", "is_word", "operator_named"]
+
+
+class Refused(ValueError):  # noqa: N818 - a reason, caught inside
+    """An operator or an argument that no file may have us use; the message says why."""
+
+
+_NAME = re.compile(r"(?P<space>[A-Za-z_]\w*)::(?P<packet>[A-Za-z_]\w*)(?:\.(?P<overload>[A-Za-z_]\w*))?", re.ASCII)
+_VALUES = frozenset({"Tensor", "int", "float", "bool", "number", "complex", "Device"})
+"""Types without their ``Optional`` and ``List``, as schemas print them: dtypes and layouts print as ``int``."""
+_WRAPPED = re.compile(r"(?:Optional|List)\[(.*)\]")
+
+# Operators of torch's other namespaces do more than compute (files, communication), or are internal.
+_PLAIN_SPACES = frozenset({"aten", "prims"})
+_SPACES_OF_TORCH = frozenset(
+    {
+        *(
+            "_c10d_functional",
+            "_c10d_functional_autograd",
+            "c10d_functional",
+            "_caffe2",
+            "_dtensor",
+            "_inductor_test",
+            "_native",
+            "_nnapi",
+        ),
+        *(
+            "_quantized",
+            "_test",
+            "aten_test",
+            "c10d",
+            "caffe2",
+            "cuda",
+            "debug_mode_ops",
+            "debugprims",
+            "dist_autograd",
+        ),
+        *("export", "fsdp", "higher_order", "inductor", "inductor_prims", "metal", "metal_prepacked", "mkl", "mkldnn"),
+        *("mkldnn_prepacked", "mtia", "nccl", "onednn", "onnx", "prepacked", "prim", "profiler", "quantization"),
+        *("quantized", "quantized_decomposed", "rngprims", "rpc", "sparse", "static_runtime", "symm_mem", "vulkan"),
+        *("vulkan_prepacked", "xnnpack"),
+        # Of torch's own libraries, which read and write files.
+        *("image", "torchaudio", "torchaudio_sox", "torchtext", "video_reader"),
+    }
+)
+"""Namespaces that are no custom operators of the user's, and whose operators do more than compute, or are internal."""
+
+# A file could make such an operator read or write outside of its tensors.
+_UNCHECKED = "it does not check its indices"
+_UNSIZED = "it does not check that its arguments have sizes that fit"
+_REFUSED = {
+    "_reshape_alias": _UNCHECKED,
+    "_reshape_alias_copy": _UNCHECKED,
+    "_segment_reduce_backward": _UNCHECKED,
+    "segment_reduce": _UNCHECKED,
+    "_coalesced": _UNCHECKED,
+    "_coalesced_": _UNCHECKED,
+    "_convert_indices_from_coo_to_csr": _UNCHECKED,
+    "_convert_indices_from_csr_to_coo": _UNCHECKED,
+    "_nested_view_from_buffer": _UNCHECKED,
+    "_nested_view_from_buffer_copy": _UNCHECKED,
+    "_nested_view_from_jagged": _UNCHECKED,
+    "_nested_view_from_jagged_copy": _UNCHECKED,
+    "_sobol_engine_draw": _UNCHECKED,
+    "_sobol_engine_ff": _UNCHECKED,
+    "_sobol_engine_ff_": _UNCHECKED,
+    "_sobol_engine_initialize_state": _UNCHECKED,
+    "_sobol_engine_initialize_state_": _UNCHECKED,
+    "_sobol_engine_scramble": _UNCHECKED,
+    "_sobol_engine_scramble_": _UNCHECKED,
+    "_sparse_bsc_tensor_unsafe": _UNCHECKED,
+    "_sparse_bsr_tensor_unsafe": _UNCHECKED,
+    "_sparse_compressed_tensor_unsafe": _UNCHECKED,
+    "_sparse_compressed_tensor_with_dims": _UNCHECKED,
+    "_sparse_coo_tensor_unsafe": _UNCHECKED,
+    "_sparse_coo_tensor_with_dims_and_tensors": _UNCHECKED,
+    "_sparse_csc_tensor_unsafe": _UNCHECKED,
+    "_sparse_csr_tensor_unsafe": _UNCHECKED,
+    # With sizes that do not fit they write past the end; torch decomposes those of weight norm where it compiles.
+    "_fused_moving_avg_obs_fq_helper": _UNSIZED,
+    "_fused_moving_avg_obs_fq_helper_functional": _UNSIZED,
+    "_weight_norm_interface_backward": _UNSIZED,
+    "fused_moving_avg_obs_fake_quant": _UNSIZED,
+    # Called from within kernels of others only, which checked; no program records them.
+    "_compute_linear_combination": _UNSIZED,
+    "_foreach_copy": _UNSIZED,
+    "_new_zeros_with_same_feature_meta": _UNSIZED,
+    "_nnpack_spatial_convolution": _UNSIZED,
+    "_stack": _UNSIZED,
+    "_transform_bias_rescale_qkv": _UNSIZED,
+    "choose_qparams_optimized": _UNSIZED,
+    "set": "it rebinds storage",
+    "sparse_resize": _UNCHECKED,
+    "sparse_resize_": _UNCHECKED,
+    "sparse_resize_and_clear": _UNCHECKED,
+    "sparse_resize_and_clear_": _UNCHECKED,
+    # They keep the indices that they are given: who writes to these afterwards takes the checks away, where there were
+    # any; those of a COO tensor are not checked at all.
+    **dict.fromkeys(
+        (
+            *("sparse_bsc_tensor", "sparse_bsr_tensor", "sparse_compressed_tensor", "sparse_coo_tensor"),
+            *("sparse_csc_tensor", "sparse_csr_tensor"),
+        ),
+        _UNCHECKED,
+    ),
+    # Who writes to these views of a sparse tensor takes its checks away.
+    **dict.fromkeys(("_indices", "_values", "indices", "values"), "it gives access to unchecked indices"),
+    **dict.fromkeys(
+        (
+            *("ccol_indices", "col_indices", "crow_indices", "row_indices"),
+            *("_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"),
+        ),
+        "it gives access to unchecked indices",
+    ),
+}
+"""Operators whose schema looks plain, by name without overload."""
+
+_ASSERTIONS = frozenset(
+    {
+        *("aten::_assert_async", "aten::_assert_async.msg", "aten::_assert_scalar", "aten::_assert_tensor_metadata"),
+        *("aten::_functional_assert_async.msg", "aten::_functional_assert_scalar"),
+        *("aten::sym_constrain_range", "aten::sym_constrain_range_for_size"),
+    }
+)
+"""What compilers leave in graphs: they raise, or do nothing."""
+
+_FREE = {
+    "equation": re.compile(r"[A-Za-z.,> -]{0,400}"),
+    "assert_msg": re.compile(r"[\w <>=.,()+*/-]{0,400}", re.ASCII),
+}
+_MODES = (
+    *("area", "bicubic", "bilinear", "circular", "complete", "constant", "linear", "max", "mean", "nearest"),
+    *("nearest-exact", "r", "rand", "randn", "reduced", "reflect", "replicate", "sum", "trilinear"),
+)
+_WORDS: dict[str, tuple[str, ...]] = {
+    "UPLO": ("L", "U", "l", "u"),
+    "activation": ("gelu", "none", "relu", "silu"),
+    "approximate": ("none", "tanh"),
+    "driver": ("gels", "gelsd", "gelss", "gelsy", "gesvd", "gesvda", "gesvdj"),
+    "indexing": ("ij", "xy"),
+    "interpolation": ("higher", "linear", "lower", "midpoint", "nearest"),
+    "mode": _MODES,
+    "norm": ("backward", "forward", "ortho"),
+    "ord": ("fro", "nuc"),
+    "p": ("fro", "nuc"),
+    "pad_mode": ("circular", "constant", "reflect", "replicate"),
+    "padding": ("same", "valid"),
+    "padding_mode": ("border", "reflection", "zeros"),
+    "padding_side": ("left", "right"),
+    "reduce": ("amax", "amin", "max", "mean", "min", "prod", "sum"),
+    "reduction": ("batchmean", "mean", "none", "sum"),
+    "rounding_mode": ("floor", "trunc"),
+    "side": ("left", "right"),
+}
+"""Texts that are the name of a choice, by the argument that takes them; `_FREE` has the others."""
+_ALL_WORDS = frozenset(word for words in _WORDS.values() for word in words)
+
+_RESIZES = re.compile(r"aten::_?resize")
+"""What gives a sparse tensor another size: of one in CSC, torch leaves too few indices."""
+_TRANSFORM = re.compile(r"aten::_fft_(c2c|c2r|r2c)")
+"""They take dimensions as indices into memory; those of `torch.fft` count them from the front before."""
+_PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
+_MOST_INT = 1 << 64
+_MOST_ELEMENTS = 1 << 28
+"""Of what is made from sizes alone: 2 GiB of float64."""
+_META = torch.device("meta")
+
+
+def operator_named(name: Any, *, checked: bool = True) -> torch._ops.OpOverload:
+    """The operator that a file calls ``aten::add.Tensor``.
+
+    Args:
+        name: Of the operator.
+        checked: Whether it must be one that a file may name; not needed where this process itself recorded it.
+
+    Raises:
+        AttributeError: This process has none of this name.
+        Refused: It is none that a file may name.
+    """
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        raise Refused(f"{ascii(name)[:80]} is no name of an operator")
+    space, packet, overload = match["space"], match["packet"], match["overload"] or "default"
+    if (checked and space in _SPACES_OF_TORCH) or hasattr(type(torch.ops), space):
+        raise Refused(f"{name} does more than compute, or is internal to torch")
+    try:
+        found = getattr(getattr(getattr(torch.ops, space), packet), overload)
+    except RuntimeError as error:
+        raise AttributeError(str(error)) from None
+    if isinstance(found, torch._ops.OpOverload):
+        if checked:
+            check_operator(found)
+        return found
+    raise AttributeError(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _refusal(func: torch._ops.OpOverload) -> str:
+    """Why a file may not have an operator called; empty where it may."""
+    name: str = func.name()  # type: ignore[no-untyped-call]
+    space, _, rest = name.partition("::")
+    if name in _ASSERTIONS:
+        return ""
+    if space in _SPACES_OF_TORCH:
+        return "it does more than compute, or is internal to torch"
+    base = rest.partition(".")[0]
+    if space in _PLAIN_SPACES and (base in _REFUSED or base.startswith(("_test", "fbgemm_"))):
+        return _REFUSED.get(base, "it is internal to torch")
+    if not operator_is_dispatched(name):
+        return "torch's dispatcher does not know it"
+    plan = make_plan(func, 0)
+    if plan.action is Action.PASS:
+        return plan.reason
+    schema = schema_of(func)
+    for argument in schema.arguments:
+        kind = _unwrapped(str(argument.type))
+        by_choice = kind == "str" and (argument.name in _WORDS or argument.name in _FREE)
+        is_left_out = kind in ("str", "Generator") and str(argument.type) == f"Optional[{kind}]"
+        if kind not in _VALUES and not by_choice and not is_left_out:
+            return f"its argument {argument.name} is a {kind}"
+    if "_backward" in base and any(a.is_out for a in schema.arguments):
+        return "no program gives a backward pass its results: it does not check that their sizes fit"
+    kinds = [_unwrapped(str(r.type)) for r in schema.returns]
+    if not all(kind in _VALUES for kind in kinds):
+        return f"it returns a {next(kind for kind in kinds if kind not in _VALUES)}"
+    if not kinds and not plan.mutated:
+        return "it returns nothing"
+    if "Tensor" not in (*kinds, *(_unwrapped(str(a.type)) for a in schema.arguments)):
+        return "it is not about tensors"
+    return ""
+
+
+def check_operator(func: torch._ops.OpOverload) -> None:
+    """Look at the schema of an operator that a file names.
+
+    Raises:
+        Refused: No file may have it called.
+    """
+    why = _refusal(func)
+    if why:
+        raise Refused(f"{func.name()} is not called for a file: {why}")  # type: ignore[no-untyped-call]
+
+
+def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, checked: bool = True) -> None:
+    """Look at the arguments that a file gives to an operator; anything may stand where a computed value will.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Those by name.
+        checked: Whether they must be what a file may give; else they only have to fit the schema.
+
+    Raises:
+        Refused: One is no tensor and no plain value, a text is no choice of this argument, or memory would run out.
+    """
+    declared = schema_of(func).arguments
+    named = {a.name: a for a in declared}
+    if len(args) > len(declared) or not set(kwargs) <= set(named):
+        raise Refused(f"{func.name()} takes other arguments")  # type: ignore[no-untyped-call]
+    if not checked:
+        return
+    writes = torch.Tag.inplace_view not in func.tags  # else to what describes a tensor only
+    for argument, value in (*zip(declared, args, strict=False), *((named[k], v) for k, v in kwargs.items())):
+        is_text = _unwrapped(str(argument.type)) == "str"
+        for one in _flat(value):
+            if isinstance(one, str) and not (is_text and is_word(one, argument.name)):
+                raise Refused(f"{ascii(one)[:80]} is no choice for {argument.name}")
+            if not isinstance(one, _PLAIN) or (isinstance(one, torch.device) and one.type == "meta"):
+                raise Refused(f"{argument.name} is a {type(one).__name__}")
+            if (
+                isinstance(one, torch.Tensor)
+                and one.layout is not torch.strided
+                and _RESIZES.match(schema_of(func).name)
+            ):
+                raise Refused(f"it does not check the indices of {argument.name} against another size")
+            if isinstance(one, int) and abs(one) > _MOST_INT:
+                raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
+            if isinstance(one, torch.Tensor) and writes and argument.is_write and _overlaps_itself(one):
+                raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
+    _check_places(schema_of(func).name, {a.name: v for a, v in zip(declared, args, strict=False)} | dict(kwargs))
+    _check_size(func, args, kwargs)
+
+
+def _overlaps_itself(t: torch.Tensor) -> bool:
+    """Whether elements of a tensor may share memory: kernels write to it as if it was dense."""
+    if t.layout is not torch.strided or t.numel() < 2:
+        return False
+    reach = 0
+    for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (n - 1)
+    return False
+
+
+def _check_places(name: str, given: dict[str, Any]) -> None:
+    """Look at numbers and sizes that kernels take as places in memory unseen; what is computed later has none yet.
+
+    Raises:
+        Refused: One is outside.
+    """
+    first = given.get("self", given.get("input"))
+    x = given.get("input", first)
+    if _TRANSFORM.fullmatch(name) and isinstance(first, torch.Tensor):
+        dims = list(_flat(given.get("dim")))
+        if len(set(dims)) < len(dims) or not all(type(d) is int and 0 <= d < first.dim() for d in dims):
+            raise Refused("dim is none of the tensor's")
+    if name == "aten::embedding_dense_backward" and isinstance(given.get("indices"), torch.Tensor):
+        indices, n = given["indices"], given.get("num_weights")
+        if type(n) is int and indices.numel() and not bool(((indices >= 0) & (indices < n)).all()):
+            raise Refused("indices has some that are not below num_weights")
+    if name.endswith("batch_norm") and isinstance(x, torch.Tensor) and x.dim() > 1:
+        for key in _PER_CHANNEL:
+            t = given.get(key)
+            if isinstance(t, torch.Tensor) and t.numel() != x.shape[1]:
+                raise Refused(f"{key} has not one value for each channel")
+
+
+_PLAIN = (
+    *(type(None), bool, int, float, complex, str, torch.Tensor, torch.device),
+    *(torch.dtype, torch.layout, torch.memory_format),
+)
+
+
+def is_word(text: str, argument: str | None = None) -> bool:
+    """Whether a text is the name of a choice.
+
+    Args:
+        text: The text.
+        argument: Its argument; None for any.
+    """
+    if argument in _FREE:
+        return _FREE[argument].fullmatch(text) is not None
+    return text in (_ALL_WORDS if argument is None else _WORDS.get(argument, ()))
+
+
+def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+    """Refuse to make what cannot be held: of sizes alone, the form of the result is known without it."""
+    values = list(_flat([*args, *kwargs.values()]))
+    if any(isinstance(v, torch.Tensor) for v in values):
+        return
+    if not any(a.name == "device" for a in schema_of(func).arguments):
+        return
+    try:
+        made = func(*args, **{**kwargs, "device": _META})
+    except Exception:  # without a rule for forms, or wrong: the call itself will tell
+        return
+    if any(isinstance(t, torch.Tensor) and _n_held(t) > _MOST_ELEMENTS for t in _flat([made])):
+        raise Refused(f"{func.name()} would make more than {_MOST_ELEMENTS} elements")  # type: ignore[no-untyped-call]
+
+
+def _n_held(t: torch.Tensor) -> int:
+    return max(t.numel(), t.untyped_storage().nbytes() // t.element_size() if t.layout is torch.strided else 0)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _flat(v)
+    else:
+        yield value
+
+
+def _unwrapped(kind: str) -> str:
+    while (match := _WRAPPED.fullmatch(kind)) is not None:
+        kind = match[1]
+    return kind

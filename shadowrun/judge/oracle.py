@@ -1,0 +1,343 @@
+"""The float64 oracle: what the operator should have returned, and how well its inputs determine that.
+
+The operator runs on the CPU with its floating inputs widened to float64, once as they are and a few times with every
+input perturbed by about one unit roundoff of the dtype that the operator computes in (Monte Carlo arithmetic, MCA).
+The spread of the results measures the condition: an error of that size cannot be distinguished from rounding.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shadowrun.numerics.elements import plain
+from shadowrun.numerics.excess import Truth
+from shadowrun.numerics.precision import FORMATS
+from shadowrun.operators.case import exact_copy, tensors
+from shadowrun.operators.vendor_ops import evaluate
+from shadowrun.torch_private import is_zero_tensor, schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shadowrun.operators.case import Case, Value
+
+__all__ = ["FEW_RUNS", "MANY_RUNS", "NoOracle", "Oracle", "bytes_needed", "n_terms"]
+
+FEW_RUNS: Final = 4
+"""Perturbed runs before a first opinion: the greatest of four normal deviates is below a tenth of their standard
+deviation in 4 of 100,000 elements."""
+MANY_RUNS: Final = 16
+"""Perturbed runs before a call is condemned: the same happens once in 10**18 elements."""
+
+_VARIANCE: Final = 7 / 12
+"""Of a factor of `Oracle._perturb_values`, in squared roundoffs: 0.5 to 1, of either sign."""
+_GREATEST_OF_MANY: Final = 2.0
+"""Standard deviations that the greatest magnitude of 16 normal deviates has on average (2.08)."""
+
+_WIDE: Final = {
+    **dict.fromkeys(FORMATS, torch.float64),
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+    torch.complex128: torch.complex128,
+}
+_REAL: Final = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+
+
+_COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+_LEAST_STEP = 2.0**-52
+"""Relative step that float64 can make: half of it, its unit roundoff, is rounded away upwards, and often downwards."""
+
+
+class NoOracle(Exception):  # noqa: N818 (a reason, not an error)
+    """The oracle cannot be asked; the message says why."""
+
+
+class Oracle:
+    """The oracle on one call.
+
+    Args:
+        case: The call.
+        max_bytes: Memory that the widened inputs and results may take.
+
+    Attributes:
+        truths: One for each result; None for results that are no tensor of numbers.
+        n_perturbed_runs: Runs on perturbed inputs so far.
+
+    Raises:
+        NoOracle: If the call is too large, or the operator does not run in float64.
+    """
+
+    def __init__(self, case: Case, max_bytes: int) -> None:
+        self._case = case
+        needed = bytes_needed(case)
+        if needed > max_bytes:
+            raise NoOracle(f"no float64 oracle: it needs {needed / 2**20:.0f} MiB")
+        self.roundoff = compute_roundoff(case)
+        self._coarsest = max(self.roundoff, result_roundoff(case))
+        self.n_perturbed_runs = 0
+        self._generator = np.random.default_rng(0x5EED)
+        self._values = self._run(None)
+        self.truths = tuple(_truth(v) for v in self._values)
+
+    def perturb(self, n_runs: int) -> None:
+        """Run on perturbed inputs until there are `n_runs` such runs, widening the spreads."""
+        # For products, one run on squared inputs gives what 16 perturbed runs would.
+        if not self.n_perturbed_runs and self._estimate_spread():
+            self.n_perturbed_runs = MANY_RUNS
+        for _ in range(self.n_perturbed_runs, n_runs):
+            for truth, value in zip(self.truths, self._evaluate(self._perturbed, perturb=True), strict=True):
+                if truth is not None:
+                    _widen(truth, value)
+        self.n_perturbed_runs = max(self.n_perturbed_runs, n_runs)
+
+    def _estimate_spread(self) -> bool:
+        """Widen the spreads by what perturbed runs would give, where the operator itself computes that.
+
+        A result of an operator that is linear in each of its inputs moves by the sum of its terms, each times a random
+        factor: a normal deviate whose variance is the sum of the squared terms.
+        """
+        case, factors = self._case, self._case.facts.n_factors
+        floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
+        # A scale would have to be squared too.
+        scaled = any(case.arguments().get(name, 1) not in (0, 1) for name in ("alpha", "beta"))
+        if not factors or scaled or len({t.dtype for t in floats}) != 1 or floats[0].dtype not in FORMATS:
+            return False
+        try:
+            squares = [_array(v) if isinstance(v, torch.Tensor) else None for v in self.on_changed_inputs(torch.square)]
+        except NoOracle:
+            return False
+        pairs = [(t, v) for t, v in zip(self.truths, squares, strict=True) if t is not None and v is not None]
+        # Squares overflow from 1e154 on in float64; then perturbed runs measure the spread.
+        if any(t.value.size != v.size or not np.isfinite(v).all() for t, v in pairs):
+            return False
+        deviation = max(self._roundoff_of(floats[0]), _LEAST_STEP) * (factors * _VARIANCE) ** 0.5
+        for truth, squared in pairs:
+            np.maximum(truth.spread, _GREATEST_OF_MANY * deviation * np.sqrt(squared), out=truth.spread)
+        return True
+
+    def on_changed_inputs(
+        self,
+        change: Callable[[torch.Tensor], torch.Tensor],
+        only: Callable[[torch.Tensor], bool] = lambda _: True,
+    ) -> tuple[Value, ...]:
+        """Results on changed inputs, in float64.
+
+        Args:
+            change: Takes the flat values of a floating input, float64, and gives others of the same size.
+            only: Which inputs are changed.
+        """
+        return self._run(change, only)
+
+    def with_argument(self, name: str, value: object) -> tuple[Value, ...]:
+        """Results with another value of one argument, in float64.
+
+        Args:
+            name: Its name in the schema.
+            value: Instead of what was given.
+        """
+        return self._evaluate(lambda t: widen(t, None), replaced={name: value})
+
+    def _run(
+        self,
+        change: Callable[[torch.Tensor], torch.Tensor] | None,
+        only: Callable[[torch.Tensor], bool] = lambda _: True,
+    ) -> tuple[Value, ...]:
+        return self._evaluate(lambda t: widen(t, change if only(t) else None))
+
+    def _evaluate(
+        self,
+        convert: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        perturb: bool = False,
+        replaced: Mapping[str, object] = MappingProxyType({}),
+    ) -> tuple[Value, ...]:
+        case = self._case
+        try:
+            args, kwargs = case.fresh_inputs(convert)
+            args, kwargs = self._rewrite(args, kwargs, perturb=perturb)
+            schema = schema_of(case.func).arguments
+            args = tuple(replaced.get(schema[i].name, a) for i, a in enumerate(args))
+            given = {a.name for a in schema[: len(args)]}
+            kwargs = {**kwargs, **{k: v for k, v in replaced.items() if k not in given}}
+            # On the CPU in float64: an operator that is wrong there is taken for the truth (docs/verdicts.md, limits).
+            names, values = evaluate(case, args, kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            reason = str(error).partition("\n")[0][:160]
+            raise NoOracle(f"no float64 oracle: {reason}") from error
+        # A call that stands in for the operator may give its first results only.
+        if names[: len(case.names)] != case.names:
+            raise NoOracle(f"no float64 oracle: it returned {', '.join(names)}")
+        return values[: len(case.names)]
+
+    def _perturbed(self, t: torch.Tensor) -> torch.Tensor:
+        return widen(t, lambda flat: self._perturb_values(flat, self._roundoff_of(t)))
+
+    def _roundoff_of(self, t: torch.Tensor) -> float:
+        # A 16-bit operator with one float32 input (saved statistics) still rounds its 16-bit values to 16 bits.
+        fmt = FORMATS.get(_REAL.get(t.dtype, t.dtype))
+        return self.roundoff if fmt is None else max(self.roundoff, min(fmt.roundoff, self._coarsest))
+
+    def _perturb_values(self, flat: torch.Tensor, roundoff: float) -> torch.Tensor:
+        r = self._generator.random(flat.numel())
+        # Sign times 0.5 to 1: no run is wasted on small steps, and equal inputs get different values.
+        r = np.where(r < 0.5, -1.0 + r, r)
+        roundoff = max(roundoff, _LEAST_STEP)
+        return flat.mul_(torch.from_numpy(r).mul_(roundoff).add_(1.0))
+
+    def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, perturb: bool) -> Any:
+        schema = schema_of(self._case.func).arguments
+        floats = any(t.is_floating_point() or t.is_complex() for t in tensors(args, kwargs))
+
+        def change(name: str, value: Any) -> Any:
+            # An argument such as `dtype=torch.float16` would round the truth to that dtype.
+            if isinstance(value, torch.dtype):
+                return _WIDE.get(value, value)
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
+            # The CPU's softmax refuses this conversion.
+            if name == "half_to_float":
+                return False
+            if perturb and type(value) is float and not (floats and float(np.float32(value)) == value):
+                # A device may hold a scalar in its compute dtype; exponents such as 2.0 must stay.
+                return value * (1 + self.roundoff * self._generator.uniform(-1, 1))
+            return value
+
+        changed = tuple(change(schema[i].name, a) for i, a in enumerate(args))
+        return changed, {k: change(k, v) for k, v in kwargs.items()}
+
+
+def bytes_needed(case: Case) -> int:
+    """Memory that the widened inputs and results of a call take, with what is made of them."""
+    # 16 bytes for each element of an input and 40 for each of a result: widened values, truth, spread and a perturbed
+    # run.
+    needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))
+    return needed + sum(40 * v.numel() for v in case.expected if isinstance(v, torch.Tensor))
+
+
+def compute_roundoff(case: Case) -> float:
+    """Unit roundoff of the dtype in which the operator may be expected to compute.
+
+    That is the widest of its floating inputs, or of its results if it has none. 16-bit operators may be expected to
+    compute in float32, but not each step of them: a library may round the product before it adds the bias.
+    """
+    inputs = list(tensors(case.args, case.kwargs))
+    # A Python number arrives as a 0-dim float64 tensor, and does not decide the dtype of the operator.
+    dimensioned = [t for t in inputs if t.dim() > 0] or inputs
+    dtypes = [_REAL.get(t.dtype, t.dtype) for t in dimensioned]
+    known = [d for d in dtypes if d in FORMATS]
+    if not known:
+        results = [v.dtype for v in case.expected if isinstance(v, torch.Tensor)]
+        known = [d for d in (_REAL.get(d, d) for d in results) if d in FORMATS] or [torch.float32]
+    return min(FORMATS[d].roundoff for d in known)
+
+
+def result_roundoff(case: Case) -> float:
+    """Unit roundoff of the finest floating result, 0 without any: what each 16-bit value on its way there may be."""
+    dtypes = [_REAL.get(v.dtype, v.dtype) for v in case.expected if isinstance(v, torch.Tensor)]
+    return min((FORMATS[d].roundoff for d in dtypes if d in FORMATS), default=0.0)
+
+
+def n_terms(case: Case, position: int) -> float:
+    """About how many terms enter each element of a result: length of the reduction or contraction.
+
+    The elements of the greatest input for each of the result or, for products of two (the inner dimension of a
+    matrix product exactly), the geometric mean with the second greatest.
+    """
+    value = case.expected[position]
+    size = max(value.numel(), 1) if isinstance(value, torch.Tensor) else 1
+    inputs = sorted((t.numel() for t in tensors(case.args, case.kwargs) if t.is_floating_point()), reverse=True)
+    if not inputs:
+        return 1.0
+    product = (inputs[0] * inputs[1] / size) ** 0.5 if len(inputs) > 1 else 0.0
+    return max(1.0, inputs[0] / size, product)
+
+
+def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:
+    """Copy a tensor to float64 or complex128 with its exact layout; integers and bools stay.
+
+    Args:
+        t: CPU tensor.
+        change: Applied to the flat real values, a fresh float64 tensor.
+    """
+    if not (t.is_floating_point() or t.is_complex()):
+        return exact_copy(t)
+    wide = _WIDE.get(t.dtype, torch.float64)
+    if t.layout != torch.strided:
+        copied = t.detach().to(wide, copy=True)
+        if change is not None:
+            copied = copied.coalesce() if copied.layout == torch.sparse_coo else copied
+            values = copied.values()
+            values.copy_(_changed(values.clone(), change))
+        return copied
+    if t.is_conj() or t.is_neg() or is_zero_tensor(t):
+        # Such a view has the memory of another tensor, or none: `as_strided` over it would lose its flag.
+        base = exact_copy(t)
+        return widen(torch.zeros_like(base) if is_zero_tensor(t) else base.resolve_conj().resolve_neg(), change)
+    span = _span(t)
+    # Also gaps between strides and repeated elements stay, since a kernel may choose another path by layout.
+    flat = t.detach().as_strided((span,), (1,), t.storage_offset()).to(wide, copy=True)
+    if change is not None:
+        flat = _changed(flat, change)
+    return flat.as_strided(t.shape, t.stride(), 0)
+
+
+def _changed(values: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    if values.is_complex():
+        real = torch.view_as_real(values).reshape(-1)
+        return torch.view_as_complex(change(real).reshape(*values.shape, 2))
+    return change(values.reshape(-1)).reshape(values.shape)
+
+
+def _span(t: torch.Tensor) -> int:
+    if t.layout != torch.strided or t.is_nested:
+        return t.values().numel() if t.layout in _COMPRESSED else t.numel()
+    if t.numel() == 0:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+
+
+def _array(value: torch.Tensor) -> npt.NDArray[Any]:
+    flat = plain(value).reshape(-1)
+    return flat.numpy()
+
+
+def _truth(value: Value) -> Truth | None:
+    if not isinstance(value, torch.Tensor):
+        if value is None:
+            return None
+        value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    array = _array(value).copy()
+    size = np.abs(array.astype(np.float64))
+    if value.is_complex():
+        # A component near 0 has the rounding error of the whole number, so the modulus is the unit of both.
+        size = np.repeat(np.hypot(size[0::2], size[1::2]), 2)
+    return Truth(array, size, np.zeros(array.size), np.zeros(array.size, bool))
+
+
+def _widen(truth: Truth, value: Value) -> None:
+    perturbed = _array(value if isinstance(value, torch.Tensor) else torch.tensor(value))
+    if perturbed.size != truth.value.size:
+        # The number of elements depends on the values, and rounding decides it.
+        truth.flips[:] = True
+        return
+    with np.errstate(all="ignore"):
+        gap = np.abs(perturbed.astype(np.float64) - truth.value.astype(np.float64))
+    if truth.value.dtype != np.float64:
+        # An integer that rounding of the inputs can change (argmax, a comparison) is undefined, not wrong.
+        np.logical_or(truth.flips, perturbed != truth.value, out=truth.flips)
+    else:
+        same = (perturbed == truth.value) | (np.isnan(perturbed) & np.isnan(truth.value))
+        changed = ~(np.isfinite(perturbed) & np.isfinite(truth.value)) & ~same
+        np.logical_or(truth.flips, changed, out=truth.flips)
+    np.maximum(truth.spread, gap, out=truth.spread, where=np.isfinite(gap))

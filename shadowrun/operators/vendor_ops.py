@@ -1,0 +1,212 @@
+"""Operators of an accelerator's own libraries, and what the CPU computes for them.
+
+On a GPU `F.batch_norm` becomes `aten::cudnn_batch_norm`, attention one of three fused kernels, an LSTM
+`aten::_cudnn_rnn`; the CPU has none of them. What they compute is defined, so the reference computes that by its own
+operators, and the float64 oracle too. Results that are the kernel's own affair (log-sums in a padded layout, seeds,
+reserve space) are None and not compared: what they are good for is compared where the backward uses them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.intercept.torchapi import raw_operator
+from shadowrun.operators.case import flat_results
+from shadowrun.operators.cpu_only_ops import attend, attention_gradients, in_thread
+from shadowrun.torch_private import schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.intercept.plan import OpPlan
+    from shadowrun.operators.case import Case, Value
+
+__all__ = ["COUNTERPARTS", "compared", "evaluate", "for_reference"]
+
+Tensor = torch.Tensor
+Results = tuple[Any, ...]
+_aten = torch.ops.aten
+_DREW = "it drew random numbers, which the CPU cannot draw"
+_RNNS: Final = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)
+_LSTM: Final = 2
+"""Place in `_RNNS`: cuDNN's number of the mode."""
+
+
+def _batch_norm(*args: Any) -> Results:
+    return (*_aten.native_batch_norm.default(*args), None)
+
+
+def _miopen_batch_norm(*args: Any) -> Results:
+    return tuple(_aten.native_batch_norm.default(*args))
+
+
+def _batch_norm_backward(
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    epsilon: float,
+    reserve: Tensor | None = None,
+) -> Results:
+    del reserve
+    saved = (weight, mean, variance, save_mean, save_invstd)
+    return tuple(_aten.native_batch_norm_backward.default(grad, x, *saved, True, epsilon, [True] * 3))
+
+
+def _efficient(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, _: bool, p: float = 0.0, causal: bool = False, **scale: Any
+) -> Results:
+    return attend(q, k, v, p, causal, attn_mask=bias, **scale)[0], None, None, None
+
+
+def _efficient_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *args: Any, **scale: Any
+) -> Results:
+    p, mask, causal = args[4], args[5], bool(args[6]) if len(args) > 6 else False
+    # The CPU cannot repeat the kernel's random mask: its seed is private to the kernel.
+    _refuse_dropout(p)
+    grads = attention_gradients(grad, _inputs(q, k, v, bias), p, causal, scale.get("scale"))
+    return tuple(g if wanted else None for g, wanted in zip((*grads, None)[:4], mask, strict=True))
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0, causal: bool = False, *_: Any, **named: Any) -> Results:
+    return attend(q, k, v, p, causal, scale=named.get("scale"))[0], *[None] * 8
+
+
+def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **scale: Any) -> Results:
+    p, causal = args[6], args[7]
+    _refuse_dropout(p)
+    return tuple(attention_gradients(grad, [q, k, v], p, causal, scale.get("scale")))
+
+
+def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *args: Any, **named: Any) -> Results:
+    p, causal = args[1] if len(args) > 1 else 0.0, args[2] if len(args) > 2 else False
+    return attend(q, k, v, p, causal, attn_mask=bias, scale=named.get("scale"))[0], *[None] * 8
+
+
+def _cudnn_attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **scale: Any) -> Results:
+    bias, p, causal = args[4], args[9], args[10]
+    _refuse_dropout(p)
+    return tuple(attention_gradients(grad, _inputs(q, k, v, bias), p, causal, scale.get("scale"))[:3])
+
+
+def _rms_norm_backward(
+    grad: Tensor, x: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None, mask: list[bool]
+) -> Results:
+    """With n = x rstd and h = w grad: grad_x = rstd (h - n mean(h n)), grad_w = sum(grad n)."""
+    inner = tuple(range(x.dim() - len(shape), x.dim()))
+    outer = tuple(range(x.dim() - len(shape)))
+    # Kernels compute gradients of norms in float32, also for 16-bit tensors.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    normed, grad = x.to(wide) * rstd.to(wide), grad.to(wide)
+    h = grad if weight is None else grad * weight.to(wide)
+    grad_x = (rstd.to(wide) * (h - normed * (h * normed).mean(inner, keepdim=True))).to(x.dtype)
+    if weight is None or not mask[1]:
+        return grad_x if mask[0] else None, None
+    grad_w = (grad * normed).sum(outer) if outer else grad * normed
+    return grad_x if mask[0] else None, grad_w.to(weight.dtype)
+
+
+def _grid_sampler(x: Tensor, grid: Tensor) -> Results:
+    return (_aten.grid_sampler_2d.default(x, grid, 0, 0, True),)
+
+
+def _grid_sampler_backward(x: Tensor, grid: Tensor, grad: Tensor) -> Results:
+    return tuple(_aten.grid_sampler_2d_backward.default(grad, x, grid, 0, 0, True, [True, True]))
+
+
+def _rnn(x: Tensor, weights: list[Tensor], stride0: int, _: Any, hx: Tensor, cx: Tensor | None, *args: Any) -> Results:
+    mode, _, _, layers, batch_first, _, train, bidirectional, batch_sizes, _ = args
+    state: Any = [hx, cx] if mode == _LSTM else hx
+    layers_of: Any = _RNNS[mode]
+    how = (stride0 > 3, layers, 0.0, train, bidirectional)
+    if len(batch_sizes):
+        packed = torch.tensor(list(batch_sizes))
+        found = layers_of(x, packed, state, list(weights), *how)
+    else:
+        found = layers_of(x, state, list(weights), *how, batch_first)
+    return (*found, *[None] * (5 - len(found)))
+
+
+def _rnn_backward(
+    x: Tensor, weights: list[Tensor], stride0: int, buffer: Any, hx: Tensor, cx: Tensor | None, *args: Any
+) -> Results:
+    grads, how, mask = args[1:4], args[4:14], args[15]
+    _refuse_dropout(how[5])
+
+    def run() -> list[Any]:
+        own: list[Tensor] = [t.detach().requires_grad_() for t in (x, hx, *([] if cx is None else [cx]), *weights)]
+        states, others = own[1 : len(own) - len(weights)], own[len(own) - len(weights) :]
+        out = _rnn(own[0], others, stride0, buffer, states[0], states[1] if len(states) > 1 else None, *how)
+        pairs = [(o, g) for o, g in zip(out, grads, strict=False) if o is not None and g is not None]
+        return list(torch.autograd.grad([o for o, _ in pairs], own, [g for _, g in pairs], allow_unused=True))
+
+    # Below a dispatch mode autograd is excluded; a new thread has it.
+    found = in_thread(run)
+    states = found[1 : len(found) - len(weights)]
+    results = (found[0], states[0], states[1] if len(states) > 1 else None, found[len(found) - len(weights) :])
+    return tuple(r if wanted else None for r, wanted in zip(results, mask, strict=True))
+
+
+def _inputs(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> list[Tensor]:
+    return [q, k, v] if bias is None or not bias.numel() else [q, k, v, bias]
+
+
+def _refuse_dropout(p: float) -> None:
+    if p:
+        raise NotImplementedError(_DREW)
+
+
+COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
+    "aten::cudnn_batch_norm": _batch_norm,
+    "aten::cudnn_batch_norm_backward": _batch_norm_backward,
+    "aten::miopen_batch_norm": _miopen_batch_norm,
+    "aten::miopen_batch_norm_backward": _batch_norm_backward,
+    "aten::_scaled_dot_product_efficient_attention": _efficient,
+    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "aten::_scaled_dot_product_flash_attention": _flash,
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "aten::_scaled_dot_product_cudnn_attention": _cudnn_attention,
+    "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
+    "aten::_fused_rms_norm_backward": _rms_norm_backward,
+    "aten::cudnn_grid_sampler": _grid_sampler,
+    "aten::cudnn_grid_sampler_backward": _grid_sampler_backward,
+    "aten::_cudnn_rnn": _rnn,
+    "aten::_cudnn_rnn_backward": _rnn_backward,
+}
+"""Each gives all results of the operator, None in the place of those that are not compared."""
+
+
+def for_reference(plan: OpPlan) -> OpPlan:
+    """The plan by which the CPU runs an operator that may be another device's own."""
+    return plan if plan.name not in COUNTERPARTS else replace(plan, run=_on_cpu(plan.func))
+
+
+def evaluate(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+    """Names and values that a call gives on the CPU, on other inputs of its kind; raises what the operator raises."""
+    with torch.no_grad():
+        results = _on_cpu(case.func)(*args, **kwargs)
+    return flat_results(case.func, case.mutated, args, kwargs, results)
+
+
+def _on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:
+    """What runs an operator on the CPU: itself or, where it is another device's own, its counterpart."""
+    own = COUNTERPARTS.get(func.name())  # type: ignore[no-untyped-call]
+    if own is None:
+        return raw_operator(func)
+    return own if len(schema_of(func).returns) > 1 else lambda *args, **kwargs: own(*args, **kwargs)[0]
+
+
+def compared(plan: OpPlan, expected: Any) -> OpPlan:
+    """The plan of a call that looks only at results which the CPU's counterpart gives."""
+    if plan.n_returns == 1:
+        return plan
+    # Kernel-private results (seeds, reserve space) are compared by their use in the backward.
+    left_out = {i for i, value in enumerate(expected) if value is None}
+    return replace(plan, uninitialised=plan.uninitialised | left_out)

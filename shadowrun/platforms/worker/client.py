@@ -1,0 +1,266 @@
+"""Client of a worker process: starts it, sends calls, restarts it after a crash, ends it with the comparison."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+import sys
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.errors import PlatformError
+from shadowrun.platforms import cpu, settings, torchplatform
+from shadowrun.platforms.cpu import flushes_denormals
+from shadowrun.platforms.worker import wire
+from shadowrun.platforms.worker.channel import PROBE, Channel, Closed
+from shadowrun.platforms.worker.process import Process, is_foreign
+from shadowrun.platforms.worker.wire import Unsendable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from shadowrun.platforms.spec import PlatformSpec
+
+__all__ = ["Answer", "Unsendable", "Worker", "WorkerDied"]
+
+Answer = tuple[list[Any], list[Any], int]
+"""Fresh returns (None for the others), mutated arguments, nanoseconds."""
+
+# Importing torch takes seconds, and longer on a busy machine.
+_START_LIMIT_S = 120.0
+_MAX_DEATHS = 3
+
+
+class WorkerDied(RuntimeError):  # noqa: N818 - the record's word for it
+    """The worker crashed or did not answer in time."""
+
+
+class Worker:
+    """A process that runs operators with settings that a process reads at its start, or with another torch.
+
+    The first call that needs it starts it, and the next call after a crash restarts it.
+
+    Args:
+        spec: The platform.
+        limit_s: Seconds that a call may take.
+
+    Attributes:
+        kept: Whether `stop` keeps the process for the next comparison; it then ends with this object.
+    """
+
+    def __init__(self, spec: PlatformSpec, limit_s: float = 60.0) -> None:
+        self.limit_s = limit_s
+        self.kept = False
+        self._spec = spec
+        self._foreign = is_foreign(spec)
+        # The channel carries one question at a time.
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+        self._channel: Channel | None = None
+        self._facts: dict[str, Any] = {}
+        self._deaths: Counter[str] = Counter()
+        self._failed_starts = 0
+        self._described: set[str] = set()
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 while there is no process."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """Start the process if it does not run, and wait until it is ready.
+
+        Raises:
+            PlatformError: It cannot be started here, or this processor lacks what the platform asks for.
+        """
+        with self._lock:
+            self._ensure_started()
+
+    def facts(self) -> dict[str, Any]:
+        """Fingerprint of the process."""
+        with self._lock:
+            if not self._facts:
+                self._ensure_started()
+            return dict(self._facts)
+
+    def stop(self) -> None:
+        """End the process if it runs and is not kept; after a fork, the child only forgets its parent's worker."""
+        # The parent still uses the worker: a child must neither end it nor talk to it.
+        if self._process is not None and self._process.owner != os.getpid():
+            self._lock = threading.Lock()  # the thread that held it is not in this process
+            self.kept = False
+        if self.kept:
+            return
+        with self._lock:
+            self._end_process()
+
+    def call(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        returns: tuple[int, tuple[int, ...]],
+        written: Sequence[tuple[str, int]],
+        rng: torch.Tensor | None = None,
+    ) -> Answer:
+        """Run an operator in the worker.
+
+        Args:
+            name: ``aten::add.Tensor``.
+            args: Positional inputs, on the CPU; they stay as they are.
+            kwargs: Inputs by name.
+            returns: Declared number of returns, and which of them are wanted.
+            written: Arguments to send back, by name and position (-1: by name only).
+            rng: State for the worker's CPU generator.
+
+        Returns:
+            Tensors of this process; large ones lie in shared memory that the worker does not reuse while they live.
+
+        Raises:
+            WorkerDied: It crashed or exceeded the time limit; the next call starts another process.
+            Unsendable: The call has a value that cannot be encoded, or the worker lacks the operator.
+            NotImplementedError: Its torch, another version, lacks the operator.
+            Exception: What the operator raised, of the same type where it is Python's or torch's.
+        """
+        with self._lock:
+            # An operator that crashes every worker would cost a process start for each of its calls.
+            if self._deaths[name] >= _MAX_DEATHS:
+                raise WorkerDied(f"worker died {_MAX_DEATHS} times in this operator: not tried again")
+            if self._process is not None and self._process.owner != os.getpid():
+                raise Unsendable("a forked process cannot use the worker of the process that it was forked from")
+            channel = self._restarted()
+            signature = None
+            # Signatures are compared once for each operator, and only if the worker's torch may differ.
+            if self._foreign and name not in self._described:
+                operator = wire.find_operator(name)
+                signature = None if operator is None else wire.signature(operator)
+            # The program may change these settings at any time; a replay must run under its present ones.
+            ambient = (*torchplatform.ambient(), flushes_denormals())
+            try:
+                channel.limit(self.limit_s)
+                channel.send((name, signature, args, kwargs, returns, tuple(written), ambient, rng))
+                answer = channel.receive()
+            # Nothing was sent, or the answer was read to its end: the channel is in order.
+            except Unsendable:
+                raise
+            except TimeoutError:
+                # A hang counts as a death: each one costs the program the whole time limit.
+                self._deaths[name] += 1
+                self._end_process()
+                raise WorkerDied(
+                    f"worker hung: no answer within {self.limit_s:g} s, ended by signal 9 (SIGKILL)"
+                ) from None
+            except (Closed, OSError):
+                self._deaths[name] += 1
+                raise WorkerDied(f"worker died: {self._exit_reason()}") from None
+            except BaseException:  # an interrupt: the next call would receive the answer to this one
+                self._end_process()
+                raise
+            self._described.add(name)
+        if answer[0] == "ran":
+            return answer[1], answer[2], answer[3]
+        if answer[0] == "raised":
+            # The same type as here: `classify` and the program's `except` go by it.
+            raise _rebuild_exception(*answer[1:])
+        if answer[0] == "unsendable":
+            raise Unsendable(answer[1])
+        if name.startswith("aten::"):
+            raise NotImplementedError(
+                f"The operator '{name}' is not currently implemented for the torch {answer[1]} there"
+            )
+        raise Unsendable(f"the worker has no operator {name}")
+
+    def _restarted(self) -> Channel:
+        """The channel, for a program that runs: a worker that cannot be started is not tried again and again."""
+        try:
+            # Each try takes seconds of the program's time.
+            if self._failed_starts >= _MAX_DEATHS:
+                raise WorkerDied("worker died and could not be started again")
+            return self._ensure_started()
+        except PlatformError as error:
+            self._failed_starts += 1
+            raise WorkerDied(f"worker died and could not be started again: {error}") from None
+
+    def _ensure_started(self) -> Channel:
+        if self._channel is not None:
+            return self._channel
+        environment = settings.environment(self._spec.settings)
+        self._refuse_missing_instructions(environment)
+        process = self._process = Process(self._spec)
+        channel = self._channel = Channel(process.connection)
+        # A new process knows no signatures.
+        self._described.clear()
+        try:
+            channel.limit(_START_LIMIT_S)
+            channel.send((PROBE, self._spec.settings))
+            probe, facts = channel.receive()
+        except BaseException as error:
+            why = process.stderr_tail() or "it wrote nothing"
+            how = self._exit_reason()
+            if isinstance(error, TimeoutError):
+                how = f"it was not ready within {_START_LIMIT_S:g} s"
+            if not isinstance(error, (Closed, OSError, Unsendable)):
+                raise
+            raise PlatformError(
+                f"The process of platform {str(self._spec)!r} did not start ({how}): {why}.", slug="no-worker"
+            ) from None
+        if probe != PROBE:
+            self._end_process()
+            raise PlatformError(
+                f"The process of platform {str(self._spec)!r} reads values in another form: its Python is "
+                f"{facts.get('python')}.",
+                slug="no-worker",
+            )
+        # Torch ignores a word that it does not know, and the comparison would be of one platform with itself.
+        self._refuse_other(environment, str(facts.get("cpu_capability")))
+        self._facts = facts
+        self._failed_starts = 0
+        return channel
+
+    def _refuse_missing_instructions(self, environment: dict[str, str]) -> None:
+        found = cpu.missing_instructions(environment)
+        if found is not None:
+            name, value, missing = found
+            raise PlatformError(
+                f"Platform {str(self._spec)!r}: this processor lacks instructions that {name}={value} asks for "
+                f"({missing}).",
+                slug="absent-isa",
+            )
+
+    def _refuse_other(self, environment: dict[str, str], got: str) -> None:
+        """Check what torch reports, which also works where the system does not list the processor's flags."""
+        wanted = environment.get("ATEN_CPU_CAPABILITY", "").upper()
+        if wanted in ("DEFAULT", "AVX2", "AVX512") and got != wanted:
+            self._end_process()
+            raise PlatformError(
+                f"Platform {str(self._spec)!r}: torch there computes with {got} instructions, not with {wanted}: this "
+                "processor or this build of torch has no others.",
+                slug="absent-isa",
+            )
+
+    def _exit_reason(self) -> str:
+        process = self._process
+        assert process is not None
+        how = process.exit_reason()
+        self._end_process()
+        return how
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+        self._process = self._channel = None
+
+
+def _rebuild_exception(module: str, qualname: str, text: str) -> Exception:
+    """An exception of the worker; a type of another package becomes a RuntimeError that names it."""
+    home: Any = builtins if module == "builtins" else sys.modules.get(module) if module.startswith("torch") else None
+    kind = getattr(home, qualname, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        # Some exception types take other arguments than a text.
+        with contextlib.suppress(TypeError):
+            return kind(text)
+    return RuntimeError(f"{qualname}: {text}")

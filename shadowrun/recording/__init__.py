@@ -1,0 +1,1 @@
+"""What a run keeps of its calls, and how it is written."""

@@ -1,0 +1,454 @@
+"""From two runs of a call to one recorded verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.judge.judge import Judge
+from shadowrun.judge.random_values import implausible
+from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
+from shadowrun.numerics.form import form_difference
+from shadowrun.operators.case import Case, Value
+from shadowrun.operators.cpu_only_ops import EQUIVALENTS
+from shadowrun.operators.vendor_ops import COUNTERPARTS, compared, for_reference
+from shadowrun.replay.context import SLOW
+from shadowrun.replay.copies import at_offsets, copy_mutated, offsets
+from shadowrun.replay.executor import to_cpu
+from shadowrun.replay.memory import n_bytes
+from shadowrun.replay.memory_effects import OVERWRITTEN, MemoryEffects
+from shadowrun.store.schema import severity
+from shadowrun.types import Cause, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.config import Config
+    from shadowrun.judge.judge import Examined
+    from shadowrun.platforms.fallback import Evidence
+    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.context import RecordSink
+    from shadowrun.replay.copies import Arguments
+    from shadowrun.replay.drift import RngState
+    from shadowrun.replay.executor import CallRunner
+    from shadowrun.replay.memory_effects import Looked
+    from shadowrun.replay.postponed import Postponed
+    from shadowrun.types import TensorDiff
+
+    Judging = Callable[[Case], tuple[Verdict, tuple[TensorDiff, ...]]]
+    """What a `Judge` is called as."""
+
+__all__ = ["Comparator", "bytes_for_oracle", "result_on_other_device"]
+
+_MAX_REMEMBERED = 16
+# Reruns and earlier results are extra copies that no caller has budgeted: the bound keeps memory stated.
+_MAX_REMEMBERED_BYTES = 8 << 20
+_NO_DRIFT = (-1.0, -1.0)
+_SLOW_NS = 1_000_000
+# After so many confirmations the reruns, which the program waits for, prove nothing new.
+_MAX_CONFIRMED = 8
+_MAX_RERUNS = 3
+# A truly slow call would be run three more times: the rerun stops when it has cost this much.
+_MAX_RERUN_NS = 50_000_000
+
+
+@dataclass(slots=True)
+class _Unequal:
+    """A call whose results differ, with what its record needs in addition to the verdict.
+
+    Attributes:
+        plan: Of what ran on the reference, which may stand for the call's own.
+        looked: What the call does to memory and may not.
+        at: Number and step that were reserved for a postponed verdict.
+    """
+
+    call: Call
+    plan: OpPlan
+    times: tuple[float, float]
+    drift: tuple[float, float]
+    looked: Looked | None
+    fallback: Evidence | None
+    shared: bool
+    at: tuple[int, int] | None = None
+
+
+class Comparator:
+    """Compares the target's run with the reference's, and records the verdict.
+
+    Args:
+        config: Tolerances and bounds.
+        target: Runs calls on the target.
+        ref: Runs calls on the reference.
+        recorder: Where verdicts go.
+        judge: Judges results that differ; a `Judge` with the tolerances of `config`, unless given.
+        postponed: Takes calls whose judgement the overhead budget defers.
+
+    Attributes:
+        suspects: Numbers of the plans whose operators were wrong before.
+        effects: Decides which calls are looked at for what they do to memory.
+        watched: Numbers of the plans that no shortcut may pass by: suspects, and those due for such a look.
+        slow_ratio: From which on an operator may be called slow.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        target: CallRunner,
+        ref: CallRunner,
+        recorder: RecordSink,
+        judge: Judging | None = None,
+        postponed: Postponed | None = None,
+    ) -> None:
+        self._postponed = postponed
+        self._target = target
+        self._ref = ref
+        self._recorder = recorder
+        self._max_bytes = config.max_bytes
+        tolerance = config.tolerance_on(str(target.platform))
+        self._own_judge = Judge(tolerance=tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
+        self._judge: Judging = judge or self._own_judge
+        # Lazy and XLA tensors have no strides: a difference there says nothing.
+        self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
+        # The last right results of operators that were wrong before: a stale buffer repeats them.
+        self.suspects: set[int] = set()
+        self.effects = MemoryEffects(target, ref, config.max_bytes)
+        self.watched: set[int] = set()
+        self._previous: dict[int, tuple[Value, ...]] = {}
+        self.slow_ratio = config.slow_ratio
+        self._slow: Counter[int] = Counter()
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a call was judged by slices."""
+        return self._own_judge.sampled
+
+    def every_second(self) -> None:
+        """Have the next call of another operator looked at, about once a second."""
+        index = self.effects.next_due()
+        if index is not None:
+            # The C handler and the fast path look here before they take a shortcut.
+            self.watched.add(index)
+
+    def _memory_effects(self, call: Call, plan: OpPlan, pristine: Arguments) -> Looked | None:
+        """A forbidden effect of this call on memory, on the target; None where there is none or none was looked for."""
+        wanted = self.effects.wants(plan, call.context, *pristine)
+        # With `always`, the plan has to stay watched, or the next call would take the fast path.
+        if self.effects.always:
+            self.watched.add(plan.index)
+        elif plan.index in self.watched and plan.index not in self.suspects:
+            self.watched.discard(plan.index)
+        return self.effects.look(plan, pristine) if wanted else None
+
+    def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], Ran]) -> int:
+        """Time of the target's run, measured again before an operator is called slow.
+
+        The first of two runs wakes the thread pool, and on a busy machine waits for a processor: 12 ms for a
+        call of 0.4 ms were seen. So a slow first run counts only if the runs after the reference's are slow too.
+
+        Args:
+            plan: The operator.
+            actual_ns: Time of the target's run.
+            expected_ns: Time of the reference's run.
+            again: Runs the call once more on the target.
+        """
+        if not self.is_slow(actual_ns, expected_ns) or self._slow[plan.index] >= _MAX_CONFIRMED:
+            return actual_ns
+        best, spent = actual_ns, 0
+        for _ in range(_MAX_RERUNS):
+            ns = again().ns
+            best, spent = min(best, ns), spent + ns
+            # One fast run proves that the kernel is not slow: the first run had woken the thread pool.
+            if not self.is_slow(best, expected_ns):
+                return best
+            if spent > _MAX_RERUN_NS:
+                break
+        self._slow[plan.index] += 1
+        return best
+
+    def is_slow(self, actual_ns: int, expected_ns: int) -> bool:
+        """Whether a call takes the target so long that its operator may be called slow."""
+        return actual_ns >= max(self.slow_ratio * expected_ns, expected_ns + _SLOW_NS)
+
+    def compare_and_record(
+        self,
+        call: Call,
+        pristine: Arguments,
+        actual: Ran,
+        expected: Ran,
+        drifted: tuple[float, float] | None = None,
+        *,
+        shared: bool,
+        rng: RngState | None = None,
+        here: torch.device | None = None,
+    ) -> None:
+        """Compare two runs of a call, and record the verdict.
+
+        Args:
+            call: The call, with its context.
+            pristine: Inputs as before the call; on the CPU, unless the runs shared a device.
+            actual: The target's run.
+            expected: The reference's run.
+            drifted: Accumulated error, where drift chains are kept.
+            shared: Both ran on one device.
+            rng: Generator and state that a random call began with.
+            here: Device that the target's results should lie on, where the program's own run is the target's.
+        """
+        plan, context = call.plan, call.context
+        actual_ns = actual.ns
+        reruns: list[Ran] = []
+        # Another call stood for this one: its layout is the device's own affair, its time includes another graph.
+        # On a shared device both sides run the vendor's own kernel, so no stand-in is needed.
+        counterpart = not shared and plan.name in COUNTERPARTS
+        stand_in = counterpart or (not shared and plan.name in EQUIVALENTS)
+        # A rerun of a random call would draw other numbers; that of a stand-in would time another kernel.
+        if plan.action is not Action.RANDOM and not stand_in:
+            executor = self._target
+
+            def again() -> Ran:
+                args, kwargs = pristine
+                if not shared:
+                    ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                else:
+                    if plan.mutated:
+                        # The pristine inputs are needed by the judge afterwards: a rerun must not write to them.
+                        args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+                    ran = executor.run(plan, args, kwargs)
+                # Large reruns are kept one at a time.
+                if n_bytes(ran.values(plan)) > _MAX_REMEMBERED_BYTES:
+                    reruns.clear()
+                reruns.append(ran)
+                return ran
+
+            actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
+        # The time of a stand-in is not that of the program's kernel and would give a wrong slowdown.
+        times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
+        drift = drifted or _NO_DRIFT
+        if counterpart:
+            plan = compared(plan, expected.out)
+        a, e = self._target.values(plan, actual), self._ref.values(plan, expected)
+        # What stands for the call, or what a graph leaves undefined, gives the first results only.
+        n = min(len(a), len(e)) if stand_in or self._ignore_strides else max(len(a), len(e))
+        a, e = a[:n], e[:n]
+        if stand_in:
+            a, e = [_contiguous(v) for v in a], [_contiguous(v) for v in e]
+        # A number has to reach the host: its way through the CPU is no fallback.
+        if plan.returns_number:
+            actual.fallback = None
+        elif here is not None and actual.fallback is None:
+            actual.fallback = result_on_other_device(plan, actual.out, here)
+        try:
+            equal = self.all_equal(a, e)
+            if equal and actual.fallback is None:  # a device may be wrong in every third call, and slow in any
+                others = (self._target.values(plan, ran)[:n] for ran in reruns)
+                wrong = next((values for values in others if not self.all_equal(values, e)), None)
+                a, equal = (a, True) if wrong is None else (wrong, False)
+        except Uncomparable as error:
+            verdict = Verdict(Status.UNVERIFIED, None, str(error))
+            self._recorder.verdict(context, verdict, times=times, drift=drift)
+            return
+        # The look runs the program's own operator, which the schema describes; a stand-in is another operator.
+        looked = None if stand_in else self._memory_effects(call, plan, pristine)
+        previous = self._previous.get(plan.index)
+        if equal and looked is not None:
+            # Equal values do not acquit: a kernel that overwrites an input returns the right result.
+            captured = self._recorder.keep(plan, looked[0], pristine)
+            self._recorder.verdict(context, *looked, times=times, drift=drift, captured=captured)
+            return
+        if equal:
+            # A stale buffer returns the result of an earlier call: the judge needs that one to name the cause.
+            self.remember_if_suspect(plan, a)
+            slow = self._recorder.keep(plan, SLOW, pristine) if self.is_slow(actual_ns, expected.ns) else None
+            if actual.fallback is not None:
+                cause, evidence = actual.fallback
+                verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
+                captured = self._recorder.keep(plan, verdict, pristine) or slow
+                self._recorder.verdict(context, verdict, times=times, drift=drift, captured=captured)
+            elif slow is not None:
+                self._recorder.verdict(context, Verdict(Status.MATCH), times=times, drift=drift, captured=slow)
+            else:
+                self._recorder.match(context, *times, drift)
+            return
+        # Some kernels ignore the storage offset; the copies begin at 0 and would hide that.
+        laid = () if stand_in else offsets(actual.args, actual.kwargs)
+        names = expected.names(plan)[: len(a)]
+        case = self._case(plan, pristine, (a, e, names), rng, previous, laid, shared=shared)
+        unequal = _Unequal(call, plan, times, drift, looked, actual.fallback, shared=shared)
+        postponed = self._postponed
+        # Generator states and drift chains belong to this moment: such a call cannot be judged later.
+        if postponed is not None and rng is None and drifted is None and postponed.takes(case):
+            # The number is reserved now, so that records keep the order of the calls.
+            unequal.call, unequal.at = call.without_arguments(), self._recorder.reserve()
+
+            def conclude(held: Case, examined: Examined) -> None:
+                self._record_unequal(unequal, (held.args, held.kwargs), *examined[:2])
+
+            postponed.add(case, self._own_judge.parts, conclude)
+            return
+        self._record_unequal(unequal, pristine, *self._judge(case))
+
+    def _record_unequal(
+        self, unequal: _Unequal, inputs: Arguments, verdict: Verdict, diffs: tuple[TensorDiff, ...]
+    ) -> None:
+        """Record a call whose results differ, once it is judged."""
+        plan, looked = unequal.plan, unequal.looked
+        if verdict.status is Status.MISMATCH:
+            # Each suspect keeps results of up to 8 MiB: the number of suspects bounds that memory.
+            if len(self.suspects) < _MAX_REMEMBERED:
+                self.suspects.add(plan.index)
+                self.watched.add(plan.index)
+            # Two correct runs of such an operator differ, so a difference proves nothing.
+            if plan.unstable:
+                verdict = Verdict(Status.UNVERIFIED, Cause.NON_DETERMINISM, plan.unstable, verdict.evidence)
+        elif unequal.fallback is not None:
+            cause, evidence = unequal.fallback
+            verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
+        # On a shared device the reference got the overwritten input too: the values say nothing any more.
+        spoiled = unequal.shared and looked is not None and looked[0].explanation == OVERWRITTEN
+        if looked is not None and verdict.status is Status.MISMATCH and not spoiled:
+            verdict = replace(verdict, evidence=f"{verdict.evidence}; in addition, {looked[0].evidence}")
+        elif looked is not None:
+            verdict, diffs = looked
+        captured = self._recorder.keep(plan, verdict, inputs, (), max(map(severity, diffs), default=0.0))
+        times, drift, at = unequal.times, unequal.drift, unequal.at
+        self._recorder.verdict(unequal.call.context, verdict, diffs, "", times, drift, captured, at)
+
+    def compare_and_record_random(self, call: Call, pristine: Arguments, drawn: Ran) -> None:
+        """Record a random call whose values were copied to the reference: only their distribution can be checked."""
+        plan = call.plan
+        values = self._target.values(plan, drawn)
+        why = implausible(plan.func, *pristine, values)
+        if why:
+            verdict = Verdict(Status.MISMATCH, Cause.RANDOMNESS, "implausible draws", why)
+        else:
+            verdict = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "random: drawn values handed over to the reference")
+        if drawn.fallback is not None and not why:
+            verdict = Verdict(Status.FALLBACK, drawn.fallback[0], "computed on the CPU", drawn.fallback[1])
+        self._recorder.verdict(call.context, verdict, times=(-1.0, drawn.ns / 1000))
+
+    def all_equal(self, actual: list[Value], expected: list[Value]) -> bool:
+        """Whether all results are `equal`.
+
+        Raises:
+            Uncomparable: There is a kind that cannot be compared.
+        """
+        return len(actual) == len(expected) and all(map(self.equal, actual, expected))
+
+    def equal(self, actual: Value, expected: Value) -> bool:
+        """Whether two results have the same bits and, where both have any, the same strides."""
+        # This one test decides nearly all calls; the rest is for numbers, lists, layouts and NaN.
+        if type(actual) is type(expected) is torch.Tensor and plainly_equal(actual, expected):
+            return True
+        if not bits_equal(actual, expected):
+            return False
+        if self._ignore_strides or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+            return True
+        if actual.layout is not torch.strided or actual.is_nested or actual.stride() == expected.stride():
+            return True
+        return not form_difference(actual, expected)
+
+    def _case(
+        self,
+        plan: OpPlan,
+        pristine: Arguments,
+        results: tuple[list[Value], list[Value], tuple[str, ...]],
+        rng: RngState | None,
+        previous: tuple[Value, ...] | None,
+        laid: tuple[int, ...],
+        *,
+        shared: bool,
+    ) -> Case:
+        actual, expected, names = results
+        if self._ignore_strides:
+            actual, expected = [_contiguous(v) for v in actual], [_contiguous(v) for v in expected]
+        # The judge and the oracle compute on the CPU, whatever the shared device is.
+        args, kwargs = pristine if not shared else _on_cpu(pristine)
+
+        def runner(
+            executor: CallRunner, plan: OpPlan, laid: tuple[int, ...] = ()
+        ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]]:
+            def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
+                after = None
+                if rng is not None:
+                    # The judge runs the call many times: each run draws what the program drew, and the stream is put
+                    # back.
+                    after = rng[0].get_state()
+                    rng[0].set_state(rng[1])
+                try:
+                    if laid:
+                        if not shared:
+                            args, kwargs = executor.to_device(plan, args, kwargs, executor.device, self._max_bytes)
+                        args, kwargs = torchapi.with_isolated_warnings(at_offsets, (), (args, kwargs, laid))
+                    ran = (
+                        executor.run(plan, args, kwargs)
+                        if shared or laid
+                        else executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                    )
+                finally:
+                    if rng is not None and after is not None:
+                        rng[0].set_state(after)
+                values = executor.values(plan, ran)
+                return tuple(_contiguous(v) for v in values) if self._ignore_strides else tuple(values)
+
+            return run
+
+        return Case(
+            func=plan.func,
+            args=args,
+            kwargs=kwargs,
+            mutated=plan.mutated_names,
+            names=names,
+            actual=tuple(actual),
+            expected=tuple(expected),
+            run_target=runner(self._target, plan),
+            run_reference=runner(self._ref, plan if shared else for_reference(plan)),
+            same_device=shared,
+            previous_actual=previous,
+            run_at_offsets=runner(self._target, plan, laid) if any(laid) else None,
+        )
+
+    def remember_if_suspect(self, plan: OpPlan, values: list[Value]) -> None:
+        """Keep the right results of an operator that was wrong before."""
+        if plan.index not in self.suspects:
+            return
+        if n_bytes(values) > _MAX_REMEMBERED_BYTES:
+            return
+        self._previous[plan.index] = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in values)
+
+
+def bytes_for_oracle(max_bytes: int) -> int:
+    """What the oracle may take beyond the copies of a call: 1 GiB or, if that is more, a quarter of `max_bytes`."""
+    # A quarter of a small `max_bytes` would be too little for an oracle in float64.
+    return max(min(max_bytes, 1 << 30), max_bytes // 4)
+
+
+def result_on_other_device(plan: OpPlan, out: Any, device: torch.device) -> tuple[Cause, str] | None:
+    """Evidence of a fallback in where a result lies; None where it lies on the device, or may lie elsewhere."""
+    # A `device=` argument may name another device, and a written argument lies where the program put it.
+    if plan.has_device or plan.mutated:
+        return None
+    first = out[0] if isinstance(out, (tuple, list)) and out else out
+    if isinstance(first, torch.Tensor) and first.device.type != device.type:
+        return Cause.SILENT_FALLBACK, f"the result lies on {first.device}, not on {device}"
+    return None
+
+
+def _on_cpu(pristine: Arguments) -> Arguments:
+    args, kwargs = pristine
+    return tuple([_each_to_cpu(a) for a in args]), {k: _each_to_cpu(v) for k, v in kwargs.items()}
+
+
+def _each_to_cpu(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [to_cpu(v) for v in value]
+    return to_cpu(value)
+
+
+def _contiguous(value: Value) -> Value:
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value.contiguous()
+    return value

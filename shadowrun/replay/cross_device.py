@@ -1,0 +1,194 @@
+"""Calls on a device that only one platform has: the inputs are copied to the CPU, and run from there on the other one.
+
+The copies on the CPU are also the inputs of the judge, the oracle and a fallback.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept.plan import Action
+from shadowrun.intercept.torchapi import with_isolated_warnings
+from shadowrun.replay.call import run_own
+from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
+from shadowrun.replay.copies import Arguments, OverBudget, as_given, mirror, written_to
+from shadowrun.replay.lazy_device import LazyDevicePath
+from shadowrun.replay.memory import TOO_LARGE, InputCopies, SavedRngStates, are_too_large, run_before_copies
+from shadowrun.replay.platform_runs import PlatformRuns, inputs_not_copied
+from shadowrun.replay.view_check import UncomparedCalls
+
+if TYPE_CHECKING:
+    from shadowrun.replay.call import Call, Ran
+
+__all__ = ["CrossDevicePath"]
+
+_CPU = torch.device("cpu")
+
+
+class CrossDevicePath:
+    """Observes calls on the target (replayed on the reference), on the reference, or on a third device.
+
+    Attributes:
+        runs: Runs calls on either platform.
+    """
+
+    def __init__(self, context: ReplayContext) -> None:
+        self._context = context
+        self._target, self._ref = context.target, context.ref
+        self._max_bytes = context.config.max_bytes
+        self.runs = PlatformRuns(context.config, context.target, context.ref, context.recorder)
+        # A target in its own process is a CPU too: from the same random state it may draw the same numbers.
+        # Everywhere else the generators differ by device, and draws can only be checked for plausibility.
+        self._may_draw_the_same = context.target.platform.remote is not None
+        lazy_target, lazy_ref = (e.platform.functionalizes for e in (context.target, context.ref))
+        self._uncompared = UncomparedCalls(context.recorder, strides=not (lazy_target or lazy_ref))
+        shared = (self.runs, self._uncompared)
+        self._lazy_target = LazyDevicePath(context, context.target, *shared) if lazy_target else None
+        self._lazy_ref = LazyDevicePath(context, context.ref, *shared) if lazy_ref else None
+
+    def observe(self, call: Call) -> Ran:
+        """Run a call for the program and elsewhere, and record the verdict."""
+        context, role = self._context, call.role
+        # Meta tensors have no values, and a copy to the CPU raises.
+        if role.device.type == "meta":
+            context.recorder.skip(call.plan.name, "meta", "meta tensors: no values")
+            return run_own(call.plan, call.args, call.kwargs)
+        lazy = self._lazy_target if role.on_target else self._lazy_ref if role.on_ref else None
+        if lazy is not None:
+            return lazy.observe(call)
+        if role.on_target:
+            call.plan = as_given(call.plan, call.args, call.kwargs)
+        copies = self._copy_inputs(call)
+        random = call.plan.action is Action.RANDOM
+        # The state has to be read before the program's own call moves the stream.
+        began = _RngStates(call.kwargs) if self._may_draw_the_same and random and role.device == _CPU else None
+        drift = context.drift if not call.reason else None
+        if drift is not None:
+            # Twins are laid out before the call: it may write to the inputs that they stand for.
+            with_isolated_warnings(drift.before, (), (call,))
+        saved = None
+        if random and copies.pristine is not None:
+            saved = SavedRngStates(self._target.platform if role.on_target else None, call.kwargs)
+        run = self._target.run_user if role.on_target else self._ref.run_user if role.on_ref else run_own
+        try:
+            # The program's call must not fail for lack of memory that only our copies take.
+            own = run_before_copies(run, call, copies, None if saved is None else saved.restore)
+        except Exception as error:
+            answer = self.runs.answer(call, copies.pristine, error) if role.on_target else None
+            if answer is None:
+                raise
+            if drift is not None:
+                # The chain never ran this call: it continues from the answer.
+                drift.reseed(call.plan, answer)
+            return answer
+        self._probe_warnings(call, own, copies)
+        try:
+            if call.reason:
+                self._uncompared.record(call, own)
+                return own
+            # The results' size is known only now; a replay would allocate as much again.
+            if copies.problem is None and are_too_large(call.plan, own.out, self._max_bytes):
+                copies.problem = TOO_LARGE
+            context.recorder.context(call)
+            if copies.problem is not None or copies.pristine is None:
+                context.unverified(call, copies.problem or BUDGET, own)
+            elif call.is_random:
+                self._compare_random(call, own, copies.pristine, began)
+            else:
+                self._compare(call, own, copies.pristine)
+        except Exception as error:
+            context.failed("replaying", call, error, own.out)
+        return own
+
+    def compare_and_record(self, call: Call, own: Ran, pristine: Arguments) -> None:
+        """Replay a call of the target's that has run, and record the verdict."""
+        try:
+            self._context.recorder.context(call)
+            if call.is_random:
+                random = self._context.comparator.compare_and_record_random
+                # The reference cannot repeat the draws: they are handed over.
+                with_isolated_warnings(random, (), (call, pristine, own))
+            else:
+                self._compare(call, own, pristine)
+        except Exception as error:
+            self._context.failed("replaying", call, error, own.out)
+
+    def _copy_inputs(self, call: Call) -> InputCopies:
+        """Inputs on the CPU, as before the call; those that lie there are copied too: the call may write to them."""
+        copies, plan, args, kwargs = InputCopies(), call.plan, call.args, call.kwargs
+        try:
+            if not self._context.may_replay(plan):
+                copies.problem = CUSTOM
+            # A call that is not compared costs no copy.
+            elif not call.reason:
+                given = (args, kwargs, _CPU, self._max_bytes)
+                copies.pristine = with_isolated_warnings(mirror, (), given, {"written": written_to(plan, args, kwargs)})
+        except OverBudget:
+            copies.problem = BUDGET
+        except Exception as error:
+            copies.problem = inputs_not_copied(error)
+        return copies
+
+    def _probe_warnings(self, call: Call, own: Ran, copies: InputCopies) -> None:
+        fell_back = own.fallback is not None and call.reason == call.plan.reason
+        # The probe repeats the call: without copies that is safe only if it writes to nothing.
+        if call.role.on_target and (copies.pristine is not None or fell_back):
+            probe = (call.plan, own, copies.pristine, self._max_bytes)
+            with_isolated_warnings(self._target.probe_warnings, (), probe)
+
+    def _compare(self, call: Call, own: Ran, pristine: Arguments) -> None:
+        role, drift, drifted = call.role, self._context.drift, None
+        # The program's own run stands for its platform: a third run would cost time and prove nothing.
+        actual = own if role.on_target else self.runs.run_target(call, pristine)
+        expected = own if role.on_ref else self.runs.run_reference(call, pristine, answered=actual is not None)
+        if drift is not None:
+            drifted = with_isolated_warnings(drift.after, (), (call.plan, own))
+        if actual is not None and expected is not None:
+            runs = (call, pristine, actual, expected, drifted)
+            named = {"shared": False, "here": role.device if role.on_target else None}
+            with_isolated_warnings(self._context.comparator.compare_and_record, (), runs, named)
+
+    def _compare_random(self, call: Call, own: Ran, pristine: Arguments, began: _RngStates | None) -> None:
+        comparator, drift = self._context.comparator, self._context.drift
+        drawn = own if call.role.on_target else self._draw_on_target(call, pristine, began)
+        if drawn is not None:
+            # Equal draws mean that both ran the same generator: the values can be compared in full.
+            if began is not None and with_isolated_warnings(self._drew_the_same, (), (call, drawn, own)):
+                runs = (call, pristine, drawn, own)
+                with_isolated_warnings(comparator.compare_and_record, (), runs, {"shared": False})
+            else:
+                with_isolated_warnings(comparator.compare_and_record_random, (), (call, pristine, drawn))
+        if drift is not None:
+            drift.reseed(call.plan, own)
+
+    def _drew_the_same(self, call: Call, drawn: Ran, own: Ran) -> bool:
+        """Whether the target drew the program's own numbers."""
+        pairs = zip(self._target.values(call.plan, drawn), self._ref.values(call.plan, own), strict=False)
+        return all(self._context.comparator.equal(a, e) for a, e in pairs)
+
+    def _draw_on_target(self, call: Call, pristine: Arguments, began: _RngStates | None) -> Ran | None:
+        """Run a random operator on the target without moving its stream, or from where the program's call began."""
+        # The CPU's stream too: a device without a generator (lazy), or one that falls back, draws from it.
+        saved = SavedRngStates(self._target.platform, pristine[1])
+        try:
+            if began is not None:
+                began.enter(pristine[1].get("generator"))
+            return self.runs.run_target(call, pristine)
+        finally:
+            saved.restore()
+
+
+class _RngStates:
+    """States that a random call began with: the CPU's stream, and the generator's that was passed."""
+
+    def __init__(self, kwargs: dict[str, Any]) -> None:
+        generator = kwargs.get("generator")
+        self._cpu = torch.get_rng_state()
+        self._generator = generator.get_state() if isinstance(generator, torch.Generator) else None
+
+    def enter(self, generator: Any) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._generator is not None:
+            generator.set_state(self._generator)

@@ -1,0 +1,200 @@
+"""The C handler of plain calls on the CPU: what it is taught of each operator, and what it leaves to Python.
+
+See native/dispatch.c.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import OpKind
+from shadowrun.intercept.torchapi import with_isolated_warnings
+from shadowrun.native import core
+from shadowrun.native.tensors import plainly_equal
+from shadowrun.replay.call import Call, Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.intercept.attribution import Attribution, Origin
+    from shadowrun.intercept.plan import OpPlan
+    from shadowrun.replay.call import Role
+    from shadowrun.replay.comparator import Comparator
+    from shadowrun.replay.context import RunSink
+    from shadowrun.replay.memory import CopyBuffer
+    from shadowrun.replay.same_device import SameDevicePath
+    from shadowrun.schedule.selection import Selection
+
+__all__ = ["NativeHandler"]
+
+
+class NativeHandler:
+    """Switches the C handler, which does nothing until then.
+
+    Args:
+        recorder: Where it records.
+        selection: What the program wants compared.
+        attribution: Finds where calls come from.
+        comparator: Knows which operators are watched.
+        same_device: The path that the C handler follows, in Python.
+        role: What the CPU means.
+
+    Attributes:
+        handler: The C handler; None without the part in C.
+    """
+
+    def __init__(
+        self,
+        recorder: RunSink,
+        selection: Selection,
+        attribution: Attribution,
+        comparator: Comparator,
+        same_device: SameDevicePath,
+        role: Role,
+    ) -> None:
+        # The C handler leaves every call that is not a plain match to these, so Python alone decides verdicts.
+        self._path, self._fast = same_device, same_device.fast
+        self._role = role
+        self.handler: Any = None
+        # Each of the three may be missing with some torch version: all calls then go through Python.
+        if core is None or plainly_equal is None or attribution.native_origins is None:
+            return
+        self.handler = core.Handler(
+            n_modes_below=torchapi.n_modes_below,
+            function_mode_on=torchapi.asks_functions,
+            profiler_on=torchapi.profiling,
+            origins=attribution.native_origins,
+            selection=selection,
+            device=role.device,
+            watched=comparator.watched,
+            # C and Python use the same buffers, so the bound of 4 MiB holds for both together.
+            buffers=self._fast.buffers.by_form,
+            make_buffer=self._fast.buffers.make,
+            replay=_replay,
+            shares_memory=torchapi.shares_memory,
+            conclude=self._conclude,
+            failed=self._failed,
+            unrecorded=self._unrecorded,
+            too_large=self._is_too_large,
+            acquire=None,
+            release=None,
+            waited_for=None,
+            **recorder.native_parts(),
+        )
+        recorder.collect_from(self.handler.collect)
+        self.handler.slow_ratio = comparator.slow_ratio
+        self.handler.max_bytes = self._fast.max_bytes
+        self.handler.on_target = role.on_target
+
+    @property
+    def own_ns(self) -> int:
+        """Nanoseconds spent in it, without the program's own operators."""
+        return 0 if self.handler is None else self.handler.own_ns
+
+    def guard(self, lock: Any, gate: Any) -> None:
+        """Have it hold the lock for the length of a call, unless another thread waits at the gate."""
+        if self.handler is not None:
+            # The C handler takes the same lock as Python: settings and random stream belong to the process.
+            self.handler.guard(lock.acquire, lock.release, gate.locked)
+
+    def compare(self) -> None:
+        """Have calls compared."""
+        if core is not None and self.handler is not None:
+            self.handler.state = core.COMPARING
+            if os.environ.get("SHADOWRUN_KEEP_HEAP") != "0":  # see native/module.c for what it costs and saves
+                core.keep_heap()
+
+    def record(self) -> None:
+        """Have calls recorded only."""
+        if core is not None and self.handler is not None:
+            self.handler.state = core.RECORDING
+
+    def stop(self) -> None:
+        """Leave all calls to Python."""
+        if core is not None and self.handler is not None:
+            # Other threads may still have a mode that calls the handler.
+            self.handler.state = core.OFF
+
+    def learn(self, plan: OpPlan) -> None:
+        """Teach the C handler how calls of an operator are treated.
+
+        `OpPlan.kind` decides. The handler leaves to Python what it has no code for: lists and keyword-only arguments
+        that are written to, and calls that must not run under its lock, since custom operators may wait for another
+        thread.
+        """
+        if core is None or self.handler is None:
+            return
+        kind = plan.kind
+        # Composite operators are split in Python under inference mode.
+        if plan.composite or (plan.custom and kind is not OpKind.PASS):
+            return
+        written = tuple(a.position for a in plan.mutated if not (a.is_list or a.kwarg_only))
+        route = {
+            OpKind.PASS: core.PASSING,
+            OpKind.NO_VALUES: core.SILENT,
+            OpKind.FUNCTIONAL: core.FRESH,
+            OpKind.IN_PLACE: core.IN_PLACE,
+            OpKind.SEVERAL: core.SEVERAL,
+        }.get(kind, core.LONG)
+        # C compares every result, so one without meaning would be a false difference.
+        simple = not plan.uninitialised and len(written) == len(plan.mutated) <= core.MOST_WRITTEN
+        if kind is OpKind.SEVERAL and not simple:
+            route = core.LONG
+        skipped = plan.name, "" if kind is OpKind.PASS else self._role.device_name, plan.reason
+        copies = route in (core.IN_PLACE, core.SEVERAL)
+        self.handler.learn(plan.func, plan, plan.run, plan.index, skipped, route, written if copies else ())
+
+    def _call(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], context: int) -> Call:
+        return Call(plan, args, kwargs, self._role, context=context)
+
+    def _conclude(
+        self,
+        plan: OpPlan,
+        context: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        again: Any,
+        times: tuple[int, int],
+        buffers: tuple[CopyBuffer | None, ...],
+        other_args: tuple[Any, ...],
+    ) -> None:
+        """A call was slow, is new, or its results are not plainly equal."""
+        call = self._call(plan, args, kwargs, context)
+        own, replayed = Ran(args, kwargs, out, times[0]), Ran(other_args, kwargs, again, times[1])
+        if plan.kind is OpKind.SEVERAL:
+            before = list(args)
+            for argument, buffer in zip(plan.mutated, buffers, strict=True):
+                if buffer is not None:
+                    before[argument.position] = buffer.before
+                    self._fast.buffers.drop(buffer)  # it is needed longer than this call takes
+            self._path.record_several(call, (tuple(before), kwargs), own, replayed)
+        elif buffers and buffers[0] is not None:
+            self._fast.record_in_place(call, own, replayed, buffers[0])
+        else:
+            # `equal=False` only means that C has not shown it: Python compares again.
+            self._fast.record_functional(call, own, replayed, equal=False)
+
+    def _is_too_large(self, plan: OpPlan, context: int, out: Any) -> bool:
+        """Whether the results of a call take too much memory to be computed twice; records that."""
+        return self._path.verdicts.is_too_large(self._call(plan, (), {}, context), out, self._fast.max_bytes)
+
+    def _failed(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin, error: Exception
+    ) -> None:
+        if plan.mutated:
+            self._fast.buffers.clear()  # the replay may have given one other memory
+        self._path.verdicts.failed(Call(plan, args, kwargs, self._role, origin), error)
+
+    def _unrecorded(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin, error: Exception
+    ) -> None:
+        self._path.verdicts.not_recorded(Call(plan, args, kwargs, self._role, origin), error)
+
+
+def _replay(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator once more: its warnings come at this line."""
+    # Called from C without a Python frame, the warnings would come at the program's line.
+    return with_isolated_warnings(run, (), args, kwargs)

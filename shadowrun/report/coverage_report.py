@@ -1,0 +1,103 @@
+"""The coverage of a run as a `Document`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from shadowrun.report.descriptions import first_few
+from shadowrun.report.document import (
+    TONES,
+    Block,
+    Column,
+    Document,
+    Fact,
+    Facts,
+    Limits,
+    Note,
+    Records,
+    Section,
+    Table,
+)
+from shadowrun.report.sanitize import sanitize
+
+if TYPE_CHECKING:
+    from shadowrun.analysis import Coverage
+    from shadowrun.types import RunInfo
+
+__all__ = ["coverage_document"]
+
+FORMAT = 1
+"""Version of the JSON's form."""
+MAX_NAMES = 4
+_LIMITS = Limits(500, 500, 500)
+_CALLS = Column("calls", "number")
+
+
+def coverage_document(coverage: Coverage, info: RunInfo) -> Document:
+    """Which operators the target has, which kernels it lacks, and which modules need them."""
+    shown = sanitize(coverage)
+    n = coverage.n_by_state["supported"]
+    facts = [
+        Fact("operators", _share(n, coverage.n_operators, coverage.percent_operators)),
+        Fact("calls", _share(coverage.n_supported_calls, coverage.n_calls, coverage.percent_calls)),
+    ]
+    if coverage.fallback_share:
+        facts.append(Fact("fallbacks", f"{100 * coverage.fallback_share:.2g} % of the time on the target"))
+    n_skipped = sum(skipped.n for skipped in coverage.skipped)
+    facts.append(Fact("not counted", f"{n_skipped:,} calls of views and other operators that compute nothing"))
+    blocks: list[Block] = [Note(f"On {info.target} the program {coverage.verdict}."), Facts(tuple(facts))]
+    blocks += [_operators(shown, state) for state, n in coverage.n_by_state.items() if n and state != "supported"]
+    blocks += [block for block in (_kernels(shown), _modules(shown)) if block is not None]
+    data = {
+        "format": FORMAT,
+        "target": info.target,
+        "ref": info.ref,
+        "percent_operators": coverage.percent_operators,
+        "percent_calls": coverage.percent_calls,
+        "coverage": coverage,
+    }
+    rows = ([getattr(o, field.name) for field in dataclasses.fields(o)] for o in coverage.operators)
+    records = Records(
+        ("op", "state", "n_calls", "n_supported_calls", "missing_kernels", "target_us"),
+        tuple(tuple(", ".join(v) if isinstance(v, tuple) else v for v in row) for row in rows),
+    )
+    return Document(f"coverage: {info.target} against {info.ref}", tuple(blocks), data, records)
+
+
+def _operators(coverage: Coverage, state: str) -> Section:
+    """The operators in one state."""
+    rows = tuple(
+        (o.op, f"{o.n_calls:,}", ", ".join(kernel for kernel in o.missing_kernels if kernel != o.op))
+        for o in coverage.operators
+        if o.state == state
+    )
+    table = Table((Column("operator", "name"), _CALLS, Column("missing kernels")), rows, limits=_LIMITS)
+    return Section(state.capitalize(), (table,), count=len(rows), tone=TONES[state])
+
+
+def _kernels(coverage: Coverage) -> Section | None:
+    rows = tuple((k.kernel, f"{k.n_calls:,}", first_few(k.modules, shown=MAX_NAMES)) for k in coverage.missing_kernels)
+    table = Table((Column("kernel", "name"), _CALLS, Column("modules")), rows, limits=_LIMITS)
+    return Section("Kernels to write", (table,), "Those that most calls need first.", len(rows)) if rows else None
+
+
+def _modules(coverage: Coverage) -> Section | None:
+    lacking = [module for module in coverage.modules if module.lacking]
+    rows = tuple(
+        (
+            m.module or "(outside of modules)",
+            f"{m.n_calls:,}",
+            f"{100 * m.n_supported_calls / m.n_calls:.1f} %",
+            first_few(m.lacking, shown=MAX_NAMES),
+        )
+        for m in lacking
+    )
+    columns = (Column("module", "name"), _CALLS, Column("supported", "number"), Column("lacks"))
+    table = Table(columns, rows, noun="modules: -f json has all", limits=Limits(20, 50, 500))
+    lead = f"Modules that call an operator which the target lacks, of {len(coverage.modules):,}."
+    return Section("Modules", (table,), lead, len(rows)) if rows else None
+
+
+def _share(n: int, total: int, percent: float) -> str:
+    return f"{n:,} of {total:,} ({percent:.1f} %)"

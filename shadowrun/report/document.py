@@ -1,0 +1,332 @@
+"""`Document`: what a report says, without its format. Commands build one; the renderers show it.
+
+A new format is a module with a function from `Document` to text, and a line in `RENDERERS`: every command that prints a
+report then has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import one_line, sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = [
+    "RENDERERS",
+    "Block",
+    "Cell",
+    "Column",
+    "Document",
+    "Entries",
+    "Entry",
+    "Fact",
+    "Facts",
+    "Filter",
+    "GateLine",
+    "Limits",
+    "Note",
+    "Records",
+    "Section",
+    "Span",
+    "Table",
+    "plain",
+    "render",
+    "status_span",
+]
+
+RENDERERS = {
+    "txt": "terminal:render_text",
+    "md": "markdown:render_markdown",
+    "json": "machine:render_json",
+    "csv": "machine:render_csv",
+    "html": "html:render_html",
+    "terminal": "terminal:render_terminal",
+}
+"""Format to module and function: only the formats that need rich and jinja2 import them."""
+
+TONES = {
+    **dict.fromkeys(("match", "full", "ok", "kernel", "present", "gained"), "good"),
+    **dict.fromkeys(("mismatch", "unsupported", "error", "none", "absent", "regressed"), "bad"),
+    **dict.fromkeys(("fallback", "unverified", "slow", "partial", "own failures", "fails differently"), "warn"),
+    **dict.fromkeys(("skipped", "untested", "unknown", "specific", "-"), "dim"),
+}  # fmt: skip
+"""Status, support or state to the tone that it is shown in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of text in a tone.
+
+    Attributes:
+        text: The text.
+        tone: One of good, bad, warn, dim; empty for none.
+        link: Anchor in the same document, for formats that have links.
+    """
+
+    text: str
+    tone: str = ""
+    link: str = ""
+
+
+Cell = str | tuple[Span, ...]
+"""Text, or pieces of it in tones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its heading.
+        kind: ``text``, ``number`` (right-aligned, never wrapped) or ``name`` (an operator: in code, heading its row).
+        detail: 0: shown everywhere; 1: not on narrow terminals; 2: in HTML only.
+    """
+
+    name: str
+    kind: str = "text"
+    detail: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Rows of a table, or entries, that each format shows at most; the rest is counted."""
+
+    terminal: int = 12
+    markdown: int = 50
+    html: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter over the rows of a table, in HTML: by name, by tag, and a switch.
+
+    Attributes:
+        choices: Tags that can be chosen; a row shows if it has one of them.
+        only: A tag; the switch hides rows without it.
+        label: What the switch says.
+    """
+
+    choices: tuple[str, ...]
+    only: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells.
+
+    Attributes:
+        columns: Its columns.
+        rows: Its rows, each as long as `columns`.
+        n_more: Rows that were left out of `rows`.
+        noun: What the rows are, for ``… and 12 more operators``.
+        limits: Rows that each format shows.
+        compact: In a terminal: without headings, and each row is cut to one line.
+        filter: In HTML: its filter, None for none.
+        tags: Tags of each row, for `filter`.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    n_more: int = 0
+    noun: str = ""
+    limits: Limits = Limits()
+    compact: bool = False
+    filter: Filter | None = None
+    tags: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A labelled line.
+
+    Attributes:
+        label: Its label.
+        text: Its text.
+        tone: ``action`` for what to do, ``strong`` for why; empty for others.
+        command: It is typed into a shell: never wrapped or cut.
+        short: A terminal cuts it to one line.
+    """
+
+    label: str
+    text: str
+    tone: str = ""
+    command: bool = False
+    short: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Labelled lines; HTML shows those with a title in a box that can be closed."""
+
+    rows: tuple[Fact, ...]
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A paragraph.
+
+    Attributes:
+        text: Its text; several spans are listed, as counts are.
+        tone: ``warn``: to be noticed; ``dim``: an aside.
+        label: Put before it in plain text.
+    """
+
+    text: Cell
+    tone: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finding: a heading and labelled lines.
+
+    Attributes:
+        name: Operator or region; heads it.
+        facts: The lines.
+        detail: Follows the name.
+        number: Precedes the name; empty for none.
+        tone: Of the name.
+        anchor: For links.
+    """
+
+    name: str
+    facts: tuple[Fact, ...]
+    detail: str = ""
+    number: str = ""
+    tone: str = ""
+    anchor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Findings below each other; the fields are those of `Table`."""
+
+    entries: tuple[Entry, ...]
+    n_more: int = 0
+    noun: str = ""
+    limits: Limits = Limits(10, 20, 50)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Blocks under a heading.
+
+    Attributes:
+        title: The heading.
+        blocks: The blocks.
+        lead: One sentence below the heading.
+        count: Put behind the heading; -1 for none.
+        tone: Of the heading.
+        anchor: For links.
+    """
+
+    title: str
+    blocks: tuple[Block, ...]
+    lead: str = ""
+    count: int = -1
+    tone: str = ""
+    anchor: str = ""
+
+
+Block = Note | Facts | Table | Entries | Section
+
+
+@dataclass(frozen=True, slots=True)
+class GateLine:
+    """The line that opens and closes a report: whether it passed."""
+
+    line: str
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The table that CSV is: numbers stay numbers, nothing is left out."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A report.
+
+    Attributes:
+        title: ``npu against cpu``.
+        blocks: What it shows, in order.
+        data: Everything, for programs: the JSON.
+        records: The CSV.
+        gate: Whether it passed; None where there is nothing to pass.
+    """
+
+    title: str
+    blocks: tuple[Block, ...]
+    data: Mapping[str, Any] = field(repr=False)
+    records: Records = field(repr=False)
+    gate: GateLine | None = None
+
+
+def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.write
+    """A document as text.
+
+    What is shown is made safe here, for all formats: one line each, with nothing that a terminal obeys. JSON escapes
+    such characters itself and keeps texts as they are.
+
+    Args:
+        document: The document.
+        format: ``txt``, ``md`` (or ``markdown``), ``json``, ``csv``, ``html``, or ``terminal`` (coloured and as wide as
+            the terminal where standard output is one).
+
+    Raises:
+        UsageError: Unknown format.
+    """
+    name = "md" if format == "markdown" else format
+    if name not in RENDERERS:
+        raise UsageError(
+            f"There is no report format {format!r}; use one of {', '.join(RENDERERS)}.", slug="unknown-format"
+        )
+    module, function = RENDERERS[name].split(":")
+    renderer: Callable[[Document], str] = getattr(importlib.import_module(f"shadowrun.report.{module}"), function)
+    return renderer(_safe(document, name))
+
+
+def _safe(document: Document, format: str) -> Document:  # noqa: A002 - as in render
+    # JSON escapes control characters itself, and programs need the texts unchanged.
+    if format == "json":
+        return document
+    if format == "csv":
+        return dataclasses.replace(document, records=sanitize(document.records, whole=True))
+    blocks = sanitize(document.blocks, whole=True)
+    gate = sanitize(document.gate, whole=True)
+    return dataclasses.replace(document, title=one_line(document.title), blocks=blocks, gate=gate)
+
+
+def status_span(status: str, text: str = "", link: str = "") -> Span:
+    """A status in its tone: ``3 mismatch``."""
+    return Span(text or status, TONES.get(status, ""), link)
+
+
+def plain(cell: Cell, separator: str = ", ") -> str:
+    """A cell without tones."""
+    return cell if isinstance(cell, str) else separator.join(span.text for span in cell)
+
+
+def shown(block: Table | Entries, limit: int) -> tuple[int, str]:
+    """How many rows of a block to show, and the line that counts the others; empty if there are none."""
+    n_rows = len(block.rows if isinstance(block, Table) else block.entries)
+    n = min(n_rows, limit)
+    n_more = n_rows - n + block.n_more
+    return n, f"… and {n_more:,} more {block.noun}".rstrip() if n_more > 0 else ""
+
+
+def visible(columns: Iterable[Column], detail: int) -> list[int]:
+    """Positions of the columns to show at a level of detail."""
+    return [position for position, column in enumerate(columns) if column.detail <= detail]

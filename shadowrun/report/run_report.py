@@ -1,0 +1,470 @@
+"""The report on a run, as a `Document`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os.path
+from typing import TYPE_CHECKING, Protocol
+
+from shadowrun.analysis.findings import without_numbers
+from shadowrun.analysis.wording import plural
+from shadowrun.report.descriptions import (
+    describe_cause,
+    duration,
+    finding_facts,
+    first_few,
+    float_text,
+    known_issue_texts,
+    max_abs_text,
+    overhead,
+    record_facts,
+    region_facts,
+    short_reason,
+    short_site,
+)
+from shadowrun.report.document import (
+    TONES,
+    Block,
+    Cell,
+    Column,
+    Document,
+    Entries,
+    Entry,
+    Fact,
+    Facts,
+    GateLine,
+    Limits,
+    Note,
+    Records,
+    Section,
+    Span,
+    Table,
+    status_span,
+)
+from shadowrun.report.sanitize import clip, sanitize
+from shadowrun.store.datafile import ENDED_EARLY
+from shadowrun.store.records import REGION
+from shadowrun.store.sources import are_ranks, name_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shadowrun import analysis
+    from shadowrun.analysis import (
+        Coverage,
+        DriftStep,
+        Finding,
+        Known,
+        OperatorSummary,
+        Regions,
+        RegionSummary,
+        Skipped,
+        Step,
+    )
+    from shadowrun.store.sources import SourceRun
+    from shadowrun.types import OpRecord, RunInfo, Status
+
+__all__ = ["Source", "operator_table", "run_document"]
+
+FORMAT = 1
+"""Version of the JSON's form. History: 1, first version."""
+MAX_FINDINGS = 50
+"""Of each kind: with the other bounds it keeps any report under 2 MB."""
+MAX_OPERATORS = 300
+MAX_ROWS = 50
+MAX_SUMMARY = 8
+MAX_STEPS = 12
+MAX_ARGV = 200
+MAX_REGIONS = 12
+MAX_CELL = 120
+
+_INCOMPLETE = "The run still records, was killed, or its disk was full: this is what it had recorded."
+_KNOWN_LEAD = "Listed in the ledger of known issues: they fail nothing, and no other section lists them as findings."
+_REGIONS_LEAD = (
+    "What torch.compile made of the program: it ran compiled, and each graph was run eagerly on the same inputs, "
+    "as a whole."
+)
+_KINDS = {
+    "unsupported": ("Unsupported operators", "The target has no kernel for these calls."),
+    "error": ("Errors", "The target raised where the reference did not."),
+    "mismatch": ("Mismatches", "The target ran, and no correct implementation could have returned this."),
+    "fallback": ("Fallbacks", "The target answered, but computed on the CPU."),
+    "slow": ("Slow operators", "Times of single calls, launch included: a hint where to profile, not a benchmark."),
+}
+_NAME, _CALLS = Column("operator", "name"), Column("calls", "number")
+
+
+class Source(Protocol):
+    """What a report reads of `shadowrun.run.Run`."""
+
+    @property
+    def info(self) -> RunInfo:
+        """As in `Run`."""
+
+    def summary(self) -> list[OperatorSummary]:
+        """As in `Run`."""
+
+    def regions(self) -> Regions:
+        """As in `Run`."""
+
+    def findings(self) -> list[Finding]:
+        """As in `Run`."""
+
+    def known(self) -> Known:
+        """As in `Run`."""
+
+    def notes(self) -> list[analysis.Note]:
+        """As in `Run`."""
+
+    def own_failures(self) -> list[analysis.Note]:
+        """As in `Run`."""
+
+    def first_divergence(self) -> OpRecord | None:
+        """As in `Run`."""
+
+    def coverage(self) -> Coverage:
+        """As in `Run`."""
+
+    def counts(self) -> dict[Status, int]:
+        """As in `Run`."""
+
+    def steps(self) -> tuple[Step, ...]:
+        """As in `Run`."""
+
+    def drift(self) -> list[DriftStep]:
+        """As in `Run`."""
+
+    def sources(self) -> tuple[SourceRun, ...]:
+        """As in `Run`."""
+
+    def gate(self) -> analysis.Gate:
+        """As in `Run`."""
+
+
+def run_document(run: Source) -> Document:
+    """The report on a run."""
+    info, coverage, findings, known = run.info, run.coverage(), run.findings(), run.known()
+    gate, regions, first, operators = run.gate(), run.regions(), run.first_divergence(), run.summary()
+    drift, steps, sources, counts = run.drift(), run.steps(), run.sources(), run.counts()
+    notes, own_failures = run.notes(), run.own_failures()
+    data = {
+        "format": FORMAT,
+        "info": info,
+        "passed": gate.passed,
+        "gate": {"line": gate.line, "fail_on": gate.fail_on},
+        "counts": counts,
+        "first_divergence": first,
+        "drift": drift,
+        "findings": findings,
+        "known": known,
+        "operators": operators,
+        "regions": regions,
+        "coverage": coverage,
+        "percent_operators": coverage.percent_operators,
+        "percent_calls": coverage.percent_calls,
+        "notes": notes,
+        "own_failures": own_failures,
+        "steps": steps,
+        "sources": sources,
+    }
+    n_own = sum(failure.n_calls for failure in own_failures)
+    sections = (
+        _first_divergence(first, findings, sources),
+        _drift(drift),
+        *_findings(findings),
+        _known(known),
+        Section("Operators", (operator_table(operators),), "Those that need work first. Times are medians of single "
+                "calls, launch included: a hint where to profile, not a benchmark."),
+        _regions(regions),
+        _coverage(coverage),
+        _notes(notes),
+        _skipped(coverage),
+        _own_failures(own_failures),
+    )  # fmt: skip
+    blocks: list[Block | None] = [
+        Note(f"On {info.target} the program {coverage.verdict}."),
+        _counts(counts, n_own),
+        *(Note(remark, "warn") for remark in _remarks(info, known, gate)),
+        _summary(findings),
+        Facts(tuple(_run_facts(sanitize(info), steps, sources)), "The run"),
+        *sections,
+    ]
+    return Document(
+        f"{clip(info.target)} against {clip(info.ref)}",
+        tuple(block for block in blocks if block is not None),
+        data,
+        _records(operators),
+        GateLine(gate.line, gate.passed),
+    )
+
+
+def _records(operators: Sequence[OperatorSummary]) -> Records:
+    """One row for each operator, with all figures."""
+    from shadowrun.analysis import OperatorSummary as Row
+
+    head = tuple(field.name for field in dataclasses.fields(Row))
+    values = ([getattr(operator, name) for name in head] for operator in operators)
+    return Records(head, tuple(tuple(", ".join(v) if isinstance(v, tuple) else v for v in row) for row in values))
+
+
+def _counts(counts: dict[Status, int], n_own: int) -> Note | None:
+    """Calls by status; shadowrun's own failures are not the target's errors."""
+    shown = {**{str(status): n for status, n in counts.items()}, "own failures": n_own}
+    # A failure to compare says nothing about the target.
+    shown["error"] -= n_own
+    spans = tuple(status_span(status, f"{n:,} {status}") for status, n in shown.items() if n)
+    return Note(spans, label="calls") if spans else None
+
+
+def _summary(findings: Sequence[Finding]) -> Table | None:
+    """One line for each finding: the first screen says what is wrong, and where."""
+    if not findings:
+        return None
+    rows = tuple(
+        (
+            (Span(str(f.number), link=f"finding-{f.number}"),),
+            (status_span(f.kind),),
+            f.op,
+            clip(short_site(f.sites[0]).partition(" in ")[0], MAX_CELL) if f.sites else "",
+            clip(first_few(f.modules, f.n_modules, 1), MAX_CELL),
+            clip(short_reason(f), MAX_CELL),
+            f"{f.n_calls:,}",
+        )
+        for f in sanitize(findings[:MAX_SUMMARY])
+    )
+    columns = (
+        Column("nr", "number"), Column("finding"), _NAME, Column("line"), Column("module", detail=1), Column("why"),
+        Column("calls", "number", 2),
+    )  # fmt: skip
+    return Table(columns, rows, len(findings) - len(rows), compact=True)
+
+
+def _first_divergence(
+    first: OpRecord | None, findings: list[Finding], sources: tuple[SourceRun, ...]
+) -> Section | None:
+    if first is None:
+        return None
+    origin, finding = clip(_origin(first, sources)), sanitize(_finding_of(first, findings))
+    facts = record_facts(sanitize(first), finding, origin)
+    return Section("First divergence", (Entries((Entry(clip(first.call.op), facts, tone="bad"),)),), anchor="first")
+
+
+def _drift(steps: list[DriftStep]) -> Section | None:
+    if not steps:
+        return None
+    # A long run has thousands of steps, and a table of these shows no trend.
+    kept = sanitize(_evenly_spread(steps))
+    rows = tuple((f"{d.step:,}", float_text(d.drift_abs), float_text(d.drift_rel), d.op, d.module) for d in kept)
+    numbers = (Column("step", "number"), Column("max abs", "number"), Column("relative", "number"))
+    table = Table((*numbers, Column("worst at"), Column("module")), rows, len(steps) - len(rows), "steps")
+    lead = "Between the target's own chain of results and the reference's, by step."
+    return Section("Accumulated error", (table,), lead, anchor="drift")
+
+
+def _findings(findings: list[Finding]) -> Iterator[Section]:
+    for kind, (title, lead) in _KINDS.items():
+        of_kind = [finding for finding in findings if finding.kind == kind]
+        entries = tuple(
+            Entry(
+                f.op,
+                finding_facts(f),
+                f"{f.n_calls:,} of {f.n_calls_of_op:,} calls, first is number {f.first_seq:,} in step {f.first_step:,}",
+                str(f.number),
+                TONES[kind],
+                f"finding-{f.number}",
+            )
+            for f in sanitize(of_kind[:MAX_FINDINGS])
+        )
+        if entries:
+            block = Entries(entries, len(of_kind) - len(entries))
+            yield Section(title, (block,), lead, len(of_kind), TONES[kind], kind)
+
+
+def _known(known: Known) -> Section | None:
+    if not known.findings:
+        return None
+    rows = tuple(
+        (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), clip(first_few(f.modules, f.n_modules, 1), MAX_CELL))
+        for f in sanitize(known.findings[:MAX_ROWS])
+    )
+    columns = (_NAME, _CALLS, Column("kind"), Column("reason"), Column("until"), Column("module", detail=2))
+    n = len(known.findings)
+    return Section("Known issues", (Table(columns, rows, n - len(rows)),), _KNOWN_LEAD, n, anchor="known")
+
+
+def operator_table(operators: Sequence[OperatorSummary]) -> Table:
+    """One row for each operator, those that need work first."""
+    rows = tuple(map(_operator, sanitize(operators[:MAX_OPERATORS])))
+    columns = (
+        _NAME, _CALLS, Column("outcome"), Column("max abs", "number"), Column("max rel", "number", 1),
+        Column("ULP", "number", 1), Column("bits", "number", 1), Column("ref", "number"), Column("target", "number"),
+        Column("dtypes", detail=1), Column("shapes", detail=2),
+    )  # fmt: skip
+    return Table(columns, rows, len(operators) - len(rows), "operators", Limits(25, 50, MAX_OPERATORS))
+
+
+def _operator(op: OperatorSummary) -> tuple[Cell, ...]:
+    counts = {
+        "unsupported": op.n_unsupported, "error": op.n_error, "mismatch": op.n_mismatch, "fallback": op.n_fallback,
+        "unverified": op.n_unverified + op.n_own_failures, "match": op.n_match,
+    }  # fmt: skip
+    bits = str(op.remaining_bits) if op.remaining_bits >= 0 else "-"
+    compared = op.worst_seq >= 0
+    figures = (max_abs_text(op), float_text(op.max_rel), f"{op.max_ulp:,}", bits) if compared else ("-",) * 4
+    shapes = clip(first_few(op.shapes, len(op.shapes) + op.n_more_shapes, 2), 90)
+    times = duration(op.ref_median_us), duration(op.target_median_us)
+    return (op.op, f"{op.n_calls:,}", _outcomes(counts), *figures, *times, first_few(op.dtypes), shapes)
+
+
+def _outcomes(counts: dict[str, int]) -> Cell:
+    return tuple(status_span(status, f"{n:,} {status}") for status, n in counts.items() if n)
+
+
+def _regions(regions: Regions) -> Section | None:
+    if not (regions.rows or regions.skipped):
+        return None
+    rows = sanitize(regions.rows[:MAX_ROWS])
+    columns = (
+        Column("region", "name"), Column("phase"), _CALLS, Column("outcome"), Column("max abs", "number"),
+        Column("operators", "number"), Column("backend"), Column("line"),
+    )  # fmt: skip
+    n_more = len(regions.rows) - len(rows)
+    table = Table(columns, tuple(map(_region, rows)), n_more, "regions", Limits(terminal=25))
+    described = [(row, region_facts(row)) for row in rows]
+    entries = tuple(Entry(row.name, facts, row.phase, tone=TONES[row.status]) for row, facts in described if facts)
+    skipped = sanitize(_by_reason(regions.skipped)[:MAX_ROWS])
+    blocks: list[Block] = [Note(clip(regions.line)), table, Entries(entries, limits=Limits(MAX_REGIONS, 20, MAX_ROWS))]
+    blocks += [Note(f"not compared: {s.n:,} calls of {s.op}, {s.reason}", "warn") for s in skipped[:MAX_REGIONS]]
+    return Section("Compiled regions", tuple(blocks), _REGIONS_LEAD, len(regions.rows), anchor="regions")
+
+
+def _region(region: RegionSummary) -> tuple[Cell, ...]:
+    counts = {
+        "mismatch": region.n_mismatch, "error": region.n_error, "unverified": region.n_unverified,
+        "match": region.n_match,
+    }  # fmt: skip
+    max_abs = "-" if region.worst is None else float_text(region.worst.max_abs)
+    n_operators = f"{region.n_operators:,}" if region.n_operators >= 0 else "-"
+    site = clip(short_site(region.site), MAX_CELL)
+    return (
+        region.name, region.phase, f"{region.n_calls:,}", _outcomes(counts), max_abs, n_operators, region.backend, site,
+    )  # fmt: skip
+
+
+def _coverage(coverage: Coverage) -> Section:
+    n, percents = coverage.n_by_state["supported"], (coverage.percent_operators, coverage.percent_calls)
+    facts = (
+        Fact("operators", f"{n:,} of {coverage.n_operators:,} ({percents[0]:.1f} %) run on the target"),
+        Fact("calls", f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} ({percents[1]:.1f} %)"),
+    )
+    kernels = sanitize(coverage.missing_kernels[:MAX_ROWS])
+    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", first_few(kernel.ops)) for kernel in kernels)
+    columns = (Column("kernel to write", "name"), _CALLS, Column("needed by"))
+    table = Table(columns, rows, len(coverage.missing_kernels) - len(rows), "kernels")
+    return Section("Coverage", (Facts(facts), table) if rows else (Facts(facts),))
+
+
+def _notes(notes: Sequence[analysis.Note]) -> Section | None:
+    rows = tuple(
+        (n.op, f"{n.n_calls:,}", (status_span(n.status),), clip(describe_cause(n.cause, n.explanation, n.evidence, 1)))
+        for n in sanitize(notes[:MAX_ROWS])
+    )
+    table = Table((_NAME, _CALLS, Column("status"), Column("why")), rows, len(notes) - len(rows))
+    return Section("Not verified, or worth knowing", (table,), anchor="notes") if rows else None
+
+
+def _skipped(coverage: Coverage) -> Section | None:
+    skipped = _by_reason(s for s in coverage.skipped if not s.op.startswith(REGION))
+    rows = tuple((s.op, f"{s.n:,}", s.reason) for s in sanitize(skipped[:MAX_ROWS]))
+    table = Table((_NAME, _CALLS, Column("reason")), rows, len(skipped) - len(rows))
+    return Section("Skipped on purpose", (table,), anchor="skipped") if rows else None
+
+
+def _own_failures(failures: Sequence[analysis.Note]) -> Section | None:
+    rows = tuple(
+        (n.op, f"{n.n_calls:,}", clip(describe_cause(None, n.explanation, n.evidence, 1)))
+        for n in sanitize(failures[:MAX_ROWS])
+    )
+    table = Table((_NAME, _CALLS, Column("error")), rows, len(failures) - len(rows))
+    lead = "shadowrun failed to compare these calls; they say nothing about the target."
+    return Section("shadowrun's own failures", (table,), lead, anchor="own-failures") if rows else None
+
+
+def _by_reason(skipped: Iterable[Skipped]) -> list[Skipped]:
+    """One row where several devices, those of ranks for example, skipped the same."""
+    rows: dict[tuple[str, str], Skipped] = {}
+    for row in skipped:
+        seen = rows.get((row.op, row.reason))
+        rows[row.op, row.reason] = row if seen is None else dataclasses.replace(seen, n=seen.n + row.n)
+    return sorted(rows.values(), key=lambda row: -row.n)
+
+
+def _finding_of(first: OpRecord | None, findings: list[Finding]) -> Finding | None:
+    """The finding that a record belongs to."""
+    if first is None:
+        return None
+    key = (first.call.op, first.verdict.cause, without_numbers(first.verdict.explanation))
+    same = (f for f in findings if f.kind == "mismatch" and (f.op, f.cause, without_numbers(f.explanation)) == key)
+    return next(same, None)
+
+
+def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
+    """Which run of a combined file a call is from, and its number there."""
+    if first is None or not sources:
+        return ""
+    source = next(source for source in reversed(sources) if source.first_seq <= first.call.seq)
+    name = name_runs(sources, [source.number]).removesuffix(" only")
+    return f"{name} first, as its call {first.call.seq - source.first_seq:,}"
+
+
+def _remarks(info: RunInfo, known: Known, gate: analysis.Gate) -> Iterator[str]:
+    """What a reader must know before the figures."""
+    if not (info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)):
+        yield _INCOMPLETE
+    if info.unselected and info.unselected not in gate.line:
+        yield clip(f"Not found: {info.unselected}.")
+    if info.budget:
+        yield clip(f"Not all was compared, to keep within the overhead budget: {overhead(info)}.")
+    yield from map(clip, info.notes)
+    outdated = [use.remark for use in known.lines if use.remark]
+    yield from map(clip, outdated[:MAX_SUMMARY])
+    if len(outdated) > MAX_SUMMARY:
+        yield f"The ledger has {len(outdated) - MAX_SUMMARY} more lines that are out of date."
+
+
+def _run_facts(info: RunInfo, steps: tuple[Step, ...], sources: tuple[SourceRun, ...]) -> Iterator[Fact]:
+    argv = " ".join([os.path.basename(info.argv[0]), *info.argv[1:]]) if info.argv else ""  # noqa: PTH119 - no path
+    rows = [
+        ("target", _pairs(info.target, info.target_fingerprint)),
+        ("reference", _pairs(info.ref, info.ref_fingerprint)),
+        ("overhead", overhead(info)),
+        ("program", clip(argv, MAX_ARGV)),
+        ("steps", f"{len(steps):,}, {sum(step.wall_s for step in steps):.3g} s" if steps else ""),
+        ("rank", f"{info.rank} of {info.world_size}" if info.world_size > 1 and not sources else ""),
+        ("combined", _combined(sources)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in info.versions.items())),
+        ("options", ", ".join(f"{k}={v}" for k, v in info.config.items() if v is not None)),
+        ("started", info.started),
+    ]
+    # In a terminal one line each but for the cost: the findings must be on the first screen. HTML has them in full.
+    yield from (Fact(label, clip(text), short=label != "overhead") for label, text in rows if text)
+
+
+def _combined(sources: tuple[SourceRun, ...]) -> str:
+    if not sources:
+        return ""
+    names = name_runs(sources, range(len(sources))).removesuffix(" only")
+    of = f" of {sources[0].info.world_size}" if are_ranks(sources) else ""
+    return f"{plural(len(sources), 'file')}: {names}{of}"
+
+
+def _pairs(spec: str, fingerprint: dict[str, object]) -> str:
+    described = ", ".join(f"{key} {value}" for key, value in fingerprint.items() if value not in (None, ""))
+    return f"{spec} ({described})" if described else spec
+
+
+def _evenly_spread(steps: list[DriftStep]) -> list[DriftStep]:
+    """At most `MAX_STEPS`, with the first and the last."""
+    if len(steps) <= MAX_STEPS:
+        return steps
+    return [steps[i] for i in sorted({round(i * (len(steps) - 1) / (MAX_STEPS - 1)) for i in range(MAX_STEPS)})]

@@ -1,0 +1,95 @@
+"""Sanitise texts of programs and files for output: short, on one line, without terminal control sequences.
+
+Names of modules and operators and messages come from the user's program or from a data file: they may contain escape
+sequences, line breaks, bidirectional marks and lone surrogates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["clip", "forgiving", "one_line", "sanitize", "show"]
+
+MAX_NAME = 120
+MAX_TEXT = 400
+_NAMES = frozenset({"op", "ops", "kernel", "missing_kernels", "missing_kernel"})
+
+T = TypeVar("T")
+
+
+def one_line(text: str) -> str:
+    """The text on one line, with unprintable characters replaced."""
+    text = " ".join(text.split())
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def clip(text: str, length: int = MAX_TEXT) -> str:
+    """`one_line` of at most `length` characters."""
+    # Cut first: a text from a file may be megabytes long, and the result needs `length` characters of it.
+    text = one_line(text[: 4 * length])
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def sanitize(value: T, *, whole: bool = False) -> T:
+    """A copy of a nested value (dataclasses, tuples, lists, dictionaries) with all its texts sanitised.
+
+    Args:
+        value: The value to show.
+        whole: Do not shorten texts.
+    """
+    copy: T = _sanitized(value, None, whole=whole)
+    return copy
+
+
+def _sanitized(value: Any, field: str | None, *, whole: bool) -> Any:
+    if isinstance(value, enum.Enum):
+        return value
+    if isinstance(value, str):
+        if whole:
+            return one_line(value)
+        return clip(value, MAX_NAME) if field in _NAMES else clip(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_sanitized(item, field, whole=whole) for item in value)
+    if isinstance(value, Mapping):
+        pairs = ((_sanitized(k, field, whole=whole), _sanitized(v, field, whole=whole)) for k, v in value.items())
+        return dict(pairs)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [f.name for f in dataclasses.fields(value)]
+        return dataclasses.replace(
+            value, **{name: _sanitized(getattr(value, name), name, whole=whole) for name in fields}
+        )
+    return value
+
+
+def show(text: str) -> None:
+    """Write to standard output; characters that its encoding lacks are replaced."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    # A terminal in an 8-bit encoding would raise on the first arrow or box character.
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+
+
+@contextlib.contextmanager
+def forgiving() -> Iterator[None]:
+    """While inside, standard output and error replace characters that their encodings lack.
+
+    Not while the user's program runs: its output must stay unchanged.
+    """
+    changed = []
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            changed.append((reconfigure, stream.errors))
+            reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+    try:
+        yield
+    finally:
+        for reconfigure, errors in changed:
+            reconfigure(errors=errors)

@@ -1,0 +1,1 @@
+"""Which calls are compared: by selection, and by an overhead budget."""

@@ -1,0 +1,173 @@
+"""The registered device: its kernels, the casts of autocast, and the flaws that are active."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.sim import device, kernels, torch_module
+from shadowrun.sim.catalogue import CATALOGUE, FATAL
+from shadowrun.sim.device import NoTorchFunction
+from shadowrun.sim.flaw import KernelChanges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch.library import Library
+
+    from shadowrun.sim.device import Kernel
+    from shadowrun.sim.kernels import CpuKernel, DeviceKernel
+
+__all__ = ["FLAWS", "RegisteredDevice"]
+
+FLAWS = {**CATALOGUE, **FATAL}
+"""All flaws that can be switched on."""
+
+# The lists of at::autocast for the CPU (torch 2.13.0), so that the device computes what the CPU computes.
+_LOWER = (
+    "addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "linalg_vecdot", "linear", "matmul", "mm", "prelu",
+    "scaled_dot_product_attention",
+)  # fmt: skip
+_FLOAT32 = (
+    "avg_pool3d", "binary_cross_entropy", "cosine_embedding_loss", "ctc_loss.IntList", "ctc_loss.Tensor", "huber_loss",
+    "kl_div", "l1_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "nanquantile", "nll_loss",
+    "nll_loss2d", "poisson_nll_loss", "prod", "prod.dim_int", "quantile", "smooth_l1_loss", "trace",
+    "triplet_margin_loss",
+)  # fmt: skip
+_WIDEST = ("cat", "stack", "index_copy")
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        # As `at::autocast::cached_cast` decides: float64 and tensors of other devices stay as they are.
+        eligible = value.is_floating_point() and value.dtype not in (torch.float64, dtype) and not value.is_cpu
+        return value.to(dtype) if eligible else value
+    if isinstance(value, (list, tuple)):
+        return type(value)([_cast(v, dtype) for v in value])
+    return value
+
+
+def _kernel(op: Any, dtype_of: Any) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with NoTorchFunction():
+            dtype = dtype_of(args)
+
+            def cast_and_call() -> Any:
+                return op(*(_cast(a, dtype) for a in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
+
+            # The operator must run with autocast off, or it would come back to this kernel.
+            return device.below_autocast(cast_and_call)
+
+    return kernel
+
+
+def _register_autocast() -> Library:
+    """Registers the casts of autocast for the device."""
+
+    def lower(_: Any) -> torch.dtype:
+        return torch.get_autocast_dtype(device.current_name())
+
+    def widest(args: Any) -> torch.dtype:
+        values = args[0] if isinstance(args[0], (list, tuple)) else [a for a in args if isinstance(a, torch.Tensor)]
+        return torch.float32 if any(v.dtype == torch.float32 for v in values) else lower(args)
+
+    entries = [
+        *((n, lower) for n in _LOWER),
+        *((n, lambda _: torch.float32) for n in _FLOAT32),
+        *((n, widest) for n in _WIDEST),
+    ]
+    pairs = [(f"aten::{n}", _kernel(device.overload(f"aten::{n}"), rule)) for n, rule in entries]
+    return device.register(pairs, "AutocastPrivateUse1")
+
+
+class RegisteredDevice:
+    """The registered device.
+
+    Attributes:
+        active: Names of the active flaws.
+    """
+
+    def __init__(self) -> None:
+        self.active: tuple[str, ...] = ()
+        self._kernels: dict[str, CpuKernel | DeviceKernel] = {**kernels.kernels_on_cpu()}
+        self._kernels.update(kernels.kernels_on_device())
+        self._extra: dict[str, Library] = {}
+        self._changed: set[str] = set()
+        # All flaws are built once to learn which kernels any of them may remove.
+        all_changes = KernelChanges()
+        for flaw in FLAWS.values():
+            flaw.fault(all_changes)
+        self._module = torch_module.make_module()
+        device.set_up(self._module)
+        device.patch_storages()
+        self._libraries = [*device.register_fallthroughs(), _register_autocast()]
+        # Kernels that a flaw may take away have a library each: a kernel leaves with its library only.
+        self._removable: dict[str, Library | None] = {
+            n: device.register([(n, self._kernels[n])]) for n in sorted(all_changes.removed)
+        }
+        fixed = ((n, k) for n, k in self._kernels.items() if n not in self._removable)
+        self._libraries.append(device.register(fixed))
+
+    def rename(self, name: str) -> None:
+        """Lets programs name the device, and torch count it among its accelerators; once per process."""
+        device.rename(name, self._module)
+
+    def switch_flaws(self, names: Iterable[str]) -> None:
+        """Makes exactly these flaws active."""
+        names = tuple(dict.fromkeys(names))
+        changes = KernelChanges()
+        for name in names:
+            FLAWS[name].fault(changes)
+        # Flaws compose: each wraps the kernel that the one before it has left, so all start from a clean one.
+        for operator in self._changed:
+            self._kernels[operator].reset()
+        self._changed = {*changes.replaced, *changes.before, *changes.after}
+        self._register_extra(self._changed)
+        for operator, functions in changes.replaced.items():
+            for function in functions:
+                kernel = self._kernels[operator]
+                kernel.compute = functools.partial(function, kernel.compute)
+        for operator, hooks in changes.before.items():
+            self._kernels[operator].before = _call_all(hooks)
+        for operator, filters in changes.after.items():
+            self._kernels[operator].after = _chain(filters)
+        self._remove(changes.removed)
+        self.active = names
+
+    def _register_extra(self, operators: set[str]) -> None:
+        """Registers operators that only flaws have kernels for: without a flaw, torch's composite kernels run."""
+        for operator in [*self._extra]:
+            if operator not in operators:
+                device.unregister(self._extra.pop(operator))
+                del self._kernels[operator]
+        for operator in operators - self._kernels.keys():
+            self._kernels[operator] = kernels.make_kernel(operator)
+            self._extra[operator] = device.register([(operator, self._kernels[operator])])
+
+    def _remove(self, operators: set[str]) -> None:
+        for operator, library in self._removable.items():
+            if operator in operators and library is not None:
+                device.unregister(library)
+                self._removable[operator] = None
+            elif operator not in operators and library is None:
+                self._removable[operator] = device.register([(operator, self._kernels[operator])])
+
+
+def _call_all(hooks: list[Callable[..., None]]) -> Callable[..., None]:
+    def before(*args: Any, **kwargs: Any) -> None:
+        for hook in hooks:
+            hook(*args, **kwargs)
+
+    return before
+
+
+def _chain(filters: list[Callable[[Any], Any]]) -> Kernel:
+    def after(result: Any) -> Any:
+        for function in filters:
+            result = function(result)
+        return result
+
+    return after

@@ -1,0 +1,371 @@
+"""Captured inputs of failing calls, in files that hold only tensors and plain values.
+
+The folder ``run.shadowrun.tensors``, next to the data file, has one file for each call. Loading one runs no code:
+``torch.load`` gets ``weights_only=True``, and values other than tensors, numbers and texts are stored as text. The data
+file holds bare file names; a name that leads out of the folder is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import struct
+import tempfile
+import warnings
+import weakref
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from shadowrun.errors import DataFileError
+from shadowrun.store import plain_json as values
+from shadowrun.store.plain_json import Unkeepable
+
+if TYPE_CHECKING:
+    from shadowrun.store.datafile import DataFile
+
+__all__ = [
+    "NOT_KEPT",
+    "Captured",
+    "Unkeepable",
+    "captured_calls",
+    "clear",
+    "file_of",
+    "folder_of",
+    "free_number",
+    "load",
+    "save",
+    "temporary_folder",
+    "write_private",
+]
+
+NOT_KEPT = "inputs not kept: "
+"""Prefix in the evidence of a call whose inputs could not be kept."""
+
+_FORMAT = 1
+_MOST_VALUES = 1_000_000
+_NAME = re.compile(r"\d{1,9}\.pt")
+
+_CAPTURED = """
+select seq, context_id, outcome_id, file
+from capture join call using (seq) join verdict on verdict.id = verdict_id order by seq
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The inputs of one call before it ran, copied to the CPU.
+
+    Attributes:
+        op: ``aten::add.Tensor``.
+        args, kwargs: Arguments of the call. An argument ``device`` is the CPU.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def folder_of(path: Path) -> Path:
+    """Folder of the captured inputs of a data file."""
+    return path.with_name(path.name + ".tensors")
+
+
+def temporary_folder(owner: object) -> Path:
+    """A folder that is removed when its owner is garbage collected."""
+    path = Path(tempfile.mkdtemp(prefix="shadowrun-"))
+    weakref.finalize(owner, _remove, path, os.getpid())
+    return path
+
+
+def _remove(path: Path, pid: int) -> None:
+    if pid == os.getpid():  # the finalizer also runs in a forked child, whose parent still uses the folder
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def free_number(folder: Path) -> int:
+    """The first number that no file of the folder has."""
+    numbers = [int(p.stem) for p in folder.glob("*.pt") if _NAME.fullmatch(p.name)] if folder.is_dir() else []
+    return max(numbers, default=-1) + 1
+
+
+def clear(path: Path) -> None:
+    """Remove the captured inputs of an earlier run, and no other file."""
+    folder = folder_of(path)
+    # Through a symbolic link, files of another folder would be deleted.
+    if not folder.is_dir() or folder.is_symlink():
+        return
+    for file in folder.iterdir():
+        if _NAME.fullmatch(file.name.removesuffix(".part")):
+            with contextlib.suppress(OSError):
+                file.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def save(folder: Path, name: str, call: Captured) -> int:
+    """Write the inputs of one call, atomically.
+
+    Returns:
+        Size of the file in bytes.
+
+    Raises:
+        Unkeepable: An argument is neither a tensor nor a plain value.
+        OSError: The file cannot be written.
+    """
+    tensors: list[Any] = []
+    content = {
+        "format": _FORMAT,
+        "op": call.op,
+        "args": [_encode(a, tensors) for a in call.args],
+        "kwargs": {k: _encode(v, tensors) for k, v in call.kwargs.items()},
+        "tensors": tensors,
+    }
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_private(content, folder / name)
+    return (folder / name).stat().st_size
+
+
+def write_private(content: Any, path: Path) -> None:
+    """Write tensors to a file, atomically, readable for this user only: values of a program may be private.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    import torch
+
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        # O_EXCL: a link that another user put there is not followed.
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            torch.save(content, file)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """The file of a name in a data file.
+
+    Raises:
+        DataFileError: The name leads out of the folder, or the file is gone.
+    """
+    path = folder / name
+    if not _NAME.fullmatch(name) or path.is_symlink() or folder.is_symlink():
+        raise DataFileError(
+            f"{name!r} is not a name of captured inputs: the data file was not written by shadowrun, or was changed.",
+            slug="captured-inputs",
+        )
+    if not path.is_file():
+        raise DataFileError(
+            f"The captured inputs {str(path)!r} are gone: keep the folder {folder.name!r} next to the data file, "
+            "or record the run again.",
+            slug="captured-inputs",
+        )
+    return path
+
+
+def load(folder: Path, name: str) -> Captured:
+    """Read the inputs of one call.
+
+    Raises:
+        DataFileError: The file is missing, damaged, or holds a value that shadowrun does not write.
+    """
+    path = file_of(folder, name)
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)), "rb")
+    except OSError as error:
+        raise DataFileError(
+            f"The captured inputs {str(path)!r} cannot be read ({error.strerror}).", slug="captured-inputs"
+        ) from error
+    with file:  # torch gets the open file, so that it reads what was checked, even if the path is replaced in between
+        return _read(file, path)
+
+
+def _read(file: BinaryIO, path: Path) -> Captured:
+    import torch
+
+    try:
+        _check_size(file)
+        file.seek(0)
+        # Operators do not check the indices of a sparse tensor: wrong ones would access memory anywhere. The warnings
+        # are torch's, about sparse layouts; with `-W error` they would be exceptions.
+        with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+            warnings.simplefilter("ignore")
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        op, args, kwargs, tensors = (_of_type(content[k], t) for k, t in _PARTS.items())
+        _check_plain(tensors)
+        _check_number([args, list(kwargs.values())])
+        return Captured(
+            op,
+            tuple(_decode(a, tensors) for a in args),
+            {_of_type(k, str): _decode(v, tensors) for k, v in kwargs.items()},
+        )
+    except Exception as error:  # torch raises exceptions of many types for a hostile file
+        raise DataFileError(
+            f"The captured inputs {str(path)!r} cannot be read ({type(error).__name__}). Record the run again.",
+            slug="captured-inputs",
+        ) from error
+
+
+_PARTS = {"op": str, "args": list, "kwargs": dict, "tensors": list}
+"""Keys of a file of captured inputs, and the types of their values."""
+_VALUES = (type(None), bool, int, float, str)
+
+
+def _of_type(value: Any, *types: type) -> Any:
+    """The value, if it has one of these types; a subclass does not count.
+
+    Raises:
+        ValueError: It has another type.
+    """
+    if type(value) not in types:
+        raise ValueError(type(value).__name__)
+    return value
+
+
+def _check_size(file: BinaryIO) -> None:
+    """Refuse a compressed archive (a zip bomb): `torch.save` compresses nothing.
+
+    Raises:
+        ValueError: The members are larger than the file, or `torch.save` does not write such an archive.
+    """
+    with zipfile.ZipFile(file) as archive:
+        _check_is_one(file, archive.start_dir)
+        n_bytes = sum(entry.file_size for entry in archive.infolist())
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("compressed")
+    if n_bytes > os.fstat(file.fileno()).st_size:
+        raise ValueError(f"{n_bytes} bytes in it")
+
+
+def _check_is_one(file: BinaryIO, start: int) -> None:
+    """Refuse a file that Python and torch would read as different archives.
+
+    Python reads the central directory just before the end record. torch reads the one at the offset that the end record
+    names, and reads a file with another magic number as the legacy format.
+
+    Args:
+        file: A zip archive.
+        start: Offset of the central directory that Python found.
+
+    Raises:
+        ValueError: The records disagree on that offset, or other bytes follow the central directory.
+    """
+    file.seek(0)
+    begins, n = file.read(4), file.seek(0, os.SEEK_END)
+    file.seek(max(0, n - _END.size))
+    end = file.read().rjust(_END.size)
+    large, size, place, locator, large_at, last, short_size, short_place, comment = _END.unpack(end)
+    marks = begins, large, locator, last, comment
+    # torch writes zip64 records always; below 4 GiB, the small end record repeats both numbers.
+    is_same = short_size in (size, _IN_LARGE) and short_place in (place, _IN_LARGE)
+    if marks != _MARKS or not is_same or (place, place + size, large_at) != (start, n - len(end), n - len(end)):
+        raise ValueError("no archive that torch.save writes")
+
+
+_END = struct.Struct("<4s36xQQ4s4xQ4x4s8xIIH")
+"""End of an archive: the zip64 end record with size and offset of the central directory, its locator, and the plain end
+record with both numbers again."""
+_MARKS = (b"PK\3\4", b"PK\6\6", b"PK\6\7", b"PK\5\6", 0)
+"""Magic numbers of the file and of these records, and the length of the comment."""
+_IN_LARGE = 0xFFFFFFFF
+"""Stands in the end record for a number that only the zip64 record can hold."""
+
+
+def _check_plain(tensors: Any) -> None:
+    """Refuse subclasses of tensors, tensors with instance attributes (which could hide methods), and meta tensors."""
+    import torch
+
+    from shadowrun.torch_private import has_hooks
+
+    for t in tensors:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.__dict__ or has_hooks(t):
+            raise ValueError(type(t).__name__)
+        if t.device.type != "cpu":  # `map_location` leaves "meta", which claims any size and has no memory
+            raise ValueError(t.device.type)
+    _check_apart(tensors)
+
+
+def _check_apart(tensors: list[Any]) -> None:
+    """Refuse sparse tensors whose indices share memory with values: an operator could overwrite checked indices.
+
+    Two sparse tensors may share their indices.
+    """
+    places: set[int] = set()
+    values: set[int] = set()
+    for t in tensors:
+        inner, outer = _parts_of(t)
+        places.update(part.untyped_storage().data_ptr() for part in inner if part.numel())
+        values.update(part.untyped_storage().data_ptr() for part in outer if part.numel())
+    if places & values:
+        raise ValueError("shared indices")
+
+
+def _parts_of(t: Any) -> tuple[list[Any], list[Any]]:
+    """The tensors that hold the indices of a tensor, and those that hold its values."""
+    import torch
+
+    from shadowrun.torch_private import sizes_of_nested, sparse_parts
+
+    if t.is_nested and t.layout is torch.strided:
+        return sizes_of_nested(t), [t.values()]
+    if t.layout is torch.strided:
+        return [], [t]
+    if t.layout is torch.sparse_coo:
+        indices, values = sparse_parts(t)
+        return [indices], [values]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [t.crow_indices(), t.col_indices()], [t.values()]
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [t.ccol_indices(), t.row_indices()], [t.values()]
+    return [], []
+
+
+def _check_number(values: list[Any]) -> None:
+    """Refuse nested lists that grow exponentially: in the file, each may hold one other list twice."""
+    waiting: list[Any] = [values]
+    n = 0
+    while waiting:
+        inner = waiting.pop()
+        n += len(inner)
+        if n > _MOST_VALUES:
+            raise ValueError("values")
+        waiting += [v for v in inner if isinstance(v, (list, tuple))]
+
+
+def captured_calls(data: DataFile) -> dict[int, tuple[int, int, str]]:
+    """Calls with captured inputs: call number to context, outcome and file name."""
+    sql = "select 1 from sqlite_master where type = 'table' and name = 'capture'"
+    if next(data.query(sql), None) is None:  # a file of an older schema
+        return {}
+    return {seq: (context, outcome, str(file)) for seq, context, outcome, file in data.query(_CAPTURED)}
+
+
+def _encode(value: Any, tensors: list[Any]) -> Any:
+    """An argument as JSON-like values; a tensor becomes its index in `tensors`."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        known = next((i for i, t in enumerate(tensors) if t is value), None)
+        if known is None:
+            known = len(tensors)
+            tensors.append(value)
+        return {"tensor": known}
+    if isinstance(value, (list, tuple)):
+        return [_encode(v, tensors) for v in value]
+    return values.encode(value)
+
+
+def _decode(value: Any, tensors: list[Any]) -> Any:
+    """Inverse of `_encode`; tensors come only from the checked list."""
+    if type(value) is list:
+        return [_decode(v, tensors) for v in value]
+    if type(value) is not dict:
+        return _of_type(value, *_VALUES)
+    ((kind, content),) = value.items()
+    return tensors[_of_type(content, int)] if kind == "tensor" else values.decode(kind, content)

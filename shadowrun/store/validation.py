@@ -1,0 +1,369 @@
+"""Validation of untrusted data files: guarded connections, and a check of the whole file before anything is read.
+
+An SQLite file from another person may hold views and triggers that never end, pages that contain each other, and values
+of any type in any column. So four checks run first: the schema equals that of shadowrun token by token, SQLite's
+integrity check passes, each value has the type and the range of its column (`COLUMNS`), and each foreign key leads to a
+row. Readers trust a file that passed. The checks take time in proportion to the size of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.store.codec import SIZES, decode_info
+from shadowrun.store.schema import DIFF_COLUMNS, POSITIONS
+from shadowrun.types import Cause, Phase, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = [
+    "COLUMNS",
+    "COUNT",
+    "INTEGER",
+    "NUMBER",
+    "SHAPE",
+    "SIGNED",
+    "TEXT",
+    "Columns",
+    "GuardedConnection",
+    "check",
+    "check_datafile_values",
+    "check_schema",
+    "check_sources",
+    "check_values",
+    "connect",
+    "one_of",
+    "optional",
+    "unfit",
+]
+
+
+MAX_VALUE_BYTES = 2**28
+_STEPS_AT_ONCE = 100_000
+_STEPS = 100_000_000
+_STEPS_PER_BYTE = 50
+"""Virtual machine instructions of SQLite for one query. A file of a million calls takes some 3 per byte. A limit in
+seconds would depend on the load of the machine."""
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_LEAST_WITH_NAME = 16
+"""From this size on, SQLite looks for the name of a super-journal in a journal."""
+_ROLLBACK_MODES = b"\x01\x01"
+"""Bytes 18 and 19 of the header of a file with a rollback journal; a file with a write-ahead log has 2 and 2."""
+
+Columns = dict[str, dict[str, str]]
+"""Table to column to an SQL condition on its values, ``{0}`` in place of the column."""
+
+TEXT = "typeof({0}) = 'text' and ({0} = '' or is_text({0}))"
+INTEGER = "typeof({0}) = 'integer'"
+COUNT = f"{INTEGER} and {{0}} >= 0"
+NUMBER = "(typeof({0}) in ('integer', 'real') or typeof({0}) = 'text' and {0} = 'nan')"
+SIGNED = f"{INTEGER} and {{0}} >= -1"
+"""A count, or -1 where there is none."""
+SHAPE = "typeof({0}) = 'text' and is_shape({0})"
+"""A JSON list of whole numbers."""
+
+_TOKEN = re.compile(
+    r"""(?P<skipped>--[^\n\0]*|/\*[^\0]*?\*/|[ \t\n\f\r]+)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|\w+|.""",
+    re.DOTALL | re.ASCII,
+)
+"""Tokens of SQL, comments and white space apart. Strings and quoted names are tokens: they may contain ``--``.
+
+The rules are those of SQLite: every character beyond ASCII is part of a name, white space too, and NUL ends the text.
+"""
+
+
+def optional(condition: str) -> str:
+    """The condition holds, or the value is NULL."""
+    return f"({{0}} is null or {condition})"
+
+
+def one_of(*values: str) -> str:
+    """The value is one of these texts, none of which has a quotation mark."""
+    return f"typeof({{0}}) = 'text' and {{0}} in ({', '.join(repr(str(value)) for value in values)})"
+
+
+class GuardedConnection(sqlite3.Connection):
+    """A connection to an untrusted file: each query is bounded.
+
+    Attributes:
+        most_steps: Virtual machine instructions of SQLite that one query may take.
+    """
+
+    most_steps = _STEPS
+    _steps = 0
+
+    def guard(self, n_bytes: int) -> None:
+        """Switch on the defences of SQLite against hostile files.
+
+        Args:
+            n_bytes: Size of the file.
+        """
+        self.most_steps = _STEPS + _STEPS_PER_BYTE * n_bytes
+        self.set_progress_handler(self._count, _STEPS_AT_ONCE)
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        self.create_function("is_shape", 1, _is_shape, deterministic=True)
+        self.create_function("is_text", 1, lambda _: True, deterministic=True)  # the call fails for invalid UTF-8
+        for pragma in ("trusted_schema = off", "cell_size_check = on", "mmap_size = 0"):
+            super().execute(f"pragma {pragma}")
+        if hasattr(self, "setconfig"):  # from Python 3.12 on
+            for name in ("DEFENSIVE", "ENABLE_TRIGGER", "ENABLE_FTS3_TOKENIZER"):
+                self.setconfig(getattr(sqlite3, f"SQLITE_DBCONFIG_{name}"), name == "DEFENSIVE")
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        """Execute a query; the count of its steps starts at 0."""
+        self._steps = 0
+        return super().execute(*args)
+
+    def _count(self) -> bool:
+        """Whether to interrupt the query; SQLite calls this every `_STEPS_AT_ONCE` steps."""
+        self._steps += _STEPS_AT_ONCE
+        return self._steps > self.most_steps
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, str) and SIZES.fullmatch(value) is not None
+
+
+def connect(path: Path, mode: str, timeout_s: float) -> GuardedConnection:
+    """Open an existing file.
+
+    Raises:
+        sqlite3.Error: The file cannot be opened, or a file next to it would make SQLite touch a third file.
+    """
+    _check_journals(path)
+    # as_uri() escapes '?', '#' and '%', which would end or change the name in a URI.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        timeout=timeout_s,
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=GuardedConnection,
+    )
+    try:
+        connection.guard(path.stat().st_size)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_journals(path: Path) -> None:
+    """Refuse a file whose journal or write-ahead log, which SQLite opens by itself, could touch another file.
+
+    Raises:
+        sqlite3.DatabaseError: shadowrun writes no such file.
+    """
+    path = path.resolve()  # SQLite follows links, and opens the journal next to their target
+    # To open a named pipe would block until it has a writer.
+    if not path.is_file():
+        raise sqlite3.DatabaseError("it is not a regular file")
+    with path.open("rb") as file:
+        modes = file.read(20)[18:]
+    # SQLite would write to a write-ahead log, even through a symbolic link to another file.
+    if modes != _ROLLBACK_MODES:
+        raise sqlite3.DatabaseError("it wants a write-ahead log, which shadowrun does not make")
+    for ending in ("-wal", "-shm"):
+        if os.path.lexists(path.with_name(path.name + ending)):
+            raise sqlite3.DatabaseError(f"{path.name + ending!r} lies next to it, which shadowrun does not make")
+    journal = path.with_name(path.name + "-journal")
+    if not os.path.lexists(journal):
+        return
+    if journal.is_symlink() or (journal.exists() and not journal.is_file()):
+        raise sqlite3.DatabaseError(f"its journal {journal.name!r} is not a regular file")
+    # A journal that ends in the name of a super-journal makes SQLite delete the file of that name.
+    # The recording process may end a transaction, and so delete the journal, at any moment.
+    with contextlib.suppress(FileNotFoundError), journal.open("rb") as file:
+        n_bytes = file.seek(0, 2)
+        file.seek(max(0, n_bytes - len(_JOURNAL_MAGIC)))
+        if file.read() == _JOURNAL_MAGIC and n_bytes >= _LEAST_WITH_NAME:
+            raise sqlite3.DatabaseError(f"its journal {journal.name!r} names another file")
+
+
+def check(connection: sqlite3.Connection, schema: str) -> None:
+    """Refuse a file with another schema, corrupt pages, or foreign keys that lead nowhere.
+
+    Raises:
+        ValueError: Names the fault.
+        sqlite3.Error, UnicodeError: The file cannot be read.
+    """
+    check_schema(connection, schema)
+    # Not `quick_check`, which does not compare indices with tables: readers may take a value from an index.
+    (found,) = connection.execute("pragma integrity_check(1)").fetchone()
+    if found != "ok":
+        raise ValueError(" ".join(str(found).split())[:200])
+    dangling = connection.execute("pragma foreign_key_check").fetchone()
+    if dangling is not None:
+        raise ValueError(f"a row of {dangling[0]} refers to a missing row of {dangling[2]}")
+
+
+def check_schema(connection: sqlite3.Connection, schema: str) -> None:
+    """Refuse a file whose tables, views, indices and triggers are not exactly those that `schema` makes.
+
+    Raises:
+        ValueError: Names the object.
+        sqlite3.Error, UnicodeError: The file cannot be read.
+    """
+    model = sqlite3.connect(":memory:")
+    try:
+        model.executescript(schema)
+        expected = set(_objects(model))
+    finally:
+        model.close()
+    found = list(_objects(connection))
+    for kind, name, _, _ in sorted(set(found) - expected):
+        raise ValueError(f"it has the {kind} {name!r}, which shadowrun did not make")
+    for kind, name, _, _ in sorted(expected - set(found)):
+        raise ValueError(f"it lacks the {kind} {name!r}")
+    if len(found) != len(expected):
+        raise ValueError("a name stands for two tables")
+
+
+def _objects(connection: sqlite3.Connection) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """Kind, name, table and SQL tokens of each object."""
+    # The limit bounds memory; no schema has so many objects.
+    rows = connection.execute("select type, name, tbl_name, coalesce(sql, '') from sqlite_master limit 1000").fetchall()
+    for row in rows:
+        kind, name, table, sql = map(str, row)
+        yield kind, name, table, tuple(token[0] for token in _TOKEN.finditer(sql) if token["skipped"] is None)
+
+
+def check_values(connection: sqlite3.Connection, columns: Columns) -> None:
+    """Refuse a file in which a value does not have the type or the range of its column.
+
+    Raises:
+        ValueError: Names the column.
+        sqlite3.Error, UnicodeError: The file cannot be read.
+    """
+    for table, conditions in columns.items():
+        if _holds(connection, table, conditions):
+            continue
+        # Only a bad table is read again, column by column, to name the column.
+        for name, condition in conditions.items():
+            if not _holds(connection, table, {name: condition}):
+                raise ValueError(f"{table}.{name} has a value that shadowrun does not write")
+
+
+def _holds(connection: sqlite3.Connection, table: str, conditions: Mapping[str, str]) -> bool:
+    """Whether all rows of a table meet the conditions, and all their texts are UTF-8."""
+    sql = f"select 1 from {table} where {unfit(conditions)} limit 1"  # noqa: S608 - names from `COLUMNS`
+    try:
+        return connection.execute(sql).fetchone() is None
+    except sqlite3.OperationalError as error:
+        # `is_text` got bytes that are not UTF-8.
+        if "user-defined function" not in str(error):
+            raise
+        return False
+
+
+def unfit(conditions: Mapping[str, str]) -> str:
+    """SQL that is true of a row in which a column violates its condition.
+
+    No condition is ever NULL, so that the first one that fails decides, and the others are not evaluated.
+    """
+    return f"not ({' and '.join(f'({text.format(name)})' for name, text in conditions.items())})"
+
+
+_NUMBERED = f"{COUNT} and {{0}} < {2**63 // POSITIONS}"
+"""A call number: times `POSITIONS`, it fits 63 bits."""
+_TIME = f"{NUMBER} and {{0}} < 1e300"  # nan is greater
+_FIGURE = "(typeof({0}) = 'integer' or typeof({0}) = 'real' and abs({0}) < 1e300)"
+
+_OF_DIFF = {
+    "Count": COUNT,
+    "UnknownOrCount": SIGNED,
+    "UlpDistance": _FIGURE,
+    "float": NUMBER,
+    "SignedFloat": NUMBER,
+    "Excess": optional(NUMBER),
+    "str": TEXT,
+    "tuple[int, ...]": optional(f"({COUNT} or {SHAPE})"),
+}
+"""Annotation of a field of `TensorDiff` to the condition on its column."""
+
+COLUMNS: Columns = {
+    "meta": {"key": one_of("info"), "value": TEXT},
+    "source": {"id": COUNT, "file": TEXT, "info": TEXT, "first_seq": _NUMBERED},
+    "op": {"name": TEXT},
+    "site": {"text": TEXT},
+    "form": {"dtype": TEXT, "shape": SHAPE, "stride": SHAPE, "device": TEXT, "layout": TEXT},
+    "context": {
+        **dict.fromkeys(("inputs", "dtypes", "shapes", "module", "device"), TEXT),
+        "phase": one_of(*Phase),
+    },
+    "outcome": {
+        "status": one_of(*Status),
+        "cause": one_of("", *Cause),
+        "explanation": TEXT,
+        "missing_kernel": TEXT,
+    },
+    "verdict": {"evidence": TEXT, "confidence": NUMBER},
+    "call": {
+        "seq": _NUMBERED,
+        "step": COUNT,
+        "ref_ns": optional(COUNT),
+        "target_ns": optional(COUNT),
+        "drift_abs": optional(NUMBER),
+        "drift_rel": optional(NUMBER),
+    },
+    "tensor": {"name": TEXT, "n_elements": COUNT},
+    "diff": {
+        "seq": _NUMBERED,
+        "position": f"{COUNT} and {{0}} < {POSITIONS}",
+        **{name: _OF_DIFF[kind] for name, kind in DIFF_COLUMNS.items()},
+    },
+    "capture": {"file": TEXT, "bytes": COUNT},
+    "region": {"backend": TEXT, "n_operators": SIGNED, "site": TEXT},
+    "skipped": {"device": TEXT, "reason": TEXT, "n": COUNT},
+    "folded": {
+        **dict.fromkeys(("n", "first_step", "n_ref", "n_target", "n_mismatched", "n_nan", "n_inf"), COUNT),
+        **dict.fromkeys(("first_seq", "worst_seq"), _NUMBERED),
+        **dict.fromkeys(("ref_us_total", "ref_us_min", "target_us_total", "target_us_min", "severity"), _TIME),
+        **dict.fromkeys(("max_abs", "max_rel", "drift_abs", "drift_rel"), NUMBER),
+        "max_ulp": _FIGURE,
+        "remaining_bits": SIGNED,
+    },
+    "step": {"source_id": COUNT, "step": COUNT, "started_s": _FIGURE, "wall_s": _FIGURE},
+}
+
+
+def check_datafile_values(connection: sqlite3.Connection) -> None:
+    """Refuse a data file of the present schema with values that shadowrun does not write.
+
+    Raises:
+        ValueError: Names the fault.
+        sqlite3.Error: The file cannot be read.
+    """
+    check_values(connection, COLUMNS)
+    infos = connection.execute("select value from meta").fetchall()
+    if len(infos) != 1:
+        raise ValueError("it has no run information")
+    decode_info(infos[0][0])
+    check_sources(connection)
+
+
+def check_sources(connection: sqlite3.Connection) -> None:
+    """Refuse a combined file whose runs do not have adjacent blocks of call numbers of one length.
+
+    Raises:
+        ValueError: Names the fault.
+    """
+    sources = connection.execute("select id, first_seq, info from source order by id").fetchall()
+    if not sources:
+        return
+    block = sources[1][1] if len(sources) > 1 else 2**63
+    for number, (source, first, info) in enumerate(sources):
+        decode_info(info)
+        if source != number or first != number * block or block <= 0:
+            raise ValueError("the numbers of its runs are not in order")
+    end = len(sources) * block
+    for table, column in (("call", "seq"), ("folded", "first_seq"), ("folded", "worst_seq")):
+        (greatest,) = connection.execute(f"select max({column}) from {table}").fetchone()  # noqa: S608 - names from above
+        if greatest is not None and greatest >= end:
+            raise ValueError(f"a call of {table} belongs to no run")

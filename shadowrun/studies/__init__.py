@@ -1,0 +1,1 @@
+"""Experiments made of comparisons: sweep, slowdown, static coverage."""

@@ -1,0 +1,1 @@
+"""Static coverage: the operators that a device lacks by torch's kernel tables, without running them."""

@@ -1,0 +1,456 @@
+"""The coverage file: an SQLite file with all results of a sweep.
+
+It is consistent after a kill, and the next start of the same sweep resumes it. Reading validates the whole file first,
+since a coverage file may come from an untrusted source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sqlite3
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.errors import DataFileError
+from shadowrun.store import validation
+from shadowrun.store.codec import decode_facts, storable
+from shadowrun.store.lock import FileLock
+from shadowrun.store.validation import COUNT, SIGNED, TEXT, one_of
+from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
+from shadowrun.types import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from shadowrun.store.validation import GuardedConnection
+
+__all__ = ["ALL", "APPLICATION_ID", "SCHEMA", "SCHEMA_VERSION", "CoverageFile", "SweepInfo", "is_coverage_file"]
+
+
+SCHEMA_VERSION = 1
+"""In ``PRAGMA user_version``; raised when an older shadowrun could misread a new file."""
+
+APPLICATION_ID = 0x53484443
+"""``SHDC``, in ``PRAGMA application_id``."""
+
+SCHEMA = """\
+-- Schema of a coverage file of shadowrun (SQLite).
+--
+-- History
+--   1  first version
+
+create table meta (             -- one row: info (a SweepInfo as JSON)
+    key text primary key,
+    value text not null
+);
+
+create table operator (         -- operators swept, as in torch's database, or aten::add.Tensor of a recorded call
+    id integer primary key,
+    name text not null unique
+);
+
+create table task (             -- parts that were run to their end
+    operator_id integer not null references operator (id),
+    dtype text not null,        -- float32; any for invalid inputs
+    part text not null,         -- forward, backward, inplace, out, strided, ...
+    samples integer not null,   -- limit of samples that it was run under; -1 for all
+    n_duplicates integer not null,  -- cases left out, since they repeat another
+    primary key (operator_id, dtype, part)
+);
+
+create table result (           -- one row for each case that was run
+    id integer primary key,
+    operator_id integer not null references operator (id),
+    dtype text not null,
+    part text not null,
+    sample integer not null,    -- number of the sample, from 0
+    kind text not null,         -- pass, mismatch, unsupported operator, ...: that of its worst finding
+    inputs text not null,       -- f32[2, 3], dim=1; empty for a pass
+    unique (operator_id, dtype, part, sample)
+);
+
+create table finding (          -- what cases showed; shared by many
+    id integer primary key,
+    kind text not null,
+    op text not null,           -- aten::_softmax: operator inside that is to blame; empty where unknown
+    kernel text not null,       -- missing kernel; empty where none was
+    cause text not null,        -- a Cause; empty where there is none
+    explanation text not null,
+    message text not null       -- of the first case
+);
+
+create table result_finding (   -- the worst of a case has position 0
+    result_id integer not null references result (id),
+    position integer not null,
+    finding_id integer not null references finding (id),
+    primary key (result_id, position)
+) without rowid;
+"""
+
+
+ALL = -1
+"""No limit of samples."""
+_COMMIT_S = 0.5  # a commit per case would cost more than the case; a kill loses at most this much work
+_TIMEOUT_S = 5.0  # a reader waits this long for the commit of a running sweep
+_MAGIC = b"SQLite format 3\0"
+_RESULTS = """
+select result.id, operator.name, dtype, part, sample, result.kind, inputs
+from result join operator on operator.id = operator_id order by operator.name, dtype, part, sample
+"""
+_FINDINGS = """
+select result_id, kind, op, kernel, cause, explanation, message
+from result_finding join finding on finding.id = finding_id order by result_id, position
+"""
+
+
+COLUMNS: validation.Columns = {
+    "meta": {"key": one_of("info"), "value": TEXT},
+    "operator": {"name": TEXT},
+    "task": {"dtype": TEXT, "part": one_of(*Part), "samples": SIGNED, "n_duplicates": COUNT},
+    "result": {"dtype": TEXT, "part": one_of(*Part), "sample": COUNT, "kind": one_of(*Kind), "inputs": TEXT},
+    "finding": {
+        **dict.fromkeys(("op", "kernel", "explanation", "message"), TEXT),
+        "kind": one_of(*Kind),
+        "cause": one_of("", *Cause),
+    },
+    "result_finding": {"position": COUNT},
+}
+"""Valid values of each column."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepInfo:
+    """Platforms, options and versions of a sweep.
+
+    Attributes:
+        target, ref: Platform specs; a simulated target is followed by its flaws, ``sim (matmul-in-bf16)``.
+        seed: Seed of the sample inputs.
+        source: ``opinfo``, or the name of the data file whose calls were swept.
+        target_fingerprint, ref_fingerprint, versions: As in a data file.
+        argv: Command line.
+        started: ISO 8601 time of the first start, UTC.
+        wall_s, cpu_s: Seconds, and seconds of processor time in all processes, summed over the starts.
+        complete: Whether all cases of the last start were run.
+    """
+
+    target: str
+    ref: str
+    seed: int = 0
+    source: str = "opinfo"
+    target_fingerprint: dict[str, Any] = field(default_factory=dict)
+    ref_fingerprint: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    argv: tuple[str, ...] = ()
+    started: str = ""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    complete: bool = False
+
+
+class CoverageFile:
+    """An open coverage file; see `begin` and `open`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self.path = path
+        self._operators = {name: number for number, name in self._rows("select id, name from operator")}
+        self._findings = {
+            tuple(key): number
+            for number, *key in self._rows("select id, kind, op, kernel, cause, explanation from finding")
+        }
+        self._committed_at = time.monotonic()
+        self._claim: FileLock | None = None
+
+    @classmethod
+    def begin(cls, path: Path, info: SweepInfo) -> CoverageFile:
+        """Open a file to write to: a new one, or an unfinished one of the same sweep, which is resumed.
+
+        Raises:
+            DataFileError: It cannot be written, is no coverage file, holds another sweep, or another process writes it.
+        """
+        # Two sweeps that write one file would mix cases of different options.
+        claim = FileLock(path)
+        if claim.contested:
+            claim.release()
+            raise _unusable(path, "is being written by another sweep. Wait for it, or choose another --file")
+        try:
+            file = cls._begun(path, info)
+        except BaseException:
+            claim.release()
+            raise
+        file._claim = claim
+        return file
+
+    @classmethod
+    def _begun(cls, path: Path, info: SweepInfo) -> CoverageFile:
+        new = not path.exists() or path.stat().st_size == 0
+        if not new:
+            with contextlib.closing(_checked(path)):
+                pass
+        try:
+            if new:
+                path.unlink(missing_ok=True)  # SQLite would follow a dangling symbolic link and create its target
+            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None)
+            connection.execute("pragma journal_mode = delete")
+            connection.execute("pragma synchronous = off")  # consistent after a kill; only a power failure needs more
+            if new:
+                numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
+                connection.executescript("begin;" + numbers + SCHEMA + "commit;")
+            file = cls(connection, path)
+        except (sqlite3.Error, OSError) as error:
+            raise _unusable(path, f"cannot be written: {error}. Choose a folder that you may write to") from error
+        if new:
+            file._write_info(info)
+        else:
+            file._check_same(info)
+        connection.execute("begin")
+        return file
+
+    @classmethod
+    def open(cls, path: Path) -> CoverageFile:
+        """Open a file to read, also while it is written, after validating all of it.
+
+        Raises:
+            DataFileError: Missing, no coverage file, damaged, or of a newer shadowrun.
+        """
+        return cls(_checked(path), path)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def add(self, case: Case, outcome: CaseOutcome) -> None:
+        """Record the outcome of a case; a case that is in the file already stays.
+
+        Raises:
+            DataFileError: Writing fails, for example on a full disk.
+        """
+        with self._written():
+            self._add(case, outcome)
+
+    def _add(self, case: Case, outcome: CaseOutcome) -> None:
+        cursor = self._connection.execute(
+            "insert or ignore into result (operator_id, dtype, part, sample, kind, inputs) values (?, ?, ?, ?, ?, ?)",
+            (
+                *(self._operator(case.operator), storable(case.dtype), case.part, case.sample),
+                *(outcome.kind, storable(outcome.inputs)),
+            ),
+        )
+        if not cursor.rowcount:
+            return
+        self._connection.executemany(
+            "insert into result_finding values (?, ?, ?)",
+            [(cursor.lastrowid, k, self._finding(f)) for k, f in enumerate(outcome.findings)],
+        )
+        self._commit_if_due()
+
+    def finish(self, operator: str, dtype: str, part: Part, samples: int, n_duplicates: int) -> None:
+        """Record that a part was run to its end, under a limit of samples."""
+        with self._written():
+            self._connection.execute(
+                "insert or replace into task values (?, ?, ?, ?, ?)",
+                (self._operator(operator), dtype, part, samples, n_duplicates),
+            )
+            self._commit_if_due()
+
+    def forget_given_up(self) -> None:
+        """Delete the results of abandoned parts, so that this start runs them again."""
+        # An abandoned part has a case of sample -1, and no row in `task`.
+        abandoned = (
+            "select id from result where sample < 0 and not exists (select 1 from task where task.operator_id = "
+            "result.operator_id and task.dtype = result.dtype and task.part = result.part)"
+        )
+        with self._written():
+            self._connection.execute(f"delete from result_finding where result_id in ({abandoned})")  # noqa: S608 - a constant
+            self._connection.execute(f"delete from result where id in ({abandoned})")  # noqa: S608
+
+    def add_time(self, wall_s: float, cpu_s: float, *, complete: bool) -> None:
+        """Add the duration of this start to the total, and record whether all cases were run."""
+        info = self.info
+        new = dataclasses.replace(info, wall_s=info.wall_s + wall_s, cpu_s=info.cpu_s + cpu_s, complete=complete)
+        with self._written():
+            self._write_info(new)
+            self._commit()
+
+    def close(self) -> None:
+        """Commit and close."""
+        with contextlib.suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("commit")
+        self._connection.close()
+        if self._claim is not None:
+            self._claim.release()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> SweepInfo:
+        """Platforms, options and versions of the sweep."""
+        rows = list(self._rows("select value from meta where key = 'info'"))
+        try:
+            return decode_facts(SweepInfo, rows[0][0] if rows else "")
+        except ValueError as error:
+            raise _damaged(self.path, error) from error
+
+    def results(self) -> Iterator[tuple[Case, CaseOutcome]]:
+        """All cases that were run, by operator, dtype, part and sample."""
+        findings: dict[int, list[CaseFinding]] = {}
+        for number, kind, *rest in self._rows(_FINDINGS):
+            findings.setdefault(number, []).append(CaseFinding(Kind(kind), *rest))
+        for number, operator, dtype, part, sample, _kind, inputs in self._rows(_RESULTS):
+            yield Case(operator, dtype, Part(part), sample), CaseOutcome(tuple(findings.get(number, ())), inputs)
+
+    def finished(self) -> dict[tuple[str, str, Part], int]:
+        """Parts that were run to their end, with the limit of samples that they were run under."""
+        sql = "select name, dtype, part, samples from task join operator on operator.id = operator_id"
+        return {(name, dtype, Part(part)): samples for name, dtype, part, samples in self._rows(sql)}
+
+    def done(self) -> dict[tuple[str, str], set[tuple[Part, int]]]:
+        """Part and sample of the cases in the file, by operator and dtype."""
+        found: dict[tuple[str, str], set[tuple[Part, int]]] = {}
+        for _, operator, dtype, part, sample, *_rest in self._rows(_RESULTS):
+            found.setdefault((operator, dtype), set()).add((Part(part), sample))
+        return found
+
+    def duplicates(self) -> int:
+        """Number of cases that were skipped because they repeat another case."""
+        return int(next(self._rows("select coalesce(sum(n_duplicates), 0) from task"))[0])
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _unusable(self.path, f"cannot be written any more: {error}") from error
+
+    # -- internal ------------------------------------------------------------------------------------
+
+    def _check_same(self, info: SweepInfo) -> None:
+        earlier = self.info
+        for name in ("target", "ref", "seed", "source"):
+            was, now = getattr(earlier, name), getattr(info, name)
+            if was != now:
+                raise DataFileError(
+                    f"{str(self.path)!r} is of a sweep with {name} {was!r}, and cannot be resumed for "
+                    f"{name} {now!r}. Choose another --file, or remove it.",
+                    slug="coverage-file-other",
+                )
+        # Another torch has another database: the same sample number would mean another case.
+        was, now = earlier.versions.get("torch"), info.versions.get("torch")
+        if was != now:
+            raise DataFileError(
+                f"{str(self.path)!r} is of torch {was}, and this is torch {now}, with other cases. "
+                "Choose another --file, or remove it.",
+                slug="coverage-file-other",
+            )
+
+    def _write_info(self, info: SweepInfo) -> None:
+        text = json.dumps(dataclasses.asdict(info), sort_keys=True, default=str)
+        self._connection.execute("insert or replace into meta values ('info', ?)", (text,))
+
+    def _operator(self, name: str) -> int:
+        name = storable(name)
+        number = self._operators.get(name)
+        if number is None:
+            cursor = self._connection.execute("insert into operator (name) values (?)", (name,))
+            number = self._operators[name] = int(cursor.lastrowid or 0)
+        return number
+
+    def _finding(self, finding: CaseFinding) -> int:
+        *rest, message = (storable(value) for value in dataclasses.astuple(finding))
+        # The message is no part of the key: it often contains shapes or addresses, and would make each finding unique.
+        key = tuple(rest)
+        number = self._findings.get(key)
+        if number is None:
+            sql = "insert into finding (kind, op, kernel, cause, explanation, message) values (?, ?, ?, ?, ?, ?)"
+            number = self._findings[key] = int(self._connection.execute(sql, (*key, message)).lastrowid or 0)
+        return number
+
+    def _commit_if_due(self) -> None:
+        if time.monotonic() - self._committed_at > _COMMIT_S:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._connection.execute("commit")
+        self._connection.execute("begin")
+        self._committed_at = time.monotonic()
+
+    def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            return iter(self._connection.execute(sql).fetchall())
+        except (sqlite3.DatabaseError, UnicodeError) as error:
+            raise _damaged(self.path, error) from error
+
+
+def is_coverage_file(path: Path) -> bool:
+    """Whether a file is a coverage file, by its first bytes."""
+    if not path.is_file():  # opening a pipe would block
+        return False
+    try:
+        with path.open("rb") as file:
+            start = file.read(72)
+    except OSError:
+        return False
+    return start.startswith(_MAGIC) and start[68:] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def _checked(path: Path) -> GuardedConnection:
+    """A read-only connection to a validated coverage file."""
+    if not path.exists():
+        raise _unusable(path, "does not exist. `shadowrun sweep --file FILE` writes one")
+    try:
+        path.open("rb").close() if path.is_file() else None
+    except OSError as error:
+        raise _unusable(path, f"cannot be read: {error.strerror}") from error
+    if not is_coverage_file(path):
+        raise _unusable(path, "is no coverage file, and was not changed. Choose another name")
+    try:
+        connection, version = _opened(path)
+    except (sqlite3.Error, UnicodeError, OSError) as error:
+        raise _damaged(path, error) from error
+    if version > SCHEMA_VERSION:
+        connection.close()
+        raise _unusable(
+            path, f"was written by schema {version}, and this shadowrun reads up to {SCHEMA_VERSION}: upgrade it"
+        )
+    try:
+        validation.check(connection, SCHEMA)
+        validation.check_values(connection, COLUMNS)
+        rows = connection.execute("select value from meta").fetchall()
+        decode_facts(SweepInfo, rows[0][0] if rows else "")
+    except (sqlite3.Error, ValueError) as error:
+        connection.close()
+        raise _damaged(path, error) from error
+    return connection
+
+
+def _opened(path: Path) -> tuple[GuardedConnection, int]:
+    """A connection, and the version of the file's schema."""
+    mode = "ro"
+    while True:
+        connection = validation.connect(path, mode, _TIMEOUT_S)
+        try:
+            connection.execute("select 1 from sqlite_master").fetchall()
+            return connection, int(connection.execute("pragma user_version").fetchone()[0])
+        except sqlite3.OperationalError:
+            connection.close()
+            if mode == "rw":
+                raise
+            mode = "rw"  # rolling back the journal of a killed sweep needs write access
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _damaged(path: Path, error: Exception) -> DataFileError:
+    return DataFileError(
+        f"The coverage file {str(path)!r} is damaged, or was not written by shadowrun ({error}). "
+        "Sweep again into another file.",
+        slug="data-file-corrupt",
+    )
+
+
+def _unusable(path: Path, why: str) -> DataFileError:
+    return DataFileError(f"The coverage file {str(path)!r} {why}.", slug="coverage-file")

@@ -1,0 +1,473 @@
+"""Layout and batch invariance: whether a platform agrees with itself.
+
+Three pairs of calls must agree: vector body and scalar tail, strided and contiguous inputs, and a batch and its slices.
+`CallTracer` runs the function of a case once on the CPU and copies its operator calls. `Invariance` runs each call on
+the target in both variants. The judge decides whether rounding explains a difference. If rounding does not explain it,
+one of the two results is wrong, and no reference platform is needed to see that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept.plan import Action, OpPlan, make_plan
+from shadowrun.intercept.torchapi import DispatchMode
+from shadowrun.judge.judge import Judge
+from shadowrun.numerics.bits import Uncomparable, bits_equal
+from shadowrun.operators.case import Case, Value, exact_copy
+from shadowrun.platforms.worker.client import WorkerDied
+from shadowrun.replay.executor import Executor
+from shadowrun.studies.sweep.cases import NOT_INVARIANT, CaseFinding, Kind, Part
+from shadowrun.studies.sweep.inputs import is_plain, leaves, strided, transposed
+from shadowrun.studies.sweep.sweep_findings import finding_of_error
+from shadowrun.torch_private import schema_of
+from shadowrun.types import Cause, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shadowrun.judge.result_diff import ResultDiff as Wrong
+    from shadowrun.platforms.device import Platform
+    from shadowrun.types import TensorDiff, Verdict
+
+__all__ = ["CallTracer", "Invariance", "VariantMismatch", "batch_arguments"]
+
+_BATCH_FIRST = (
+    "convolution _convolution conv_transpose2d mkldnn_convolution _softmax _log_softmax _safe_softmax native_layer_norm"
+    " _fused_rms_norm avg_pool2d avg_pool3d adaptive_avg_pool2d _adaptive_avg_pool2d _adaptive_avg_pool3d"
+    " max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d"
+    " upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d"
+    " _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"
+    " _upsample_bilinear2d_aa im2col col2im reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"
+    " replication_pad2d replication_pad3d mm mv sum mean amax amin prod var std var_mean logsumexp argmax argmin"
+    " linalg_vector_norm norm sort topk cumsum cumprod logcumsumexp cummax cummin max min median kthvalue mode all any"
+)
+_BATCH_ARGUMENTS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(_BATCH_FIRST.split(), (0,)),
+    "bmm": (0, 1),
+    "baddbmm": (0, 1, 2),
+    "addmm": (0, 1),
+    "addmv": (0, 1),
+    "_cdist_forward": (0, 1),
+    "grid_sampler_2d": (0, 1),
+    "grid_sampler_3d": (0, 1),
+    "embedding": (1,),
+    "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
+    "_scaled_dot_product_attention_math": (0, 1, 2),
+}
+"""Indices of the inputs that have a batch dimension, by operator name without overload."""
+_MIN_DIMS = {
+    **dict.fromkeys(("avg_pool2d", "max_pool2d_with_indices", "adaptive_max_pool2d", "_adaptive_avg_pool2d"), 4),
+    **dict.fromkeys(("avg_pool3d", "max_pool3d_with_indices", "adaptive_max_pool3d", "_adaptive_avg_pool3d"), 5),
+    **{f"{kind}_pad{n}d": n + 2 for kind in ("reflection", "replication") for n in (1, 2, 3)},
+    **dict.fromkeys(("im2col", "adaptive_avg_pool2d"), 4),
+    "col2im": 3,
+}
+"""Number of dimensions with a batch, for operators that also accept inputs without one."""
+_MAY_BROADCAST = {"addmm": 2, "addmv": 1, "baddbmm": 3}
+"""Their first input broadcasts: it has a batch only with this many dimensions and the size of the batch."""
+
+
+def batch_arguments(
+    func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[int, ...], int]:
+    """Indices of the inputs with a batch dimension, and the batch size; 0 if there is no batch."""
+    name = str(func.name()).partition("::")[2].partition(".")[0]  # type: ignore[no-untyped-call]
+    places = _BATCH_ARGUMENTS.get(name, ())
+    if not places or any(p >= len(args) or not isinstance(args[p], torch.Tensor) for p in places):
+        return (), 0
+    n = args[places[-1]].shape[0] if args[places[-1]].dim() else 0
+    if name in _MAY_BROADCAST and (args[0].dim() < _MAY_BROADCAST[name] or args[0].shape[0] != n):
+        places = places[1:]
+    x = args[places[0]]
+    if any(args[p].dim() < 1 or args[p].shape[0] != n for p in places) or x.dim() < _MIN_DIMS.get(name, 1):
+        return (), 0
+    if name in {"native_layer_norm", "_fused_rms_norm"}:
+        return (places, n) if x.dim() > len(args[1]) else ((), 0)
+    return (places, n) if _keeps_batch_dim(func, args, kwargs, x.dim()) else ((), 0)
+
+
+def batch_item(args: tuple[Any, ...], places: tuple[int, ...], k: int) -> tuple[Any, ...]:
+    """The inputs with item `k` of the batch only."""
+    return tuple(a[k : k + 1] if i in places else a for i, a in enumerate(args))
+
+
+def _keeps_batch_dim(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], n_dims: int) -> bool:
+    """Whether the operator reduces or scans no batch dimension."""
+    for i, argument in enumerate(schema_of(func).arguments):
+        if argument.name not in ("dim", "dims"):
+            continue
+        value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+        if value is None:
+            return False
+        dims = value if isinstance(value, (list, tuple)) else [value]
+        return bool(dims) and all(type(d) is int and d % max(n_dims, 1) != 0 for d in dims)
+    return not _reduces_all(func)
+
+
+def _reduces_all(func: torch._ops.OpOverload) -> bool:
+    """Whether it is an overload without ``dim`` of an operator that has overloads with ``dim``."""
+    packet = func.overloadpacket
+    others = (getattr(packet, name) for name in packet.overloads())
+    return any(a.name in ("dim", "dims") for other in others for a in schema_of(other).arguments)
+
+
+_COLUMNS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutVariant:
+    """How the two variants of a call differ.
+
+    Attributes:
+        args, kwargs: Inputs of the call on all elements: flat vectors, contiguous tensors, the whole batch.
+        change: Layout of the other variant, ``strided`` or ``transposed``; empty in other parts.
+        places: Indices in `args` of inputs with a batch; empty in other parts.
+        item: Index of the batch item that ran alone.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    change: str = ""
+    places: tuple[int, ...] = ()
+    item: int = 0
+
+
+def map_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], change: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs with each tensor changed, also in lists."""
+
+    def each(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return change(value)
+        return type(value)(each(v) for v in value) if type(value) in (list, tuple) else value
+
+    return tuple(each(a) for a in args), {k: each(v) for k, v in kwargs.items()}
+
+
+def as_contiguous(t: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy; the tensor itself if it is not plain."""
+    return t.contiguous() if is_plain(t) else t
+
+
+def element(t: torch.Tensor, k: int) -> torch.Tensor:
+    """Element `k` of a vector, as a vector; a tensor without dimensions is returned unchanged."""
+    return t[k : k + 1] if t.dim() else t
+
+
+def as_table(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Reshape vectors of one length to two dimensions, without the rest: a vector cannot be transposed in memory."""
+    shapes = {t.shape for t in leaves([args, kwargs]) if t.dim()}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        return args, kwargs
+    n_rows = next(iter(shapes))[0] // _COLUMNS
+    return map_tensors(args, kwargs, lambda t: t[: n_rows * _COLUMNS].reshape(n_rows, _COLUMNS) if t.dim() else t)
+
+
+def flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], int] | None:
+    """Inputs of an element-wise operator as vectors, and their length; None if they cannot be broadcast."""
+    # A tensor without dimensions stays as it is: in type promotion its dtype counts less than that of a vector.
+    shapes = [t.shape for t in leaves([args, kwargs]) if t.dim()]
+    try:
+        shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
+    n = shape.numel()
+    if not shapes or n < 2:
+        return None
+    args, kwargs = map_tensors(args, kwargs, lambda t: t.expand(shape).contiguous().reshape(-1) if t.dim() else t)
+    return args, kwargs, n
+
+
+class CallTracer(DispatchMode):  # type: ignore[no-untyped-call]
+    """Copies the calls of deterministic operators that mutate nothing.
+
+    Args:
+        plans: Plans by the `id` of the operator; new ones are added.
+    """
+
+    def __init__(self, plans: dict[int, OpPlan]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._plans = plans
+        self.found: list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload):
+            plan = self._plans.get(id(func))
+            if plan is None:
+                plan = self._plans[id(func)] = make_plan(func, len(self._plans))
+            tensors = list(leaves([args, kwargs]))
+            if (
+                _is_repeatable(plan)
+                and tensors
+                and all(is_plain(t) and not t.is_conj() and not t.is_neg() for t in tensors)
+            ):
+                self.found.append((plan, *map_tensors(args, kwargs, exact_copy)))
+        return func(*args, **kwargs)
+
+
+def _is_repeatable(plan: OpPlan) -> bool:
+    named = plan.name.partition("::")[2]
+    empty = named.startswith(("empty", "new_empty", "_local_scalar", "_fused_dropout"))
+    replayed = plan.action is Action.REPLAY and not plan.mutated and not plan.unstable and not plan.custom
+    return replayed and not empty and torch.Tag.nondeterministic_seeded not in plan.func.tags
+
+
+_MAX_BYTES = 1 << 28
+_MOST_CALLS = 16
+_MOST_SINGLE = 1200
+_EXPLANATIONS = {
+    Part.TAIL: "vector body and scalar tail differ",
+    Part.LAYOUT: "strided and contiguous inputs differ",
+    Part.SLICE: "in a batch and alone differ",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Results of an operator in two variants, on the CPU, and the inputs of the second variant."""
+
+    variant: LayoutVariant
+    names: tuple[str, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    actual: tuple[Value, ...]
+    expected: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantMismatch:
+    """A call whose two variants differ by more than rounding explains.
+
+    Attributes:
+        variant: The two variants.
+        verdict, diffs, wrong: What the judge says of the variant that is wrong.
+        case: What it looked element.
+    """
+
+    variant: LayoutVariant
+    verdict: Verdict
+    diffs: tuple[TensorDiff, ...]
+    wrong: tuple[Wrong, ...]
+    case: Case
+
+
+class Invariance:
+    """Compares a platform with itself.
+
+    Args:
+        platform: Platform under test.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self._executor = Executor(platform)
+        self._judge = Judge(hypotheses=False)
+        self._plans: dict[int, OpPlan] = {}
+
+    def run(self, part: Part, prepared: Callable[[], Any], on_target: Callable[[], None]) -> list[CaseFinding] | None:
+        """Compare the two variants of each operator call of a function.
+
+        Args:
+            part: TAIL, LAYOUT or SLICE.
+            prepared: The function, on the CPU.
+            on_target: Called when the function has run on the CPU and before the target runs.
+
+        Returns:
+            Findings; None if the part applies to no operator that it calls.
+
+        Raises:
+            Exception: Any exception of the function.
+        """
+        calls = self.calls(prepared)
+        on_target()
+        findings: list[CaseFinding] = []
+        n = 0
+        for plan, args, kwargs in calls:
+            try:
+                for pair in self._pairs(part, plan, args, kwargs):
+                    n += 1
+                    findings += self._findings(part, plan, pair)
+            except _Refused as refused:
+                findings.append(refused.finding)
+        return findings if n or findings else None
+
+    def calls(self, prepared: Callable[[], Any]) -> list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]]:
+        """The operator calls of a function on the CPU, with copies of their inputs."""
+        calls = CallTracer(self._plans)
+        with torch.no_grad(), calls:
+            prepared()
+        return calls.found[:_MOST_CALLS]
+
+    def first_mismatch(
+        self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> VariantMismatch | None:
+        """The first pair of variants that differs by more than rounding explains; None if all agree.
+
+        Args:
+            part: TAIL, LAYOUT or SLICE.
+            plan: The operator.
+            args: Its inputs, on the CPU.
+            kwargs: Its keyword arguments.
+        """
+        try:
+            for pair in self._pairs(part, plan, args, kwargs):
+                found = self._compare(plan, pair)
+                if found is not None and found.verdict.status is Status.MISMATCH:
+                    return found
+        except _Refused:
+            return None
+        return None
+
+    def _pairs(self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[_Pair]:
+        made = {Part.TAIL: self._tail, Part.LAYOUT: self._layout, Part.SLICE: self._slice}[part](plan, args, kwargs)
+        yield from made
+
+    def _tail(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.Tag.pointwise not in plan.func.tags:
+            return
+        flat = flattened(args, kwargs)
+        if flat is None:
+            return
+        args, kwargs, n = flat
+        names, whole = self._run(plan, args, kwargs, first=True)
+        if not all(isinstance(v, torch.Tensor) and v.shape == (n,) for v in whole):
+            return
+        step = max(1, -(-n // _MOST_SINGLE))  # a call per element is slow: of a long vector, every `step`-th
+        picked = range(0, n, step)
+        alone = [self._run(plan, *map_tensors(args, kwargs, lambda t, k=k: element(t, k)))[1] for k in picked]
+        variant = LayoutVariant(args, kwargs)
+        if step > 1:
+            index = torch.tensor(picked)
+            args, kwargs = map_tensors(args, kwargs, lambda t: t[index] if t.dim() else t)
+            whole = tuple(v[index] for v in whole if isinstance(v, torch.Tensor))
+        yield _Pair(
+            variant, names, args, kwargs, whole, tuple(torch.cat(list(one)) for one in zip(*alone, strict=True))
+        )
+
+    def _layout(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if "as_strided" in plan.name or "resize" in plan.name:  # their result depends on the strides
+            return
+        if torch.Tag.pointwise in plan.func.tags:
+            args, kwargs = as_table(args, kwargs)
+        args, kwargs = map_tensors(args, kwargs, as_contiguous)
+        for change in (strided, transposed):
+            other = map_tensors(args, kwargs, change)
+            if all(a is b for a, b in zip(leaves([args, kwargs]), leaves(list(other)), strict=True)):
+                continue
+            names, straight = self._run(plan, args, kwargs, first=True)
+            _, turned = self._run(plan, *other, first=True)  # `first`: an operator may refuse a layout
+            yield _Pair(LayoutVariant(args, kwargs, change.__name__), names, args, kwargs, turned, straight)
+
+    def _slice(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        places, n = batch_arguments(plan.func, args, kwargs)
+        if n < 2:
+            return
+        names, whole = self._run(plan, args, kwargs, first=True)
+        for k in sorted({0, n // 2, n - 1}):
+            alone = batch_item(args, places, k)
+            _, one = self._run(plan, alone, kwargs)
+            # Results without a batch dimension (a saved seed, statistics over the batch) cannot be compared.
+            kept = [
+                i
+                for i, (w, o) in enumerate(zip(whole, one, strict=False))
+                if isinstance(w, torch.Tensor)
+                and isinstance(o, torch.Tensor)
+                and (w.shape[:1], o.shape[:1]) == ((n,), (1,))
+                and w.shape[1:] == o.shape[1:]
+            ]
+            if kept != list(range(len(kept))):
+                continue
+            part = tuple(whole[i][k : k + 1].contiguous() for i in kept)  # type: ignore[index]
+            variant = LayoutVariant(args, kwargs, places=places, item=k)
+            yield _Pair(variant, names[: len(kept)], alone, kwargs, part, tuple(one[i] for i in kept))
+
+    def _run(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, first: bool = False
+    ) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+        """Run an operator on the target; its results on the CPU, contiguous.
+
+        Raises:
+            _Refused: The target cannot run it. If `first` is false, that is a failure: it accepted the whole input.
+        """
+        try:
+            ran = self._executor.run_mirrored(plan, args, kwargs, _MAX_BYTES)
+            values = self._executor.values(plan, ran)
+            names = ran.names(plan)[: len(values)]
+        except Exception as error:
+            found = finding_of_error(error, plan.name)
+            if first and not isinstance(error, WorkerDied):
+                found = CaseFinding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", found.message)
+            raise _Refused(found) from None
+        return names, tuple(as_contiguous(v) if isinstance(v, torch.Tensor) else v for v in values)
+
+    def _compare(self, plan: OpPlan, pair: _Pair) -> VariantMismatch | None:
+        """Judge two variants; None if they agree bit by bit or cannot be compared."""
+        try:
+            if all(map(bits_equal, pair.actual, pair.expected)):
+                return None
+        except Uncomparable:
+            return None
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
+            return self._run(plan, args, kwargs)[1]
+
+        case = Case(
+            plan.func, pair.args, pair.kwargs, (), pair.names, pair.actual, pair.expected, run, run, same_device=False
+        )
+        verdict, diffs, wrong = self._judge.examine(case)
+        if verdict.cause is Cause.REFERENCE:  # the second variant is the wrong one: judge it as the actual result
+            case = replace(case, actual=pair.expected, expected=pair.actual)
+            _, diffs, wrong = self._judge.examine(case)
+        return VariantMismatch(pair.variant, verdict, diffs, wrong, case)
+
+    def _findings(self, part: Part, plan: OpPlan, pair: _Pair) -> list[CaseFinding]:
+        found = self._compare(plan, pair)
+        if found is None:
+            return []
+        verdict, wrong = found.verdict, found.wrong
+        if verdict.status is Status.MISMATCH:
+            cause = Cause.EXCEPTIONAL_VALUES if wrong and all(f.has_only_classes for f in wrong) else Cause.LAYOUT
+            return [
+                CaseFinding(
+                    Kind.MISMATCH,
+                    plan.name,
+                    "",
+                    cause,
+                    _EXPLANATIONS[part],
+                    _evidence(pair, wrong) or verdict.evidence[:300],
+                )
+            ]
+        if verdict.status is Status.UNVERIFIED:
+            return [CaseFinding(Kind.UNVERIFIED, plan.name, "", verdict.cause or "", verdict.explanation)]
+        if part is Part.SLICE:  # a remark: no standard requires that rounding is independent of the batch
+            return [CaseFinding(Kind.PASS, plan.name, "", Cause.ROUNDING, NOT_INVARIANT, verdict.evidence[:300])]
+        return []
+
+
+def _evidence(pair: _Pair, wrong: tuple[Wrong, ...]) -> str:
+    """Number of wrong elements and the first one: ``12 of 99 elements; [3]: inf against 1.8e+38, inputs 89.4``."""
+    for finding in wrong:
+        if finding.bad.size:
+            k, n = int(finding.bad[0]), finding.actual.numel()
+            values = [_printed(v, k, n) for v in (pair.actual[finding.position], pair.expected[finding.position])]
+            given = [_printed(t, k, n) for t in leaves([pair.args]) if t.numel() in (1, n)]
+            inputs = f", inputs {', '.join(given)}" if given else ""
+            return f"{finding.bad.size} of {n} elements; [{k}]: {' against '.join(values)}{inputs}"
+    return ""
+
+
+def _printed(value: Value, k: int, n: int) -> str:
+    flat = torch.as_tensor(value).reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    return f"{flat[k if flat.numel() == n else 0].item():.9g}"
+
+
+class _Refused(Exception):  # noqa: N818 - a reason, caught inside
+    """The target cannot run an operator."""
+
+    def __init__(self, finding: CaseFinding) -> None:
+        super().__init__()
+        self.finding = finding

@@ -1,0 +1,245 @@
+"""Cases from a data file: the operator calls of a program, rebuilt from their recorded text.
+
+A data file has shapes and dtypes of inputs, not their values. Floats are newly sampled; integers are so small that they
+are valid indices into every tensor of the call. The file may be untrusted: its text is parsed here, never evaluated,
+and only operators of the allowlist are called.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
+from shadowrun.numerics.form import dtype_name
+from shadowrun.store.datafile import DataFile
+from shadowrun.studies.sweep.inputs import Sample, leaves
+from shadowrun.studies.sweep.opinfo import seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["MAX_BYTES", "Unreadable", "function", "read_calls", "sample"]
+
+_CALLS = "select distinct op.name, inputs, dtypes from context join op on op.id = op_id order by op.name, inputs"
+_SHAPE = re.compile(r"\[([\d, ]*)\]")
+_TENSOR = re.compile(r"([a-z]+\w*)\[([\d, ]*)\]")
+_MORE = re.compile(r"… (\d+) more")
+_KEYWORD = re.compile(r"([a-z_]\w*)=")
+_WORD = re.compile(r"[^,\]]+")
+MAX_BYTES = 2 << 30
+"""Maximum size of the inputs of one call, in bytes: a short text can name a tensor of any size."""
+_MOST_UNWRITTEN = 100_000
+_MOST_DIGITS = 100
+_WORDS = {"None": None, "True": True, "False": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+
+
+class Unreadable(ValueError):  # noqa: N818 - a reason, caught inside
+    """A recorded call that cannot be rebuilt; the message is the reason."""
+
+
+def read_calls(path: Path) -> dict[tuple[str, str], list[str]]:
+    """Inputs of all different calls in a data file, by operator and dtype of the first tensor.
+
+    Raises:
+        DataFileError: Missing, or no data file.
+    """
+    data = DataFile.open(path)
+    found: dict[tuple[str, str], list[str]] = {}
+    for op, inputs, dtypes in data.query(_CALLS):
+        short = dtypes.partition(",")[0]
+        dtype = _dtypes().get(short)
+        calls = found.setdefault((op, str(dtype).removeprefix("torch.") if dtype else short or "any"), [])
+        if inputs not in calls:
+            calls.append(inputs)
+    return found
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The operator ``aten::add.Tensor``, with an unused first argument, which stands for `Sample.input`.
+
+    Its attribute ``operator`` is the operator itself.
+
+    Raises:
+        Unreadable: This torch has no such operator, or the operator does more than compute tensors.
+    """
+    operator = _operator(name)
+
+    def call(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    call.operator = operator  # type: ignore[attr-defined]
+    return call
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
+    try:
+        return operator_named(name)
+    except AttributeError:
+        raise Unreadable(f"this process has no operator {name}") from None
+    except Refused as why:
+        raise Unreadable(str(why)) from None
+
+
+def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
+    """Inputs of a recorded call, with newly sampled values.
+
+    Args:
+        name: Operator.
+        text: Recorded inputs, ``f32[8, 16], [0, 1], keepdim=True``.
+        seed: Seed of the values.
+        shapes: Recorded shapes of all its tensors, ``[8, 16] [16]``. The text shortens long lists; the missing tensors
+            get these shapes and the dtype of the last tensor before them.
+
+    Raises:
+        Unreadable: The text is incomplete, has a value without a literal, or asks for a forbidden operation.
+    """
+    operator = _operator(name)
+    # Seeded per call, so that a script can rebuild one call without the others.
+    seeded(f"{seed} {name} {text}")
+    try:
+        args, kwargs = _Reader(text, shapes).arguments()
+        check_arguments(operator, args, kwargs)
+        # An index must be smaller than the smallest dimension of any tensor of the call.
+        sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
+        for t in leaves([args, kwargs]):
+            _fill(t, min([2, *sizes]))
+    except Unreadable:
+        raise
+    except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as why:
+        raise Unreadable(f"its inputs cannot be made: {why}") from None
+    return Sample(None, tuple(args), kwargs)
+
+
+class _Reader:
+    """Parser of the text of recorded inputs: one pass, from left to right."""
+
+    def __init__(self, text: str, shapes: str) -> None:
+        self._text = text
+        self._at = 0
+        self._shapes = [_shape(found[1]) for found in _SHAPE.finditer(shapes)]
+        self._n_tensors = 0
+        self._n_bytes = 0
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        while self._at < len(self._text):
+            keyword = _KEYWORD.match(self._text, self._at)
+            if keyword is not None:
+                self._at = keyword.end()
+                kwargs[keyword[1]] = self._value()
+            else:
+                args.append(self._value())
+            self._skip_comma()
+        return args, kwargs
+
+    def _value(self) -> Any:
+        text = self._text
+        if text.startswith("[", self._at):
+            return self._list()
+        if text[self._at : self._at + 1] in "'\"":
+            return self._string()
+        tensor = _TENSOR.match(text, self._at)
+        if tensor is not None and tensor[1] in _dtypes():
+            self._at = tensor.end()
+            self._n_tensors += 1
+            return self._tensor(_shape(tensor[2]), _dtypes()[tensor[1]])
+        word = _WORD.match(text, self._at)
+        if word is None:
+            raise Unreadable(f"{text[self._at :]!r} cannot be read")
+        self._at = word.end()
+        return _of_word(word[0].strip())
+
+    def _tensor(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        self._n_bytes += math.prod(shape) * dtype.itemsize
+        if self._n_bytes > MAX_BYTES:
+            raise Unreadable("its inputs are larger than 2 GiB")
+        return torch.empty(shape, dtype=dtype)
+
+    def _list(self) -> list[Any]:
+        self._at += 1
+        found: list[Any] = []
+        while not self._text.startswith("]", self._at):
+            if self._at >= len(self._text):
+                raise Unreadable("its inputs were recorded in part")
+            more = _MORE.match(self._text, self._at)
+            if more is None:
+                found.append(self._value())
+                self._skip_comma()
+            else:
+                self._at = more.end()
+                found += self._unwritten(int(more[1]), found)
+        self._at += 1
+        return found
+
+    def _unwritten(self, n: int, before: list[Any]) -> list[Any]:
+        last = before[-1] if before else None
+        if n > _MOST_UNWRITTEN:
+            raise Unreadable(f"a list of {n} more entries")
+        if not isinstance(last, torch.Tensor):
+            return [last] * n
+        shapes = self._shapes[self._n_tensors : self._n_tensors + n]
+        if len(shapes) < n:
+            raise Unreadable("its inputs were recorded in part")
+        self._n_tensors += n
+        return [self._tensor(shape, last.dtype) for shape in shapes]
+
+    def _string(self) -> str:
+        end = self._text.find(self._text[self._at], self._at + 1)
+        if end < 0:
+            raise Unreadable("its inputs were recorded in part")
+        word, self._at = self._text[self._at : end + 1], end + 1
+        try:
+            return str(ast.literal_eval(word))
+        except (ValueError, SyntaxError):
+            raise Unreadable("its inputs were recorded in part") from None
+
+    def _skip_comma(self) -> None:
+        if self._text.startswith(", ", self._at):
+            self._at += 2
+
+
+def _shape(text: str) -> list[int]:
+    return [int(n) for n in text.split(",") if n.strip()]
+
+
+def _of_word(word: str) -> Any:
+    if word in _WORDS:
+        return _WORDS[word]
+    if word.startswith("torch."):
+        constant = vars(torch).get(word.removeprefix("torch."))  # `getattr` would import modules
+        if isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
+            return constant
+        raise Unreadable(f"{word!r} is no constant")
+    with contextlib.suppress(ValueError, SyntaxError):
+        # The limit is for an integer of a million digits, which takes Python minutes to read.
+        number = ast.literal_eval(word) if len(word) <= _MOST_DIGITS else None
+        if isinstance(number, (bool, int, float, complex)):
+            return number
+    try:
+        torch.device(word)
+    except RuntimeError:
+        raise Unreadable(f"{word!r} was recorded without its value") from None
+    return torch.device("cpu")  # `copied` replaces it by the device of the inputs
+
+
+@functools.cache
+def _dtypes() -> dict[str, torch.dtype]:
+    return {dtype_name(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+def _fill(t: torch.Tensor, n: int) -> None:
+    if t.is_floating_point() or t.is_complex():
+        t.copy_(torch.randn(t.shape, dtype=t.dtype if t.is_complex() else torch.float32))
+    elif t.dtype is torch.bool:
+        t.copy_(torch.rand(t.shape) < 0.5)
+    else:
+        t.copy_(torch.randint(0, n, t.shape))

@@ -1,0 +1,131 @@
+"""One grammar of output options: -o FILE by extension, -f FORMAT to standard output, for each command with a report."""
+
+import argparse
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import shadowrun
+from shadowrun.cli import main as cli
+from shadowrun.cli.main import main
+from shadowrun.report import FORMATS
+from tests.studies.sweep.test_support_command import WRONG, write
+
+NO_REPORT = {"combine": "writes a data file", "repro": "writes scripts", "explain": "prints one row or one decision"}
+"""Commands without a report; -o of the first two names what they write."""
+REPORTS = sorted(set(cli.COMMANDS) - set(NO_REPORT))
+
+
+def options_of(name):
+    (commands,) = (a for a in cli.build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return {option: action for action in commands.choices[name]._actions for option in action.option_strings}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_command_with_a_report_has_both_options(name):
+    options = options_of(name)
+    output, form = options["-o"], options["-f"]
+    assert output is options["--output"]
+    assert form is options["--format"]
+    assert (output.default, output.metavar) == ([], "FILE")
+    assert isinstance(output, argparse._AppendAction)
+    assert tuple(form.choices) == FORMATS
+    assert form.default is None
+    assert not {"--json", "--csv", "--markdown", "--html"} & set(options)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    with shadowrun.compare("cpu[threads=1]", file=folder / "run"):
+        torch.ones(3, 3) @ torch.ones(3, 3)
+    for name, found in (("a", []), ("b", [WRONG])):
+        from shadowrun.studies.sweep.cases import Part
+
+        write(folder / name, f"npu:{name}", {("exp", Part.FORWARD): [found], ("sin", Part.FORWARD): [[]]})
+    return folder
+
+
+def check(form, text):
+    """A report of a format, with more than its frame."""
+    assert len(text) > 40, text
+    if form == "json":
+        assert json.loads(text)["format"] >= 1
+    elif form == "csv":
+        head, *rows = csv.reader(io.StringIO(text))
+        assert len(head) > 2
+        assert all(len(row) == len(head) for row in rows)
+    else:
+        start = {"txt": "shadowrun  ", "md": "# ", "html": "<!DOCTYPE html>"}[form]
+        assert text.startswith(start)
+
+
+READING = {
+    "report": ["report", "run"],
+    "export": ["export", "run"],
+    "coverage": ["coverage", "run"],
+    "static": ["static", "mps", "run"],
+    "slowdown": ["slowdown", "run", "--rounds", "3", "--ops", "aten::mm"],
+    "support": ["support", "a", "b"],
+    "support --diff": ["support", "--diff", "a", "b"],
+    "platforms": ["platforms"],
+    "platforms --flaws": ["platforms", "--flaws"],
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_every_format_of_what_reads(name, files, tmp_path, monkeypatch, capsys):
+    argv = [str(files / word) if (files / word).exists() else word for word in READING[name]]
+    monkeypatch.chdir(tmp_path)
+    outputs = [f"x.{form}" for form in FORMATS]
+    assert main([*argv, *(word for output in outputs for word in ("-o", output))]) == 0
+    assert capsys.readouterr().out == "", "files were named, and no format for standard output"
+    for form, output in zip(FORMATS, outputs, strict=True):
+        check(form, Path(output).read_text(encoding="utf-8"))
+    assert main([*argv, "-f", "json"]) == 0
+    check("json", capsys.readouterr().out)
+
+
+PROGRAM = "import torch; torch.compile(torch.relu, backend='aot_eager')(torch.ones(2)) @ torch.ones(2)"
+MEASURING = {
+    "run": ["run", "--target", "cpu[threads=1]", "-o", ..., "x.py"],
+    "compile": ["compile", "-o", ..., "x.py"],
+    "sweep": ["sweep", "--target", "cpu", "--ops", "sin", "--samples", "1", "--parts", "forward", "-o", ...],
+    "demo": ["demo", "--preset", "clean", "-o", ...],
+}
+
+
+@pytest.mark.parametrize("name", MEASURING)
+def test_every_format_of_what_measures(name, tmp_path):
+    """It also prints the report, whatever files are named: in the format that -f asks for."""
+    (tmp_path / "x.py").write_text(PROGRAM, encoding="utf-8")
+    before, after = MEASURING[name][: MEASURING[name].index(...) - 1], MEASURING[name][MEASURING[name].index(...) + 1 :]
+    outputs = [word for form in FORMATS for word in ("-o", f"x.{form}")]
+    command = [sys.executable, "-m", "shadowrun", *before, "-f", "md", *outputs, *after]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    check("md", done.stdout)
+    for form in FORMATS:
+        check(form, (tmp_path / f"x.{form}").read_text(encoding="utf-8"))
+
+
+def test_every_command_with_a_report_is_tried():
+    assert {name.partition(" ")[0] for name in (*READING, *MEASURING)} == set(REPORTS)
+
+
+@pytest.mark.parametrize("name", ["report", "coverage", "static", "support", "platforms"])
+@pytest.mark.parametrize(
+    ("output", "words"), [("x.pdf", "unknown-format"), ("no/folder/x.md", "unwritable-report"), ("-", "unknown-format")]
+)
+def test_an_output_that_cannot_be_written_is_refused_first(name, output, words, files, capsys):
+    argv = [str(files / word) if (files / word).exists() else word for word in READING[name]]
+    assert main([*argv, "-o", output]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""

@@ -1,0 +1,231 @@
+"""Large results: judged by slices, with the farthest among them; and gross errors, for which no oracle is needed."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import shadowrun
+from shadowrun import Cause, Status, sim
+from shadowrun.intercept.plan import make_plan
+from shadowrun.judge import large_results
+from shadowrun.judge.judge import Judge
+from shadowrun.operators.case import Case, flat_results
+from shadowrun.replay.comparator import bytes_for_oracle
+
+aten = torch.ops.aten
+
+
+def r(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def ints(high, *shape):
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(1))
+
+
+IMAGE, FILTER = (16, 3, 20, 20), (24, 3, 3, 3)
+CALLS = {
+    "mm": (aten.mm.default, (r(300, 40), r(40, 280, seed=1))),
+    "square mm": (aten.mm.default, (r(200, 200), r(200, 200, seed=1))),
+    "mm of bf16": (aten.mm.default, (r(300, 40, dtype=torch.bfloat16), r(40, 280, dtype=torch.bfloat16, seed=1))),
+    "transposed": (aten.mm.default, (r(40, 300).t(), r(40, 280, seed=1))),
+    "addmm": (aten.addmm.default, (r(280), r(300, 40), r(40, 280, seed=1))),
+    "bmm": (aten.bmm.default, (r(64, 20, 10), r(64, 10, 30))),
+    "exp": (aten.exp.default, (r(200, 100),)),
+    "exp of a transposed matrix": (aten.exp.default, (r(200, 100).t(),)),
+    "one long row": (aten.exp.default, (r(60_000),)),
+    "addcmul": (aten.addcmul.default, (r(200, 100), r(100), r(200, 1))),
+    "in place": (aten.addcmul_.default, (r(200, 100), r(100), r(200, 1))),
+    "softmax": (aten._softmax.default, (r(200, 100), 1, False)),
+    "softmax of columns": (aten._softmax.default, (r(200, 100), 0, False)),
+    "softmax backward": (
+        aten._softmax_backward_data.default,
+        (r(200, 100), r(200, 100, seed=1).softmax(1), 1, torch.float32),
+    ),
+    "sum": (aten.sum.dim_IntList, (r(3000, 50), [1])),
+    "cumsum": (aten.cumsum.default, (r(200, 100), 1)),
+    "layer norm": (aten.native_layer_norm.default, (r(300, 60), [60], r(60), r(60, seed=1), 1e-5)),
+    "group norm": (aten.native_group_norm.default, (r(32, 6, 10, 10), r(6), r(6, seed=1), 32, 6, 100, 3, 1e-5)),
+    "convolution": (aten.convolution.default, (r(*IMAGE), r(*FILTER), r(24), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)),
+    "one image": (
+        aten.convolution.default,
+        (r(1, 3, 40, 40), r(96, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    ),
+    "attention": (
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        (r(64, 2, 24, 8), r(64, 2, 24, 8, seed=1), r(64, 2, 24, 8, seed=2)),
+    ),
+    "complex": (aten.mul.Tensor, (torch.complex(r(100, 100), r(100, 100, seed=1)), torch.complex(r(100), r(100)))),
+}
+"""Calls that can be sliced."""
+
+WHOLE = {
+    "batch norm": (aten.native_batch_norm.default, (r(64, 4, 9, 9), r(4), r(4), None, None, True, 0.1, 1e-5)),
+    "fft": (aten._fft_r2c.default, (r(40_000), [0], 0, True)),
+}
+"""Calls of which at least one result cannot be."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """What is large is small here."""
+    monkeypatch.setattr(large_results, "LARGE_BYTES", 400_000)
+    monkeypatch.setattr(large_results, "WANTED_BYTES", 200_000)
+
+
+def run(func, mutated, args, kwargs, change=None):
+    out = func(*args, **kwargs)
+    values = flat_results(func, mutated, args, kwargs, out)[1]
+    return tuple(values) if change is None else change(values)
+
+
+def case_of(call, change):
+    """A case whose target does what the reference does, and then changes the results."""
+    func, args = call
+    plan = make_plan(func, 0)
+    bare = Case(func, args, {}, plan.mutated_names, (), (), (), None, None)
+
+    def on(target):
+        return lambda a, k: run(func, plan.mutated_names, a, k, change if target else None)
+
+    names, expected = flat_results(func, plan.mutated_names, *(i := bare.fresh_inputs()), func(*i[0], **i[1]))
+    actual = on(True)(*bare.fresh_inputs())
+    return dataclasses.replace(
+        bare, names=names, actual=actual, expected=expected, run_target=on(True), run_reference=on(False)
+    )
+
+
+def first_result(change):
+    return lambda values: (change(values[0].clone()), *values[1:])
+
+
+def rounded(value):
+    """Two units in the last place more; in 16 bits, one at some elements: more would be no rounding."""
+    if value.is_complex():
+        return value
+    if value.dtype is torch.bfloat16:
+        value.view(torch.int16).view(-1)[::7] += 1
+        return value
+    return value.add(value.abs(), alpha=2 * torch.finfo(value.dtype).eps)
+
+
+def one_wrong(value):
+    value.as_strided((value.numel(),), (1,))[value.numel() * 2 // 3] += 0.125 + value.abs().max()
+    return value
+
+
+WRONG = {
+    "doubled": lambda v: v * 2,
+    "zeros": torch.zeros_like,
+    "noise": lambda v: v.copy_(torch.randn(v.shape, generator=torch.Generator().manual_seed(9)) * v.abs().max()),
+    "one element": one_wrong,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_slices_show_what_is_wrong_and_pass_what_is_right(name):
+    judge = Judge()
+    case = case_of(CALLS[name], first_result(rounded))
+    assert large_results.is_large(case)
+    verdict, diffs = judge(case)
+    assert verdict.status is Status.MATCH
+    if any(d.n_different for d in diffs):
+        assert "by slices, the farthest among them" in verdict.evidence
+    for change in WRONG.values():
+        verdict, diffs = judge(case_of(CALLS[name], first_result(change)))
+        assert verdict.status is Status.MISMATCH
+        assert verdict.cause is not Cause.REFERENCE
+        assert "by slices, the farthest among them" in verdict.evidence
+        assert diffs[0].n_elements in (case.expected[0].numel(), 2 * case.expected[0].numel())  # complex: by parts
+        assert diffs[0].n_mismatched >= 1
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_slices_of_a_right_kernel_that_rounds_otherwise_match(name):
+    """The operator in float64, rounded once."""
+    func, args = CALLS[name]
+    if torch.bfloat16 in {a.dtype for a in args if isinstance(a, torch.Tensor)}:
+        pytest.skip("its float32 sum is the right kernel")
+    wide = [
+        a.to(torch.complex128 if a.is_complex() else torch.float64) if isinstance(a, torch.Tensor) else a for a in args
+    ]
+    wide = [torch.float64 if a is torch.float32 else a for a in wide]
+    truth = run(func, make_plan(func, 0).mutated_names, wide, {})
+
+    def change(values):
+        return tuple(t.to(v.dtype) for t, v in zip(truth, values, strict=True))
+
+    assert Judge()(case_of((func, args), change))[0].status is Status.MATCH
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_cannot_be_sliced_is_held_against_moved_inputs(name):
+    small = Judge(max_bytes=1000)  # no oracle at all
+    for wrong in ("doubled", "zeros", "noise"):
+        verdict, _ = small(case_of(WHOLE[name], first_result(WRONG[wrong])))
+        assert verdict.status is Status.MISMATCH
+    verdict, _ = small(case_of(WHOLE[name], first_result(rounded)))
+    assert verdict.status is not Status.MISMATCH
+    assert Judge()(case_of(WHOLE[name], first_result(rounded)))[0].status is Status.MATCH  # its memory is enough
+
+
+def test_an_optimizer_s_step_is_judged_by_its_farthest_items():
+    weights, grads = [r(40, 40, seed=i) for i in range(20)], [r(40, 40, seed=50 + i) for i in range(20)]
+    call = (aten._foreach_addcdiv_.Scalar, (weights, grads, [g.abs() + 1 for g in grads], 0.1))
+    case = case_of(call, lambda values: tuple(map(rounded, values)))
+    assert large_results.is_large(case)
+    verdict, diffs = Judge()(case)
+    assert verdict.status is Status.MATCH
+    assert len(diffs) == 20
+    wrong = case_of(call, lambda values: tuple(v * 1.01 if i == 13 else v for i, v in enumerate(values)))
+    verdict, diffs = Judge()(wrong)
+    assert verdict.status is Status.MISMATCH
+    assert "1 of 20 items, the farthest among them" in verdict.evidence
+    assert [d.name for d in diffs] == ["self[13]"]
+
+
+def test_a_result_that_cancels_is_no_gross_error():
+    x = r(20_000) * 1e-6 + 1000
+    call = (aten.var.correction, (x.view(10, -1), [1]))
+    case = case_of(call, lambda values: (values[0] + 0.3 * values[0].abs(),))
+    assert large_results.gross_error(case, 0) is None
+
+
+def test_gradients_of_a_layer_norm_are_judged_each_by_its_own_slices():
+    x, g, w, b = r(400, 60), r(400, 60, seed=1), r(60), r(60)
+    _, mean, rstd = aten.native_layer_norm(x, [60], w, b, 1e-5)
+    call = (aten.native_layer_norm_backward.default, (g, x, [60], mean, rstd, w, b, [True, True, True]))
+    assert Judge()(case_of(call, lambda v: (rounded(v[0]), v[1], v[2])))[0].status is Status.MATCH
+    for k in range(3):
+        verdict, _ = Judge()(case_of(call, lambda v, k=k: tuple(t * 2 if i == k else t for i, t in enumerate(v))))
+        assert verdict.status is Status.MISMATCH
+
+
+def test_the_user_s_tolerances_see_all_of_a_large_result():
+    judge = Judge(rtol=1e-3, atol=1e-3)
+    verdict, _ = judge(case_of(CALLS["mm"], first_result(WRONG["one element"])))
+    assert verdict.status is Status.MISMATCH
+    assert "1 elements of output 0 beyond rtol" in verdict.evidence
+    assert "slices" not in verdict.evidence
+
+
+def test_the_bound_of_memory_is_honoured_upwards():
+    assert [bytes_for_oracle(n) for n in (1 << 20, 4 << 30, 16 << 30)] == [1 << 20, 1 << 30, 4 << 30]
+
+
+def test_inputs_and_results_stay_as_they_are():
+    case = case_of(CALLS["square mm"], first_result(WRONG["noise"]))
+    before = [t.clone() for t in (*case.args, *case.actual, *case.expected)]
+    Judge()(case)
+    assert all(torch.equal(a, b) for a, b in zip(before, (*case.args, *case.actual, *case.expected), strict=True))
+
+
+def test_a_comparison_says_what_was_judged_by_slices():
+    sim.enable("sim")
+    x = r(300, 280)
+    with sim.flaws("softmax-error"), shadowrun.compare("sim") as run:
+        x.softmax(1)
+    (found,) = run.findings()
+    assert (found.kind, found.op) == ("mismatch", "aten::_softmax")
+    assert "by slices, the farthest among them" in found.evidence

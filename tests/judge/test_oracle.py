@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from shadowrun.judge.oracle import MANY_RUNS, NoOracle, Oracle, n_terms, widen
+
+aten = torch.ops.aten
+
+
+def test_widening_keeps_layout_and_values():
+    base = torch.arange(24.0).reshape(4, 6)
+    for t in (base, base.t(), base[::2, ::3], base[:1].expand(5, 6), torch.tensor(3.0), base[:0], base[1:, 2:]):
+        wide = widen(t, None)
+        assert (wide.dtype, wide.shape, wide.stride()) == (torch.float64, t.shape, t.stride())
+        assert torch.equal(wide, t.double())
+    z = torch.randn(3, dtype=torch.complex64)
+    assert torch.equal(widen(z.conj(), None), z.conj().to(torch.complex128))
+    assert torch.equal(widen(torch._efficientzerotensor((2,)), None), torch.zeros(2, dtype=torch.float64))
+    assert widen(torch.arange(3), None).dtype is torch.int64
+
+
+def test_changes_reach_each_element_of_complex_and_sparse_inputs():
+    double = lambda x: x * 2  # noqa: E731
+    z = torch.randn(3, 2, dtype=torch.complex64)
+    assert torch.equal(widen(z, double), z.to(torch.complex128) * 2)
+    s = torch.eye(3).to_sparse()
+    assert torch.equal(widen(s, double).to_dense(), torch.eye(3, dtype=torch.float64) * 2)
+
+
+def test_value_and_spread_of_a_known_function(make_case):
+    x = torch.tensor([1.0, 10.0, 100.0])
+    case = make_case(aten.exp.default, torch.exp, x / 2)
+    oracle = Oracle(case, 1 << 20)
+    oracle.perturb(MANY_RUNS)
+    truth = oracle.truths[0]
+    assert np.allclose(truth.value, np.exp(x.double().numpy() / 2), rtol=1e-15)
+    # A step of 0.5 to 1 unit roundoff of the input moves exp by x times as much.
+    steps = truth.spread / (2.0**-24 * x.numpy() / 2 * truth.value)
+    assert np.all((steps > 0.5) & (steps <= 1.001))
+
+
+def test_perturbation_is_reproducible_and_private(make_case):
+    case = make_case(aten.exp.default, torch.exp, torch.randn(10))
+    state = torch.get_rng_state()
+    spreads = []
+    for _ in range(2):
+        oracle = Oracle(case, 1 << 20)
+        oracle.perturb(4)
+        spreads.append(oracle.truths[0].spread)
+    assert np.array_equal(*spreads)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dtype_arguments_are_widened(make_case):
+    case = make_case(aten.sum.dim_IntList, aten.sum.dim_IntList, torch.ones(2, 3).half(), [1], dtype=torch.float32)
+    assert Oracle(case, 1 << 20).truths[0].value.dtype == np.float64
+    grads = make_case(
+        aten._softmax_backward_data.default,
+        aten._softmax_backward_data.default,
+        torch.ones(2, 3),
+        torch.ones(2, 3),
+        1,
+        torch.float32,
+    )
+    assert Oracle(grads, 1 << 20).truths[0].value.dtype == np.float64
+
+
+def test_mutated_arguments_are_results_and_inputs_stay(make_case):
+    x = torch.ones(3)
+    case = make_case(aten.add_.Tensor, lambda a, b: a.add_(b), x, x)
+    assert case.names == ("self",)
+    oracle = Oracle(case, 1 << 20)
+    oracle.perturb(2)
+    assert np.array_equal(oracle.truths[0].value, [2.0, 2.0, 2.0])
+    assert torch.equal(x, torch.ones(3))
+
+
+def test_equal_inputs_part_under_perturbation(make_case):
+    case = make_case(aten.argmax.default, aten.argmax.default, torch.tensor([[2.0, 2.0], [1.0, 2.0]]), 1)
+    oracle = Oracle(case, 1 << 20)
+    oracle.perturb(MANY_RUNS)
+    assert oracle.truths[0].flips.tolist() == [True, False]
+
+
+def test_terms(make_case):
+    assert n_terms(make_case(aten.mm.default, torch.mm, torch.ones(4, 100), torch.ones(100, 6)), 0) == pytest.approx(
+        100
+    )
+    assert n_terms(make_case(aten.sum.default, torch.sum, torch.ones(4, 100)), 0) == pytest.approx(400)
+
+
+def test_refusals(make_case):
+    case = make_case(aten.exp.default, torch.exp, torch.ones(1000))
+    with pytest.raises(NoOracle, match="it needs"):
+        Oracle(case, 1000)
+
+
+def test_float64_moves_by_steps_that_it_can_make(make_case):
+    """Half a step is rounded away, and where a sum cancels, its own rounding would count as hundreds of units."""
+    grad = torch.tensor(
+        [1.33086979389190674, -1.85032117366790771, 1.82849454879760742, 0.78400707244873047, 1.12347900867462158],
+        dtype=torch.float64,
+    )
+    out = torch.tensor([2.1, 1.3, 1.6, 5.1, 10.8], dtype=torch.float64).softmax(0)
+    backward = aten._softmax_backward_data.default
+    oracle = Oracle(make_case(backward, backward, grad, out, 0, torch.float64), 1 << 20)
+    oracle.perturb(MANY_RUNS)
+    assert oracle.truths[0].spread[-1] > 1e-16

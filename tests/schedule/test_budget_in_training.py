@@ -1,0 +1,117 @@
+"""The overhead budget in real training: nothing changes, what persists is found, the report says what was done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import shadowrun
+from shadowrun import Status, sim
+from shadowrun.errors import UsageError
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.dispatch import dispatch_overhead_ns
+from shadowrun.report.descriptions import overhead
+
+
+def train(run, device="cpu", steps=40):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Dropout(0.1), nn.Linear(24, 3)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x, y = torch.randn(16, 12).to(device), torch.randint(0, 3, (16,)).to(device)
+    losses = []
+
+    def step():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    if run is None:
+        for _ in range(steps):
+            step()
+    else:
+        with run:
+            for _ in range(steps):
+                step()
+                run.step()
+    return losses, [p.detach().cpu().clone() for p in model.parameters()], torch.get_rng_state()
+
+
+@pytest.mark.parametrize("budget", [1.05, 1.5, 100.0])
+def test_training_is_unchanged_and_all_signatures_are_verified(budget, clean_sim):
+    plain = train(None)
+    run = shadowrun.compare("sim", ref="cpu", budget=budget)
+    compared = train(run)
+    assert plain[0] == compared[0]
+    assert all(torch.equal(a, b) for a, b in zip(plain[1], compared[1], strict=True))
+    assert torch.equal(plain[2], compared[2])
+    assert run.counts()[Status.MISMATCH] == 0
+    report = run.info.budget
+    assert report["n_verified"] <= report["n_signatures"]
+    assert report["n_signatures"] > 30 or not report["n_passes"], "not all are met where the time is too short"
+    assert report["n_steps"] == 40
+    assert torchapi.top_mode() is None
+
+
+def test_where_the_budget_is_large_everything_is_verified_and_a_persistent_flaw_found(clean_sim):
+    with sim.flaws("addcdiv-scaled"):
+        run = shadowrun.compare("sim", ref="cpu", budget=1000.0)
+        train(run)
+    report = run.info.budget
+    assert report["n_verified"] == report["n_signatures"] > 30
+    assert {r.call.op for r in run.records() if r.verdict.status is Status.MISMATCH} == {"aten::addcdiv_"}
+
+
+def test_a_program_on_the_target_gets_its_missing_operators_answered_in_every_step(clean_sim):
+    plain = train(None, "sim", steps=6)
+    with sim.flaws("missing-lerp"):
+        run = shadowrun.compare("sim", ref="cpu", budget=1.05)
+        compared = train(run, "sim", steps=6)
+    assert len(plain[0]) == len(compared[0]) == 6
+    assert run.info.budget["n_unwatched"] <= 1, "calls must be seen to be answered"
+
+
+def test_what_was_left_out_is_counted_and_reported(tmp_path):
+    file = tmp_path / "run.shadowrun"
+    run = shadowrun.compare("cpu", budget=1.1, file=file)
+    train(run)
+    report = tmp_path / "report.txt"
+    shadowrun.load(file).write(report)
+    assert "call signatures" in report.read_text()
+    assert run.counts()[Status.SKIPPED] > 0
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_without_steps_the_report_calls_its_figure_a_lower_bound_and_asks_for_them(steps):
+    with shadowrun.compare("cpu", budget=1.2) as run:
+        for _ in range(50):
+            torch.rand(8, 8) @ torch.rand(8, 8)
+            if steps:
+                run.step()
+    text = overhead(run.info)
+    assert ("took at least" in text) is not steps
+    assert ("call run.step()" in text) is not steps
+
+
+def test_options_that_contradict_it_are_refused():
+    with pytest.raises(UsageError, match="drift=True needs every call"):
+        shadowrun.compare("cpu", budget=1.2, drift=True)
+    for bad in (1, 0.5, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="budget="):
+            shadowrun.compare("cpu", budget=bad)
+
+
+def test_what_handing_over_costs_is_measured_unseen_by_the_user_s_modes():
+    class Counting(torchapi.DispatchMode):
+        n = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Counting.n += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        ns = dispatch_overhead_ns()
+    assert Counting.n == 0
+    assert 100 < ns < 1e6
