@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from shadowrun.judge.bias import error_factor
 from shadowrun.judge.judge import Judge
 from shadowrun.types import Cause, Status
 from tests.ground_truth.sensitivity import (
@@ -276,3 +277,14 @@ def test_many_sums_of_a_poor_kernel_that_is_right(make_case, same):
         x = fixed if same else torch.rand(20000, generator=torch.Generator().manual_seed(next(seeds)))
         verdict, _ = judge(make_case(aten.sum.default, lambda x: lanes(x, 1), x))
         assert verdict.status is Status.MATCH, verdict
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 4.5, -5.0])
+def test_a_factor_below_the_limit_is_left_out_and_no_other(factor):
+    """The early exit, which saves the sort of every result, changes no factor that is reported."""
+    result = normal(64, 32).flatten().double().numpy()
+    errors = result * factor * 2**-24 + normal(64, 32, seed=1).flatten().double().numpy() * 2**-26
+    args = (errors, result, (64, 32), 2**-24)
+    full = error_factor(*args)
+    assert full is not None and abs(full.factor - factor) < 0.05
+    assert error_factor(*args, at_least=4.0) == (full if abs(factor) > 4.0 else None)
