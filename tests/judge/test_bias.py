@@ -286,5 +286,6 @@ def test_a_factor_below_the_limit_is_left_out_and_no_other(factor):
     errors = result * factor * 2**-24 + normal(64, 32, seed=1).flatten().double().numpy() * 2**-26
     args = (errors, result, (64, 32), 2**-24)
     full = error_factor(*args)
-    assert full is not None and abs(full.factor - factor) < 0.05
+    assert full is not None
+    assert abs(full.factor - factor) < 0.05
     assert error_factor(*args, at_least=4.0) == (full if abs(factor) > 4.0 else None)
