@@ -2,7 +2,7 @@
 
 Each sweep writes a coverage file into a folder. A second start resumes an interrupted sweep and skips complete ones.
 
-    python benchmarks/coverage_tables.py                                     # about half an hour on two cores
+    python benchmarks/coverage_tables.py                                     # about a quarter of an hour on two cores
     python benchmarks/coverage_tables.py --only 'sim-*' --jobs 1
     python benchmarks/coverage_tables.py --markdown docs/coverage.md         # measure, and rewrite the page's tables
     python benchmarks/coverage_tables.py --no-run --markdown docs/coverage.md   # from existing coverage files
