@@ -1,4 +1,4 @@
-"""A program that tells of no steps has stretches instead: from one call of its module to the next."""
+"""A program without steps has stretches instead: from one call of its module to the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.intercept import implicit_steps, torchapi
+from shadowrun.comparison import steps
+from shadowrun.intercept import torchapi
 from shadowrun.report.descriptions import overhead
 from tests.schedule.modes import Counting
 
@@ -36,7 +37,7 @@ class Looking(nn.Module):
 @pytest.fixture(autouse=True)
 def any_length(monkeypatch):
     """A stretch may be as short as it likes: no time enters."""
-    monkeypatch.setattr(implicit_steps, "_MIN_STRETCH_NS", 0)
+    monkeypatch.setattr(steps, "_MIN_STRETCH_NS", 0)
 
 
 @pytest.fixture(autouse=True)
