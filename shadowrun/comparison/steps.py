@@ -259,6 +259,7 @@ class Steps:
         if self._recorder.recorded_in_step:
             with contextlib.suppress(Exception):
                 self._add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+        # A later block of this comparison begins with the next step.
         if self._due:
             self._due = False
             self._recorder.step += 1
@@ -274,6 +275,7 @@ class Steps:
         self._add_step(step, step_began - self._began, now - step_began)
         self._step_began = now
         recorder.step = step = step + 1
+        # `steps=` and a schedule count from this comparison on, also where the file has steps of an earlier one.
         self._selection.begin_step(step - self._first_step)
 
     def _module_called(self, module: nn.Module) -> None:

@@ -130,7 +130,7 @@ class Attribution:
             node=_autograd_node,
             number=_next_number,
             find=self._find_origin,
-            most_links=_MAX_LINKS,
+            max_links=_MAX_LINKS,
         )
         self.find_origin, self.note_origin = origins.find, origins.note
         return origins

@@ -41,7 +41,7 @@ _DEMO = _OWN + f"cli{os.sep}demo"
 _CELL = re.compile(r"<ipython-input-(\d+)-")
 _REACHED_FROM = " (first reached from "
 _NOWHERE: FoundSite = ("", False, None)
-_MOST = 100_000
+_MAX_SITES = 100_000
 
 
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -133,7 +133,7 @@ class Sites:
         return found
 
     def _new(self, code: CodeType, frame: FrameType) -> FoundSite:
-        if len(self.known) >= _MOST:  # a program that makes code as it goes
+        if len(self.known) >= _MAX_SITES:  # a program that makes code as it goes
             self.known.clear()
         site = _line(code, frame.f_lineno)
         # A library's line is the same for all its callers: the user's line that led here first is added.

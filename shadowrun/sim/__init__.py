@@ -75,6 +75,7 @@ def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", 
         PlatformError: An unknown flaw or preset; a second name; another backend holds PrivateUse1.
     """
     global _device  # noqa: PLW0603 - torch has one PrivateUse1 per process as well
+    # Before anything is registered, which cannot be undone: a wrong name must change nothing.
     names = _checked(flaws, preset)
     if _device is None:
         _device = _register(name)

@@ -70,7 +70,7 @@ def make_module() -> types.ModuleType:
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "_initialized": True,  # without it, checkpointing does not restore the random stream
-        "_is_in_bad_fork": lambda: False,
+        "_is_in_bad_fork": lambda: False,  # without it, `torch.manual_seed` does not seed the device
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": set_device,
@@ -91,6 +91,7 @@ def make_module() -> types.ModuleType:
         "set_rng_state": set_rng_state,
         "get_rng_state_all": lambda: [kernels.GENERATOR.get_state()],
         "set_rng_state_all": set_rng_state_all,
+        # `torch.autocast` asks a private-use device for these.
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
         "is_bf16_supported": lambda: True,
     }

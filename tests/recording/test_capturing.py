@@ -73,7 +73,7 @@ def test_the_worst_call_of_each_finding_is_kept_beside_the_first(clean_sim, tmp_
 
 
 def test_where_each_call_is_worse_than_the_last_not_each_is_written(clean_sim, tmp_path, monkeypatch):
-    monkeypatch.setattr(capturing, "_MOST_WORSE", 3)
+    monkeypatch.setattr(capturing, "_MAX_WORSE", 3)
     saved = []
     monkeypatch.setattr(
         captured_inputs, "save", lambda *given, save=captured_inputs.save: saved.append(1) or save(*given)

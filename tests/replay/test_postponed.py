@@ -72,12 +72,12 @@ def test_while_the_program_runs_they_wait_and_a_report_has_them(always, clean_si
         assert torchapi.top_mode() is not None
 
 
-@pytest.mark.parametrize(("name", "value"), [("_MOST", 1), ("_MOST_BYTES", 0)])
+@pytest.mark.parametrize(("name", "value"), [("_MAX_WAITING", 1), ("_MAX_BYTES", 0)])
 def test_what_finds_no_room_is_judged_at_once(always, clean_sim, monkeypatch, name, value):
     monkeypatch.setattr(module, name, value)
     with sim.flaws(FLAW), shadowrun.compare("sim", budget=100.0) as run:
         train(run, 2)
-        assert len(run._replayer._postponed._waiting) == (name == "_MOST")
+        assert len(run._replayer._postponed._waiting) == (name == "_MAX_WAITING")
     assert len(told(run)) == 4
 
 

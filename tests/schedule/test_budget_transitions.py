@@ -242,7 +242,7 @@ def test_a_compiled_module_is_not_compiled_anew_by_leaving_steps_out(clean_sim):
 
 
 def test_signatures_that_never_come_again_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(budgets, "_MOST_SIGNATURES", 100)
+    monkeypatch.setattr(budgets, "_MAX_SIGNATURES", 100)
     budget = budgets.Budget(100.0, 1000)
     budget.start(0)
     for n in range(1000):

@@ -63,6 +63,7 @@ def mul_writes_past_the_view(kernels: KernelChanges) -> None:
         if target.numel() and is_number:
             behind = target.storage_offset() + 1
             behind += sum((n - 1) * s for n, s in zip(target.shape, target.stride(), strict=True))
+            # Inside of the storage only: a write outside of it would damage this process.
             if (behind + 1) * target.element_size() <= target.untyped_storage().nbytes():
                 kernel(target.as_strided((1,), (1,), behind), factor)
         return result
