@@ -333,7 +333,7 @@ class Comparison(Run):
             notes,
             wall_s=wall_s,
             own_s=self._replayer.own_ns / 1e9,
-            behind_s=self._replayer.async_compare_ns / 1e9,
+            async_compare_s=self._replayer.async_compare_ns / 1e9,
             budget={} if self._budget is None else dataclasses.asdict(self._budget.report()),
             complete=self._mode is None and wall_s > 0,
             raised=self._raised,

@@ -1,9 +1,9 @@
 """The steps of a comparison: where each ends, how long it took, and whether the budget watches the next one.
 
 The program marks the end of a step by `run.step()`. Without that call, an optimizer's hook says that a step is over
-(`intercept.optimizer_steps`); it ends at the next call of a module. Code between the two, such as `loss.item()`, a
-scheduler or a log, belongs to the step before, and if `run.step()` is called there, no step has ended yet. From the
-first `run.step()` on, only those marks count.
+(of several that take turns, the hook of the last); it ends at the next call of a module. Code between the two, such as
+`loss.item()`, a scheduler or a log, belongs to the step before, and if `run.step()` is called there, no step has ended
+yet. Micro-batches that only accumulate gradients end no step. From the first `run.step()` on, only those marks count.
 
 In an inference loop, a stretch lasts from one call of the model to the next. Only the budget uses it. Both need the
 wrapper of `nn.Module.__call__` that attribution has: in an unwatched step the dispatch mode is off the stack, so no
@@ -13,12 +13,15 @@ operator call can say that the next step begins.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import ModeToggle
-from shadowrun.intercept.optimizer_steps import OptimizerSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection
 
-__all__ = ["Steps"]
+__all__ = ["OptimizerTurns", "Steps"]
 
 _FLUSH_S = 0.5
 _KEPT_OUT = (
@@ -40,13 +43,87 @@ _KEPT_OUT = (
 )
 
 
+class OptimizerTurns:
+    """Finds the optimizer that ends a step: the last of several that take turns, as the two of a GAN do.
+
+    Until the turns are known, it is the first one; if one steps more often than the others, it is that one.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._since: dict[int, None] = {}
+        self._moved = False
+
+    def ends(self, optimizer: int) -> bool:
+        """Whether this step of an optimizer ends a step.
+
+        Args:
+            optimizer: The id of the optimizer.
+        """
+        since = self._since
+        if optimizer != self._last and self._last and optimizer not in since:
+            since[optimizer] = None
+            return False
+        self._since = {}
+        if optimizer == self._last and since and not self._moved:
+            self._moved = True  # corrected only once: irregular turns would move it back and forth
+            self._last = next(reversed(since))
+            self._since[optimizer] = None
+            return False
+        self._last = optimizer
+        return True
+
+
+class _OptimizerSteps:
+    """Calls a function whenever an optimizer ends a step, on the thread of the comparison, outside of backward passes.
+
+    Args:
+        ended: The function; its exceptions are ignored.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._thread = threading.get_ident()
+        self._turns = OptimizerTurns()
+        self._hook: Any = None
+
+    def start(self) -> None:
+        """Register a hook on the steps of all optimizers."""
+        self._thread = threading.get_ident()
+        is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if not is_compiling():  # a constant for Dynamo, which then traces and guards nothing below
+                self._stepped(optimizer)
+
+        if self._hook is None:
+            self._hook = register_optimizer_step_post_hook(hook)
+
+    def stop(self) -> None:
+        """Remove the hook."""
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._hook is None or threading.get_ident() != self._thread:
+            return
+        if torchapi.autograd_node() is not None or torchapi.in_transform():
+            return
+        try:
+            if self._turns.ends(id(optimizer)):
+                self._ended()
+        except Exception:  # noqa: S110 - a wrong count of steps must not end the user's program
+            pass
+
+
 _MIN_STRETCH_NS = 500_000
 """Shorter stretches are joined: to end one takes some 10 µs."""
 _MAX_OTHER_CALLS = 64
 """After so many calls of other modules, the program no longer repeats the chosen module: choose another."""
 
 
-class Stretches:
+class _Stretches:
     """Decides which outermost calls of modules end a stretch, in a program whose optimizers end no step."""
 
     def __init__(self) -> None:
@@ -95,8 +172,8 @@ class Steps:
         self._selection = selection
         self._budget = budget
         self._first_step = recorder.step
-        self._stretches: Stretches | None = None
-        self._optimizers: OptimizerSteps | None = None
+        self._stretches: _Stretches | None = None
+        self._optimizers: _OptimizerSteps | None = None
         self._end_step: Callable[[], None] = lambda: None
         self._due = self._at_once = self._by_optimizer = False
         self._n_unwatched_next = 0
@@ -123,10 +200,10 @@ class Steps:
         """
         if end_step is not None:
             self._end_step = end_step
-            self._optimizers = OptimizerSteps(self._optimizer_stepped)
+            self._optimizers = _OptimizerSteps(self._optimizer_stepped)
             self._optimizers.start()
         if self._budget is not None:
-            self._stretches = Stretches()
+            self._stretches = _Stretches()
             self._attribution.outermost = self._module_called
 
     def begin(self, mode: ShadowMode, began_ns: int) -> None:

@@ -126,7 +126,7 @@ class Sites:
             own = _own_line(frame.f_back)
             site = f"{own} ({site.partition(_REACHED_FROM)[0]})" if own else site
         found = site, True, code
-        # A generator may go on below another caller.
+        # A generator may continue below another caller.
         # A debugger keeps its own function in `f_trace`: that one must stay.
         if frame.f_trace is None and not frame.f_code.co_flags & _GENERATORS and sys.gettrace() is None:
             frame.f_trace = Mark(found)

@@ -142,8 +142,8 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torchapi.asks_functions() and isinstance(func, torch._ops.OpOverload):
-            with torchapi.asking_nobody():  # a function mode of the user's must not see replays
+        if torchapi.has_function_mode() and isinstance(func, torch._ops.OpOverload):
+            with torchapi.without_function_modes():  # a function mode of the user's must not see replays
                 return self._handle(func, types, args, kwargs or {})
         return self._handle(func, types, args, kwargs or {})
 

@@ -366,7 +366,7 @@ def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         return
     try:
         made = func(*args, **{**kwargs, "device": _META})
-    except Exception:  # without a rule for forms, or wrong: the call itself will tell
+    except Exception:  # without a rule for forms, or wrong: the call itself then raises
         return
     if any(isinstance(t, torch.Tensor) and _n_held(t) > _MAX_ELEMENTS for t in _flat([made])):
         raise Refused(f"{func.name()} would make more than {_MAX_ELEMENTS} elements")  # type: ignore[no-untyped-call]

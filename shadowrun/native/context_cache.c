@@ -13,7 +13,7 @@ enum { CACHE_ROOM = 1024, CACHE_MAX_ROOM = 16384 }; /* powers of two; at most ha
 
 typedef struct {
     uint64_t hash;
-    PyObject **held; /* owned, up to a NULL; the bytes of the key are behind it. NULL: the slot is free */
+    PyObject **held; /* owned, up to a NULL; the bytes of the key come after it. NULL: the slot is free */
     const char *bytes;
     size_t length;
     long long number;

@@ -1,7 +1,7 @@
 /* The key of a call's context: what the calls of one row in the data file have in common.
  *
  * Shapes, small integers, strings and the like become bytes. A value that is known by its identity (a type, a device)
- * is kept as an object behind them. Two keys are equal where those of recording/recorder.py are equal, except that True and
+ * is kept as an object after them. Two keys are equal where those of recording/recorder.py are equal, except that True and
  * 1 are two values here.
  */
 

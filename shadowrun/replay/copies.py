@@ -143,7 +143,7 @@ def overlaps_unnoticed(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _extent(t: torch.Tensor) -> tuple[int, int, int]:
-    """First address, the one behind the last, and the storage; of no bytes off the CPU."""
+    """First address, the one after the last, and the storage; of no bytes off the CPU."""
     # `data_ptr` materialises copy-on-write storages, which `overlaps_unnoticed` warns about.
     begin, span = t.data_ptr(), 0
     if t.is_cpu and t.numel():

@@ -63,7 +63,7 @@ class NativeHandler:
             return
         self.handler = core.Handler(
             n_modes_below=torchapi.n_modes_below,
-            function_mode_on=torchapi.asks_functions,
+            function_mode_on=torchapi.has_function_mode,
             profiler_on=torchapi.profiling,
             origins=attribution.native_origins,
             selection=selection,

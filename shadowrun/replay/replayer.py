@@ -1,4 +1,4 @@
-"""The observer behind the dispatch mode: takes each call through the path that its treatment names, one at a time."""
+"""The observer of the dispatch mode: takes each call through the path that its treatment names, one at a time."""
 
 from __future__ import annotations
 

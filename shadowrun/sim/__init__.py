@@ -66,7 +66,7 @@ def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", 
 
     Args:
         name: Device type, ``"sim"``; one per process.
-        flaws: Names from `CATALOGUE` or `FATAL`, active besides those of the preset.
+        flaws: Names from `CATALOGUE` or `FATAL`, active in addition to those of the preset.
         preset: Name from `PRESETS`.
         asynchronous: Copies to the host with ``non_blocking=True`` are written only when the program synchronizes, as
             on an accelerator whose stream has not got there; until then they hold a poison pattern.

@@ -1,6 +1,6 @@
 """A target that runs behind its host is compared later, on another thread, without stopping it.
 
-The simulated device then poisons host memory until somebody waits, so a missing wait shows in every test here.
+The simulated device then poisons host memory until the host waits, so a missing wait shows in every test here.
 """
 
 import gc
@@ -48,21 +48,21 @@ def chain(x, n=20):
     return x
 
 
-def test_the_time_of_the_thread_behind_is_told_apart_and_added_up(tmp_path):
+def test_the_time_of_the_comparing_thread_is_counted_apart_and_added_up(tmp_path):
     file = tmp_path / "a.shadowrun"
     work_s = []
     for _ in range(2):
         with shadowrun.compare("sim", file=file, append=file.exists()) as run:
             chain(torch.rand(64, 64, device="sim"))
         work_s.append(run._replayer.async_compare_ns / 1e9)
-        behind_s = run.info.behind_s
+        async_compare_s = run.info.async_compare_s
     assert min(work_s) > 0
-    assert behind_s == pytest.approx(sum(work_s))
-    assert shadowrun.load(file).info.behind_s == pytest.approx(behind_s)
+    assert async_compare_s == pytest.approx(sum(work_s))
+    assert shadowrun.load(file).info.async_compare_s == pytest.approx(async_compare_s)
     assert "an asynchronous comparison thread used" in overhead(run.info)
     with shadowrun.compare("sim", asynchronous=False) as run:
         chain(torch.rand(64, 64, device="sim"))
-    assert run.info.behind_s == 0
+    assert run.info.async_compare_s == 0
     assert "asynchronous" not in overhead(run.info)
 
 
@@ -172,7 +172,7 @@ class UntrackedThreads:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_memory_that_somebody_unseen_wrote_to_is_no_mismatch(monkeypatch, guarded):
+def test_memory_that_an_unseen_kernel_wrote_to_is_no_mismatch(monkeypatch, guarded):
     monkeypatch.setattr(snapshots, "_SHARED_FROM_BYTES", 0)
     if not guarded:
         monkeypatch.setattr(torch, "equal", lambda a, b: True)
@@ -350,7 +350,7 @@ def test_an_interrupt_drops_what_waits_with_a_record(monkeypatch):
     assert counts[Status.UNVERIFIED] == 8
 
 
-def test_stopping_from_another_thread_ends_the_thread_behind():
+def test_stopping_from_another_thread_ends_the_comparing_thread():
     x = torch.randn(64, 64).to("sim")
     run = shadowrun.compare("sim").start()
     chain(x)
@@ -453,7 +453,7 @@ def test_what_is_run_again_at_the_end_of_a_step_is_not_the_program_s(clean_sim, 
     assert run.counts()[Status.MISMATCH] == 3
 
 
-def test_the_optimizer_s_numbers_on_the_cpu_stop_nobody():
+def test_the_optimizer_s_numbers_on_the_cpu_stop_no_comparison():
     torch.manual_seed(0)
     _, optimizer, loss_of = tokens("sim")
     with shadowrun.compare("sim", slow_ratio=1e9) as run:

@@ -1,4 +1,4 @@
-"""The overhead budget takes our mode off for whole steps and puts it back: nobody notices, and nothing gets lost."""
+"""The overhead budget takes our mode off for whole steps and puts it back: the program is unchanged, nothing lost."""
 
 from __future__ import annotations
 
