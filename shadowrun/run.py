@@ -16,8 +16,8 @@ from shadowrun.analysis import (
     DriftStep,
     Finding,
     Gate,
-    Known,
     KnownIssues,
+    LedgerUse,
     Note,
     OperatorSummary,
     Regions,
@@ -117,15 +117,15 @@ class Run:
         """What was not verified, and matches with a cause worth knowing."""
         return analysis.collect_notes(self._read(), self._data)
 
-    def own_failures(self) -> list[Note]:
+    def internal_failures(self) -> list[Note]:
         """Calls that shadowrun itself failed to compare."""
-        return analysis.collect_own_failures(self._read(), self._data)
+        return analysis.collect_internal_failures(self._read(), self._data)
 
-    def known(self) -> Known:
+    def known(self) -> LedgerUse:
         """What the ledger of known divergences excuses, and which of its lines are out of date."""
         found = self._all_findings()
         uses = self._ledger().uses(self._read(), found)
-        return Known(tuple(finding for finding in found if finding.known is not None), uses)
+        return LedgerUse(tuple(finding for finding in found if finding.known is not None), uses)
 
     def first_divergence(self) -> OpRecord | None:
         """The first call that mismatched, of all ranks in a combined file; None where all matched.

@@ -33,8 +33,8 @@ __all__ = [
     "MinTolerance",
     "Note",
     "collect_findings",
+    "collect_internal_failures",
     "collect_notes",
-    "collect_own_failures",
     "least",
     "min_tolerances",
     "without_numbers",
@@ -255,7 +255,7 @@ def collect_notes(table: CallGroups, data: DataFile) -> list[Note]:
     )
 
 
-def collect_own_failures(table: CallGroups, data: DataFile) -> list[Note]:
+def collect_internal_failures(table: CallGroups, data: DataFile) -> list[Note]:
     """Calls that shadowrun itself failed to compare."""
     return _notes(table, data, lambda row: row.outcome.is_own_failure)
 

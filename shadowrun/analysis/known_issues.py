@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shadowrun.analysis.findings import Finding
     from shadowrun.settings import KnownLine
 
-__all__ = ["Known", "KnownIssues", "LineUse"]
+__all__ = ["KnownIssues", "LedgerLineUse", "LedgerUse"]
 
 MIN_TIMED_CALLS = 3
 """As for findings of the kind slow: fewer calls are no evidence."""
@@ -29,7 +29,7 @@ _CONCLUSIVE = _DIVERGING | {Status.MATCH}
 
 
 @dataclass(frozen=True, slots=True)
-class LineUse:
+class LedgerLineUse:
     """State of a line of the ledger in a run.
 
     Attributes:
@@ -60,11 +60,11 @@ class LineUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LedgerUse:
     """Known issues of a run: excused findings, each with its line, and the state of all lines."""
 
     findings: tuple[Finding, ...] = ()
-    lines: tuple[LineUse, ...] = ()
+    lines: tuple[LedgerLineUse, ...] = ()
 
 
 class KnownIssues:
@@ -89,7 +89,7 @@ class KnownIssues:
         fitting = (line for line in self._here if not self._expired(line))
         return next((line for line in fitting if _fits(line, kind, op, modules)), None)
 
-    def uses(self, table: CallGroups, findings: Iterable[Finding]) -> tuple[LineUse, ...]:
+    def uses(self, table: CallGroups, findings: Iterable[Finding]) -> tuple[LedgerLineUse, ...]:
         """State of each line; `findings` are all of the run, excused ones included."""
         findings = tuple(findings)
         return tuple(self._use(line, table, findings) for line in self._lines)
@@ -97,9 +97,9 @@ class KnownIssues:
     def _expired(self, line: KnownLine) -> bool:
         return line.expires is not None and line.expires < self._today
 
-    def _use(self, line: KnownLine, table: CallGroups, findings: tuple[Finding, ...]) -> LineUse:
+    def _use(self, line: KnownLine, table: CallGroups, findings: tuple[Finding, ...]) -> LedgerLineUse:
         if line not in self._here:
-            return LineUse(line, "other platform", 0, 0)
+            return LedgerLineUse(line, "other platform", 0, 0)
         # Calls that another line excuses also show that this line is not stale.
         rows = [row for row in table.rows if _concerns(line, row)]
         n_diverging = sum(row.group.n for row in rows if _diverges(line, row))
@@ -112,7 +112,7 @@ class KnownIssues:
             state = "stale"
         else:
             state = "expired" if self._expired(line) else "not exercised"
-        return LineUse(line, state, n_diverging, n_calls)
+        return LedgerLineUse(line, state, n_diverging, n_calls)
 
 
 def _fits(line: KnownLine, kind: str, op: str, modules: tuple[str, ...]) -> bool:

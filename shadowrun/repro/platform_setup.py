@@ -140,7 +140,7 @@ def check_harmless(info: RunInfo, allowed: Allowed) -> None:
     if fatal and not allowed.modules and spec_of_user(info.target, allowed.names) is None:
         raise PlatformError(
             f"The simulated device of this file has {fatal[0]}, which would end or block this process, and only the "
-            "data file names it, which may be somebody else's. If you know what it is, name the device: "
+            "data file names it, which may come from another person. If you know what it is, name the device: "
             f"--target {shlex.quote(ascii(info.target)[1:-1][:300])}.",
             slug="platform-refused",
         )

@@ -90,8 +90,13 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(v) for v in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {_key(f): jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return str(value)
+
+
+def _key(field: dataclasses.Field[Any]) -> str:
+    """The key of a field in JSON: its name, unless the field was renamed since files have it."""
+    return str(field.metadata.get("key", field.name))
 
 
 def encode_info(info: RunInfo) -> str:
@@ -125,7 +130,7 @@ def decode_facts(kind: type[_Facts], text: str) -> _Facts:
     """
     try:
         found = _of_type(dict)(json.loads(text))
-        given = {f.name: (str(f.type), found[f.name]) for f in dataclasses.fields(kind) if f.name in found}
+        given = {f.name: (str(f.type), found[_key(f)]) for f in dataclasses.fields(kind) if _key(f) in found}
         return kind(**{name: _DECODERS[type_name](value) for name, (type_name, value) in given.items()})
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise ValueError(f"its information cannot be read: {type(error).__name__} {error}"[:200]) from error

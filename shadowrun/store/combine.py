@@ -121,9 +121,9 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
     # Ranks run at the same time, so the slowest gives the wall time. Other runs ran one after the other.
     if are_ranks(sources):
         slowest = max(infos, key=lambda i: i.wall_s)
-        wall_s, own_s, behind_s = slowest.wall_s, slowest.own_s, slowest.behind_s
+        wall_s, own_s, async_compare_s = slowest.wall_s, slowest.own_s, slowest.async_compare_s
     else:
-        wall_s, own_s, behind_s = (sum(times) for times in zip(*map(_times, infos), strict=True))
+        wall_s, own_s, async_compare_s = (sum(times) for times in zip(*map(_times, infos), strict=True))
     return dataclasses.replace(
         first,
         target=_common(infos, lambda i: i.target),
@@ -136,7 +136,7 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
         started=min(i.started for i in infos),
         wall_s=wall_s,
         own_s=own_s,
-        behind_s=behind_s,
+        async_compare_s=async_compare_s,
         complete=all(i.complete for i in infos),
         notes=tuple(_notes(sources)),
         raised=next((i.raised for i in infos if i.raised), ""),
@@ -145,7 +145,7 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
 
 
 def _times(info: RunInfo) -> tuple[float, float, float]:
-    return info.wall_s, info.own_s, info.behind_s
+    return info.wall_s, info.own_s, info.async_compare_s
 
 
 def _platforms(info: RunInfo) -> tuple[str, str]:

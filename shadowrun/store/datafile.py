@@ -266,9 +266,12 @@ class DataFile:
     def update_info(self, info: RunInfo) -> None:
         """Replace the description of the run; in a file that is appended to, earlier times are added."""
         with self._lock:
-            wall, own, behind = self._earlier_s
+            wall, own, async_compare = self._earlier_s
             self._info = dataclasses.replace(
-                info, wall_s=info.wall_s + wall, own_s=info.own_s + own, behind_s=info.behind_s + behind
+                info,
+                wall_s=info.wall_s + wall,
+                own_s=info.own_s + own,
+                async_compare_s=info.async_compare_s + async_compare,
             )
             self._waiting["meta"].append(("info", encode_info(self._info)))
 
@@ -397,7 +400,7 @@ class DataFile:
     def _continue(self) -> None:
         """Continue the numbering of a file that is appended to."""
         earlier = self.info
-        self._earlier_s = (earlier.wall_s, earlier.own_s, earlier.behind_s)
+        self._earlier_s = (earlier.wall_s, earlier.own_s, earlier.async_compare_s)
         known = {"op": "select name, id from op", "site": "select text, id from site"}
         self._pending.continue_from(
             {table: dict(self.query(sql)) for table, sql in known.items()},
