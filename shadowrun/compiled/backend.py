@@ -11,12 +11,19 @@ from torch import fx
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
-from shadowrun.compiled.graph import Graph, copy_graph, without_layouts
+from shadowrun.compiled.graph import (
+    Graph,
+    Snapshot,
+    copy_graph,
+    preserved_rng,
+    rng_state,
+    set_rng_state,
+    without_layouts,
+)
 from shadowrun.compiled.judging import JudgedResult, judge
+from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probes import Probe, dropout_residuals, eager_values, with_random_inputs
 from shadowrun.compiled.rounding import RandomRecorder, RandomResults
-from shadowrun.compiled.snapshot import Snapshot, preserved_rng, rng_state, set_rng_state
-from shadowrun.compiled.stage_bisect import first_line
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -149,7 +156,7 @@ class CheckedBackend:
             if verdict.status is Status.MISMATCH:
                 together, verdict, judged = self._with_draws_given(together, verdict, judged)
         except EagerFailed as error:
-            verdict, judged = Verdict(Status.UNVERIFIED, Cause.HARNESS, "does not run eagerly", first_line(error)), ()
+            verdict, judged = Verdict(Status.UNVERIFIED, Cause.HARNESS, "does not run eagerly", error_text(error)), ()
         except Exception as error:
             region.error = region.error or ("runtime", error)
             return out
@@ -172,7 +179,7 @@ class CheckedBackend:
                     code = self.compiler(given.module(), given.inputs())
                 verdict, judged = given.judge(code)
         except Exception as error:  # of a graph that shadowrun made
-            reason = f"with eager's draws it does not compile: {first_line(error)}"
+            reason = f"with eager's draws it does not compile: {error_text(error)}"
             return together, Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "its random numbers differ", reason), ()
         if verdict.status is Status.MATCH:
             verdict = _OTHER_DRAWS

@@ -25,8 +25,7 @@ from shadowrun.store.captured_inputs import Unkeepable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.compiled.graph import Graph
-    from shadowrun.compiled.snapshot import Snapshot
+    from shadowrun.compiled.graph import Graph, Snapshot
     from shadowrun.store.captured_inputs import Captured
     from shadowrun.types import Allowed
 

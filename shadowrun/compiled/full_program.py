@@ -19,10 +19,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from shadowrun.compiled import torchcompile
+from shadowrun.compiled.graph import cuda_is_used
 from shadowrun.compiled.judging import Errors, ReferenceRuns, judge
+from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.program import GRADIENT
-from shadowrun.compiled.snapshot import cuda_is_used
-from shadowrun.compiled.stage_bisect import first_line
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def run_full_program(
     try:
         names, actual = copied.run(compiled)
     except Exception as error:
-        whole.error, whole.raised = first_line(error), error
+        whole.error, whole.raised = error_text(error), error
         return whole
     finally:
         whole.n_graphs = len(made)

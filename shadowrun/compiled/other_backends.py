@@ -39,7 +39,7 @@ __all__ = [
     "RegionCounter",
     "TracedGraph",
     "counted_precompiled_calls",
-    "first_line",
+    "first_user_line",
     "graph_in_compilation",
     "observed_backends",
     "ops_are_compared",
@@ -238,7 +238,7 @@ class CompiledDynamoGraph:
     """
 
     def __init__(self, module: fx.GraphModule, asked: CompileRequest) -> None:
-        self.line = first_line(module)
+        self.line = first_user_line(module)
         self.module = copy_graph(module)
         for node in self.module.graph.nodes:  # what else is known of it takes memory
             node.meta = {"place": node_origin(node)}
@@ -275,7 +275,7 @@ def observed_backends(observer: BackendObserver) -> Iterator[None]:
         _observer = None
 
 
-def first_line(module: fx.GraphModule) -> str:
+def first_user_line(module: fx.GraphModule) -> str:
     """The first line of the user's code that a graph comes from, ``model.py:12 in forward``; empty if not known."""
     return next(filter(None, (user_line(node, outside=_TORCH) for node in module.graph.nodes)), "")
 
@@ -283,7 +283,7 @@ def first_line(module: fx.GraphModule) -> str:
 def _wrap(module: fx.GraphModule, asked: CompileRequest, plain: bool) -> Callable[[Any], Any]:
     try:
         graph = Graph(module) if plain else TracedGraph(module)
-        made = BackendRegion(graph, asked, first_line(module))
+        made = BackendRegion(graph, asked, first_user_line(module))
     # A failure here would end the user's compilation; the region is counted as not compared.
     except Exception as error:  # the program must not see it
         failed = f"shadowrun failed: {type(error).__name__}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shadowrun.types import Status, Verdict
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shadowrun.compiled.repro import FaultyGraph
     from shadowrun.repro import Repro
 
-__all__ = ["CompileReport", "CompileStage", "RegionOutcome", "RegionReport"]
+__all__ = ["OUTCOME_OF", "CompileReport", "CompileStage", "RegionOutcome", "RegionReport", "error_text"]
 
 
 class RegionOutcome(enum.StrEnum):
@@ -34,6 +34,11 @@ class RegionOutcome(enum.StrEnum):
     OK = "ok"
 
 
+OUTCOME_OF: Final = {
+    Status.MATCH: RegionOutcome.OK,
+    Status.MISMATCH: RegionOutcome.MISMATCH,
+    Status.UNVERIFIED: RegionOutcome.UNVERIFIED,
+}
 _RAISED = (RegionOutcome.COMPILE_ERROR, RegionOutcome.RUNTIME_ERROR)
 
 
@@ -217,3 +222,11 @@ def _culprits(region: RegionReport) -> Iterator[str]:
     if localised.note:
         yield f"    {localised.note}"
     yield f"    (found with {localised.n_compiled} compilations in {localised.seconds:.1f} s)"
+
+
+def error_text(error: BaseException) -> str:
+    """``RuntimeError: the first line``."""
+    # Dynamo wraps what a backend raises.
+    cause = getattr(error, "inner_exception", None) or error
+    text = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {text}"[:300]

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from shadowrun.compiled.graph import Graph
+from shadowrun.compiled.graph import Graph, Snapshot, set_rng_state
 from shadowrun.compiled.rounding import is_random
-from shadowrun.compiled.snapshot import Snapshot, set_rng_state
 from shadowrun.operators.case import exact_copy
 from shadowrun.torch_private import schema_of
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.graph import results_of
+from shadowrun.compiled.graph import cuda_is_used, results_of, rng_state, set_rng_state
 from shadowrun.compiled.rounding import Float64Mode, PerturbedRounding, RandomRecorder, RandomResults, perturbed
-from shadowrun.compiled.snapshot import cuda_is_used, rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,19 +21,18 @@ from shadowrun.compiled import other_backends, torchcompile, torchregions
 from shadowrun.compiled.captured import capture
 from shadowrun.compiled.compile_spec import INDUCTOR, CompileSpec
 from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
-from shadowrun.compiled.graph import Graph, copy_graph, node_origin, without_layouts
+from shadowrun.compiled.graph import Graph, Snapshot, copy_graph, nbytes, node_origin, preserved_rng, without_layouts
 from shadowrun.compiled.inductor_rng import recorded_random_numbers, with_inductor_rng
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.other_backends import (
     CompiledDynamoGraph,
     OpTracker,
-    first_line,
+    first_user_line,
     graph_in_compilation,
     ops_are_compared,
     without_shadow_mode,
 )
 from shadowrun.compiled.rounding import RandomResults
-from shadowrun.compiled.snapshot import Snapshot, nbytes, preserved_rng
 from shadowrun.intercept import higher_order
 from shadowrun.intercept.plan import Action, OpKind, OpPlan
 from shadowrun.replay.call import Call, Role, Treatment
@@ -254,7 +253,7 @@ class Regions:
     def _made(self, module: fx.GraphModule) -> Callable[[Any], None]:
         """Keep a graph as it is before Inductor's passes: what they get wrong would else be on both sides."""
         try:
-            line, whole = first_line(module), copy_graph(module)
+            line, whole = first_user_line(module), copy_graph(module)
             for node in whole.graph.nodes:  # what else is known of it takes memory
                 node.meta = {"place": node_origin(node)}
         except Exception:  # not worth the user's program: torch's own copy will do

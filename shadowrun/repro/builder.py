@@ -5,33 +5,32 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.errors import DataFileError, PlatformError, UsageError
-from shadowrun.intercept.op_allowlist import Refused, check_arguments
-from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.errors import PlatformError, UsageError
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.platforms import torchplatform
 from shadowrun.repro import calls
-from shadowrun.repro.call_replayer import CallReplayer, ReplayOutcome, operator
+from shadowrun.repro.call_replayer import CallReplayer, ReplayOutcome, captured_plan, load_captured
 from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless, platform_setups
 from shadowrun.repro.quoting import check_name
-from shadowrun.repro.script import EXIT_STATUS, Repro, ScriptSpec, publish, versions_text
-from shadowrun.store import captured_inputs
-from shadowrun.types import Allowed, Cause, Status
+from shadowrun.repro.script import EXIT_STATUS, Repro, ReproOptions, ScriptSpec, publish, versions_text
+from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowrun.analysis import Finding
+    from shadowrun.intercept.plan import OpPlan
     from shadowrun.repro.platform_setup import PlatformSetup
+    from shadowrun.store.captured_inputs import Captured
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
 
-__all__ = ["captured_plan", "load_captured", "make", "run_story", "run_versions"]
+__all__ = ["run_story", "run_versions", "write_script"]
 
 _REPLAYS = 4
 _SLOW_RATIO, _MOST_RATIO = 10.0, 1e9
@@ -39,52 +38,26 @@ _FORGETFUL = ("stale buffer", "uninitialised memory")
 _KINDS = {"unsupported": "raises", "error": "raises", "fallback": "fallback", "slow": "slow", "mismatch": "mismatch"}
 
 
-def make(
-    data: DataFile,
-    finding: Finding,
-    record: OpRecord,
-    directory: Path,
-    *,
-    minimise: bool = True,
-    time_limit_s: float = 30.0,
-    allowed: Allowed = Allowed(),  # noqa: B008 - frozen
-) -> Repro:
-    """Write a script for a finding.
+def write_script(data: DataFile, finding: Finding, record: OpRecord, directory: Path, options: ReproOptions) -> Repro:
+    """Write a script for a finding of a run.
 
     Args:
         data: The run's data file.
-        finding: What is to be shown.
+        finding: The finding to show.
         record: The call whose inputs were kept.
-        directory: Where to; it is made if it is not there.
-        minimise: Make the inputs smaller and simpler while the fault stays, if the target is on this machine.
-        time_limit_s: How long that may take.
-        allowed: What the data file may have started.
+        directory: Folder to write to; it is created if needed.
+        options: How to make it.
 
     Raises:
         UsageError: No script can show this finding.
         PlatformError: A platform takes more than this process, and the user did not name it.
         DataFileError: The captured inputs cannot be read, or hold what must not be run.
     """
-    info = allowed_platforms(data.info, allowed)
-    check_harmless(info, allowed)
-    maker = _FindingScript(info, finding, load_captured(data, record), is_own=allowed.modules)
+    info = allowed_platforms(data.info, options.allowed)
+    check_harmless(info, options.allowed)
+    maker = _FindingScript(info, finding, load_captured(data, record), is_own=options.allowed.modules)
     with as_in_handler():  # a comparison may be running: our replays are none of its calls
-        return maker.write(record, directory, time_limit_s if minimise else 0.0)
-
-
-def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.Captured:
-    """What was kept of a call.
-
-    Raises:
-        DataFileError: It cannot be read, or is that of another operator.
-    """
-    name = captured_inputs.captured_calls(data)[record.call.seq][2]
-    call = captured_inputs.load(data.tensors, name)
-    if call.op != record.call.op:
-        raise DataFileError(
-            f"The captured inputs {name!r} are those of {ascii(call.op)[1:-1]}.", slug="captured-inputs"
-        )
-    return call
+        return maker.write(record, directory, options.seconds)
 
 
 def _refusal(text: str) -> UsageError:
@@ -94,7 +67,7 @@ def _refusal(text: str) -> UsageError:
 class _FindingScript:
     """Makes the script of one finding."""
 
-    def __init__(self, info: RunInfo, finding: Finding, call: captured_inputs.Captured, *, is_own: bool) -> None:
+    def __init__(self, info: RunInfo, finding: Finding, call: Captured, *, is_own: bool) -> None:
         self._info = info
         self._finding = finding
         self._plan = captured_plan(call, checked=not is_own)
@@ -271,25 +244,6 @@ def _ratio(info: RunInfo) -> float:
     found = info.config.get("slow_ratio", _SLOW_RATIO)
     is_one = isinstance(found, (int, float)) and not isinstance(found, bool) and 1 < found < _MOST_RATIO
     return float(found) if is_one else _SLOW_RATIO
-
-
-def captured_plan(call: captured_inputs.Captured, *, checked: bool) -> OpPlan:
-    """The operator, with arguments that fit its schema."""
-    try:
-        plan = operator(call.op, checked=checked)
-    except Refused as why:
-        raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
-    except (AttributeError, RuntimeError):
-        raise _refusal(
-            f"This torch has no operator {call.op}: import the library that brings it, or use the version of the run."
-        ) from None
-    try:
-        check_arguments(plan.func, call.args, call.kwargs, checked=checked)
-    except Refused as why:
-        raise DataFileError(f"The captured inputs do not fit {call.op}: {why}.", slug="captured-inputs") from None
-    if plan.action in (Action.PASS, Action.EMPTY):
-        raise DataFileError(f"The captured inputs do not fit {call.op}.", slug="captured-inputs")
-    return plan
 
 
 def _position(plan: OpPlan, name: str) -> int:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.inputs import Sample
 
     Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-    from shadowrun.studies.slowdown.calls import Call
-    from shadowrun.studies.slowdown.database import Entry
+    from shadowrun.studies.slowdown.calls import Call, Entry
 
 __all__ = ["FunctionJob", "Job", "Measured", "OperatorJob", "Spread", "Timer", "measure"]
 

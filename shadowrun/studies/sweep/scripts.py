@@ -27,7 +27,7 @@ from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.memory import bounded_memory
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless, platform_setups
-from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, Repro, ScriptSpec, publish
+from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, Repro, ReproOptions, ScriptSpec, publish
 from shadowrun.studies.sweep.cases import INVARIANCE, Kind, Part
 from shadowrun.studies.sweep.expression import expression_of
 from shadowrun.studies.sweep.invariance import Invariance
@@ -36,7 +36,7 @@ from shadowrun.studies.sweep.rebuild_case import rebuild_case
 from shadowrun.studies.sweep.run_case import CaseRunner
 from shadowrun.studies.sweep.sweep_findings import ON_REFERENCE
 from shadowrun.torch_private import schema_of
-from shadowrun.types import Allowed, RunInfo
+from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.invariance import VariantMismatch
     from shadowrun.studies.sweep.rebuild_case import Origin, RebuiltCase
     from shadowrun.studies.sweep.sweep_findings import SweepFinding
+    from shadowrun.types import Allowed
 
 __all__ = ["write_script"]
 
@@ -74,16 +75,7 @@ _MOST_SECONDS, _MOST_GIB = 3600.0, 1024.0
 _GIB = re.compile(r"more than ([\d.]+) GiB")
 
 
-def write_script(
-    found: SweepFinding,
-    info: SweepInfo,
-    origin: Origin,
-    directory: Path,
-    *,
-    minimise: bool = True,
-    time_limit_s: float = 30.0,
-    allowed: Allowed = Allowed(),  # noqa: B008 - frozen
-) -> Repro:
+def write_script(found: SweepFinding, info: SweepInfo, origin: Origin, directory: Path, options: ReproOptions) -> Repro:
     """Write a script for a finding of a sweep.
 
     Args:
@@ -91,19 +83,17 @@ def write_script(
         info: Platforms of the sweep.
         origin: Source of the inputs.
         directory: Folder to write to; it is created if needed.
-        minimise: Make the inputs smaller and simpler while the fault stays, if one operator shows it.
-        time_limit_s: Time limit of the minimisation.
-        allowed: Platforms that the coverage file may start.
+        options: How to make it; inputs are made smaller only if one operator shows the fault.
 
     Raises:
         UsageError: No script can show the fault, or its inputs cannot be rebuilt.
         PlatformError: A platform of the sweep is absent, or it needs more than this process and the user did not
             name it.
     """
-    run = allowed_platforms(_run_of(info), allowed)
+    run = allowed_platforms(_run_of(info), options.allowed)
     with bounded_memory(), _simulated(run):
-        writer = _Writer(found, run, origin, directory, time_limit_s if minimise else 0.0)
-        return writer.write(allowed)
+        writer = _Writer(found, run, origin, directory, options.seconds)
+        return writer.write(options.allowed)
 
 
 def _run_of(info: SweepInfo) -> RunInfo:
