@@ -123,6 +123,8 @@ class CheckedBackend:
     def _split_up(self, number: int, module: fx.GraphModule, inputs: list[Any]) -> Any:
         def take(phase: str) -> Callable[..., Any]:
             def compile_later(module: fx.GraphModule, _inputs: Any) -> Any:
+                # Compiled at its first call: here AOTAutograd has fake tensors only, and the user's backend gets real
+                # inputs.
                 region = Region(f"graph {number} {phase}", Graph(module), number)
                 self.regions.append(region)
                 return torchcompile.mark_boxed(lambda args: self.check(region, args))
@@ -270,11 +272,12 @@ class CheckedBackend:
         probe = with_random_inputs(case.graph, case.snapshot, values)
         verdict, judged = judge_probe(self.compiler, probe)
         if verdict.status is Status.MATCH:
-            rng_state = dropout_residuals(case.graph, case.snapshot, values)
-            if rng_state is not None:
-                found, wrong = judge_probe(self.compiler, rng_state)
-                if found.status is Status.MISMATCH:
-                    return GraphCase(rng_state.graph, rng_state.snapshot, RandomResults(), found, wrong)
+            # Its own mask is random, but its scale on what it kept can be wrong.
+            residuals = dropout_residuals(case.graph, case.snapshot, values)
+            if residuals is not None:
+                of_residuals, wrong = judge_probe(self.compiler, residuals)
+                if of_residuals.status is Status.MISMATCH:
+                    return GraphCase(residuals.graph, residuals.snapshot, RandomResults(), of_residuals, wrong)
             verdict = _OTHER_DRAWS
         return GraphCase(probe.graph, probe.snapshot, RandomResults(), verdict, judged)
 

@@ -83,6 +83,7 @@ class CapturedRegion:
         if not len(args) == len(devices) == sum(n.op == "placeholder" for n in module.graph.nodes):
             raise ValueError("inputs")
         inputs = tuple(_moved_to(v, d) for v, d in zip(args, devices, strict=True))
+        # `requires_grad_` raises on integers and bools.
         if not all(0 <= k < len(inputs) and _takes_gradient(inputs[k]) for k in needs_grad):
             raise ValueError("needs_grad")
         return cls(module, inputs, how, needs_grad, bool(named["is_plain"]))

@@ -142,6 +142,7 @@ class _Check:
         notes = []
         with steps("each graph"), torchcompile.fresh_dynamo():
             error = self._regions(checked)
+            # Where the program as a whole failed too, its report has the error already.
             if error and not whole.error:
                 notes.append(f"The graphs could not be checked one by one: {error}")
         with steps("search"):
@@ -241,14 +242,14 @@ class _Check:
         counted = [
             r for r in reports if whole.verdict.status is not Status.MATCH or r.verdict.cause is not Cause.HARNESS
         ]
-        found = [OUTCOME_OF[whole.verdict.status], *(r.outcome for r in counted)]
+        outcomes = [OUTCOME_OF[whole.verdict.status], *(r.outcome for r in counted)]
         if whole.storm:
-            found.append(RegionOutcome.RECOMPILE_STORM)
+            outcomes.append(RegionOutcome.RECOMPILE_STORM)
         if whole.breaks:
-            found.append(RegionOutcome.GRAPH_BREAK)
+            outcomes.append(RegionOutcome.GRAPH_BREAK)
         if whole.slower:
-            found.append(RegionOutcome.SLOWER)
-        return min(found, key=list(RegionOutcome).index)
+            outcomes.append(RegionOutcome.SLOWER)
+        return min(outcomes, key=list(RegionOutcome).index)
 
 
 class _Steps:
@@ -270,6 +271,7 @@ def _not_alone(report: RegionReport) -> RegionReport:
     """A graph that fails only when it is compiled by itself, as no user compiles it, is no failure of the backend's."""
     if not report.error:
         return report
+    # A view, for example, holds only for the layout that eager gave to its input.
     verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "it does not compile by itself; the program as a whole does")
     return replace(report, outcome=RegionOutcome.UNVERIFIED, verdict=verdict, shown=None)
 
@@ -357,7 +359,7 @@ def checked_torch_compile(max_calls: int) -> Iterator[list[CompileCall]]:
     Yields:
         A list that gets one entry for each call of torch.compile.
     """
-    found: list[CompileCall] = []
+    calls: list[CompileCall] = []
     original = torch.compile
 
     def compile_checked(
@@ -371,6 +373,7 @@ def checked_torch_compile(max_calls: int) -> Iterator[list[CompileCall]]:
         disable: bool = False,
         **others: Any,
     ) -> Any:
+        # `torch.compile(mode=...)` without a model returns a decorator.
         if model is None:
             given = dict(fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, **others)
             return lambda function: compile_checked(function, disable=disable, **given)
@@ -379,19 +382,20 @@ def checked_torch_compile(max_calls: int) -> Iterator[list[CompileCall]]:
             checked = CheckedBackend(compiler, max_calls, whole=True)
             named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
             how = CompileSpec.of(backend, mode, options, dynamic, compiler)
-            found.append(CompileCall(_name(model), named + (f" mode={mode}" if mode else ""), checked, how))
+            calls.append(CompileCall(_name(model), named + (f" mode={mode}" if mode else ""), checked, how))
             backend = checked
+        # Mode and options are in `compiler`: torch would pass them on to the checking backend, which takes neither.
         return original(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, disable=disable, **others)
 
     torch.compile = compile_checked
     try:
-        yield found
+        yield calls
     finally:
         torch.compile = original
 
 
 def compile_reports(
-    found: list[CompileCall],
+    calls: list[CompileCall],
     breaks: Mapping[str, int],
     until: float,
     on_progress: Progress,
@@ -401,19 +405,21 @@ def compile_reports(
     """One report for each call of torch.compile whose result was called.
 
     Args:
-        found: What `checked_torch_compile` gave.
+        calls: What `checked_torch_compile` gave.
         breaks: Graph breaks of the whole program; torch does not say in which call.
         until: `time.perf_counter()` at which the search for wrong nodes ends.
         on_progress: Called with the current work, the compilations done, and at most how many there are.
         allow_unverified: What could not be verified is no failure.
     """
     reports = []
-    for one in found:
+    for one in calls:
+        # torch.compile compiles at the first call: what was never called has no graph.
         if not one.checked.regions:
             continue
         regions = region_reports(one.checked.regions, one.checked.compiler, until=until, on_progress=on_progress)
         if not regions:
             continue
+        # Torch counts graph breaks for the process, not for a call of torch.compile: each report has them all.
         outcomes = [r.outcome for r in regions] + ([RegionOutcome.GRAPH_BREAK] if breaks else [])
         worst = min(outcomes, key=list(RegionOutcome).index)
         verdict = min((r.verdict for r in regions), key=lambda v: (v.status is not Status.MISMATCH, v.cause is None))
@@ -444,7 +450,7 @@ def compile_reports(
 
 
 def _whole(verdict: Verdict) -> Verdict:
-    """The program as a whole went on with eager's results: only its graphs are judged."""
+    """The program as a whole ran with eager's results: only its graphs are judged."""
     return Verdict(verdict.status, verdict.cause, "judged graph by graph")
 
 

@@ -62,8 +62,8 @@ class CompileSpec:
             return cls(backend, module, False, True, mode, *_plain(given, dynamic), compiler)
         name, module = str(getattr(backend, "__qualname__", backend)), str(getattr(backend, "__module__", ""))
         # A script can import neither from `__main__` nor a nested function.
-        found = module != "__main__" and getattr(sys.modules.get(module), name, None) is backend
-        return cls(name, module, True, found, mode, *_plain(given, dynamic), compiler)
+        importable = module != "__main__" and getattr(sys.modules.get(module), name, None) is backend
+        return cls(name, module, True, importable, mode, *_plain(given, dynamic), compiler)
 
     @classmethod
     def asked(cls, asked: CompileRequest) -> CompileSpec:
@@ -130,7 +130,7 @@ class CompileSpec:
         """This spec as far as a file may ask for it.
 
         Args:
-            allowed: What a person named.
+            allowed: What the user named.
 
         Raises:
             UsageError: It would import a module that the user did not name, or there is no such mode.
@@ -146,10 +146,11 @@ class CompileSpec:
             module = ascii(self.module or "MODULE")[1:-1][:200]
             raise UsageError(
                 f"The backend {ascii(self.name)[:80]} is in module {module}, and only the data file names it, which "
-                "may be somebody else's: it is not imported. If you know what it is, name it: "
+                "may come from another person: it is not imported. If you know what it is, name it: "
                 f"--import {module} (in Python: allow=[{module!r}]).",
                 slug="module-refused",
             )
+        # In the process that recorded the run the options are those of the program, not of a file.
         return how if allowed.modules else how._with_known_options()
 
     def _with_known_options(self) -> CompileSpec:
@@ -164,14 +165,16 @@ class CompileSpec:
             return self.compiler
         backend: Any = self.name
         if self.module:
+            # The import registers the name, or has the function; `from_file` has refused what only a file names.
             module = importlib.import_module(self.module)
             backend = getattr(module, self.name) if self.is_function else self.name
-        found: Callable[..., Any] = torchcompile.resolve_backend(backend, self.mode, self.options, self.dynamic)
-        return found
+        compiler: Callable[..., Any] = torchcompile.resolve_backend(backend, self.mode, self.options, self.dynamic)
+        return compiler
 
     def folder(self) -> Path | None:
         """Folder of a backend function's module, which a script has to import; None for an installed backend."""
         file = getattr(sys.modules.get(self.module), "__file__", None) if self.is_function else None
+        # The folder that has the top package: `a.b` is imported from the folder above `a`.
         return None if file is None else Path(file).parents[self.module.count(".")]
 
 

@@ -49,6 +49,7 @@ class DynamoGraphRun(Program):
     """
 
     def __init__(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
+        # Under no_grad the program computes no gradients, whatever its parameters ask for.
         wanted = torch.is_grad_enabled()
         self._needs_grad = {k for k, t in enumerate(args) if wanted and _differentiable(t)}
         super().__init__(module.forward, (), {}, train=bool(self._needs_grad))

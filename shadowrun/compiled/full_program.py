@@ -124,8 +124,8 @@ class EagerResults:
         both = [n for n in self._names if n in by_name]
 
         def named(values: Sequence[Value]) -> list[Value]:
-            found = dict(zip(self._names, values, strict=True))
-            return [found[n] for n in both]
+            by_name = dict(zip(self._names, values, strict=True))
+            return [by_name[n] for n in both]
 
         def truth() -> Sequence[Value] | None:
             values = self._program.truth(self.draws)
@@ -188,6 +188,7 @@ def run_full_program(
     whole = FullProgram()
     made = []
 
+    # Dynamo calls its backend once for each graph that it makes, also for one that it makes anew.
     def count(module: Any, example: Any) -> Any:
         made.append(module)
         return compiler(module, example)

@@ -106,6 +106,7 @@ class Graph:
     def runs(self, snapshot: Snapshot, draws: RandomResults) -> ReferenceRuns:
         """The same again, for the judge."""
         generator = torch.Generator().manual_seed(0x5EED)
+        # Bits of float64, until an operator with a shorter mantissa is met.
         met = [52]
 
         def truth() -> Sequence[Value] | None:
@@ -113,6 +114,7 @@ class Graph:
                 inputs = snapshot.fresh(_wide)
                 with torch.no_grad(), Float64Mode(draws):
                     out = fx.Interpreter(copy_graph(self.module)).run(*inputs, enable_io_processing=False)
+            # An operator without a float64 kernel: the graph then has no oracle.
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
                 return None
             return self.values(out, inputs)
@@ -152,6 +154,7 @@ def node_origin(node: fx.Node) -> tuple[str, str]:
 
     A node of a backward graph is given those of its forward node.
     """
+    # Graphs that are kept for long have only this; the rest of `meta` takes memory.
     if "place" in node.meta:  # all that was kept
         site, module = node.meta["place"]
         return str(site), str(module)
@@ -194,22 +197,22 @@ def _readable(path: str) -> str:
 
 def _written(graph: fx.Graph) -> tuple[int, ...]:
     """Positions of the inputs that a graph writes to."""
-    found = set()
+    positions = set()
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     for node in graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write and value in inputs:
-                found.add(inputs.index(value))
-    return tuple(sorted(found))
+                positions.add(inputs.index(value))
+    return tuple(sorted(positions))
 
 
 def _statistics(graph: fx.Graph) -> frozenset[int]:
     """Positions of the results that are the mean or the deviation of a norm."""
     (output,) = [n for n in graph.nodes if n.op == "output"]
     flat = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
-    found = []
+    positions = []
     for k, node in enumerate(n for n in flat if isinstance(n, fx.Node)):
         source: Any = node
         while isinstance(source, fx.Node) and source.target in _SAME:
@@ -217,8 +220,8 @@ def _statistics(graph: fx.Graph) -> frozenset[int]:
         if isinstance(source, fx.Node) and source.target is operator.getitem and source.args[1] in (1, 2):
             norm = source.args[0]
             if isinstance(norm, fx.Node) and _NORM.fullmatch(operator_name(norm)):
-                found.append(k)
-    return frozenset(found)
+                positions.append(k)
+    return frozenset(positions)
 
 
 _SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)

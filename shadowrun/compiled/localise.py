@@ -154,16 +154,16 @@ class _WrongNodeSearch:
             return self.ended(dropped)
         # On eager's values, so that no node inherits the error of another; probing intermediate values finds one
         # node only.
-        found = self._deviating(
+        deviating = self._deviating(
             "each node alone", isolated_nodes(self._graph, self._snapshot, self._values, self._nodes)
         )
-        if found:
-            return self.ended(tuple(self._culprit(name, j, ALONE) for name, j in found.items()))
+        if deviating:
+            return self.ended(tuple(self._culprit(name, j, ALONE) for name, j in deviating.items()))
         whole = intermediates(self._graph, self._snapshot, self._values)
-        found = self._deviating("all intermediate values", whole)
-        if found:
+        deviating = self._deviating("all intermediate values", whole)
+        if deviating:
             # Only the first: all later nodes may just pass its error on.
-            name, judged = next(iter(found.items()))
+            name, judged = next(iter(deviating.items()))
             return self.ended((self._culprit(name, judged, WITHIN),))
         return self._bisect()
 
@@ -174,9 +174,9 @@ class _WrongNodeSearch:
             source = node.meta.get("of")
             if source is not None and source.name in wrong:
                 site, module = node_origin(source)
-                found = wrong[source.name]
+                judged = wrong[source.name]
                 yield Culprit(
-                    node.name, operator_name(source), site, module, KEPT, found.verdict.evidence, found.errors
+                    node.name, operator_name(source), site, module, KEPT, judged.verdict.evidence, judged.errors
                 )
 
     def ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localisation:
@@ -190,9 +190,9 @@ class _WrongNodeSearch:
             middle = bad if worst is None else (good + bad) // 2
             # All values that are needed later are results: with the last node alone, prefixes are not monotone.
             probe = prefix(self._graph, self._snapshot, self._values, self._nodes[:middle])
-            found = self._deviating(f"the first {middle} of {len(self._nodes)} nodes", probe)
-            if found:
-                bad, worst = middle, next(iter(found.values()))
+            deviating = self._deviating(f"the first {middle} of {len(self._nodes)} nodes", probe)
+            if deviating:
+                bad, worst = middle, next(iter(deviating.values()))
                 first, last = self._nodes[good].name, self._nodes[bad - 1].name
                 self.best = f"the fault is between {first} and {last}."
             elif worst is None:
@@ -213,11 +213,11 @@ class _WrongNodeSearch:
         except Exception as error:  # the compiler's: the graph itself compiles
             self._refused.append(f"{what}: {type(error).__name__}")
             return {}
-        found: dict[str, JudgedResult] = {}
+        worst_of_node: dict[str, JudgedResult] = {}
         for j in judged:
             if j.verdict.status is Status.MISMATCH:
-                found.setdefault(probe.origin[j.position], j)
-        return dict(sorted(found.items(), key=lambda item: self._nodes.index(self._named[item[0]])))
+                worst_of_node.setdefault(probe.origin[j.position], j)
+        return dict(sorted(worst_of_node.items(), key=lambda item: self._nodes.index(self._named[item[0]])))
 
     def _culprit(self, name: str, judged: JudgedResult, how: str) -> Culprit:
         node = self._named[name]
@@ -333,7 +333,10 @@ def bisect_stages(
         until: Whether there is time for one more.
     """
     rungs: list[tuple[str, Any]] = [
-        (n, torchcompile.resolve_backend(n, None, None, None)) for n in _RUNGS if n != backend
+        # The backend of the user comes last, whichever it is.
+        (n, torchcompile.resolve_backend(n, None, None, None))
+        for n in _RUNGS
+        if n != backend
     ]
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", "backend")
     rungs.append((name, torchcompile.resolve_backend(backend, mode, options, None)))

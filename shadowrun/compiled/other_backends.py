@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 
+# File names of frames that run a graph: code that fx generates, and its interpreter. Seen on 2.11 and 2.13.
 _GENERATED = "<eval_with_key>"
 _INTERPRETER = fx.interpreter.__file__
 

@@ -132,6 +132,7 @@ class CompileReport:
     @property
     def ok(self) -> bool:
         """Whether the compiled program is known to compute what eager does: graph breaks and slowness are no errors."""
+        # A gate that passes on what was never compared would be wrong in silence.
         if self.outcome is RegionOutcome.UNVERIFIED:
             return self.allow_unverified
         return not self.failed
@@ -158,6 +159,7 @@ class CompileReport:
         Raises:
             UsageError: The backend is a function that a script cannot import.
         """
+        # Imported here, since `repro` imports this module.
         from shadowrun.compiled.repro import write_repros
 
         return write_repros(self, Path(folder), time_limit_s=time_limit_s)

@@ -187,6 +187,7 @@ class GraphScriptMaker:
         draws = RandomResults()
         _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
         actual = expected
+        # Without the backend on this machine eager stands for both: then each element has its own bound.
         if self._how.compiler is not None:
             with contextlib.suppress(Exception):  # then one bound for each element
                 compiled = compile_graph(self._how.compiler, probe.graph.module, probe.snapshot.fresh())
@@ -274,11 +275,11 @@ def graph_fields(module: fx.GraphModule, how: CompileSpec, written: Sequence[int
 
 def _versions(how: CompileSpec) -> str:
     """The file of versions, with those of the backend's packages."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
     for top in {how.module.partition(".")[0]} - {"", "torch"}:
         for name in importlib.metadata.packages_distributions().get(top, ()):
-            found[name] = importlib.metadata.version(name)
-    return versions_text({"versions": found, "platform": platform.platform()})
+            versions[name] = importlib.metadata.version(name)
+    return versions_text({"versions": versions, "platform": platform.platform()})
 
 
 def _values(value: Any, values: dict[str, Any]) -> Any:
@@ -334,6 +335,7 @@ def write_region_script(
             needs_grad=() if region.is_plain else region.needs_grad,
         )
         made = maker.write(directory, search.seconds_left())
+    # `write` has put the versions of this machine there; the finding was seen with those of the run.
     versions = directory / "versions.json"
     write_new(versions, _versions_of_run(data.info, versions.read_text(encoding="utf-8")))
     return replace(made, notes=(*search.notes, *made.notes))
@@ -371,6 +373,7 @@ class _RegionSearch:
             where = f"; put the folder of {region.how.module} on PYTHONPATH" if region.how.is_function else ""
             self.notes.append(f"nothing was minimised, the backend is not here: {error_text(error)}{where}")
             return
+        # Without time for a search the script shows the whole graph.
         if seconds:
             self._look(name)
 
@@ -388,17 +391,17 @@ class _RegionSearch:
                 return
             case = GraphCase(graph, snapshot, RandomResults(), verdict, judged)
             until = time.perf_counter() + self.seconds_left()
-            found = localise(Region(name, graph), case, compiler, until=until)
+            localised = localise(Region(name, graph), case, compiler, until=until)
         except Exception as error:  # the compiler's: the run of the script shows whether the fault is there
             self.notes.append(f"nothing was minimised: {error_text(error)}")
             return
-        if found.note:
-            self.notes.append(found.note)
-        if found.culprits:
-            self.culprit = found.culprits[0]
-        if len(found.culprits) > 1:
-            names = ", ".join(f"{c.op} ({c.node})" for c in found.culprits[1:_MOST_OTHERS])
-            more = len(found.culprits) - _MOST_OTHERS
+        if localised.note:
+            self.notes.append(localised.note)
+        if localised.culprits:
+            self.culprit = localised.culprits[0]
+        if len(localised.culprits) > 1:
+            names = ", ".join(f"{c.op} ({c.node})" for c in localised.culprits[1:_MOST_OTHERS])
+            more = len(localised.culprits) - _MOST_OTHERS
             self.others.append(f"Also wrong there: {names}" + (f" and {more} more." if more > 0 else "."))
 
 

@@ -34,6 +34,7 @@ __all__ = ["run_story", "run_versions", "write_script"]
 
 _REPLAYS = 4
 _SLOW_RATIO, _MOST_RATIO = 10.0, 1e9
+# Explanations of faults that depend on what memory held before the call.
 _FORGETFUL = ("stale buffer", "uninitialised memory")
 _KINDS = {"unsupported": "raises", "error": "raises", "fallback": "fallback", "slow": "slow", "mismatch": "mismatch"}
 
@@ -106,6 +107,7 @@ class _FindingScript:
         try:
             with CallReplayer(self._info, memory=self._kind == "memory") as bench:
                 self._on_the_bench(bench, record, seconds)
+        # A script can be written without the target; it exits 2 where it cannot show the fault.
         except PlatformError as error:
             present = False
             self._notes.append(f"nothing was minimised or tried: {error}")
@@ -161,19 +163,20 @@ class _FindingScript:
         if self._finding.kind != "mismatch":
             return ()
         is_form, strides = self._finding.cause is Cause.METADATA, self._finding.explanation == "stride"
-        found = []
+        checks = []
         for d in record.diffs:
             if is_form and d.detail:
-                found.append(Check(check_name(self._plan, d.name), float("inf"), strides=strides))
+                checks.append(Check(check_name(self._plan, d.name), float("inf"), strides=strides))
             elif not is_form and d.n_mismatched:
                 # Without the target here, no bound can be measured; half of what was seen lies between right and wrong.
                 allowed = 0.5 * d.max_abs if d.n_nan + d.n_inf + d.n_zero_sign == 0 else d.max_abs
-                found.append(Check(check_name(self._plan, d.name), allowed, signed_zeros=d.n_zero_sign > 0))
-        return tuple(found)
+                checks.append(Check(check_name(self._plan, d.name), allowed, signed_zeros=d.n_zero_sign > 0))
+        return tuple(checks)
 
     def _all_results(self) -> tuple[Check, ...]:
         if self._plan.n_returns == 1 and self._plan.fresh:
             return (Check("output 0"),)
+        # What the operator leaves uninitialised differs by definition.
         names = [f"output {i}" for i in self._plan.fresh if i not in self._plan.uninitialised]
         return tuple(Check(name) for name in (*names, *self._plan.mutated_names))
 
@@ -241,9 +244,10 @@ def run_versions(info: RunInfo) -> str:
 
 def _ratio(info: RunInfo) -> float:
     """What was slow in the run: a finite number, since it becomes part of a script."""
-    found = info.config.get("slow_ratio", _SLOW_RATIO)
-    is_one = isinstance(found, (int, float)) and not isinstance(found, bool) and 1 < found < _MOST_RATIO
-    return float(found) if is_one else _SLOW_RATIO
+    ratio = info.config.get("slow_ratio", _SLOW_RATIO)
+    # `True` is an int, and NaN fails both comparisons.
+    is_one = isinstance(ratio, (int, float)) and not isinstance(ratio, bool) and 1 < ratio < _MOST_RATIO
+    return float(ratio) if is_one else _SLOW_RATIO
 
 
 def _position(plan: OpPlan, name: str) -> int:

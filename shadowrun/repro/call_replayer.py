@@ -136,16 +136,16 @@ class _ExaminingJudge:
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self.case: Case | None = None
-        self.found: tuple[ResultDiff, ...] = ()
+        self.mismatched: tuple[ResultDiff, ...] = ()
 
     def __call__(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]]:
         self.case = case
-        verdict, diffs, self.found = self._judge.examine(case)
+        verdict, diffs, self.mismatched = self._judge.examine(case)
         return verdict, diffs
 
     def forget(self) -> None:
         """Before the next call."""
-        self.case, self.found = None, ()
+        self.case, self.mismatched = None, ()
 
 
 class CallReplayer:
@@ -208,6 +208,7 @@ class CallReplayer:
             args: Inputs on the CPU; they stay as they are.
             kwargs: Inputs by name.
         """
+        # The run compared operators below autograd.
         with torch.no_grad():
             try:
                 # The reference first: a call that it cannot run shows nothing about the target.
@@ -228,9 +229,9 @@ class CallReplayer:
                     call, (args, kwargs), actual, expected, shared=self._shared, here=here
                 )
         judged = self._sink.take()
-        return (
-            None if judged is None else dataclasses.replace(judged, findings=self._judge.found, case=self._judge.case)
-        )
+        if judged is None:
+            return None
+        return dataclasses.replace(judged, findings=self._judge.mismatched, case=self._judge.case)
 
     def _run(self, executor: Executor, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         if not self._shared:

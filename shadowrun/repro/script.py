@@ -252,6 +252,7 @@ def run_script(script: Path, limit_s: float, path: Path | None = None) -> subpro
         TimeoutExpired: It takes too long.
     """
     # Files in the folder of the script, which may have been there before, are not to be imported as modules.
+    # The variable holds for processes that the script starts too; `-P` for the script only.
     environment = {k: v for k, v in os.environ.items() if k != "SIM_FLAWS"} | {"PYTHONSAFEPATH": "1"}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), environment.get("PYTHONPATH"))))

@@ -177,6 +177,7 @@ def _chosen(name: str, dtype: str, seed: int) -> Sample | None:
     if not samples:
         return None
     largest = max(samples, key=_n_elements)
+    # The largest sample: the others are edge cases, such as empty tensors.
     return _enlarged(name, largest) or largest
 
 
@@ -201,6 +202,7 @@ def _enlarged(name: str, sample: Sample) -> Sample | None:
 
 
 def _large(t: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    # Most domains (log, sqrt, powers) have the positive numbers.
     return ordinary(shape, t.dtype).abs() if is_plain(t) and t.dim() else t
 
 
@@ -212,5 +214,5 @@ def _is_valid(info: Any, sample: Sample) -> bool:
             out = info.op(x, *args, **kwargs)
     except Exception:
         return False
-    found = [t for t in leaves([out]) if t.is_floating_point() and t.numel()]
-    return all(float(t.isfinite().double().mean()) >= _LEAST_SHARE for t in found)
+    results = [t for t in leaves([out]) if t.is_floating_point() and t.numel()]
+    return all(float(t.isfinite().double().mean()) >= _LEAST_SHARE for t in results)

@@ -221,6 +221,7 @@ def measure(
     """
     try:
         job = call.job(seed)
+        # The reference first: new values that it refuses say nothing about the target.
         on_ref = Timer(ref, job)
     except OverBudget:
         return Measured(call.summary, failed="its inputs are larger than 2 GiB")

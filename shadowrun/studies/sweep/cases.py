@@ -218,8 +218,8 @@ class CaseOutcome:
     def of(cls, findings: list[CaseFinding], inputs: str = "") -> CaseOutcome:
         """Sort findings by severity and drop duplicates."""
         order = (*FAILURES, Kind.HARNESS, Kind.REFERENCE, Kind.UNVERIFIED, Kind.NOT_VALID, Kind.PASS)
-        found = sorted(dict.fromkeys(findings), key=lambda f: order.index(f.kind))
-        return cls(tuple(found), inputs if found else "")
+        ordered = sorted(dict.fromkeys(findings), key=lambda f: order.index(f.kind))
+        return cls(tuple(ordered), inputs if ordered else "")
 
 
 class Support(enum.StrEnum):

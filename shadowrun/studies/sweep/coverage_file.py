@@ -195,6 +195,7 @@ class CoverageFile:
             if new:
                 path.unlink(missing_ok=True)  # SQLite would follow a dangling symbolic link and create its target
             connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None)
+            # No write-ahead log: one file is to be copied and sent, and a reader refuses a log.
             connection.execute("pragma journal_mode = delete")
             connection.execute("pragma synchronous = off")  # consistent after a kill; only a power failure needs more
             if new:
@@ -309,10 +310,10 @@ class CoverageFile:
 
     def done(self) -> dict[tuple[str, str], set[tuple[Part, int]]]:
         """Part and sample of the cases in the file, by operator and dtype."""
-        found: dict[tuple[str, str], set[tuple[Part, int]]] = {}
+        cases: dict[tuple[str, str], set[tuple[Part, int]]] = {}
         for _, operator, dtype, part, sample, *_rest in self._rows(_RESULTS):
-            found.setdefault((operator, dtype), set()).add((Part(part), sample))
-        return found
+            cases.setdefault((operator, dtype), set()).add((Part(part), sample))
+        return cases
 
     def duplicates(self) -> int:
         """Number of cases that were skipped because they repeat another case."""

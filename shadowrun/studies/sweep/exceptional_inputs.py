@@ -24,6 +24,8 @@ __all__ = ["batches", "bounded", "exceptional", "ordinary", "probes", "repeat_wi
 
 
 _ORDINARY = (0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.0, -2.0, 3.0, -7.25, 0.1, -0.1, 10.0, math.pi, -math.e, 0.75)
+# Where floats stop to hold all integers, and integers of 8, 32 and 64 bits end; 2**31 - 128 is the last float32 below
+# 2**31.
 _INTEGERS = (2.0**24 + 1, 2.0**31, -(2.0**31), 2.0**31 - 128, 2.0**32, 2.0**53, 2.0**53 - 1, 2.0**63, 255.0, 127.5)
 _VIEWS = {
     **dict.fromkeys((torch.float16, torch.bfloat16), torch.int16),
@@ -64,17 +66,17 @@ def bounded(dtype: torch.dtype, *, infinite: bool, large: bool) -> torch.Tensor:
     """
     info = torch.finfo(dtype)
     subnormal = info.smallest_normal * info.eps
-    found = [0.0, subnormal, info.smallest_normal - subnormal, info.smallest_normal, 2.5 * info.smallest_normal]
+    chosen = [0.0, subnormal, info.smallest_normal - subnormal, info.smallest_normal, 2.5 * info.smallest_normal]
     if infinite:
-        found.append(math.inf)
+        chosen.append(math.inf)
     if large:
         exp, least = math.log(info.max), math.log(info.smallest_normal)
-        found += [info.max, info.max * (1 - info.eps), info.max / 2, math.sqrt(info.max), math.sqrt(info.max) * 1.01]
-        found += [exp * (1 - 2 * info.eps), exp * (1 + 2 * info.eps), exp + 0.5 * math.log(2), exp + 2 * math.log(2)]
-        found += [-least, -least + 1.0, math.log(subnormal), math.log2(info.max), math.log10(info.max)]
-        found += [math.sqrt(info.smallest_normal), *_INTEGERS]
+        chosen += [info.max, info.max * (1 - info.eps), info.max / 2, math.sqrt(info.max), math.sqrt(info.max) * 1.01]
+        chosen += [exp * (1 - 2 * info.eps), exp * (1 + 2 * info.eps), exp + 0.5 * math.log(2), exp + 2 * math.log(2)]
+        chosen += [-least, -least + 1.0, math.log(subnormal), math.log2(info.max), math.log10(info.max)]
+        chosen += [math.sqrt(info.smallest_normal), *_INTEGERS]
     values = torch.tensor(
-        [*found, *(-v for v in found), *_ORDINARY, 1 + info.eps, 1 - info.eps / 2], dtype=torch.float64
+        [*chosen, *(-v for v in chosen), *_ORDINARY, 1 + info.eps, 1 - info.eps / 2], dtype=torch.float64
     )
     # A number out of the range of the dtype would become one more infinity.
     values = values[values.isinf() | (values.abs() <= info.max)].to(dtype)
@@ -109,6 +111,7 @@ def _distinct(values: torch.Tensor) -> torch.Tensor:
 
 _MAX_MODIFIED = 6
 _WIDTH = 37
+# The last one is in the scalar tail: a row has no multiple of any vector length.
 _POSITIONS = (0, 5, 18, _WIDTH - 1)
 _CONVERSIONS: tuple[torch.dtype, ...] = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -167,6 +170,7 @@ def probes(name: str, info: Any, dtype: str, samples: Callable[[], list[Sample]]
     """
     wide = getattr(torch, dtype)
     kind = type(info).__name__
+    # There the result of an infinity depends on the algorithm.
     if wide.is_complex or kind == "SpectralFuncInfo":
         return
     values = exceptional(wide)

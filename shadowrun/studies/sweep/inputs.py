@@ -94,16 +94,19 @@ def copied(sample: Sample, device: torch.device, *, grad: bool) -> tuple[Any, tu
         grad: Whether copies of tensors that require gradients require them too.
     """
     given = (sample.input, *sample.args)
+    # Some arguments have to be on the CPU for any device, such as the indices of `tensor_split`.
     stay = [t for place in sample.stays for t in leaves(given[place : place + 1])]
     old = list({id(t): t for t in leaves(tuple(sample))}.values())
     with torch.no_grad():
         (new,), _ = mirror((old,), {}, device, _NO_LIMIT, written=old, kept=stay)
+    # By identity: an input that occurs twice must be one tensor on the device too.
     memo = {id(t): n for t, n in zip(old, new, strict=True)}
     if grad:
         for t, n in zip(old, new, strict=True):
             n.requires_grad_(t.requires_grad)
     x, args, kwargs = (_mapped(value, lambda t: t, memo) for value in sample)
     if kwargs.get("device") is not None:
+        # Factories (`zeros_like`) take it; the sample names the CPU.
         kwargs["device"] = device
     return x, args, kwargs
 

@@ -186,12 +186,15 @@ class CallTracer(DispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         plans: Plans by the `id` of the operator; new ones are added.
+
+    Attributes:
+        calls: Plan, args and kwargs of each call.
     """
 
     def __init__(self, plans: dict[int, OpPlan]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plans = plans
-        self.found: list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]] = []
+        self.calls: list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -205,7 +208,7 @@ class CallTracer(DispatchMode):  # type: ignore[no-untyped-call]
                 and tensors
                 and all(is_plain(t) and not t.is_conj() and not t.is_neg() for t in tensors)
             ):
-                self.found.append((plan, *map_tensors(args, kwargs, exact_copy)))
+                self.calls.append((plan, *map_tensors(args, kwargs, exact_copy)))
         return func(*args, **kwargs)
 
 
@@ -245,7 +248,7 @@ class VariantMismatch:
     Attributes:
         variant: The two variants.
         verdict, diffs, wrong: What the judge says of the variant that is wrong.
-        case: What it looked element.
+        case: The call as the judge got it.
     """
 
     variant: LayoutVariant
@@ -296,10 +299,10 @@ class Invariance:
 
     def calls(self, prepared: Callable[[], Any]) -> list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]]:
         """The operator calls of a function on the CPU, with copies of their inputs."""
-        calls = CallTracer(self._plans)
-        with torch.no_grad(), calls:
+        tracer = CallTracer(self._plans)
+        with torch.no_grad(), tracer:
             prepared()
-        return calls.found[:_MOST_CALLS]
+        return tracer.calls[:_MOST_CALLS]
 
     def first_mismatch(
         self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -314,9 +317,9 @@ class Invariance:
         """
         try:
             for pair in self._pairs(part, plan, args, kwargs):
-                found = self._compare(plan, pair)
-                if found is not None and found.verdict.status is Status.MISMATCH:
-                    return found
+                mismatch = self._compare(plan, pair)
+                if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
+                    return mismatch
         except _Refused:
             return None
         return None
@@ -337,6 +340,7 @@ class Invariance:
             return
         step = max(1, -(-n // _MOST_SINGLE))  # a call per element is slow: of a long vector, every `step`-th
         picked = range(0, n, step)
+        # One element each: a vector of length 1 is all scalar tail.
         alone = [self._run(plan, *map_tensors(args, kwargs, lambda t, k=k: element(t, k)))[1] for k in picked]
         variant = LayoutVariant(args, kwargs)
         if step > 1:
@@ -380,6 +384,7 @@ class Invariance:
             ]
             if kept != list(range(len(kept))):
                 continue
+            # Strides are compared too, and a slice has those of the batch.
             part = tuple(whole[i][k : k + 1].contiguous() for i in kept)  # type: ignore[index]
             variant = LayoutVariant(args, kwargs, places=places, item=k)
             yield _Pair(variant, names[: len(kept)], alone, kwargs, part, tuple(one[i] for i in kept))
@@ -397,10 +402,10 @@ class Invariance:
             values = self._executor.values(plan, ran)
             names = ran.names(plan)[: len(values)]
         except Exception as error:
-            found = finding_of_error(error, plan.name)
+            finding = finding_of_error(error, plan.name)
             if first and not isinstance(error, WorkerDied):
-                found = CaseFinding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", found.message)
-            raise _Refused(found) from None
+                finding = CaseFinding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", finding.message)
+            raise _Refused(finding) from None
         return names, tuple(as_contiguous(v) if isinstance(v, torch.Tensor) else v for v in values)
 
     def _compare(self, plan: OpPlan, pair: _Pair) -> VariantMismatch | None:
@@ -424,10 +429,10 @@ class Invariance:
         return VariantMismatch(pair.variant, verdict, diffs, wrong, case)
 
     def _findings(self, part: Part, plan: OpPlan, pair: _Pair) -> list[CaseFinding]:
-        found = self._compare(plan, pair)
-        if found is None:
+        mismatch = self._compare(plan, pair)
+        if mismatch is None:
             return []
-        verdict, wrong = found.verdict, found.wrong
+        verdict, wrong = mismatch.verdict, mismatch.wrong
         if verdict.status is Status.MISMATCH:
             cause = Cause.EXCEPTIONAL_VALUES if wrong and all(f.has_only_classes for f in wrong) else Cause.LAYOUT
             return [

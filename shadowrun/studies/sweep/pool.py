@@ -114,6 +114,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 command,
                 stdin=subprocess.PIPE,
+                # Kernels and libraries print; messages have a pipe of their own.
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 pass_fds=(writable, lifeline),
@@ -275,6 +276,7 @@ class Pool:
             self._selector.register(worker, selectors.EVENT_READ, worker)
         for worker in self._workers:
             if worker.is_ready and worker.task is None and self._waiting:
+                # Only when it has started: its imports take seconds, which no case is to pay for.
                 task = self._waiting.popleft()
                 worker.begin(task, None if self._calls is None else self._calls[task.operator, task.dtype])
 
@@ -356,6 +358,7 @@ class Pool:
         """Remove a worker: record the outcome of its current case, and queue the rest of its task."""
         task, step = worker.task, worker.step
         if task is not None and step.case is not None:
+            # Until the reference has run the case, nothing is known against the target.
             if not step.on_target:
                 words = f"on the reference: {finding.kind}, {finding.explanation}"
                 finding = CaseFinding(Kind.HARNESS, explanation=words, message=finding.message)

@@ -178,6 +178,7 @@ class NoGradient(Exception):  # noqa: N818 - a reason, caught inside
 def gradient(out: torch.Tensor) -> torch.Tensor:
     """The gradient that a backward pass starts with; the same numbers for the same shape."""
     if out.layout is not torch.strided or out.is_nested:
+        # `randn` makes dense tensors only.
         return torch.ones_like(out)
     # Drawn on the CPU: random generators of devices give other numbers for the same seed.
     generator = torch.Generator().manual_seed(_SEED)

@@ -205,6 +205,7 @@ class CaseRunner:
             findings += self._compare_whole(program, rows if same_memory else [], actual, expected)
         # A mismatch of values means nothing if the reference itself returns different values each time.
         if any(f.kind in _VALUE_KINDS for f in findings) and not self._is_deterministic(program):
+            # What else was found (a form, an exception) does not depend on the values.
             findings = [f for f in findings if f.kind not in _VALUE_KINDS]
             findings.append(
                 CaseFinding(Kind.UNVERIFIED, "", "", Cause.UNDEFINED, "the reference does not repeat itself")
@@ -250,8 +251,8 @@ class CaseRunner:
         except NotDispatched:
             return [_NOT_DISPATCHED]
         except Exception as error:
-            found = finding_of_error(error, _COPY)
-            return [found] if found.kind is not Kind.ERROR else []
+            finding = finding_of_error(error, _COPY)
+            return [finding] if finding.kind is not Kind.ERROR else []
         if raised is not None:
             return _exception_difference(raised, expected)
         message = f"the reference raises {type(expected).__name__}: {first_sentence(str(expected))}"
@@ -379,9 +380,9 @@ def _exception_difference(error: Exception, expected: Exception) -> list[CaseFin
         failure = classify(error)
         if failure.supported or type(error) is type(expected):
             return []
-    found = finding_of_error(error)
-    if found.kind is not Kind.ERROR:
-        return [found]
+    finding = finding_of_error(error)
+    if finding.kind is not Kind.ERROR:
+        return [finding]
     words = f"{type(error).__name__} against {type(expected).__name__}"
     message = f"{failure_text(error)}; the reference: {failure_text(expected)}"
     return [CaseFinding(Kind.WRONG_ERROR, "", "", "", words, message)]

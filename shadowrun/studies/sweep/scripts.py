@@ -75,11 +75,13 @@ _MOST_SECONDS, _MOST_GIB = 3600.0, 1024.0
 _GIB = re.compile(r"more than ([\d.]+) GiB")
 
 
-def write_script(found: SweepFinding, info: SweepInfo, origin: Origin, directory: Path, options: ReproOptions) -> Repro:
+def write_script(
+    sweep_finding: SweepFinding, info: SweepInfo, origin: Origin, directory: Path, options: ReproOptions
+) -> Repro:
     """Write a script for a finding of a sweep.
 
     Args:
-        found: The finding.
+        sweep_finding: The finding.
         info: Platforms of the sweep.
         origin: Source of the inputs.
         directory: Folder to write to; it is created if needed.
@@ -91,8 +93,9 @@ def write_script(found: SweepFinding, info: SweepInfo, origin: Origin, directory
             name it.
     """
     run = allowed_platforms(_run_of(info), options.allowed)
+    # A coverage file may name inputs of any size.
     with bounded_memory(), _simulated(run):
-        writer = _Writer(found, run, origin, directory, options.seconds)
+        writer = _Writer(sweep_finding, run, origin, directory, options.seconds)
         return writer.write(options.allowed)
 
 
@@ -118,9 +121,11 @@ def _simulated(info: RunInfo) -> Iterator[None]:
 class _Writer:
     """Writes one script."""
 
-    def __init__(self, found: SweepFinding, run: RunInfo, origin: Origin, directory: Path, seconds: float) -> None:
+    def __init__(
+        self, sweep_finding: SweepFinding, run: RunInfo, origin: Origin, directory: Path, seconds: float
+    ) -> None:
         self._run = run
-        self._found, self._finding, self._case = found, found.finding, found.first
+        self._sweep_finding, self._finding, self._case = sweep_finding, sweep_finding.finding, sweep_finding.first
         self._origin, self._directory, self._seconds = origin, directory, seconds
         self._flaws = simulated_flaws(run.target_fingerprint)
         self._target, self._ref = platform_setups(run)
@@ -130,12 +135,13 @@ class _Writer:
         """Write the smallest script that shows the fault."""
         on_reference = self._finding.explanation.startswith(ON_REFERENCE)
         ends = self._finding.kind in _PROCESS_ENDS and not self._finding.op
-        rebuilt = rebuild_case(self._found, self._origin)
+        rebuilt = rebuild_case(self._sweep_finding, self._origin)
         if on_reference or (ends and not self._is_exception()):
             return self._process_end_script(rebuilt, on_reference=on_reference)
         check_harmless(self._run, allowed)  # from here on the case runs in this process
         if self._case.part in INVARIANCE:
             return self._invariance_script(rebuilt)
+        # Invalid inputs are refused by the function, often before any operator is called.
         if "::" in self._finding.op and self._case.part is not Part.INVALID:
             made = self._operator_script(rebuilt)
             if made is not None:
@@ -171,13 +177,13 @@ class _Writer:
         platform = resolve(self._run.target)
         platform.start()
         try:
-            plan, found = self._smallest_mismatch(Invariance(platform), rebuilt)
+            plan, mismatch = self._smallest_mismatch(Invariance(platform), rebuilt)
         finally:
             platform.stop()
-        variant = found.variant
-        checks = checks_of(ReplayOutcome(found.verdict, found.diffs, found.wrong, case=found.case))
+        variant = mismatch.variant
+        checks = checks_of(ReplayOutcome(mismatch.verdict, mismatch.diffs, mismatch.wrong, case=mismatch.case))
         # Without a check of its own the judge condemned the whole result: the script compares every result.
-        checks = checks or tuple(Check(name) for name in found.case.names)
+        checks = checks or tuple(Check(name) for name in mismatch.case.names)
         names = [a.name for a in schema_of(plan.func).arguments]
         return self._publish(
             kind="itself",
@@ -195,6 +201,7 @@ class _Writer:
     def _smallest_mismatch(self, invariance: Invariance, rebuilt: RebuiltCase) -> tuple[OpPlan, VariantMismatch]:
         """The call whose two variants differ, with minimised inputs."""
         part = self._case.part
+        # As before each case of the sweep: functions of the database may draw.
         torch.manual_seed(0)
         for plan, args, kwargs in invariance.calls(rebuilt.program(torch.device("cpu"))):
             if plan.name != self._finding.op:
@@ -222,7 +229,7 @@ class _Writer:
         platform = CasePlatform(run.ref) if on_reference else CasePlatform(run.target, device, self._flaws)
         if resolve(platform.spec).remote is not None:
             raise UsageError(f"{platform.spec} runs in a worker process, which takes no whole cases.", slug="no-repro")
-        call = last_call(self._found, self._origin, platform, limits[0])
+        call = last_call(self._sweep_finding, self._origin, platform, limits[0])
         values: dict[str, Any] = {"seconds": limits[0], "n_bytes": limits[1]}
         if call is None:
             self._notes.append("no operator that torch's dispatcher sees ends it: this is the whole case")
@@ -260,7 +267,7 @@ class _Writer:
         why = ", ".join(filter(None, (finding.cause, finding.explanation.removeprefix(ON_REFERENCE))))
         ends = facts["kind"] == "ends"
         what = "ends its process" if ends else _TITLES.get(finding.kind, f"fails ({finding.kind})")
-        swept = "" if shown == self._found.inputs else f"; in the sweep {self._found.inputs}"
+        swept = "" if shown == self._sweep_finding.inputs else f"; in the sweep {self._sweep_finding.inputs}"
         spec = ScriptSpec(
             title=f"{facts['operator']} {what} on {target.name}: {why}.",
             story=(
@@ -274,13 +281,14 @@ class _Writer:
             target=target,
             **facts,
         )
+        # The limit of the call, and the time to start Python and import torch.
         limit_s += TIME_LIMIT_S
         return publish(spec, self._directory, run_versions(run), self._notes, shown=shown, limit_s=limit_s)
 
 
-def _signature(found: VariantMismatch) -> tuple[object, bool]:
+def _signature(mismatch: VariantMismatch) -> tuple[object, bool]:
     """What minimisation must preserve: the cause, and whether only NaN, infinities or signs of zero differ."""
-    return found.verdict.cause, all(wrong.has_only_classes for wrong in found.wrong)
+    return mismatch.verdict.cause, all(wrong.has_only_classes for wrong in mismatch.wrong)
 
 
 def _limits(explanation: str) -> tuple[float, int]:

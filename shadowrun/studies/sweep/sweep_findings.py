@@ -105,6 +105,7 @@ def _kind_of_error(cause: str, explanation: str) -> Kind:
 
 def _kind_of_unverified(explanation: str) -> Kind:
     words = explanation.removeprefix(_REFERENCE)
+    # A reference whose process died says nothing about the target.
     died = words != explanation and _kind_of_error("", words) is not Kind.ERROR
     return Kind.HARNESS if died else Kind.UNVERIFIED
 
@@ -177,9 +178,10 @@ def findings_of_sweep(results: Iterable[tuple[Case, CaseOutcome]]) -> list[Sweep
             if f.kind in FAILURES or f.kind is Kind.REFERENCE or on_reference:
                 key = (case.operator, case.dtype, f.kind, f.op, f.kernel, f.cause, f.explanation)
                 grouped.setdefault(key, []).append((case, f, outcome.inputs))
-    found = [_found(sorted(shown, key=lambda s: s[0])) for shown in grouped.values()]
+    # Sorted: workers return cases in any order, and the numbers of findings must not depend on that.
+    findings = [_found(sorted(shown, key=lambda s: s[0])) for shown in grouped.values()]
     return sorted(
-        found,
+        findings,
         key=lambda f: (_ORDER.index(f.finding.kind), f.first, f.finding.op, f.finding.cause, f.finding.explanation),
     )
 

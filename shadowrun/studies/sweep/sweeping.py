@@ -79,7 +79,7 @@ def plan(request: SweepRequest) -> Plan:
     if request.source is not None:
         from shadowrun.studies.sweep.recorded import read_calls
 
-        calls = {key: found[: request.samples] for key, found in read_calls(request.source).items()}
+        calls = {key: texts[: request.samples] for key, texts in read_calls(request.source).items()}
         tasks = [Task(op, dtype, (Part.FORWARD,)) for op, dtype in calls if _fits(op, request.ops)]
     else:
         calls = None
