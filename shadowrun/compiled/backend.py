@@ -63,7 +63,7 @@ class Region:
         number: Of Dynamo's graph that it comes from.
         is_whole: It is all of that, forward and backward together.
         compile_s: Seconds to compile it, all sizes of inputs together.
-        n_compiled: For how many forms of inputs.
+        n_compiled: Number of forms of inputs that it was compiled for.
         n_calls: Calls checked.
         n_unchecked: Calls that only ran eagerly, since enough had been checked.
         error: Exception of the compiler or of the compiled code, and which of both it was.
@@ -191,7 +191,7 @@ class CheckedBackend:
         """Run a region both ways on the same inputs and compare; returns what eager returned.
 
         Args:
-            region: It.
+            region: The region to run.
             args: Its inputs; the list is emptied.
         """
         # Boxed convention of AOTAutograd: the called function empties the list, so that inputs can be freed early.

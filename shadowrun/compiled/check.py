@@ -340,13 +340,13 @@ class CompileCall:
         name: What was compiled.
         backend: How, as a reader knows it.
         checked: Its graphs.
-        how: The same, to compile parts of it again.
+        compile_spec: The same, to compile parts of it again.
     """
 
     name: str
     backend: str
     checked: CheckedBackend
-    how: CompileSpec
+    compile_spec: CompileSpec
 
 
 @contextlib.contextmanager
@@ -381,8 +381,8 @@ def checked_torch_compile(max_calls: int) -> Iterator[list[CompileCall]]:
             compiler = torchcompile.resolve_backend(backend, mode, _options_for(backend, options), dynamic)
             checked = CheckedBackend(compiler, max_calls, whole=True)
             named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
-            how = CompileSpec.of(backend, mode, options, dynamic, compiler)
-            calls.append(CompileCall(_name(model), named + (f" mode={mode}" if mode else ""), checked, how))
+            compile_spec = CompileSpec.of(backend, mode, options, dynamic, compiler)
+            calls.append(CompileCall(_name(model), named + (f" mode={mode}" if mode else ""), checked, compile_spec))
             backend = checked
         # Mode and options are in `compiler`: torch would pass them on to the checking backend, which takes neither.
         return original(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, disable=disable, **others)
@@ -442,7 +442,7 @@ def compile_reports(
                 breaks,
                 one.checked.n_graphs,
                 notes=tuple(notes),
-                how=one.how,
+                compile_spec=one.compile_spec,
                 allow_unverified=allow_unverified,
             )
         )

@@ -66,9 +66,9 @@ class CompileSpec:
         return cls(name, module, True, importable, mode, *_plain(given, dynamic), compiler)
 
     @classmethod
-    def asked(cls, asked: CompileRequest) -> CompileSpec:
+    def from_request(cls, request: CompileRequest) -> CompileSpec:
         """From what Dynamo calls."""
-        return cls.of(asked.backend, asked.mode, asked.options, asked.dynamic, asked.wrapper)
+        return cls.of(request.backend, request.mode, request.options, request.dynamic, request.wrapper)
 
     @classmethod
     def by_inductor(cls, options: Mapping[str, Any]) -> CompileSpec:
@@ -84,7 +84,7 @@ class CompileSpec:
         """
         try:
             read = json.loads(text)
-            how = cls(
+            compile_spec = cls(
                 str(read["name"]),
                 str(read["module"]),
                 bool(read["is_function"]),
@@ -96,12 +96,15 @@ class CompileSpec:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(repr(error)) from None
-        names = [*how.module.split("."), *([how.name] if how.is_function and how.importable else [])]
-        if how.module and not all(n.isidentifier() and not keyword.iskeyword(n) for n in names):
-            raise ValueError(f"{how.module} {how.name}")  # it would become a line of a script
-        if not all(isinstance(v, _PLAIN) for v in how.options.values()):
+        names = [
+            *compile_spec.module.split("."),
+            *([compile_spec.name] if compile_spec.is_function and compile_spec.importable else []),
+        ]
+        if compile_spec.module and not all(n.isidentifier() and not keyword.iskeyword(n) for n in names):
+            raise ValueError(f"{compile_spec.module} {compile_spec.name}")  # it would become a line of a script
+        if not all(isinstance(v, _PLAIN) for v in compile_spec.options.values()):
             raise ValueError("options")
-        return how
+        return compile_spec
 
     @property
     def label(self) -> str:
@@ -139,9 +142,9 @@ class CompileSpec:
         if (self.mode or "") not in words:
             raise UsageError(f"There is no mode {ascii(self.mode)[:80]} of torch.compile.", slug="no-repro")
         if not self.is_function and self.name in torchcompile.OWN_BACKENDS:
-            how = replace(self, module="")  # torch knows where it is
+            compile_spec = replace(self, module="")  # torch knows where it is
         elif self.module and allowed.has_module(self.module):
-            how = self
+            compile_spec = self
         else:
             module = ascii(self.module or "MODULE")[1:-1][:200]
             raise UsageError(
@@ -151,7 +154,7 @@ class CompileSpec:
                 slug="module-refused",
             )
         # In the process that recorded the run the options are those of the program, not of a file.
-        return how if allowed.modules else how._with_known_options()
+        return compile_spec if allowed.modules else compile_spec._with_known_options()
 
     def _with_known_options(self) -> CompileSpec:
         """The same with the options that a file may set: others name compilers, folders and remote caches."""

@@ -38,7 +38,7 @@ class DynamoGraphRun(Program):
     """A graph of Dynamo's on the inputs of one call.
 
     Args:
-        module: It.
+        module: The graph.
         args: Its inputs; copied, before the graph writes to them.
 
     Attributes:

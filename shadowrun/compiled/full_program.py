@@ -100,7 +100,7 @@ class EagerResults:
     """What a program computes eagerly, to judge compiled runs by.
 
     Args:
-        program: It.
+        program: The program.
 
     Attributes:
         draws: What it drew.
@@ -180,7 +180,7 @@ def run_full_program(
     """Compile a program, run it, and judge and time that.
 
     Args:
-        program: It.
+        program: The program.
         expected: What it computes eagerly.
         compiler: Takes a graph and inputs, returns a callable.
         compiled_by: `torch.compile` of a function with a backend.

@@ -57,8 +57,8 @@ class Graph:
     """A graph of plain operators, as it was before a compiler changed it.
 
     Attributes:
-        module: It, with all that is known of its nodes.
-        is_random: It draws.
+        module: The graph, with the metadata of its nodes.
+        is_random: Whether it has random operators.
         n_operators: Calls in it.
         written: Positions of the inputs that it writes to.
         statistics: Positions of the results that a norm saves for its own backward.

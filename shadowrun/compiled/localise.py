@@ -118,7 +118,7 @@ def localise(
     """Find the nodes of a region that are wrong.
 
     Args:
-        region: It.
+        region: The region that deviates.
         case: The call to find it by.
         compiler: What compiled it.
         until: `time.perf_counter()` at which no further compilation begins.
@@ -235,7 +235,7 @@ def failing_node(
     """Find the node that brings a region's exception in.
 
     Args:
-        region: It; its first call that failed is known.
+        region: The region that fails; its first call that failed is known.
         compiler: What cannot compile it.
         until: `time.perf_counter()` at which no further compilation begins.
         on_progress: Called with the current work, the compilations done, and at most how many there are.

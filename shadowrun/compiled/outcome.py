@@ -94,7 +94,7 @@ class CompileReport:
         outcome: The worst of all that was seen.
         verdict: On the program as a whole, compiled by the backend as it is.
         regions: Each graph, in the order in which they were made.
-        graph_breaks: Reasons, and how often.
+        graph_breaks: Reasons of graph breaks, and how often each occurred.
         n_graphs: Graphs that Dynamo made.
         n_recompiled: Graphs made anew for calls with the same inputs.
         error: Class and first line of what the program as a whole raised when compiled.
@@ -106,7 +106,7 @@ class CompileReport:
         errors: How far the results of the program that differ are from its float64 results; None where none differ, or
             float64 is not possible.
         seconds: What each step of the check took: the whole program, each graph, search, stages.
-        how: How it was compiled, to compile parts again.
+        compile_spec: How it was compiled, to compile parts again.
         allow_unverified: `ok` is True also where something could not be verified.
     """
 
@@ -126,7 +126,7 @@ class CompileReport:
     notes: tuple[str, ...] = ()
     errors: Errors | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    how: CompileSpec | None = field(default=None, repr=False, compare=False)
+    compile_spec: CompileSpec | None = field(default=None, repr=False, compare=False)
     allow_unverified: bool = False
 
     @property

@@ -213,6 +213,7 @@ def _named(holder: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from holder.named_parameters()
         yield from holder.named_buffers()
     elif isinstance(holder, torch.optim.Optimizer):
+        # An optimizer holds its parameters without names.
         parameters = [p for group in holder.param_groups for p in group["params"]]
         for i, p in enumerate(parameters):
             yield f"parameter {i}", p

@@ -76,7 +76,7 @@ class _Region:
     held: Any
     plan: OpPlan
     graph: Graph | None
-    how: CompileSpec
+    compile_spec: CompileSpec
     is_plain: bool = True
     owner: CompiledDynamoGraph | None = None
 
@@ -238,7 +238,7 @@ class Regions:
             region = self._known.get(id(whole))
             if region is None:
                 graph = Graph(whole.module)
-                made = _Region(whole, self._plan(), graph, whole.how, is_plain=False)
+                made = _Region(whole, self._plan(), graph, whole.compile_spec, is_plain=False)
                 region = self._new(made, whole.backend, whole.line)
         context = self._context(_Begun(region, origin, list(snapshot.inputs), "", None))
         self._recorder.verdict(context, verdict, tuple(j.diff for j in judged))
@@ -354,7 +354,7 @@ class Regions:
         # A graph of plain operators is below autograd: it computes no gradients.
         needs_grad = [k for k, t in given if isinstance(t, torch.Tensor) and t.requires_grad and not region.is_plain]
         try:
-            shown = capture(graph, snapshot, region.how, needs_grad=needs_grad, is_plain=region.is_plain)
+            shown = capture(graph, snapshot, region.compile_spec, needs_grad=needs_grad, is_plain=region.is_plain)
             written = [snapshot.inputs[k] for k in graph.written]
             kept = self._recorder.keep(region.plan, verdict, shown.arguments(), written)
         except Unkeepable as reason:
@@ -374,15 +374,15 @@ class Regions:
             # The copy from before Inductor's passes: the one that torch keeps was made after them, and would hide their
             # errors.
             graph = None if whole is None else Graph(without_layouts(copy_graph(with_inductor_rng(whole))))
-            how = CompileSpec.by_inductor({} if module is None else _SETTINGS.get(module, {}))
+            compile_spec = CompileSpec.by_inductor({} if module is None else _SETTINGS.get(module, {}))
             of = None if module is None else _OWNERS.get(module)
-            region = self._new(_Region(code, self._plan(), graph, how, owner=of), INDUCTOR, line)
+            region = self._new(_Region(code, self._plan(), graph, compile_spec, owner=of), INDUCTOR, line)
         return region
 
     def _of_backend(self, made: BackendRegion) -> _Region:
         region = self._known.get(id(made))
         if region is None:
-            new = _Region(made, self._plan(), made.graph, made.how, made.plain, made.owner)
+            new = _Region(made, self._plan(), made.graph, made.compile_spec, made.plain, made.owner)
             region = self._new(new, made.backend, made.line)
         return region
 

@@ -82,11 +82,11 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
     Raises:
         UsageError: A script cannot name the backend.
     """
-    how = report.how
+    compile_spec = report.compile_spec
     wanted = list(_wanted(report))
-    if how is None or not wanted:
+    if compile_spec is None or not wanted:
         return []
-    how.refuse_what_cannot_be_imported()
+    compile_spec.refuse_what_cannot_be_imported()
     made = []
     with preserved_rng():
         for k, (region, culprit) in enumerate(wanted, start=1):
@@ -94,7 +94,9 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
             place = folder / f"{k:02}-{what}-{region.outcome.replace(' ', '-')}"
             assert region.shown is not None
             seen = f"{report.name}, {region.name}"
-            maker = GraphScriptMaker(how, region.shown, culprit, name=region.name, seen=seen, error=region.error)
+            maker = GraphScriptMaker(
+                compile_spec, region.shown, culprit, name=region.name, seen=seen, error=region.error
+            )
             made.append(maker.write(place, time_limit_s))
     return made
 
@@ -114,7 +116,7 @@ class GraphScriptMaker:
     """Makes the script of one node, or of a graph as a whole.
 
     Args:
-        how: How it was compiled.
+        compile_spec: How it was compiled.
         shown: The graph, and inputs with which it deviates or fails.
         culprit: The node at fault; None for the graph as a whole.
         name: The graph's.
@@ -126,7 +128,7 @@ class GraphScriptMaker:
 
     def __init__(
         self,
-        how: CompileSpec,
+        compile_spec: CompileSpec,
         shown: FaultyGraph,
         culprit: Culprit | None,
         *,
@@ -136,7 +138,7 @@ class GraphScriptMaker:
         story: Sequence[str] = (),
         needs_grad: Sequence[int] = (),
     ) -> None:
-        self._how, self._culprit, self._name, self._seen = how, culprit, name, seen
+        self._how, self._culprit, self._name, self._seen = compile_spec, culprit, name, seen
         self._graph, self._snapshot = shown.graph, shown.snapshot
         self._error, self._more, self._needs_grad = error, tuple(story), tuple(needs_grad)
         self._notes: list[str] = []
@@ -252,20 +254,29 @@ class GraphScriptMaker:
         return [*lines, "", "Exit status: 1 while the fault is there, 0 when it is gone."]
 
 
-def graph_fields(module: fx.GraphModule, how: CompileSpec, written: Sequence[int], *, raises: bool) -> dict[str, Any]:
+def graph_fields(
+    module: fx.GraphModule, compile_spec: CompileSpec, written: Sequence[int], *, raises: bool
+) -> dict[str, Any]:
     """What the script of a graph takes: the graph as code, its modules, and the arguments of `torch.compile`."""
     graph = graph_function(module)
     used = set(re.findall(r"\b[A-Za-z_]\w*", graph))
     setup = [code("from math import {}", dotted_name(name)) for name in ("inf", "nan") if name in used]
     setup += [code("from torch import device")] if "device" in used else []
-    if how.is_function:
-        setup.append(code("from {} import {} as backend", dotted_name(how.module), dotted_name(how.name)))
-    elif how.module and how.module.partition(".")[0] != "torch":
-        setup.append(code("import {}  # registers the backend", dotted_name(how.module)))
-    options = [code("backend={}", code("backend") if how.is_function else how.name), code("fullgraph=True")]
-    options += [code("mode={}", how.mode)] if how.mode else []
-    options += [code("options={}", how.options)] if how.options and not how.mode else []  # torch takes one of both
-    options += [code("dynamic={}", how.dynamic)] if how.dynamic is not None else []
+    if compile_spec.is_function:
+        setup.append(
+            code("from {} import {} as backend", dotted_name(compile_spec.module), dotted_name(compile_spec.name))
+        )
+    elif compile_spec.module and compile_spec.module.partition(".")[0] != "torch":
+        setup.append(code("import {}  # registers the backend", dotted_name(compile_spec.module)))
+    options = [
+        code("backend={}", code("backend") if compile_spec.is_function else compile_spec.name),
+        code("fullgraph=True"),
+    ]
+    options += [code("mode={}", compile_spec.mode)] if compile_spec.mode else []
+    options += (
+        [code("options={}", compile_spec.options)] if compile_spec.options and not compile_spec.mode else []
+    )  # torch takes one of both
+    options += [code("dynamic={}", compile_spec.dynamic)] if compile_spec.dynamic is not None else []
     return {
         "imports": tuple(name for name in ("math", "operator") if name in used),
         "setup": (joined(setup, "\n"),),
@@ -273,10 +284,10 @@ def graph_fields(module: fx.GraphModule, how: CompileSpec, written: Sequence[int
     }
 
 
-def _versions(how: CompileSpec) -> str:
+def _versions(compile_spec: CompileSpec) -> str:
     """The file of versions, with those of the backend's packages."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    for top in {how.module.partition(".")[0]} - {"", "torch"}:
+    for top in {compile_spec.module.partition(".")[0]} - {"", "torch"}:
         for name in importlib.metadata.packages_distributions().get(top, ()):
             versions[name] = importlib.metadata.version(name)
     return versions_text({"versions": versions, "platform": platform.platform()})
@@ -321,12 +332,12 @@ def write_region_script(
     """
     check_harmless(data.info, options.allowed)
     region = CapturedRegion.read(load_captured(data, record), options.allowed)
-    region.how.refuse_what_cannot_be_imported()
+    region.compile_spec.refuse_what_cannot_be_imported()
     # A comparison may be running: what is done here is none of its calls.
     with torchcompile.no_modes(), preserved_rng():
         search = _RegionSearch(region, finding.op, options.seconds, is_own=options.allowed.modules)
         maker = GraphScriptMaker(
-            search.how,
+            search.compile_spec,
             search.shown,
             search.culprit,
             name=finding.op,
@@ -345,7 +356,7 @@ class _RegionSearch:
     """Looks for the operator at fault.
 
     Attributes:
-        how: How the region was compiled, with what compiles so here, if it does.
+        compile_spec: How the region was compiled, with what compiles so here, if it does.
         shown: Its graph, and the inputs.
         culprit: The first operator at fault; None where none was found.
         others: A line on further ones.
@@ -361,16 +372,22 @@ class _RegionSearch:
         self.shown = FaultyGraph(graph, Snapshot.take(region.inputs, graph.written))
         # Compiled code checks neither indices nor sizes of memory, so a damaged file could crash the process.
         _check_runs(self.shown, is_own=is_own)
-        self.how = region.how
+        self.compile_spec = region.compile_spec
         self.notes: list[str] = []
         self.others: list[str] = []
         self.culprit: Culprit | None = None
-        if region.how.left_out:
-            self.notes.append(f"a script cannot hold these options of the backend: {', '.join(region.how.left_out)}")
+        if region.compile_spec.left_out:
+            self.notes.append(
+                f"a script cannot hold these options of the backend: {', '.join(region.compile_spec.left_out)}"
+            )
         try:
-            self.how = replace(region.how, compiler=region.how.look_for_compiler())
+            self.compile_spec = replace(region.compile_spec, compiler=region.compile_spec.look_for_compiler())
         except Exception as error:  # whatever importing it raises
-            where = f"; put the folder of {region.how.module} on PYTHONPATH" if region.how.is_function else ""
+            where = (
+                f"; put the folder of {region.compile_spec.module} on PYTHONPATH"
+                if region.compile_spec.is_function
+                else ""
+            )
             self.notes.append(f"nothing was minimised, the backend is not here: {error_text(error)}{where}")
             return
         # Without time for a search the script shows the whole graph.
@@ -382,7 +399,7 @@ class _RegionSearch:
         return max(0.0, self._until - time.monotonic())
 
     def _look(self, name: str) -> None:
-        graph, snapshot, compiler = self.shown.graph, self.shown.snapshot, self.how.look_for_compiler()
+        graph, snapshot, compiler = self.shown.graph, self.shown.snapshot, self.compile_spec.look_for_compiler()
         try:
             verdict, judged = judge_probe(compiler, Probe(graph, snapshot, graph.names()))
             # The fault may need the code around the region, or another version of the backend.

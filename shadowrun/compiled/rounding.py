@@ -89,6 +89,7 @@ class Float64Mode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_random(func, args, kwargs or {}):
+            # None where this run draws more often than the recorded one: then it draws itself.
             kept = next(self._draws, None)
             if kept is not None:
                 # An in-place random operator (`uniform_`) has to write the recorded numbers where it would have drawn.

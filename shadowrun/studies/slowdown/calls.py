@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Entry", "Mix", "entries", "names_of", "read_mix"]
 
+# A run in memory folds its oldest matches: of these only the number of each context is kept.
 _CALLS = """
 select op.name, inputs, max(shapes), sum(n) from (
     select context_id, count(*) as n from call group by context_id

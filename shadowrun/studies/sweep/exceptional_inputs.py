@@ -99,6 +99,7 @@ def repeat_with_tail(values: torch.Tensor) -> torch.Tensor:
 
 def _nans(dtype: torch.dtype) -> torch.Tensor:
     bits = torch.tensor([math.nan], dtype=dtype).view(_VIEWS[dtype])
+    # The lowest bits are the payload; the least integer has the bit of the sign only.
     return torch.cat([bits, bits | 5, bits | torch.iinfo(bits.dtype).min]).view(dtype)
 
 
@@ -247,12 +248,14 @@ def _binary_inputs(name: str, values: torch.Tensor) -> Iterator[tuple[torch.Tens
         if any(word in name for word in _DIVIDES) or name in ("__rdiv__", "gcd", "lcm"):
             others = values[values > 0]  # on x86, dividing the minimum integer by -1 raises SIGFPE
             values = others if name.startswith("__r") or name in ("gcd", "lcm") else values
+        # Shifts by the width or more are undefined in C, and negative powers of integers raise.
         elif "shift" in name or "pow" in name:
             others = torch.tensor([0, 1, 2, 5], dtype=values.dtype)
     yield repeat_with_tail(values.repeat_interleave(others.numel())), repeat_with_tail(others.repeat(values.numel()))
 
 
 def _sort_inputs(name: str, values: torch.Tensor) -> Iterator[Sample]:
+    # A separate generator: the orders must be the same when a script rebuilds the case.
     generator = torch.Generator().manual_seed(len(name))
     numbers = values[~values.isnan()] if values.is_floating_point() else values
     for row in (values, numbers):
@@ -288,6 +291,7 @@ def _reduction_inputs(values: torch.Tensor, samples: list[Sample]) -> Iterator[S
     args = next((s.args for s in samples if all(not isinstance(a, (torch.Tensor, tuple, list)) for a in s.args)), ())
     yield Sample(rows, args, {"dim": -1})
     yield Sample(rows.t().contiguous(), args, {"dim": 0})
+    # One more than the number of positions: each row has another value at another position.
     for row in rows[:: len(_POSITIONS) + 1]:
         yield Sample(row.clone(), args, {} if samples else {"dim": 0})
 

@@ -206,6 +206,7 @@ class _Writer:
             return literal(inner) if isinstance(value, list) else code("({},)", joined(inner))
         if isinstance(value, dict) and any(True for _ in leaves(value)):
             return literal({k: self.text(f"{name}[{k}]", v) for k, v in value.items()})
+        # A numpy number, whose `repr` names numpy.
         text = literal(value.item() if hasattr(value, "item") and not isinstance(value, torch.Tensor) else value)
         try:  # the script is executed: text that is no expression must not get into it
             ast.parse(text, mode="eval")

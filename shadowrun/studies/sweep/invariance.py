@@ -85,6 +85,7 @@ def batch_arguments(
     x = args[places[0]]
     if any(args[p].dim() < 1 or args[p].shape[0] != n for p in places) or x.dim() < _MIN_DIMS.get(name, 1):
         return (), 0
+    # A norm over all dimensions has no batch.
     if name in {"native_layer_norm", "_fused_rms_norm"}:
         return (places, n) if x.dim() > len(args[1]) else ((), 0)
     return (places, n) if _keeps_batch_dim(func, args, kwargs, x.dim()) else ((), 0)
@@ -267,6 +268,7 @@ class Invariance:
 
     def __init__(self, platform: Platform) -> None:
         self._executor = Executor(platform)
+        # The finding names the two variants: no hypothesis on the cause is needed.
         self._judge = Judge(hypotheses=False)
         self._plans: dict[int, OpPlan] = {}
 
@@ -382,6 +384,7 @@ class Invariance:
                 and (w.shape[:1], o.shape[:1]) == ((n,), (1,))
                 and w.shape[1:] == o.shape[1:]
             ]
+            # Names belong to results by position: only the first ones may be kept.
             if kept != list(range(len(kept))):
                 continue
             # Strides are compared too, and a slice has those of the batch.

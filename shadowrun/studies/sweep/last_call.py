@@ -103,6 +103,7 @@ def last_call(
         with process:
             _wait_or_kill(process, seconds)
         try:
+            # The process may have died while it wrote the file.
             return captured_inputs.load(Path(folder), _NAME)
         except DataFileError:
             return None
@@ -144,11 +145,13 @@ def main(facts: dict[str, Any], folder: str) -> None:
     torch.manual_seed(0)
     with platform.context(), _LastCallRecorder(Path(folder), platform):
         prepared()
+    # What was launched last may crash after the program has returned.
     platform.synchronize()
 
 
 def _end_with_parent() -> None:
     os.read(0, 1)
+    # Not `sys.exit`, which ends this thread only: the main thread may hang in a kernel.
     os._exit(0)
 
 

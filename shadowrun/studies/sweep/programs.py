@@ -63,6 +63,7 @@ def varied(samples: list[Sample], part: Part) -> Iterator[tuple[int, Sample]]:
         n += 1
         if part in (Part.ZERO_DIM, Part.EMPTY) and n > _MOST_DERIVED:
             return
+        # The number of the database: a case keeps its name when other samples are left out.
         yield number, new
 
 
@@ -84,6 +85,7 @@ def program(info: Any, part: Part, number: int, sample: Sample) -> Program:
         return _backward(function, sample)
     if part is Part.MEMORY:
         return _memory(function, getattr(info, "inplace_variant", None), sample)
+    # A recorded operator may write to its inputs, so they are results; functions of the database do not.
     return _forward(function, sample, inputs_too=not hasattr(info, "op"))
 
 

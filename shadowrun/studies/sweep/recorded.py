@@ -113,6 +113,7 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
             _fill(t, min([2, *sizes]))
     except Unreadable:
         raise
+    # The text may name any shape, dtype and number.
     except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as why:
         raise Unreadable(f"its inputs cannot be made: {why}") from None
     return Sample(None, tuple(args), kwargs)

@@ -135,6 +135,7 @@ def _failures(table: SupportTable) -> tuple[Entry, ...]:
             Fact("why", why, "strong"),
             Fact("first", f"sample {first.first.sample} of {first.part}, {first.inputs or 'no inputs'}"),
         )
+        # A fallback computes the right result.
         tone = "warn" if kind in (Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK) else "bad"
         entries.append(Entry(name, facts, f"[{support}]: {kind}{place}", tone=tone))
     return tuple(entries)

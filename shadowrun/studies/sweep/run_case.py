@@ -146,6 +146,7 @@ class CaseRunner:
         self._on_device = self._target.has_program_settings  # if false, on the reference
         away = self._target if self._on_device else self._ref
         self._device = away.device if away.has_program_settings else _CPU
+        # All cases write to one data file: the records of a case are those after this number.
         self._last = -1
         self._invariance = Invariance(self._target)
         self._error_catchers = ErrorCatcher(self._target), ErrorCatcher(self._ref)
@@ -174,6 +175,7 @@ class CaseRunner:
 
     def _compare_results(self, part: Part, program: Program) -> list[CaseFinding] | None:
         try:
+            # The reference first: a case that it cannot run says nothing about the target.
             expected = self._on_reference(program)
         except NoGradient:
             return None
@@ -190,6 +192,7 @@ class CaseRunner:
             return None
         rows = self._records()
         shown = [(row, finding) for row in rows if (finding := finding_of_row(row)) is not None]
+        # The forward pass has a part of its own: its faults are not counted twice.
         findings = [finding for row, finding in shown if part is not Part.BACKWARD or row[2] == Phase.BACKWARD]
         if memory:
             return [finding for finding in findings if finding.cause == Cause.MEMORY_EFFECTS]
@@ -241,6 +244,7 @@ class CaseRunner:
             return [_NOT_DISPATCHED]
         except Exception as error:
             return [_reference_failed(Part.INVALID, error)]
+        # Then the database is wrong, and nothing is known against the target.
         if expected is None:
             return [CaseFinding(Kind.HARNESS, explanation="the reference accepts it")]
         if isinstance(expected, (Unsendable, WorkerDied)):
@@ -378,6 +382,7 @@ def _exception_difference(error: Exception, expected: Exception) -> list[CaseFin
         return [finding_of_error(error)]
     if isinstance(error, type(expected)) or isinstance(expected, type(error)):
         failure = classify(error)
+        # NotImplementedError is a RuntimeError: a missing kernel must not pass as a refusal of the inputs.
         if failure.supported or type(error) is type(expected):
             return []
     finding = finding_of_error(error)

@@ -136,6 +136,7 @@ class _Writer:
         on_reference = self._finding.explanation.startswith(ON_REFERENCE)
         ends = self._finding.kind in _PROCESS_ENDS and not self._finding.op
         rebuilt = rebuild_case(self._sweep_finding, self._origin)
+        # In this process such a case would end the process.
         if on_reference or (ends and not self._is_exception()):
             return self._process_end_script(rebuilt, on_reference=on_reference)
         check_harmless(self._run, allowed)  # from here on the case runs in this process
@@ -160,6 +161,7 @@ class _Writer:
         run = runner.watch(rebuilt.program)
         kind = _KINDS[self._finding.kind]
         same = [f for f in run.findings() if (f.op, f.kind) == (self._finding.op, kind) and f.captured >= 0]
+        # One operator may have several findings in the case: the one of the sweep comes first.
         same.sort(key=lambda f: ((f.cause or "") != self._finding.cause, f.explanation != self._finding.explanation))
         if not same:
             return None

@@ -167,6 +167,7 @@ def _operator(name: str, parts: dict[tuple[str, Part], _Tally]) -> OperatorSuppo
     return OperatorSupport(name, support_of(total), by_part, dict(total), tuple(failing))
 
 
+# Without `UNTESTED`: what one sweep could not test is not compared.
 _RANK = {Support.NONE: 0, Support.PARTIAL: 1, Support.FULL: 2}
 
 

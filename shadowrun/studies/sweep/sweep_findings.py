@@ -83,6 +83,7 @@ def finding_of_error(error: BaseException, op: str = "") -> CaseFinding:
     """The finding of an exception that the target raised and the reference did not."""
     if isinstance(error, WorkerDied):
         return CaseFinding(_kind_of_error("", str(error)), op, "", Cause.IMPLEMENTATION, str(error)[:_MOST_TEXT])
+    # A limit of the protocol with the worker process, no fault of the target.
     if isinstance(error, Unsendable):
         return CaseFinding(Kind.UNVERIFIED, op, explanation=str(error)[:_MOST_TEXT])
     if is_out_of_memory(error):

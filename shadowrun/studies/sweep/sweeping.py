@@ -77,6 +77,7 @@ def plan(request: SweepRequest) -> Plan:
         DataFileError: The data file cannot be read.
     """
     if request.source is not None:
+        # Imported here: torch takes seconds, and what else this module needs works without it.
         from shadowrun.studies.sweep.recorded import read_calls
 
         calls = {key: texts[: request.samples] for key, texts in read_calls(request.source).items()}
@@ -160,6 +161,7 @@ def sweep(
             pool.run(tasks)
             n_open = pool.n_given_up
         complete = not n_open
+    # What was run is in the file: the same command resumes the sweep.
     except KeyboardInterrupt:
         return False
     finally:
