@@ -277,7 +277,7 @@ def _not_alone(report: RegionReport) -> RegionReport:
 
 
 def region_reports(
-    regions: list[Region], compiler: Any, *, until: float, on_progress: Progress, search: bool = True
+    regions: list[Region], compiler: Any, *, until: float, on_progress: Progress
 ) -> tuple[RegionReport, ...]:
     """What became of each region that the program called, with its wrong nodes.
 
@@ -287,7 +287,7 @@ def region_reports(
     bad = {r.number for r in regions if not r.is_whole and _is_bad(r)}
     reported = [r for r in regions if (r.n_calls or r.error) and not (r.is_whole and r.number in bad and _is_bad(r))]
     reported.sort(key=lambda r: (r.number, r.is_whole))
-    return tuple(_report(region, compiler, until, on_progress, search=search) for region in reported)
+    return tuple(_report(region, compiler, until, on_progress) for region in reported)
 
 
 def _is_bad(region: Region) -> bool:
@@ -301,7 +301,7 @@ def _in_gradients_only(case: GraphCase) -> bool:
     return bool(wrong) and all(name.startswith(GRADIENT) for name in wrong)
 
 
-def _report(region: Region, compiler: Any, until: float, on_progress: Progress, *, search: bool) -> RegionReport:
+def _report(region: Region, compiler: Any, until: float, on_progress: Progress) -> RegionReport:
     n_nodes = sum(n.op == "call_function" for n in region.graph.module.graph.nodes)
     worst = region.worst
     verdict = Verdict(Status.UNVERIFIED, explanation="never called") if worst is None else worst.verdict
@@ -319,14 +319,13 @@ def _report(region: Region, compiler: Any, until: float, on_progress: Progress, 
     elif worst is not None and deviates:
         shown = FaultyGraph(worst.graph, worst.snapshot)
     localised = None
-    if search:
-        try:
-            if region.failing is not None:
-                localised = failing_node(region, compiler, until=until, on_progress=on_progress)
-            elif worst is not None and deviates:
-                localised = localise(region, worst, compiler, until=until, on_progress=on_progress)
-        except Exception as failure:  # the finding itself stands
-            warnings.warn(f"The search in {region.name} failed: {error_text(failure)}", stacklevel=2)
+    try:
+        if region.failing is not None:
+            localised = failing_node(region, compiler, until=until, on_progress=on_progress)
+        elif worst is not None and deviates:
+            localised = localise(region, worst, compiler, until=until, on_progress=on_progress)
+    except Exception as failure:  # the finding itself stands
+        warnings.warn(f"The search in {region.name} failed: {error_text(failure)}", stacklevel=2)
     return RegionReport(
         region.name, outcome, verdict, region.compile_s, n_nodes, region.n_calls, error, localised, shown
     )

@@ -23,7 +23,6 @@ __all__ = [
     "MODES_IN_GRAPHS",
     "OWN_BACKENDS",
     "CompileRequest",
-    "backend_names",
     "compiled_functions",
     "fresh_dynamo",
     "graph_breaks",
@@ -419,11 +418,6 @@ def _asked(wrapper: Any) -> CompileRequest:
     name, given = str(wrapper.compiler_name), wrapper.kwargs
     backend = name if _is_registered(wrapper) else wrapper.compiler_fn
     return CompileRequest(backend, name, given.get("mode"), given.get("options") or {}, wrapper.dynamic, wrapper)
-
-
-def backend_names() -> list[str]:
-    """Backends that have names."""
-    return list(torch.compiler.list_backends(exclude_tags=()))
 
 
 def module_of(resolve_backend: Compiler) -> str:
