@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from shadowrun.compiled import torchcompile
-    from shadowrun.compiled.check_script import checked_torch_compile, compile_reports
+    from shadowrun.compiled.check import checked_torch_compile, compile_reports
 
     # Torch counts graph breaks per process: the difference belongs to the program.
     before = torchcompile.graph_breaks()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from shadowrun.judge.ladder import Step
     from shadowrun.report.document import Block, Document, Section
-    from shadowrun.repro.judge_again import Explanation
+    from shadowrun.repro.call_replayer import Explanation
     from shadowrun.run import Run
 
 __all__ = ["add_arguments", "run"]

@@ -52,14 +52,14 @@ def read_calls(path: Path) -> dict[tuple[str, str], list[str]]:
         DataFileError: Missing, or no data file.
     """
     data = DataFile.open(path)
-    found: dict[tuple[str, str], list[str]] = {}
+    texts: dict[tuple[str, str], list[str]] = {}
     for op, inputs, dtypes in data.query(_CALLS):
         short = dtypes.partition(",")[0]
         dtype = _dtypes().get(short)
-        calls = found.setdefault((op, str(dtype).removeprefix("torch.") if dtype else short or "any"), [])
+        calls = texts.setdefault((op, str(dtype).removeprefix("torch.") if dtype else short or "any"), [])
         if inputs not in calls:
             calls.append(inputs)
-    return found
+    return texts
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -113,6 +113,7 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
             _fill(t, min([2, *sizes]))
     except Unreadable:
         raise
+    # The text may name any shape, dtype and number.
     except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as why:
         raise Unreadable(f"its inputs cannot be made: {why}") from None
     return Sample(None, tuple(args), kwargs)
@@ -124,7 +125,7 @@ class _Reader:
     def __init__(self, text: str, shapes: str) -> None:
         self._text = text
         self._at = 0
-        self._shapes = [_shape(found[1]) for found in _SHAPE.finditer(shapes)]
+        self._shapes = [_shape(match[1]) for match in _SHAPE.finditer(shapes)]
         self._n_tensors = 0
         self._n_bytes = 0
 
@@ -166,19 +167,19 @@ class _Reader:
 
     def _list(self) -> list[Any]:
         self._at += 1
-        found: list[Any] = []
+        entries: list[Any] = []
         while not self._text.startswith("]", self._at):
             if self._at >= len(self._text):
                 raise Unreadable("its inputs were recorded in part")
             more = _MORE.match(self._text, self._at)
             if more is None:
-                found.append(self._value())
+                entries.append(self._value())
                 self._skip_comma()
             else:
                 self._at = more.end()
-                found += self._unwritten(int(more[1]), found)
+                entries += self._unwritten(int(more[1]), entries)
         self._at += 1
-        return found
+        return entries
 
     def _unwritten(self, n: int, before: list[Any]) -> list[Any]:
         last = before[-1] if before else None
