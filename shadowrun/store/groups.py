@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.store.schema import SEVERITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from shadowrun.store.datafile import DataFile
 
     Query = Callable[..., Iterable[tuple[Any, ...]]]
     Key = tuple[int, int, int]
     Observe = Callable[[int, list[float], list[float]], None]
-    from collections.abc import Iterable, Iterator
-
-    from shadowrun.store.datafile import DataFile
 
 __all__ = ["PIECE", "Group", "Sums", "compute", "merge", "read_folded", "read_groups", "scan"]
 
@@ -199,6 +198,7 @@ def read_groups(data: DataFile, observe: Observe | None = None) -> list[Group]:
 
 def compute(query: Query, block: int, where: str = "1", observe: Observe | None = None) -> Iterator[Group]:
     """Groups of the calls that are kept one by one, each of one run; the arguments are those of `scan`."""
+    # Most runs have no differences at all, and then no row has to be ranked.
     diffs = {row[:3]: row[3:] for row in query(_FROM_DIFFS.format(block=block, where=where))}
     worst = _worst(query, _SEVERITIES.format(block=block, where=where)) if diffs else {}
     drift = {row[:3]: row[3:] for row in query(_DRIFT.format(block=block, where=where))}
@@ -244,6 +244,7 @@ def _worst(query: Query, sql: str) -> dict[Key, tuple[float, int]]:
 
 
 def _group(row: tuple[Any, ...]) -> Group:
+    # As in `compute`: a sum may be the text 'nan', and a distance in ULP past 63 bits is a float.
     i, f = int, float
     return Group(
         i(row[0]), i(row[1]), (i(row[2]),), i(row[3]), i(row[4]), i(row[5]), i(row[6]), f(row[7]), f(row[8]),
@@ -256,6 +257,7 @@ def _join(groups: list[Group]) -> Group:
     # Runs that were combined have numbers of their own: the first call is that of the earliest step.
     first = min(groups, key=lambda g: (g.first_step, g.first_seq))
     worse = max(groups, key=lambda g: (g.severity, -g.worst_seq))
+    # The severity and the worst call are those of one group: a report shows that call.
     return dataclasses.replace(
         worse,
         sources=tuple(sorted({number for g in groups for number in g.sources})),
