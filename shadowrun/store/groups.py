@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Key = tuple[int, int, int]
     Observe = Callable[[int, list[float], list[float]], None]
 
-__all__ = ["PIECE", "Group", "Sums", "compute", "merge", "read_folded", "read_groups", "scan"]
+__all__ = ["PIECE", "Group", "Sums", "compute", "greatest", "merge", "read_folded", "read_groups", "scan"]
 
 
 PIECE = 20_000
@@ -270,15 +270,15 @@ def _join(groups: list[Group]) -> Group:
         n_target=sum(g.n_target for g in groups),
         target_us_total=sum(g.target_us_total for g in groups),
         target_us_min=_least(g.target_us_min for g in groups),
-        max_abs=_greatest(g.max_abs for g in groups),
-        max_rel=_greatest(g.max_rel for g in groups),
+        max_abs=greatest(g.max_abs for g in groups),
+        max_rel=greatest(g.max_rel for g in groups),
         max_ulp=max(g.max_ulp for g in groups),
         remaining_bits=int(_least(g.remaining_bits for g in groups)),
         n_mismatched=sum(g.n_mismatched for g in groups),
         n_nan=sum(g.n_nan for g in groups),
         n_inf=sum(g.n_inf for g in groups),
-        drift_abs=_greatest(g.drift_abs for g in groups),
-        drift_rel=_greatest(g.drift_rel for g in groups),
+        drift_abs=greatest(g.drift_abs for g in groups),
+        drift_rel=greatest(g.drift_rel for g in groups),
     )
 
 
@@ -287,6 +287,7 @@ def _least(values: Iterable[float]) -> float:
     return min((v for v in values if v >= 0), default=-1.0)
 
 
-def _greatest(values: Iterable[float]) -> float:
-    """The greatest; NaN is greater than everything, as the text 'nan' is in SQLite."""
-    return max(values, key=lambda v: (v != v, v))  # noqa: PLR0124 - the fastest NaN test
+def greatest(values: Iterable[float], default: float = 0.0) -> float:
+    """The greatest value; NaN counts as greater than all others, as the text 'nan' is in SQLite."""
+    # `max` alone returns NaN or not by the order of the values.
+    return max(values, key=lambda v: (v != v, v), default=default)  # noqa: PLR0124 - the fastest NaN test
