@@ -172,7 +172,7 @@ class TensorDiff:
         worst_index: Index of the worst element, as in `torch.testing` messages.
         worst_actual, worst_expected: Its values.
         excess_actual, excess_expected: Distance from the float64 oracle in units of the operator's
-            own rounding (`docs/design.md`, "The verdict"); -1 where the oracle was not asked.
+            own rounding (`docs/design/judge.md`); -1 where the oracle was not asked.
         detail: Free text on form differences: ``stride (4, 1) against (1, 2)``.
         n_from_zero: Elements that are 0 on the reference, and finite but not 0 on the target: no relative tolerance
             alone lets them pass; -1 where not counted (data files of schema 1).

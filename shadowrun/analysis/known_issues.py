@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shadowrun.analysis.findings import MIN_TIMED_CALLS
 from shadowrun.analysis.wording import plural
 from shadowrun.settings import fits_operator, fits_platform
 from shadowrun.types import Status
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from shadowrun.settings import KnownLine
 
 __all__ = ["KnownIssues", "LedgerLineUse", "LedgerUse"]
-
-MIN_TIMED_CALLS = 3
-"""As for findings of the kind slow: fewer calls are no evidence."""
 
 _DIVERGING = frozenset({Status.MISMATCH, Status.UNSUPPORTED, Status.FALLBACK, Status.ERROR})
 _CONCLUSIVE = _DIVERGING | {Status.MATCH}
@@ -103,8 +101,10 @@ class KnownIssues:
         # Calls that another line excuses also show that this line is not stale.
         rows = [row for row in table.rows if _concerns(line, row)]
         n_diverging = sum(row.group.n for row in rows if _diverges(line, row))
+        # Slow is no status of a call: only the findings have it.
         n_diverging += sum(f.n_calls for f in findings if f.kind == "slow" and _fits(line, f.kind, f.op, f.modules))
         n_calls = sum(_conclusive_calls(row) for row in rows)
+        # Too few calls to find an operator slow are no evidence that it is fast either.
         timed = line.kind != "slow" or n_calls >= MIN_TIMED_CALLS
         if n_diverging:
             state = "expired" if self._expired(line) else "matched"
@@ -120,6 +120,7 @@ def _fits(line: KnownLine, kind: str, op: str, modules: tuple[str, ...]) -> bool
         return False
     if line.module == "*":
         return True
+    # `all` of nothing is true: calls outside of modules fit `*` only.
     return bool(modules) and all(fnmatchcase(module, line.module) for module in modules)
 
 
