@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "compiled": CALL | {"judge", "schedule", "replay", "recording", "analysis", "repro"},
     "run": {"types", "errors", "settings", "store", "analysis", "report", "repro", "compiled"},
     "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
-    "studies": CALL | {"sim", "judge", "replay", "analysis", "report", "repro", "run", "comparison"},
+    "studies": CALL | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "run", "comparison"},
 }
 """Part of the package to the parts that it may import. `cli`, `__main__` and `__init__` may import all."""
 

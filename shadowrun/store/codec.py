@@ -180,6 +180,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "float": lambda value: float(_number(value)),
     "bool": _of_type(bool),
     "dict[str, Any]": _dictionary,
+    "dict[str, int]": lambda value: {name: _integer(n) for name, n in _dictionary(value).items()},
     "dict[str, str]": lambda value: {name: str(text) for name, text in _dictionary(value).items()},
     "tuple[str, ...]": lambda value: tuple(_of_type(str)(text) for text in _of_type(list)(value)),
 }

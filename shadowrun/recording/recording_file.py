@@ -1,0 +1,396 @@
+"""The file of a recording, ``.shadowrec``: an SQLite database with its calls as packed columns, in blocks.
+
+A block is written in one transaction: a process that is killed loses the calls since its last block. Readers check the
+schema, each size before memory is taken, and each number that refers to a row. Nothing in the file is run or unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sqlite3
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shadowrun.errors import DataFileError
+from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, Recording, n_rungs
+from shadowrun.store import validation
+from shadowrun.store.codec import decode_facts, jsonable
+from shadowrun.store.validation import COUNT, SHAPE, TEXT, one_of
+from shadowrun.types import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from shadowrun.store.validation import Columns
+
+__all__ = ["SUFFIX", "Block", "Writer", "is_recording", "read"]
+
+SUFFIX: Final = ".shadowrec"
+APPLICATION_ID: Final = 0x73687263  # "shrc"
+SCHEMA_VERSION: Final = 1
+SCHEMA: Final = """
+create table process (id integer primary key, info text not null);
+create table context (
+    id integer primary key, op text not null, module text not null, phase text not null, site text not null,
+    device text not null, arguments text not null
+);
+create table form (
+    id integer primary key, dtype text not null, shape text not null, stride text not null, layout text not null,
+    placement text not null
+);
+create table kernel (id integer primary key, name text not null);
+create table block (
+    id integer primary key, process integer not null references process (id), n_calls integer not null,
+    n_results integer not null, calls blob not null, results blob not null, inputs blob not null, rungs blob not null,
+    samples blob not null, row_rungs blob not null
+);
+create table content (digest text primary key, dtype text not null, shape text not null, bytes blob not null);
+create table captured (call integer primary key, arguments text not null);
+"""
+
+_BLOB = "typeof({0}) = 'blob'"
+_COLUMNS: Columns = {
+    "process": {"id": COUNT, "info": TEXT},
+    "context": {
+        **dict.fromkeys(("op", "module", "site", "device", "arguments"), TEXT),
+        "id": COUNT,
+        "phase": one_of(*Phase),
+    },
+    "form": {"id": COUNT, **dict.fromkeys(("dtype", "layout", "placement"), TEXT), "shape": SHAPE, "stride": SHAPE},
+    "kernel": {"id": COUNT, "name": TEXT},
+    "block": {
+        **dict.fromkeys(("id", "process", "n_calls", "n_results"), COUNT),
+        **dict.fromkeys(("calls", "results", "inputs", "rungs", "samples", "row_rungs"), _BLOB),
+    },
+    "content": {"digest": TEXT, "dtype": TEXT, "shape": SHAPE, "bytes": _BLOB},
+    "captured": {"call": COUNT, "arguments": TEXT},
+}
+MAX_CALLS_PER_BLOCK: Final = 1 << 16
+_MAX_RESULTS_PER_BLOCK: Final = 1 << 22  # a fused optimizer writes to thousands of tensors in one call
+_TIMEOUT_S: Final = 5.0
+_COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Consecutive calls of one process. `inputs` and `base` count rows from the first row of the process.
+
+    Attributes:
+        calls, results: Of `CALL` and `RESULT`.
+        inputs: Row numbers, int64.
+        rungs, samples, row_rungs: uint64, see `Recording`.
+    """
+
+    calls: npt.NDArray[Any]
+    results: npt.NDArray[Any]
+    inputs: npt.NDArray[np.int64]
+    rungs: npt.NDArray[np.uint64]
+    samples: npt.NDArray[np.uint64]
+    row_rungs: npt.NDArray[np.uint64]
+
+
+class Writer:
+    """Writes one process's recording. Not safe to use from several threads at once.
+
+    Args:
+        path: A recording that exists is replaced.
+        process: As known at the start; `finish` replaces it.
+
+    Raises:
+        DataFileError: The file cannot be written, or is not a recording.
+    """
+
+    def __init__(self, path: Path, process: Process) -> None:
+        self.path = path
+        self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        _clear(path)
+        try:
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None, check_same_thread=False
+            )
+            # As data files: one file to copy, and whole after `kill -9`.
+            self._connection.execute("pragma journal_mode = delete")
+            self._connection.execute("pragma synchronous = off")
+            numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
+            self._connection.executescript("begin;" + numbers + SCHEMA + "commit;")
+            self._write(("insert into process values (0, ?)", (_encode(process),)))
+        except sqlite3.Error as error:
+            raise _unwritable(path, str(error)) from error
+
+    def context(self, number: int, context: Context) -> None:
+        """Add a context; it is written in one transaction with the next block."""
+        self._pending.append(("insert into context values (?, ?, ?, ?, ?, ?, ?)", (number, *map(str, context))))
+
+    def form(self, number: int, form: Form) -> None:
+        """Add a form, as a context."""
+        row = (number, form.dtype, json.dumps(form.shape), json.dumps(form.stride), form.layout, form.placement)
+        self._pending.append(("insert into form values (?, ?, ?, ?, ?, ?)", row))
+
+    def kernel(self, number: int, name: str) -> None:
+        """Add a kernel, as a context."""
+        self._pending.append(("insert into kernel values (?, ?)", (number, name)))
+
+    def block(self, block: Block) -> None:
+        """Write calls."""
+        blobs = (zlib.compress(a.tobytes(), _COMPRESSION) for a in (block.calls, block.results, block.inputs))
+        # Hashes and mantissas are random bits: compression would take time and save nothing.
+        plain = (a.tobytes() for a in (block.rungs, block.samples, block.row_rungs))
+        row = (len(block.calls), len(block.results), *blobs, *plain)
+        self._write(("insert into block values (null, 0, ?, ?, ?, ?, ?, ?, ?, ?)", row))
+
+    def content(self, digest: str, dtype: str, shape: Sequence[int], data: bytes) -> None:
+        """Keep the bytes of a tensor, once for each digest."""
+        self._write(("insert or ignore into content values (?, ?, ?, ?)", (digest, dtype, json.dumps(shape), data)))
+
+    def captured(self, call: int, arguments: str) -> None:
+        """Keep the arguments of a call, as JSON that refers to contents by digest."""
+        self._write(("insert or replace into captured values (?, ?)", (call, arguments)))
+
+    def finish(self, process: Process) -> None:
+        """Write the final description of the process, and close."""
+        self._write(("update process set info = ? where id = 0", (_encode(process),)))
+        self._connection.close()
+
+    def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """In one transaction, after what waits for the next block."""
+        self._connection.execute("begin immediate")
+        try:
+            for sql, row in (*self._pending, *statements):
+                self._connection.execute(sql, row)
+        except BaseException:
+            self._connection.execute("rollback")
+            raise
+        self._connection.execute("commit")
+        self._pending.clear()
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a file has the header of a recording."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(72)
+    except OSError:
+        return False
+    return start.startswith(b"SQLite format 3\0") and start[68:] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def read(path: Path) -> Recording:
+    """Read a recording; imports no torch.
+
+    Raises:
+        DataFileError: The file is missing, not a recording, of a newer schema, or damaged.
+    """
+    connection = _open(path)
+    try:
+        with contextlib.closing(connection):
+            validation.check(connection, SCHEMA)
+            validation.check_values(connection, _COLUMNS)
+            return _read(connection, path.name)
+    except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
+        raise DataFileError(
+            f"The recording {str(path)!r} is damaged, or was not written by shadowrun ({error}). Record it again.",
+            slug="data-file-corrupt",
+        ) from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    if not path.exists():
+        raise DataFileError(
+            f"There is no recording {str(path)!r}. Make one with `shadowrun record -o FILE script.py`.",
+            slug="data-file-missing",
+        )
+    if not path.is_file() or not is_recording(path):
+        raise DataFileError(
+            f"{str(path)!r} is not a recording: `shadowrun record -o FILE script.py` writes one.",
+            slug="data-file-not-ours",
+        )
+    try:
+        connection = validation.connect(path, "ro", _TIMEOUT_S)
+        version = int(connection.execute("pragma user_version").fetchone()[0])
+    except (sqlite3.Error, OSError) as error:
+        raise DataFileError(
+            f"Cannot read the recording {str(path)!r}: {error}.",
+            slug="data-file-unreadable",
+        ) from error
+    if version > SCHEMA_VERSION:
+        connection.close()
+        raise DataFileError(
+            f"{str(path)!r} was written by schema {version}; this shadowrun reads up to {SCHEMA_VERSION}: "
+            "upgrade shadowrun.",
+            slug="data-file-newer",
+        )
+    return connection
+
+
+def _read(connection: sqlite3.Connection, name: str) -> Recording:
+    processes = [decode_facts(Process, info) for (info,) in connection.execute("select info from process order by id")]
+    contexts = tuple(
+        Context(op, module, Phase(phase), site, device, arguments)
+        for _, op, module, phase, site, device, arguments in _numbered(connection, "context")
+    )
+    forms = tuple(
+        Form(dtype, tuple(json.loads(shape)), tuple(json.loads(stride)), layout, placement)
+        for _, dtype, shape, stride, layout, placement in _numbered(connection, "form")
+    )
+    kernels = tuple(kernel for _, kernel in _numbered(connection, "kernel"))
+    blocks: list[list[Block]] = [[] for _ in processes]
+    for number, *columns in connection.execute(
+        "select process, n_calls, n_results, calls, results, inputs, rungs, samples, row_rungs from block order by id"
+    ):
+        if number >= len(processes):
+            raise ValueError(f"a block of process {number}, which is missing")
+        blocks[number].append(_unpacked(*columns))
+    return _joined(name, processes, blocks, contexts, forms, kernels)
+
+
+def _numbered(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+    rows = connection.execute(f"select * from {table} order by id").fetchall()  # noqa: S608 - names of ours
+    if [row[0] for row in rows] != list(range(len(rows))):
+        raise ValueError(f"the rows of {table} are not numbered from 0")
+    return rows
+
+
+def _unpacked(
+    n_calls: int, n_results: int, calls: bytes, results: bytes, inputs: bytes, rungs: bytes, samples: bytes, rows: bytes
+) -> Block:
+    if n_calls > MAX_CALLS_PER_BLOCK or n_results > _MAX_RESULTS_PER_BLOCK:
+        raise ValueError(f"a block of {n_calls} calls and {n_results} results")
+    call = _inflated(calls, CALL, n_calls)
+    result = _inflated(results, RESULT, n_results)
+    n_inputs = int(call["n_inputs"].sum(dtype=np.int64))
+    return Block(
+        call,
+        result,
+        _inflated(inputs, np.dtype("<i8"), n_inputs),
+        _plain(rungs, int(result["n_rungs"].sum(dtype=np.int64))),
+        _plain(samples, int(result["n_samples"].sum(dtype=np.int64))),
+        _plain(rows, int((result["n_rungs"].astype(np.int64) * result["n_rows"]).sum())),
+    )
+
+
+def _inflated(data: bytes, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
+    # Bounded before memory is taken: a kilobyte may stand for a gigabyte of zeros.
+    expected = n * dtype.itemsize
+    stream = zlib.decompressobj()
+    content = stream.decompress(data, expected + 1)
+    if len(content) != expected or stream.unconsumed_tail:
+        raise ValueError(f"a block whose columns are not {expected} bytes")
+    return np.frombuffer(content, dtype)
+
+
+def _plain(data: bytes, n: int) -> npt.NDArray[np.uint64]:
+    if len(data) != 8 * n:
+        raise ValueError(f"{len(data)} bytes of digests where the rows say {8 * n}")
+    return np.frombuffer(data, np.dtype("<u8"))
+
+
+def _joined(
+    name: str,
+    processes: Sequence[Process],
+    blocks: Sequence[Sequence[Block]],
+    contexts: tuple[Context, ...],
+    forms: tuple[Form, ...],
+    kernels: tuple[str, ...],
+) -> Recording:
+    """All blocks in one, those of each process together; row numbers count from the start of the recording."""
+    calls, results, inputs, described = [], [], [], []
+    n_calls = n_results = 0
+    for process, own in zip(processes, blocks, strict=True):
+        call, result, given = (
+            np.concatenate([np.empty(0, dtype), *(getattr(b, column) for b in own)])
+            for column, dtype in (("calls", CALL), ("results", RESULT), ("inputs", np.dtype("<i8")))
+        )
+        _check(call, result, given, len(contexts), forms, len(kernels))
+        result["base"][result["base"] != NONE] += n_results
+        given[given != NONE] += n_results
+        described.append(_placed(process, n_calls, len(call)))
+        calls.append(call)
+        results.append(result)
+        inputs.append(given)
+        n_calls, n_results = n_calls + len(call), n_results + len(result)
+    call, result = np.concatenate([np.empty(0, CALL), *calls]), np.concatenate([np.empty(0, RESULT), *results])
+    every = [b for own in blocks for b in own]
+    return Recording(
+        name,
+        tuple(described),
+        contexts,
+        forms,
+        kernels,
+        call,
+        result,
+        _offsets(call["n_results"]),
+        np.concatenate([np.empty(0, np.int64), *inputs]),
+        _offsets(call["n_inputs"]),
+        np.concatenate([np.empty(0, np.uint64), *(b.rungs for b in every)]),
+        _offsets(result["n_rungs"]),
+        np.concatenate([np.empty(0, np.uint64), *(b.samples for b in every)]),
+        _offsets(result["n_samples"]),
+        np.concatenate([np.empty(0, np.uint64), *(b.row_rungs for b in every)]),
+        _offsets(result["n_rungs"].astype(np.int64) * result["n_rows"]),
+    )
+
+
+def _check(
+    calls: npt.NDArray[Any],
+    results: npt.NDArray[Any],
+    inputs: npt.NDArray[np.int64],
+    n_contexts: int,
+    forms: Sequence[Form],
+    n_kernels: int,
+) -> None:
+    """Refuse numbers that refer to no row."""
+    _within(calls["context"], 0, n_contexts, "a context")
+    _within(calls["kernel"], NONE, n_kernels, "a kernel")
+    _within(calls["step"], 0, 2**31 - 1, "a step")
+    _within(calls["occurrence"], 0, 2**31 - 1, "a count")
+    _within(results["form"], 0, len(forms), "a form")
+    _within(results["kind"], 0, len(Kind), "a kind")
+    _within(results["n_rows"], 0, 2**31 - 1, "a number of rows")
+    if int(calls["n_results"].sum(dtype=np.int64)) != len(results):
+        raise ValueError("results that belong to no call")
+    # A base comes before its view, so that to follow bases ends.
+    _within(results["base"], NONE, np.arange(len(results)), "the base of a view")
+    _within(inputs, NONE, len(results), "an input")
+    sizes = np.array([n_rungs(form.dtype) for form in forms], np.int64)
+    if len(results) and not np.isin(results["n_rungs"], (0, *sizes)).all():
+        raise ValueError("a ladder of a length that no dtype has")
+
+
+def _within(column: npt.NDArray[Any], least: int, end: Any, what: str) -> None:
+    if len(column) and not ((column >= least) & (column < end)).all():
+        raise ValueError(f"{what} that there is not")
+
+
+def _offsets(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
+def _encode(process: Process) -> str:
+    return json.dumps(jsonable(dataclasses.asdict(process)), allow_nan=False)
+
+
+def _placed(process: Process, first_call: int, n_calls: int) -> Process:
+    return dataclasses.replace(process, first_call=first_call, n_calls=n_calls)
+
+
+def _clear(path: Path) -> None:
+    """Remove a former recording; refuse to replace anything else."""
+    if not path.parent.is_dir():
+        raise _unwritable(path, f"there is no folder {str(path.parent)!r}. Create it first")
+    if path.exists() or path.is_symlink():
+        if path.is_symlink() or not path.is_file() or (path.stat().st_size and not is_recording(path)):
+            raise _unwritable(path, "it exists and is no recording. Choose another name")
+        path.unlink()
+    path.with_name(path.name + "-journal").unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, why: str) -> DataFileError:
+    return DataFileError(f"Cannot write the recording {str(path)!r}: {why}.", slug="data-file-unwritable")

@@ -1,0 +1,162 @@
+"""A recording is read as it was written; what is damaged or hostile is refused with a clear error."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+
+from shadowrun.errors import DataFileError
+from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
+from shadowrun.recording.recording_file import Block, Writer, read
+from shadowrun.types import Phase
+
+
+def block(first):
+    """Two calls: a product of two leaves, and a view of its result."""
+    calls = np.zeros(2, CALL)
+    calls["n_results"], calls["n_inputs"], calls["context"], calls["kernel"] = (3, 1), (2, 1), (0, 1), -1
+    results = np.zeros(4, RESULT)
+    results["kind"] = (Kind.LEAF, Kind.LEAF, Kind.RESULT, Kind.VIEW)
+    results["base"] = (-1, -1, -1, first + 2)
+    results["n_rungs"], results["n_samples"] = (24, 24, 24, 0), (2, 2, 4, 0)
+    rungs = np.arange(72, dtype=np.uint64) + np.uint64(first)
+    return Block(
+        calls,
+        results,
+        np.array([first, first + 1, first + 2], np.int64),
+        rungs,
+        np.arange(8, dtype=np.uint64),
+        np.empty(0, np.uint64),
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a.shadowrec"
+    process = Process("a.shadowrec", provenance={"script": "12"}, skipped={"random": 3})
+    writer = Writer(path, process)
+    writer.context(0, Context("aten::mm", "fc", Phase.FORWARD, "a.py:1", "cpu", "[]"))
+    writer.context(1, Context("aten::t", "fc", Phase.FORWARD, "a.py:2", "cpu", "[]"))
+    writer.form(0, Form("float32", (2, 2), (2, 1)))
+    writer.block(block(0))
+    writer.block(block(4))
+    writer.finish(dataclasses.replace(process, complete=True))
+    return path
+
+
+def test_what_is_written_is_read(path):
+    recording = read(path)
+    assert recording.processes == (
+        Process("a.shadowrec", complete=True, provenance={"script": "12"}, skipped={"random": 3}, n_calls=4),
+    )
+    assert [k.op for k in recording.call_keys()] == ["aten::mm", "aten::t"] * 2
+    assert recording.inputs_of(2).tolist() == [4, 5]
+    assert recording.results_of(3) == range(7, 8)
+    # A view has the ladder of what it is a view of.
+    assert recording.source(7) == 6
+    assert recording.ladder(7).tolist() == list(range(4 + 48, 4 + 72))
+    assert recording.samples_of(3).tolist() == [4, 5, 6, 7]
+    assert recording.form_of(0) == Form("float32", (2, 2), (2, 1))
+
+
+def test_a_process_that_is_killed_leaves_its_blocks(path, tmp_path):
+    script = f"""
+import os, signal
+from tests.recording.test_recording_file import *
+writer = Writer(__import__("pathlib").Path({str(tmp_path / "b.shadowrec")!r}), Process("b.shadowrec"))
+for number, op in enumerate(("aten::mm", "aten::t")):
+    writer.context(number, Context(op, "", Phase.FORWARD, "", "cpu", "[]"))
+writer.form(0, Form("float32", (2, 2), (2, 1)))
+writer.block(block(0))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    recording = read(tmp_path / "b.shadowrec")
+    assert (len(recording.calls), recording.processes[0].complete) == (2, False)
+
+
+def test_reading_imports_no_torch(path):
+    code = "import sys; from pathlib import Path; from shadowrun.recording.recording_file import read; "
+    code += "read(Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0
+
+
+def changed(path, sql, *values):
+    with sqlite3.connect(path) as connection:
+        connection.execute(sql, values)
+    connection.close()
+
+
+def packed(array):
+    return zlib.compress(array.tobytes())
+
+
+def rows(**columns):
+    results = block(0).results.copy()
+    for name, values in columns.items():
+        results[name] = values
+    return packed(results)
+
+
+DAMAGES = {
+    "a view without end": ("update block set results = ? where id = 1", rows(base=(-1, -1, -1, 3))),
+    "a form": ("update block set results = ? where id = 1", rows(form=(0, 0, 0, 1))),
+    "a kind": ("update block set results = ? where id = 1", rows(kind=9)),
+    "a ladder": ("update block set rungs = ? where id = 1", b"12345678"),
+    "an input": ("update block set inputs = ? where id = 1", packed(np.array([0, 1, 99], np.int64))),
+    "a bomb": ("update block set calls = ? where id = 1", zlib.compress(bytes(10**8))),
+    "a count": ("update block set n_calls = ? where id = 1", 2**40),
+    "no zlib": ("update block set calls = ? where id = 1", b"x"),
+    "a phase": ("update context set phase = ? where id = 1", "sideways"),
+    "a shape": ("update form set shape = ?", "[1e9]"),
+    "information": ("update process set info = ?", "[" * 100_000),
+    "a trigger": ("create trigger t after insert on block begin select 1; end",),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_is_refused(path, name):
+    changed(path, *DAMAGES[name])
+    with pytest.raises(DataFileError) as caught:
+        read(path)
+    assert caught.value.slug == "data-file-corrupt"
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"SQLite format 3\0" + bytes(100)])
+def test_what_is_no_recording_is_refused(tmp_path, content):
+    path = tmp_path / "a.shadowrec"
+    path.write_bytes(content)
+    with pytest.raises(DataFileError) as caught:
+        read(path)
+    assert caught.value.slug == "data-file-not-ours"
+    with pytest.raises(DataFileError) as caught:
+        read(tmp_path / "missing.shadowrec")
+    assert caught.value.slug == "data-file-missing"
+
+
+def test_nothing_but_a_recording_is_replaced(tmp_path, path):
+    other = tmp_path / "b.shadowrec"
+    other.write_text("mine")
+    link = tmp_path / "c.shadowrec"
+    link.symlink_to(path)
+    for taken in (other, link, tmp_path / "missing" / "d.shadowrec"):
+        with pytest.raises(DataFileError) as caught:
+            Writer(taken, Process("b"))
+        assert caught.value.slug == "data-file-unwritable"
+    assert other.read_text() == "mine"
+    Writer(path, Process("again")).finish(Process("again"))
+    assert read(path).processes[0].name == "again"
+
+
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 1000, 10**12])
+def test_samples_lie_in_the_tensor_and_apart(n):
+    found = sample_positions(n)
+    assert len(found) == min(n, 64)
+    assert len(set(found.tolist())) == len(found)
+    assert all(0 <= i < n for i in found.tolist())
