@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <structmember.h>
 
-#define VERSION 17
+#define VERSION 18
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -46,8 +46,8 @@ static PyObject *module_keep_heap(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
 #ifdef __GLIBC__
-    enum { MOST_MAPPED = 32 << 20, HEADER = 64 << 10 };
-    void *volatile block = malloc(MOST_MAPPED - HEADER);
+    enum { MAX_MAPPED = 32 << 20, HEADER = 64 << 10 };
+    void *volatile block = malloc(MAX_MAPPED - HEADER);
     free(block);
 #endif
     Py_RETURN_NONE;
