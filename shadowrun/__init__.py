@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
+    globals()[name] = value  # the next access does not come here
     return value
 
 

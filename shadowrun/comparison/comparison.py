@@ -186,6 +186,7 @@ class Comparison(Run):
         try:
             self._disinherit()
             prepare_process()
+            # Before the file is opened: a worker process that does not start leaves no file.
             self._target.start()
             self._ref.start()
             self._output.open()
@@ -198,6 +199,7 @@ class Comparison(Run):
                 self._regions.start()
             ShadowMode.clear_detached()
             self._mode = ShadowMode(self._replayer)
+            # Last: from here on, calls of this thread are intercepted.
             self._steps.begin(self._mode, began_ns)
         except BaseException:
             self._mode = None
@@ -314,6 +316,7 @@ class Comparison(Run):
 
     def _sync(self) -> None:
         """Write everything to the data file, which reports read."""
+        # A forked child that asks for a report has records of its own only.
         self._disinherit()
         with self._replayer.between_calls():
             self._judge_postponed()
@@ -330,7 +333,7 @@ class Comparison(Run):
             notes,
             wall_s=wall_s,
             own_s=self._replayer.own_ns / 1e9,
-            behind_s=self._replayer.async_compare_ns / 1e9,
+            async_compare_s=self._replayer.async_compare_ns / 1e9,
             budget={} if self._budget is None else dataclasses.asdict(self._budget.report()),
             complete=self._mode is None and wall_s > 0,
             raised=self._raised,
@@ -351,6 +354,7 @@ class Comparison(Run):
         self._replayer.stop()
         self._attribution.stop()
         self._steps.release()
+        # After the replayer, whose last jobs run on them.
         self._target.stop()
         self._ref.stop()
         end(self)
@@ -366,6 +370,7 @@ class Comparison(Run):
         mode, self._mode = self._mode, None
         if mode is not None:
             self._steps.abandon(mode)
+        # First: the locks that `_release` takes may be held by threads that the child does not have.
         self._replayer.forked()
         self._output.release()
         with contextlib.suppress(Exception):

@@ -54,7 +54,7 @@ class Origins:
         node: Callable[[], Any],
         number: Callable[[], int],
         find: Callable[[int], Any],
-        most_links: int,
+        max_links: int,
     ) -> None: ...
     def find(self, depth: int, /) -> Any: ...
     def note(self, depth: int, /) -> None: ...
@@ -92,7 +92,7 @@ SEVERAL: int
 SILENT: int
 PASSING: int
 LONG: int
-MOST_WRITTEN: int
+MAX_WRITTEN: int
 
 class Handler:
     state: int

@@ -47,8 +47,8 @@ static PyObject *module_keep_heap(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
 #ifdef __GLIBC__
-    enum { MOST_MAPPED = 32 << 20, HEADER = 64 << 10 };
-    void *volatile block = malloc(MOST_MAPPED - HEADER);
+    enum { MAX_MAPPED = 32 << 20, HEADER = 64 << 10 };
+    void *volatile block = malloc(MAX_MAPPED - HEADER);
     free(block);
 #endif
     Py_RETURN_NONE;
