@@ -1,11 +1,7 @@
-<<<<<<< HEAD
-"""Rates of comparing two tensors: equal ones against memcmp, different ones with all statistics against memcpy."""
-=======
-"""How fast two tensors are compared, and one is digested, against a C function on the same memory.
+"""Rates of comparing two tensors and of digesting one, against a C function on the same memory.
 
 Equal tensors against memcmp; different ones with all statistics, and the digest of a recording, against memcpy.
 """
->>>>>>> w/digest
 
 from __future__ import annotations
 
