@@ -111,6 +111,7 @@ class Writer:
     def __init__(self, path: Path, process: Process) -> None:
         self.path = path
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        self._widths: list[int] = []
         _clear(path)
         self._connect("rwc")
         try:
@@ -135,7 +136,8 @@ class Writer:
         self._pending.append(("insert into context values (?, ?, ?, ?, ?, ?, ?)", (number, *map(str, context))))
 
     def form(self, number: int, form: Form) -> None:
-        """Add a form, as a context."""
+        """Add a form, as a context; forms come in the order of their numbers."""
+        self._widths.append(_width(form.dtype))
         row = (number, form.dtype, json.dumps(form.shape), json.dumps(form.stride), form.layout, form.placement)
         self._pending.append(("insert into form values (?, ?, ?, ?, ?, ?)", row))
 
@@ -147,8 +149,8 @@ class Writer:
         """Write calls."""
         blobs = (zlib.compress(a.tobytes(), _COMPRESSION) for a in (block.calls, block.results, block.inputs))
         # Hashes and mantissas are random bits: compression would take time and save nothing.
-        plain = (a.tobytes() for a in (block.rungs, block.samples, block.row_rungs))
-        row = (len(block.calls), len(block.results), *blobs, *plain)
+        samples = _narrowed(block.samples, _widths_of_samples(block.results, self._widths))
+        row = (len(block.calls), len(block.results), *blobs, block.rungs.tobytes(), samples, block.row_rungs.tobytes())
         self._write(("insert into block values (null, 0, ?, ?, ?, ?, ?, ?, ?, ?)", row))
 
     def content(self, digest: str, dtype: str, shape: Sequence[int], data: bytes) -> None:
@@ -328,12 +330,13 @@ def _read(connection: sqlite3.Connection, name: str) -> Recording:
     )
     kernels = tuple(kernel for _, kernel in _numbered(connection, "kernel"))
     blocks: list[list[Block]] = [[] for _ in processes]
+    widths = [_width(form.dtype) for form in forms]
     for number, *columns in connection.execute(
         "select process, n_calls, n_results, calls, results, inputs, rungs, samples, row_rungs from block order by id"
     ):
         if number >= len(processes):
             raise ValueError(f"a block of process {number}, which is missing")
-        blocks[number].append(_unpacked(*columns))
+        blocks[number].append(_unpacked(*columns, widths=widths))
     return _joined(name, processes, blocks, contexts, forms, kernels)
 
 
@@ -345,7 +348,16 @@ def _numbered(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...
 
 
 def _unpacked(
-    n_calls: int, n_results: int, calls: bytes, results: bytes, inputs: bytes, rungs: bytes, samples: bytes, rows: bytes
+    n_calls: int,
+    n_results: int,
+    calls: bytes,
+    results: bytes,
+    inputs: bytes,
+    rungs: bytes,
+    samples: bytes,
+    rows: bytes,
+    *,
+    widths: Sequence[int],
 ) -> Block:
     if n_calls > MAX_CALLS_PER_BLOCK or n_results > _MAX_RESULTS_PER_BLOCK:
         raise ValueError(f"a block of {n_calls} calls and {n_results} results")
@@ -357,7 +369,7 @@ def _unpacked(
         result,
         _inflated(inputs, np.dtype("<i8"), n_inputs),
         _plain(rungs, int(result["n_rungs"].sum(dtype=np.int64))),
-        _plain(samples, int(result["n_samples"].sum(dtype=np.int64))),
+        _widened(samples, _widths_of_samples(result, widths)),
         _plain(rows, int((result["n_rungs"].astype(np.int64) * result["n_rows"]).sum())),
     )
 
@@ -370,6 +382,33 @@ def _inflated(data: bytes, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
     if len(content) != expected or stream.unconsumed_tail:
         raise ValueError(f"a block whose columns are not {expected} bytes")
     return np.frombuffer(content, dtype)
+
+
+def _width(dtype: str) -> int:
+    """Bytes of a real number of a dtype."""
+    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
+    bits = int(digits) if 0 < len(digits) < 4 else 8 if dtype == "bool" else 64
+    return min(8, bits // (16 if dtype.startswith("complex") else 8))
+
+
+def _widths_of_samples(results: npt.NDArray[Any], widths: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Bytes of each sample of a block."""
+    _within(results["form"], 0, len(widths), "a form")
+    return np.repeat(np.array(widths, np.int64)[results["form"]], results["n_samples"])
+
+
+def _narrowed(samples: npt.NDArray[np.uint64], widths: npt.NDArray[np.int64]) -> bytes:
+    """Samples without the zeros above the bits of their dtype: most are float32."""
+    content: bytes = samples.astype("<u8").view("u1").reshape(-1, 8)[np.arange(8) < widths[:, None]].tobytes()
+    return content
+
+
+def _widened(data: bytes, widths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    if len(data) != int(widths.sum()):
+        raise ValueError(f"{len(data)} bytes of samples where the rows say {int(widths.sum())}")
+    columns = np.zeros((len(widths), 8), "u1")
+    columns[np.arange(8) < widths[:, None]] = np.frombuffer(data, "u1")
+    return columns.reshape(-1).view("<u8")
 
 
 def _plain(data: bytes, n: int) -> npt.NDArray[np.uint64]:

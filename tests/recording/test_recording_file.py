@@ -160,3 +160,24 @@ def test_samples_lie_in_the_tensor_and_apart(n):
     assert len(found) == min(n, 64)
     assert len(set(found.tolist())) == len(found)
     assert all(0 <= i < n for i in found.tolist())
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "uint8", "bfloat16", "float32", "complex64", "float64", "float8_e4m3fn", "?"]
+)
+def test_samples_are_kept_at_the_width_of_their_dtype(tmp_path, dtype):
+    width = {"bool": 1, "uint8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float32": 4, "complex64": 4}.get(dtype, 8)
+    path = tmp_path / "a.shadowrec"
+    writer = Writer(path, Process("a.shadowrec"))
+    for number in (0, 1):
+        writer.context(number, Context("aten::mm", "", Phase.FORWARD, "", "cpu", "[]"))
+    writer.form(0, Form(dtype, (2, 2), (2, 1)))
+    given = block(0)
+    given.samples[:] = 2 ** (8 * width) - 1
+    given.results["n_rungs"] = 0
+    writer.block(dataclasses.replace(given, rungs=given.rungs[:0]))
+    writer.finish(Process("a.shadowrec"))
+    assert read(path).samples.tolist() == [2 ** (8 * width) - 1] * 8
+    with sqlite3.connect(path) as connection:
+        assert len(connection.execute("select samples from block").fetchone()[0]) == 8 * width
+    connection.close()
