@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Config", "Options"]
 
 ON_UNSUPPORTED = ("fallback", "raise")
-_MOST_SECONDS = 10**9
+_MAX_SECONDS = 10**9
 _CAPTURED_BYTES = 64 << 20
 
 
@@ -224,9 +224,9 @@ class Config:
             raise UsageError(f"capture={self.capture!r}: use True, False or a number of bytes.", slug="bad-option")
         if not self.slow_ratio > 1:
             raise UsageError(f"slow_ratio={self.slow_ratio!r}: use a number > 1.", slug="bad-option")
-        if not 0 < self.call_limit_s <= _MOST_SECONDS:
+        if not 0 < self.call_limit_s <= _MAX_SECONDS:
             raise UsageError(
-                f"call_limit_s={self.call_limit_s!r}: use a number > 0 and up to {_MOST_SECONDS}.", slug="bad-option"
+                f"call_limit_s={self.call_limit_s!r}: use a number > 0 and up to {_MAX_SECONDS}.", slug="bad-option"
             )
 
     def printable(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Program", "ProgramExit"]
 
-_MOST_FILES = 1000
+_MAX_FILES = 1000
 _OWN_FOLDER = str(Path(shadowrun.__file__).parent) + os.sep
 
 
@@ -82,7 +82,7 @@ class Program:
         while todo:
             file, package = todo.pop()
             # The limit keeps the start fast for a script in a folder with a large source tree.
-            if file in seen or len(seen) >= _MOST_FILES:
+            if file in seen or len(seen) >= _MAX_FILES:
                 continue
             seen.add(file)
             with contextlib.suppress(OSError, SyntaxError, ValueError):

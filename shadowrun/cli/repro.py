@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "named_platforms", "run"]
 
-_MOST_NAME = 100
+_MAX_NAME = 100
 """Characters in the name of a folder."""
 
 
@@ -198,7 +198,7 @@ def _write(
     written = 0
     for number, (title, name) in titles.items():
         short = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{number:0>2}-{name}-{kinds[number]}")
-        folder = Path(args.output) / short[:_MOST_NAME]
+        folder = Path(args.output) / short[:_MAX_NAME]
         print(f"{number}. {one_line(title)}: ", end="", flush=True)
         try:
             # A link could redirect the files of an untrusted data file to another folder.

@@ -444,7 +444,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     warn_of_untested(stacklevel=2)
     platforms = resolve(target), resolve(ref)
     if config.asynchronous and isinstance(why_not := choose_async(config, *platforms), str):
-        raise UsageError(f"asynchronous=True: {why_not}; leave it away.", slug="bad-option")
+        raise UsageError(f"asynchronous=True: {why_not}; omit the option.", slug="bad-option")
     return Comparison(config, *platforms)
 
 

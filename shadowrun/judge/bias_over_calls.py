@@ -33,7 +33,7 @@ OTHER: Final = 1e-4
 SAMPLE: Final = 64
 """Elements of an input that are kept to recognise it."""
 RECENT: Final = 8
-MOST_KINDS: Final = 256
+MAX_KINDS: Final = 256
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class BiasOverCalls:
     def _kind(self, case: Case, position: int) -> _Kind | None:
         key = (case.op, position, *((t.dtype, t.shape) for t in tensors(case.args, case.kwargs)))
         # Memory is bounded: a program with changing shapes has a new kind in each call.
-        if key not in self._kinds and len(self._kinds) >= MOST_KINDS:
+        if key not in self._kinds and len(self._kinds) >= MAX_KINDS:
             return None
         return self._kinds.setdefault(key, _Kind())
 

@@ -70,7 +70,7 @@ CERTAIN: Final = 0.8
 GUESSES: Final = 2
 """How often in succession one of less confidence has to be the first that holds, before it is tried first: it might
 keep a better one away."""
-MOST_KNOWN: Final = 1024
+MAX_KNOWN: Final = 1024
 
 
 class Hypothesis(NamedTuple):
@@ -142,7 +142,7 @@ def _first(
         yield
         found = candidate.test(call)
         if found is not None:
-            if key in known or len(known) < MOST_KNOWN:
+            if key in known or len(known) < MAX_KNOWN:
                 known[key] = candidate, found, times + 1 if found == explanation else 1
             return candidate, found
     return table[-1], None
