@@ -167,7 +167,7 @@ class Comparison(Run):
         self._marks_steps = False
         self._raised = ""
 
-    def _own(self) -> Allowed:
+    def _allowed_by_process(self) -> Allowed:
         # An appended file has records of earlier runs, perhaps of another person: they may not name modules.
         return Allowed((str(self._target.spec), str(self._ref.spec)), modules=not self._config.append)
 
