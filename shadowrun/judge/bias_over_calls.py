@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["BiasOverCalls"]
 
 SUSPICIOUS: Final = 16
-"""Calls of one kind from which on a bias against the reference has the oracle asked."""
+"""Calls of one kind from which on a bias against the reference is checked with the oracle."""
 CERTAIN: Final = 8
 """Calls with the oracle's answer before the next is called wrong."""
 OTHER: Final = 1e-4
@@ -87,7 +87,7 @@ class BiasOverCalls:
         """Count one result.
 
         Returns:
-            Whether the results of such calls look off, so that the oracle has to be asked.
+            Whether the results of such calls look biased, so that the oracle is needed.
         """
         limit = _limit(case, position)
         kind = None if limit is None else self._kind(case, position)

@@ -9,7 +9,7 @@ times as long as the operator. Most calls are decided by less:
 * Short chains of arithmetic (optimizers): the sum of the magnitudes, which the operator gives on magnitudes.
 
 The bounds lie far below those of the oracle (`bounds`), and are held against the reference instead of the truth: what
-passes here is at most that much farther from the truth than the reference is. What does not pass is not condemned:
+passes here is at most that much farther from the truth than the reference is. What does not pass is not yet a mismatch:
 the oracle decides.
 """
 

@@ -257,7 +257,7 @@ def _case(
     whole = case.run_target
 
     def run_target(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Value, ...]:
-        # On slices the target may take another slicing: what is asked is whether it does the same again.
+        # On slices the target may take another slicing: the question is whether it repeats itself.
         again = whole(*case.fresh_inputs())
         return tuple(
             _select(v, e, where) if e is not None and isinstance(v, torch.Tensor) else open_

@@ -32,7 +32,7 @@ FEW_RUNS: Final = 4
 """Perturbed runs before a first opinion: the greatest of four normal deviates is below a tenth of their standard
 deviation in 4 of 100,000 elements."""
 MANY_RUNS: Final = 16
-"""Perturbed runs before a call is condemned: the same happens once in 10**18 elements."""
+"""Perturbed runs before a call is a mismatch: the same happens once in 10**18 elements."""
 
 _VARIANCE: Final = 7 / 12
 """Of a factor of `Oracle._perturb_values`, in squared roundoffs: 0.5 to 1, of either sign."""
@@ -60,7 +60,7 @@ _MIN_STEP = 2.0**-52
 
 
 class NoOracle(Exception):  # noqa: N818 (a reason, not an error)
-    """The oracle cannot be asked; the message says why."""
+    """There is no oracle for this call; the message says why."""
 
 
 class Oracle:
@@ -218,7 +218,7 @@ class Oracle:
 
 
 def bytes_needed(case: Case) -> int:
-    """Memory that the widened inputs and results of a call take, with what is made of them."""
+    """Memory that the widened inputs and results of a call take, with their intermediate values."""
     # 16 bytes for each element of an input and 40 for each of a result: widened values, truth, spread and a perturbed
     # run.
     needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))
