@@ -100,7 +100,7 @@ class Run:
             module: Glob pattern, ``"*.attn.*"``.
             seq: Number of a single call.
         """
-        self._sync()
+        self._sync()  # the newest calls may still be in memory
         return read_records(self._data, op=op, status=status, step=step, module=module, seq=seq)
 
     def summary(self) -> list[OperatorSummary]:
@@ -136,6 +136,7 @@ class Run:
         """
         self._sync()
         excused: set[int] = set()
+        # Grouping all calls takes time that is only needed with a ledger.
         if self._known:
             ledger, rows = self._ledger(), (row for row in self._read().rows if row.outcome.status is Status.MISMATCH)
             excused = {
@@ -171,6 +172,7 @@ class Run:
             fail_on: Kinds of findings that fail it; by default those of the attribute.
         """
         found, kinds = self._all_findings(), self.fail_on if fail_on is None else fail_on
+        # Both: the line of the gate counts known issues, too, though they fail nothing.
         new = [finding for finding in found if finding.known is None]
         known = [finding for finding in found if finding.known is not None]
         info = self._data.info

@@ -149,6 +149,7 @@ def read_settings(where: str | PathLike[str] | bool | None = None, start: Path |
         paths = [Path(where)]
     rules: list[ToleranceRule] = []
     lines: list[KnownLine] = []
+    # An unknown key is an error: a misspelt table would be a tolerance that is silently not used.
     for path in paths:
         text, table = _table(path)
         for key in table:

@@ -55,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.analysis.wording import shell_command
     from shadowrun.report.run_report import run_document
 
+    # Before the comparison: a device must be registered when its platform is resolved.
     options.enable_simulation("sim", args.flaws, args.preset)
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # the demo's report is the same each time
     images = torch.tensor(digits.images, dtype=torch.float32) / 16
     labels = torch.tensor(digits.target)
     data = folder / "shadowrun-demo.shadowrun"
