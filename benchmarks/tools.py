@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hooks", "Tool", "make_tools"]
 
-_LOOKED_AT, _LEAST_SHARE = 2000, 0.2
+_LOOKED_AT, _MIN_SHARE = 2000, 0.2
 """Calls of the first steps: new ones take another way than those that came before."""
 _FINE = (shadowrun.Status.MATCH, shadowrun.Status.SKIPPED)
 
@@ -193,7 +193,7 @@ class _Rounded(_Ours):
         assert self._run is not None
         differed = [bool(record.diffs) for record in itertools.islice(self._run.records(), _LOOKED_AT)]
         share = sum(differed) / len(differed) if differed else 0.0
-        return f"only {share:.0%} of the calls differed" if share < _LEAST_SHARE else ""
+        return f"only {share:.0%} of the calls differed" if share < _MIN_SHARE else ""
 
 
 def _add_one_ulp(values: Any) -> None:

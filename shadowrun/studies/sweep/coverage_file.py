@@ -318,10 +318,6 @@ class CoverageFile:
             cases.setdefault((operator, dtype), set()).add((Part(part), sample))
         return cases
 
-    def duplicates(self) -> int:
-        """Number of cases that were skipped because they repeat another case."""
-        return int(next(self._rows("select coalesce(sum(n_duplicates), 0) from task"))[0])
-
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
         try:
