@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "named_platforms", "run"]
 
 _MOST_NAME = 100
+_MOST_SHOWN = 195
 """Characters in the name of a folder."""
 
 
@@ -179,8 +180,8 @@ def _list(found: list[SweepFinding], data: str) -> None:
         if counts and not f.counts:
             print("on the reference, not counted against the target:")
         counts = f.counts
-        print(f"{number}. {one_line(f.title)}: {f.shown_by}")
-        print(f"     {clip(f.reason, 195)}")
+        print(f"{number}. {clip(f.title, _MOST_SHOWN)}: {f.shown_by}")
+        print(f"     {clip(f.reason, _MOST_SHOWN)}")
     show = shell_command("repro", Path(data), "--finding")
     print(f"\n`{one_line(show)} N` writes a script; N may be a pattern of operators, or all.")
 
@@ -199,7 +200,7 @@ def _write(
     for number, (title, name) in titles.items():
         short = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{number:0>2}-{name}-{kinds[number]}")
         folder = Path(args.output) / short[:_MOST_NAME]
-        print(f"{number}. {one_line(title)}: ", end="", flush=True)
+        print(f"{number}. {clip(title, _MOST_SHOWN)}: ", end="", flush=True)
         try:
             # A link could redirect the files of an untrusted data file to another folder.
             if folder.is_symlink():
