@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "named_platforms", "run"]
 
 _MOST_NAME = 100
-_MOST_SHOWN = 195
 """Characters in the name of a folder."""
+_MOST_SHOWN = 195
+"""Characters of a title, and of its reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
