@@ -11,6 +11,7 @@ import dataclasses
 import json
 import sqlite3
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,6 +82,7 @@ _MOST_UNPACKED: Final = 64
 _N_PACKED: Final = " + ".join(
     f"length({column})" for column in ("calls", "results", "inputs", "rungs", "samples", "row_rungs")
 )
+_MOST_NAMED: Final = 8
 _TIMEOUT_S: Final = 5.0
 _COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
 
@@ -240,9 +242,9 @@ def read_all(paths: Sequence[Path], name: str = "") -> Recording:
     if len(parts) == 1:
         return parts[0]
     parts.sort(key=lambda part: [process.rank for process in part.processes])
-    ranks = [process.rank for part in parts for process in part.processes]
-    if len(set(ranks)) < len(ranks):
-        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    # Counted, and named in part: a file may have a hundred thousand processes.
+    ranks = Counter(process.rank for part in parts for process in part.processes)
+    if twice := sorted(rank for rank, n in ranks.items() if n > 1)[:_MOST_NAMED]:
         raise DataFileError(
             f"{', '.join(part.name for part in parts)} are not the ranks of one run: several are of rank "
             f"{', '.join(map(str, twice))}. Compare recordings of one rank one by one.",

@@ -225,12 +225,24 @@ def test_processes_and_forms_are_not_multiplied(path, monkeypatch):
     assert len(looked_up) == n
 
 
-@pytest.mark.parametrize("at", [18, 44])
-def test_a_damaged_header_is_damage(path, at):
+def test_a_damaged_header_is_damage(path):
     """It was called unreadable."""
     data = bytearray(path.read_bytes())
-    data[at] = 2 if at == 18 else 255  # modes of writing, and the format of the schema
+    data[18] = 2  # wants a write-ahead log
     path.write_bytes(data)
     with pytest.raises(DataFileError) as caught:
         read(path)
     assert caught.value.slug == "data-file-corrupt"
+
+
+def test_ranks_of_two_files_are_counted_once(path, tmp_path):
+    """Each rank was counted in all of them."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executemany(
+            "insert into process values (?, ?)", ((k, f'{{"name": "", "rank": {k}}}') for k in range(1, 3000))
+        )
+        connection.commit()
+    with pytest.raises(DataFileError) as caught:
+        recording_file.read_all([path, path])
+    assert caught.value.slug == "data-file-ranks"
+    assert len(str(caught.value)) < 300
