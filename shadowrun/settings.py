@@ -46,6 +46,8 @@ KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 FAIL_ON = ("unsupported", "error", "mismatch")
 """Kinds that fail a run by default."""
 
+_MAX_SHOWN = 200
+_MAX_PATTERN = 1000
 _PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
 _SHORT = {
     "float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32", "float64": "f64",
@@ -171,18 +173,18 @@ def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:
     for operator, value in table.items():
         # A list has the rules of one operator for several dtypes or platforms: TOML allows no key twice.
         for entry in value if isinstance(value, list | tuple) else (value,):
-            where = f"{origin}, tolerance of {operator!r}"
+            where = f"{origin}, tolerance of {_shown(operator)}"
             if not isinstance(entry, dict):
                 raise _invalid(where, "value", entry, "use {rtol = 1e-3, atol = 1e-5}, or a list of such")
             for key in entry:
                 _check_key(key, ("rtol", "atol", "dtype", "platform"), where)
             rules.append(
                 ToleranceRule(
-                    str(operator),
+                    _pattern(str(operator), "operator", where),
                     _number(entry, "rtol", where),
                     _number(entry, "atol", where),
-                    _dtype(_text(entry, "dtype", where, "*"), where),
-                    _text(entry, "platform", where, "*"),
+                    _dtype(_pattern(_text(entry, "dtype", where, "*"), "dtype", where), where),
+                    _pattern(_text(entry, "platform", where, "*"), "platform", where),
                     Path(origin).name,  # printed in reports, which must not contain paths of this machine
                 )
             )
@@ -205,11 +207,11 @@ def _known_lines(tables: Any, text: str, path: Path) -> list[KnownLine]:
             raise _invalid(at, "status", kind, f"use one of {', '.join(KINDS)}, or leave it out")
         lines.append(
             KnownLine(
-                operator=_text(table, "operator", at),
-                platform=_text(table, "platform", at),
+                operator=_pattern(_text(table, "operator", at), "operator", at),
+                platform=_pattern(_text(table, "platform", at), "platform", at),
                 reason=_text(table, "reason", at),
                 kind=kind,
-                module=_text(table, "module", at, "*"),
+                module=_pattern(_text(table, "module", at, "*"), "module", at),
                 expires=_date(table.get("expires"), at),
                 origin=f"{path.name}{place}",  # without the folder: reports are passed on
             )
@@ -258,14 +260,23 @@ def _table(path: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def _invalid(where: str, key: str, value: Any, use: str) -> UsageError:
-    return UsageError(f"{where}: {key} = {value!r}: {use}.", slug="bad-settings")
+    return UsageError(f"{where}: {key} = {_shown(value)}: {use}.", slug="bad-settings")
+
+
+def _shown(value: Any) -> str:
+    """The value as Python writes it, at most `_MAX_SHOWN` characters of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # TOML has hexadecimal numbers of any length, of which Python prints 4300 decimal digits
+        return "a number too long to print"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
     if key not in known:
         near = difflib.get_close_matches(key, known, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"{where}: unknown key {key!r}.{hint} Keys: {', '.join(known)}.", slug="bad-settings")
+        raise UsageError(f"{where}: unknown key {_shown(key)}.{hint} Keys: {', '.join(known)}.", slug="bad-settings")
 
 
 def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
@@ -275,6 +286,13 @@ def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = 
     if not isinstance(value, str) or (key in table and not value.strip()):
         # An empty reason or pattern is a slip: the first explains nothing, the second matches nothing.
         raise _invalid(where, key, value, "use a text that is not empty")
+    return value
+
+
+def _pattern(value: str, key: str, where: str) -> str:
+    # Python takes hours to translate a megabyte of "[".
+    if len(value) > _MAX_PATTERN:
+        raise _wrong(where, key, value, f"use a pattern of at most {_MAX_PATTERN} characters")
     return value
 
 

@@ -42,6 +42,8 @@ __all__ = ["add_arguments", "named_platforms", "print_script", "run"]
 
 _MAX_NAME = 100
 """Characters in the name of a folder; file systems allow 255 bytes."""
+_MAX_SHOWN = 195
+"""Characters of a title, and of its reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,8 +188,8 @@ def _list(found: list[SweepFinding], data: str) -> None:
         if counts and not f.counts:
             print("on the reference, not counted against the target:")
         counts = f.counts
-        print(f"{number}. {one_line(f.title)}: {f.shown_by}")
-        print(f"     {clip(f.reason, 195)}")
+        print(f"{number}. {clip(f.title, _MAX_SHOWN)}: {f.shown_by}")
+        print(f"     {clip(f.reason, _MAX_SHOWN)}")
     show = shell_command("repro", Path(data), "--finding")
     print(f"\n`{one_line(show)} N` writes a script; N may be a glob pattern of operators, or all.")
 
@@ -206,7 +208,7 @@ def _write(
     for number, (title, name) in titles.items():
         short = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{number:0>2}-{name}-{kinds[number]}")
         folder = Path(args.output) / short[:_MAX_NAME]
-        print(f"{number}. {one_line(title)}: ", end="", flush=True)
+        print(f"{number}. {clip(title, _MAX_SHOWN)}: ", end="", flush=True)
         try:
             # A link could redirect the files of an untrusted data file to another folder.
             if folder.is_symlink():

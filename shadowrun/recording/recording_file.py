@@ -11,6 +11,7 @@ import dataclasses
 import json
 import sqlite3
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +76,13 @@ _COLUMNS: Columns = {
 }
 MAX_CALLS_PER_BLOCK: Final = 1 << 16
 _MAX_RESULTS_PER_BLOCK: Final = 1 << 22  # a fused optimizer writes to thousands of tensors in one call
+_MIN_UNPACKED_LIMIT: Final = 2**28
+_MAX_UNPACKED_RATIO: Final = 64
+"""Bytes of unpacked columns for each byte of a block; a recording of nothing but views has 24."""
+_N_PACKED: Final = " + ".join(
+    f"length({column})" for column in ("calls", "results", "inputs", "rungs", "samples", "row_rungs")
+)
+_MAX_NAMED: Final = 8
 _TIMEOUT_S: Final = 5.0
 _COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
 
@@ -219,10 +227,7 @@ def read(path: Path) -> Recording:
             validation.check_values(connection, _COLUMNS)
             return _read(connection, path.name)
     except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
-        raise DataFileError(
-            f"The recording {str(path)!r} is damaged, or was not written by shadowrun ({error}). Record it again.",
-            slug="data-file-corrupt",
-        ) from error
+        raise _damaged(path, error) from error
 
 
 def read_all(paths: Sequence[Path], name: str = "") -> Recording:
@@ -239,9 +244,9 @@ def read_all(paths: Sequence[Path], name: str = "") -> Recording:
     if len(parts) == 1:
         return parts[0]
     parts.sort(key=lambda part: [process.rank for process in part.processes])
-    ranks = [process.rank for part in parts for process in part.processes]
-    if len(set(ranks)) < len(ranks):
-        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    # Counted, and named in part: a file may have a hundred thousand processes.
+    ranks = Counter(process.rank for part in parts for process in part.processes)
+    if twice := sorted(rank for rank, n in ranks.items() if n > 1)[:_MAX_NAMED]:
         raise DataFileError(
             f"{', '.join(part.name for part in parts)} are not the ranks of one run: several are of rank "
             f"{', '.join(map(str, twice))}. Compare recordings of one rank one by one.",
@@ -301,13 +306,9 @@ def _open(path: Path) -> sqlite3.Connection:
             slug="data-file-not-ours",
         )
     try:
-        connection = validation.connect(path, "ro", _TIMEOUT_S)
-        version = int(connection.execute("pragma user_version").fetchone()[0])
-    except (sqlite3.Error, OSError) as error:
-        raise DataFileError(
-            f"Cannot read the recording {str(path)!r}: {error}.",
-            slug="data-file-unreadable",
-        ) from error
+        connection, version = validation.connect_and_recover(path, _TIMEOUT_S)
+    except (sqlite3.Error, UnicodeError, OSError) as error:
+        raise _damaged(path, error) from error
     if version > SCHEMA_VERSION:
         connection.close()
         raise DataFileError(
@@ -329,6 +330,8 @@ def _read(connection: sqlite3.Connection, name: str) -> Recording:
         for _, dtype, shape, stride, layout, placement in _numbered(connection, "form")
     )
     kernels = tuple(kernel for _, kernel in _numbered(connection, "kernel"))
+    (n_packed,) = connection.execute(f"select coalesce(sum({_N_PACKED}), 0) from block").fetchone()  # noqa: S608 - a constant
+    unpack = _Unpacking(max(_MIN_UNPACKED_LIMIT, _MAX_UNPACKED_RATIO * n_packed))
     blocks: list[list[Block]] = [[] for _ in processes]
     widths = [_width(form.dtype) for form in forms]
     for number, *columns in connection.execute(
@@ -336,7 +339,7 @@ def _read(connection: sqlite3.Connection, name: str) -> Recording:
     ):
         if number >= len(processes):
             raise ValueError(f"a block of process {number}, which is missing")
-        blocks[number].append(_unpacked(*columns, widths=widths))
+        blocks[number].append(unpack.block(*columns, widths=widths))
     return _joined(name, processes, blocks, contexts, forms, kernels)
 
 
@@ -347,41 +350,54 @@ def _numbered(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...
     return rows
 
 
-def _unpacked(
-    n_calls: int,
-    n_results: int,
-    calls: bytes,
-    results: bytes,
-    inputs: bytes,
-    rungs: bytes,
-    samples: bytes,
-    rows: bytes,
-    *,
-    widths: Sequence[int],
-) -> Block:
-    if n_calls > MAX_CALLS_PER_BLOCK or n_results > _MAX_RESULTS_PER_BLOCK:
-        raise ValueError(f"a block of {n_calls} calls and {n_results} results")
-    call = _inflated(calls, CALL, n_calls)
-    result = _inflated(results, RESULT, n_results)
-    n_inputs = int(call["n_inputs"].sum(dtype=np.int64))
-    return Block(
-        call,
-        result,
-        _inflated(inputs, np.dtype("<i8"), n_inputs),
-        _plain(rungs, int(result["n_rungs"].sum(dtype=np.int64))),
-        _widened(samples, _widths_of_samples(result, widths)),
-        _plain(rows, int((result["n_rungs"].astype(np.int64) * result["n_rows"]).sum())),
-    )
+class _Unpacking:
+    """Unpacks blocks, up to a number of bytes in all: a kilobyte may stand for a megabyte of zeros.
 
+    Args:
+        most: Bytes.
+    """
 
-def _inflated(data: bytes, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
-    # Bounded before memory is taken: a kilobyte may stand for a gigabyte of zeros.
-    expected = n * dtype.itemsize
-    stream = zlib.decompressobj()
-    content = stream.decompress(data, expected + 1)
-    if len(content) != expected or stream.unconsumed_tail:
-        raise ValueError(f"a block whose columns are not {expected} bytes")
-    return np.frombuffer(content, dtype)
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def block(
+        self,
+        n_calls: int,
+        n_results: int,
+        calls: bytes,
+        results: bytes,
+        inputs: bytes,
+        rungs: bytes,
+        samples: bytes,
+        rows: bytes,
+        *,
+        widths: Sequence[int],
+    ) -> Block:
+        if n_calls > MAX_CALLS_PER_BLOCK or n_results > _MAX_RESULTS_PER_BLOCK:
+            raise ValueError(f"a block of {n_calls} calls and {n_results} results")
+        call = self._inflated(calls, CALL, n_calls)
+        result = self._inflated(results, RESULT, n_results)
+        n_inputs = int(call["n_inputs"].sum(dtype=np.int64))
+        return Block(
+            call,
+            result,
+            self._inflated(inputs, np.dtype("<i8"), n_inputs),
+            _plain(rungs, int(result["n_rungs"].sum(dtype=np.int64))),
+            _widened(samples, _widths_of_samples(result, widths)),
+            _plain(rows, int((result["n_rungs"].astype(np.int64) * result["n_rows"]).sum())),
+        )
+
+    def _inflated(self, data: bytes, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
+        # Bounded before memory is taken.
+        expected = n * dtype.itemsize
+        self._left -= expected
+        if self._left < 0:
+            raise ValueError("its columns are far larger than the file")
+        stream = zlib.decompressobj()
+        content = stream.decompress(data, expected + 1)
+        if len(content) != expected or stream.unconsumed_tail:
+            raise ValueError(f"a block whose columns are not {expected} bytes")
+        return np.frombuffer(content, dtype)
 
 
 def _width(dtype: str) -> int:
@@ -426,6 +442,8 @@ def _joined(
     kernels: tuple[str, ...],
 ) -> Recording:
     """All blocks in one, those of each process together; row numbers count from the start of the recording."""
+    # Once and not for each process: a file may have a hundred thousand of both.
+    lengths = np.array([0, *{n_rungs(form.dtype) for form in forms}], np.int64)
     calls, results, inputs, described = [], [], [], []
     n_calls = n_results = 0
     for process, own in zip(processes, blocks, strict=True):
@@ -433,7 +451,7 @@ def _joined(
             np.concatenate([np.empty(0, dtype), *(getattr(b, column) for b in own)])
             for column, dtype in (("calls", CALL), ("results", RESULT), ("inputs", np.dtype("<i8")))
         )
-        _check(call, result, given, len(contexts), forms, len(kernels))
+        _check(call, result, given, len(contexts), len(forms), len(kernels), lengths)
         result["base"][result["base"] != NONE] += n_results
         given[given != NONE] += n_results
         described.append(_placed(process, n_calls, len(call)))
@@ -468,15 +486,16 @@ def _check(
     results: npt.NDArray[Any],
     inputs: npt.NDArray[np.int64],
     n_contexts: int,
-    forms: Sequence[Form],
+    n_forms: int,
     n_kernels: int,
+    lengths: npt.NDArray[np.int64],
 ) -> None:
-    """Refuse numbers that refer to no row."""
+    """Refuse numbers that refer to no row, and ladders of other lengths than these."""
     _within(calls["context"], 0, n_contexts, "a context")
     _within(calls["kernel"], NONE, n_kernels, "a kernel")
     _within(calls["step"], 0, 2**31 - 1, "a step")
     _within(calls["occurrence"], 0, 2**31 - 1, "a count")
-    _within(results["form"], 0, len(forms), "a form")
+    _within(results["form"], 0, n_forms, "a form")
     _within(results["kind"], 0, len(Kind), "a kind")
     _within(results["n_rows"], 0, 2**31 - 1, "a number of rows")
     if int(calls["n_results"].sum(dtype=np.int64)) != len(results):
@@ -484,8 +503,7 @@ def _check(
     # A base comes before its view, so that to follow bases ends.
     _within(results["base"], NONE, np.arange(len(results)), "the base of a view")
     _within(inputs, NONE, len(results), "an input")
-    sizes = np.array([n_rungs(form.dtype) for form in forms], np.int64)
-    if len(results) and not np.isin(results["n_rungs"], (0, *sizes)).all():
+    if not np.isin(results["n_rungs"], lengths).all():
         raise ValueError("a ladder of a length that no dtype has")
 
 
@@ -515,6 +533,13 @@ def _clear(path: Path) -> None:
             raise _unwritable(path, "it exists and is no recording. Choose another name")
         path.unlink()
     path.with_name(path.name + "-journal").unlink(missing_ok=True)
+
+
+def _damaged(path: Path, error: Exception) -> DataFileError:
+    return DataFileError(
+        f"The recording {str(path)!r} is damaged, or was not written by shadowrun ({error}). Record it again.",
+        slug="data-file-corrupt",
+    )
 
 
 def _unwritable(path: Path, why: str) -> DataFileError:

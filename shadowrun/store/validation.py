@@ -38,6 +38,7 @@ __all__ = [
     "check_sources",
     "check_values",
     "connect",
+    "connect_and_recover",
     "one_of",
     "optional",
     "unfit",
@@ -154,6 +155,31 @@ def connect(path: Path, mode: str, timeout_s: float) -> GuardedConnection:
         connection.close()
         raise
     return connection
+
+
+def connect_and_recover(path: Path, timeout_s: float) -> tuple[GuardedConnection, int]:
+    """Open an existing file to read, and roll back what a killed process left.
+
+    Returns:
+        The connection, and the version of the file's schema.
+
+    Raises:
+        sqlite3.Error: As `connect`, or the file is damaged.
+    """
+    mode = "ro"
+    while True:
+        connection = connect(path, mode, timeout_s)
+        try:
+            connection.execute("select 1 from sqlite_master").fetchall()
+            return connection, int(connection.execute("pragma user_version").fetchone()[0])
+        except sqlite3.OperationalError:
+            connection.close()
+            if mode == "rw":
+                raise
+            mode = "rw"  # rolling back a journal needs write access
+        except BaseException:
+            connection.close()
+            raise
 
 
 def _check_journals(path: Path) -> None:
