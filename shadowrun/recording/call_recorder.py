@@ -7,6 +7,7 @@ is held: a collective or a custom operator may wait for another thread.
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -40,6 +41,8 @@ _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _NUMBERS: Final = frozenset({bool, int, float, complex})
 _WIDE: Final = {float: torch.float64, complex: torch.complex128}
 _FRAMES: Final = 3  # of shadowrun, above `_before`: the search for the program's line skips them
+_INDUCTOR: Final = "torch._inductor.output_code"
+"""Loaded once a program compiles."""
 _ITEM: Final = "aten::_local_scalar_dense"
 _MAX_ROWS: Final = 0xFFFF
 _RAISED: Final = "raised"
@@ -266,8 +269,9 @@ class CallRecorder:
     def _input(self, noted: _Noted, t: torch.Tensor) -> int | Leaf:
         if not _has_memory(t):
             return NONE
-        # A graph that is replayed writes to its memory, and nothing counts it.
-        row = None if self._has_graphs and t.is_cuda else self._flow.row_of(t)
+        # A graph that is replayed and code that Inductor compiled write to memory, and nothing counts it.
+        unseen = _INDUCTOR in sys.modules or (self._has_graphs and t.is_cuda)
+        row = None if unseen else self._flow.row_of(t)
         if row is not None:
             return row
         buffer = self._buffer
@@ -275,7 +279,7 @@ class CallRecorder:
         leaf = self._flow.leaf(t)
         found = self._digest(t)
         noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found))
-        self._provenance.add(t, found, self.attribution.modules())
+        self._provenance.add(t, found, self.attribution.modules(), only_named=unseen)
         return leaf
 
     def _note_device(self, noted: _Noted, kwargs: dict[str, Any]) -> None:
