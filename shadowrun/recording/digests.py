@@ -7,6 +7,7 @@ operators on integers, where they lie (`digest_operators`).
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -114,7 +115,8 @@ def pack(tensor: torch.Tensor, n_rows: int = 0) -> Packed | None:
     found = None if _quickly is None else _quickly(tensor, n_rows)
     if found is not None or not _has_values(tensor):
         return found
-    with torchapi.as_in_handler():
+    unrecorded = torchapi.unrecorded(_pack) if torchapi.profiling() else nullcontext()
+    with torchapi.as_in_handler(), unrecorded:
         return torchapi.with_isolated_warnings(_pack, (), (tensor, n_rows), None)  # type: ignore[no-any-return]
 
 

@@ -287,6 +287,21 @@ def test_the_program_does_not_notice(where, clean_sim, monkeypatch):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def profiled(between) -> list[str]:
+    with torch.profiler.profile() as profiler:
+        torch.ones(3) + 1
+        between()
+        torch.ones(3) * 2
+    return [event.name for event in profiler.events() if event.name.startswith("aten::")]
+
+
+def test_a_profiler_of_the_program_sees_its_own_operators_only(clean_sim):
+    on_device, transposed = torch.randn(50, 40).to("sim"), torch.ones(3, 4).t()
+    plain = profiled(lambda: None)
+    assert "aten::mul" in plain
+    assert profiled(lambda: (digest(on_device), digest(transposed))) == plain
+
+
 @pytest.mark.parametrize("dtype", [*REAL, torch.complex64], ids=str)
 @given(data=st.data())
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -308,8 +323,10 @@ def test_an_accelerator_digests_where_the_tensor_lies(dtype, data, clean_sim, mo
 
 
 def test_an_accelerator_that_lacks_an_operator_is_copied_from(clean_sim, monkeypatch):
-    def lacking(*_):
-        raise NotImplementedError("aten::__rshift__.Tensor")
+    def lacking(flat, *rest):
+        if not flat.is_cpu:
+            raise NotImplementedError("aten::__rshift__.Tensor")
+        return digest_by_operators(flat, *rest)
 
     monkeypatch.setattr(digests, "_lack_operators", set())
     monkeypatch.setattr(digests, "digest_by_operators", lacking)
