@@ -7,7 +7,6 @@ is held: a collective or a custom operator may wait for another thread.
 from __future__ import annotations
 
 import sqlite3
-import sys
 import threading
 import warnings
 from collections import Counter
@@ -18,6 +17,7 @@ import torch
 
 from shadowrun.errors import ShadowrunError, ShadowrunWarning
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.intercept.torch_compiler import runs_generated_code
 from shadowrun.intercept.user_call import own_call
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
@@ -41,8 +41,6 @@ _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _NUMBERS: Final = frozenset({bool, int, float, complex})
 _WIDE: Final = {float: torch.float64, complex: torch.complex128}
 _FRAMES: Final = 3  # of shadowrun, above `_before`: the search for the program's line skips them
-_INDUCTOR: Final = "torch._inductor.output_code"
-"""Loaded once a program compiles."""
 _ITEM: Final = "aten::_local_scalar_dense"
 _MAX_ROWS: Final = 0xFFFF
 _RAISED: Final = "raised"
@@ -270,7 +268,7 @@ class CallRecorder:
         if not _has_memory(t):
             return NONE
         # A graph that is replayed and code that Inductor compiled write to memory, and nothing counts it.
-        unseen = _INDUCTOR in sys.modules or (self._has_graphs and t.is_cuda)
+        unseen = runs_generated_code() or (self._has_graphs and t.is_cuda)
         row = None if unseen else self._flow.row_of(t)
         if row is not None:
             return row
