@@ -292,7 +292,7 @@ def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = 
 def _pattern(value: str, key: str, where: str) -> str:
     # Python takes hours to translate a megabyte of "[".
     if len(value) > _MAX_PATTERN:
-        raise _wrong(where, key, value, f"use a pattern of at most {_MAX_PATTERN} characters")
+        raise _invalid(where, key, value, f"use a pattern of at most {_MAX_PATTERN} characters")
     return value
 
 
