@@ -1,6 +1,7 @@
 """Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
+from shadowrun.analysis.changes import Change, FindingChange, Seen, Signature, changes, signatures
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
     KINDS,
@@ -21,9 +22,11 @@ __all__ = [
     "FAIL_ON",
     "KINDS",
     "CallGroups",
+    "Change",
     "Coverage",
     "DriftStep",
     "Finding",
+    "FindingChange",
     "Gate",
     "Known",
     "KnownIssues",
@@ -35,14 +38,18 @@ __all__ = [
     "OperatorSummary",
     "RegionSummary",
     "Regions",
+    "Seen",
+    "Signature",
     "Skipped",
     "Step",
+    "changes",
     "collect_findings",
     "collect_notes",
     "collect_own_failures",
     "count_statuses",
     "evaluate_gate",
     "operator_coverage",
+    "signatures",
     "summarise",
     "summarise_regions",
     "trace_drift",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
+    "KIND_OF",
     "NOTHING",
     "Finding",
     "MinTolerance",
@@ -106,12 +107,13 @@ MIN_SLOWER_US = 1000.0
 MAX_LISTED = 5
 _NUMBER = re.compile(r"(?<![A-Za-z])-?\d[\d.]*(?:e[+-]?\d+)?")
 
-_KIND_OF = {
+KIND_OF = {
     Status.UNSUPPORTED: "unsupported",
     Status.ERROR: "error",
     Status.MISMATCH: "mismatch",
     Status.FALLBACK: "fallback",
 }
+"""Status of calls to the kind of their finding."""
 _FORM_CAUSES = (Cause.METADATA, Cause.EXCEPTIONAL_VALUES)
 _NOT_THE_TARGET = (Cause.PROPAGATED, Cause.REFERENCE, Cause.RANDOMNESS, Cause.NON_DETERMINISM)
 
@@ -212,7 +214,7 @@ def collect_findings(
     totals: Counter[str] = Counter()
     for row in table.rows:
         totals[row.context.op] += row.group.n
-        kind = _KIND_OF.get(row.outcome.status)
+        kind = KIND_OF.get(row.outcome.status)
         if kind is not None and not row.outcome.is_own_failure:
             known = ledger.excuse(kind, row.context.op, (row.context.module,)) if ledger else None
             # Without figures: `scaled by 0.5` and `scaled by 0.7` are one fault, and one finding.

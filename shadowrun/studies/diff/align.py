@@ -1,30 +1,34 @@
 """Which call of one recording is which call of another. Calls that only one of them has are rows, and no error.
 
-Calls are matched by key (rank, step, phase, module, operator, how often it was called there before). Where the two
-recordings do not have the same number of such calls, the digests of their inputs decide, then their order: a call that
-was inserted shifts all counts after it. What is left is matched with counterparts: operators of different devices that
-compute the same, such as the kernels of attention.
+Calls are matched by key (rank, step, phase, module, operator, and the order among these) where both recordings have as
+many of them. Of the others, those between the same matched calls are compared: by the digests of their inputs, then by
+operator and form in their order, and last with counterparts, which are operators of different devices for the same
+computation, such as the kernels of attention.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import functools
+import re
 from dataclasses import dataclass
-from difflib import SequenceMatcher
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from shadowrun.recording.model import NONE, Key
+from shadowrun.recording.model import NONE
+from shadowrun.studies.diff.sequence import common, increasing, kth_of_each
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping
 
-    from shadowrun.recording.model import Recording
+    import numpy.typing as npt
 
-__all__ = ["FAMILIES", "Alignment", "align", "family"]
+    from shadowrun.recording.model import Context
+    from shadowrun.studies.diff.values import Values
+
+__all__ = ["FAMILIES", "Alignment", "align", "family", "renamed"]
+
+Calls = Any  # npt.NDArray[np.int64], (n,)
 
 FAMILIES: Final = {
     "attention": ("attention",),
@@ -38,9 +42,6 @@ FAMILIES: Final = {
     "copy": ("_to_copy", "clone", "contiguous", "copy_"),
 }
 """Operators that devices use for the same computation, by parts of their names; a backward is never a forward."""
-
-_MAX_SEQUENCE: Final = 20_000
-"""Calls of one phase of one step above which sequences are matched by operator only: the time is quadratic."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,7 @@ class Alignment:
     by: Mapping[str, int]
 
 
-def align(first: Recording, second: Recording, modules: Mapping[str, str] | None = None) -> Alignment:
+def align(first: Values, second: Values, modules: Mapping[str, str] | None = None) -> Alignment:
     """Match the calls of two recordings.
 
     Args:
@@ -68,17 +69,12 @@ def align(first: Recording, second: Recording, modules: Mapping[str, str] | None
         second: Of another.
         modules: Glob patterns of module paths of the second recording to paths of the first; see `renamed`.
     """
-    keys = [_key(key) for key in first.call_keys()]
-    others = [_key(key, modules or {}) for key in second.call_keys()]
-    if keys == others:
-        n = np.arange(len(keys), dtype=np.int64)
-        return Alignment(np.stack([n, n], axis=1), n[:0], n[:0], {"key": len(keys)})
-    return _Matching(first, second, keys, others).run()
+    return _Matching(_Labels(first, second, modules or {})).run()
 
 
 def family(op: str) -> str:
     """Family of an operator with counterparts on other devices, or its own name without the overload."""
-    name = op.partition("::")[2].partition(".")[0]
+    name = op.rpartition("::")[2].partition(".")[0]
     backward = "backward" in name
     for title, parts in FAMILIES.items():
         if any(part in name for part in parts):
@@ -89,98 +85,150 @@ def family(op: str) -> str:
 def renamed(module: str, modules: Mapping[str, str]) -> str:
     """A module path under the names of the other recording.
 
-    A pattern's stars stand for parts of the path, in order: ``{"layers.*.attn": "h.*.attention"}``. Without a star, the
-    pattern also stands for what lies below.
+    A pattern's stars stand for parts of the path, in order: ``{"layers.*.attn": "h.*.attention"}``. What lies below a
+    module is renamed with it.
     """
     for pattern, name in modules.items():
-        if "*" not in pattern:
-            if module == pattern or module.startswith(pattern + "."):
-                return name + module[len(pattern) :]
-        elif fnmatchcase(module, pattern) and (parts := _stars(module, pattern)) is not None:
-            for part in parts:
-                name = name.replace("*", part, 1)
-            return name
+        stars = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))) + r"(\..*)?", module, re.DOTALL)
+        if stars is not None:
+            *parts, below = stars.groups()
+            filled = functools.reduce(lambda text, part: text.replace("*", part, 1), parts, name)
+            return filled + (below or "")
     return module
 
 
-def _stars(module: str, pattern: str) -> list[str] | None:
-    import re
+class _Labels:
+    """Numbers of calls: two calls that have a label in common have the same number, in both recordings."""
 
-    found = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))), module)
-    return None if found is None else list(found.groups())
+    def __init__(self, first: Values, second: Values, modules: Mapping[str, str]) -> None:
+        self.sides = first, second
+        self._modules = modules
+        ranks = [
+            np.repeat([p.rank for p in v.recording.processes], [p.n_calls for p in v.recording.processes])
+            for v in self.sides
+        ]
+        steps = [v.recording.calls["step"].astype(np.int64) for v in self.sides]
+        phases = self.of_context(lambda _, c: c.phase)
+        self.segment = _joined(_joined(ranks, steps), phases)
+        self.module = self.of_context(self._module)
+        self.op = self.of_context(lambda _, c: c.op)
 
+    def _module(self, side: int, context: Context) -> str:
+        return renamed(context.module, self._modules) if side else context.module
 
-def _key(key: Key, modules: Mapping[str, str] = {}) -> tuple[Any, ...]:
-    return (key.rank, key.step, key.phase, renamed(key.module, modules) if modules else key.module, key.op,
-            key.occurrence)  # fmt: skip
+    def of_context(self, of: Callable[[int, Context], Hashable]) -> list[Calls]:
+        """Numbers of something that the context of a call says, for all calls of both sides."""
+        numbers: dict[Hashable, int] = {}
+        found = []
+        for side, values in enumerate(self.sides):
+            recording = values.recording
+            by_context = [numbers.setdefault(of(side, c), len(numbers)) for c in recording.contexts]
+            found.append(np.array(by_context, np.int64)[recording.calls["context"]])
+        return found
+
+    def keys(self) -> list[Calls]:
+        """Segment, module and operator."""
+        return _joined(_joined(self.segment, self.module), self.op)
+
+    def inputs(self) -> list[Calls]:
+        """The values of the inputs."""
+        return [v.inputs_identity().view(np.int64) for v in self.sides]
+
+    def forms(self) -> list[Calls]:
+        """The form of the first result or written argument."""
+        found = []
+        for values in self.sides:
+            recording = values.recording
+            last = recording.first_result[1:] - 1
+            has = recording.calls["n_results"] > 0
+            forms = np.full(len(has), NONE, np.int64)
+            forms[has] = values.form[last[has]]
+            found.append(forms)
+        return found
 
 
 class _Matching:
     """Matches what is unmatched, in ever weaker ways."""
 
-    def __init__(
-        self, first: Recording, second: Recording, keys: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]
-    ) -> None:
-        self._recordings = first, second
-        self._keys = keys, others
-        self._partner = np.full(len(keys), NONE, np.int64)
-        self._taken = np.zeros(len(others), bool)
-        self._by: dict[str, int] = defaultdict(int)
+    def __init__(self, labels: _Labels) -> None:
+        self._labels = labels
+        self._partner = np.full(len(labels.op[0]), NONE, np.int64)
+        self._taken = np.zeros(len(labels.op[1]), bool)
+        self._by: dict[str, int] = {}
+        self._anchors = np.zeros((0, 2), np.int64)
 
     def run(self) -> Alignment:
-        groups = self._grouped(lambda key, _: key[:5])
-        for ours, theirs in groups:
-            # As many calls of this operator in this module and phase: their order is their identity.
-            if len(ours) == len(theirs):
-                self._take(ours, theirs, "key")
-        for ours, theirs in self._grouped(lambda key, _: key[:5]):
-            a, b = ([self._inputs(side, c) for c in calls] for side, calls in enumerate((ours, theirs)))
-            self._sequence(ours, theirs, a, b, "inputs")
-        for ours, theirs in self._grouped(lambda key, _: key[:5]):
-            n = min(len(ours), len(theirs))
-            self._take(ours[:n], theirs[:n], "order")
-        # Modules may have other names, and operators other ones on this device.
-        for by, place in (("inputs", 3), ("counterpart", 4), ("counterpart", 3)):
-            for ours, theirs in self._grouped(lambda key, _, n=place: key[:n]):
-                if by == "inputs":
-                    names = ([(self._keys[s][c][4], self._inputs(s, c)) for c in calls]
-                             for s, calls in enumerate((ours, theirs)))  # fmt: skip
-                else:
-                    names = ([family(self._keys[s][c][4]) for c in calls] for s, calls in enumerate((ours, theirs)))
-                self._sequence(ours, theirs, *names, by)
-        pairs = np.stack([np.arange(len(self._partner)), self._partner], axis=1)
-        matched = self._partner != NONE
-        return Alignment(pairs[matched], np.flatnonzero(~matched), np.flatnonzero(~self._taken), dict(self._by))
+        labels = self._labels
+        keys = labels.keys()
+        # As many calls of this operator in this module, phase and step: their order is their identity.
+        self._take(*kth_of_each(*keys, same_number=True), "key")
+        if self._is_left():
+            pairs = self._pairs()
+            self._anchors = pairs[increasing(pairs[:, 1])]
+            self._between_anchors(keys)
+        if self._is_left():
+            a, b = (np.flatnonzero(free) for free in self._free())
+            p, q = kth_of_each(keys[0][a], keys[1][b])
+            self._take(a[p], b[q], "order")
+        a, b = (np.flatnonzero(free) for free in self._free())
+        return Alignment(self._pairs(), a, b, {by: n for by, n in self._by.items() if n})
 
-    def _grouped(self, of: Any) -> Iterator[tuple[list[int], list[int]]]:
-        """Unmatched calls of both recordings that have a part of their keys in common."""
-        sides: tuple[dict[Hashable, list[int]], ...] = (defaultdict(list), defaultdict(list))
-        free = np.flatnonzero(self._partner == NONE), np.flatnonzero(~self._taken)
-        for side in (0, 1):
-            for call in free[side].tolist():
-                sides[side][of(self._keys[side][call], call)].append(call)
-        for group, ours in sides[0].items():
-            if theirs := sides[1].get(group):
-                yield ours, theirs
+    def _between_anchors(self, keys: list[Calls]) -> None:
+        """Match calls that lie between the same calls on both sides."""
+        labels = self._labels
+        inputs, forms = labels.inputs(), labels.forms()
+        in_any_module = _joined(labels.segment, labels.op)
+        families = _joined(labels.segment, labels.of_context(lambda _, c: family(c.op)))
+        for by, label in (
+            ("inputs", _joined(keys, inputs)),
+            ("order", _joined(keys, forms)),
+            ("order", keys),
+            # Modules may have other names, and operators other ones on this device.
+            ("inputs", _joined(in_any_module, inputs)),
+            ("order", _joined(in_any_module, forms)),
+            ("counterpart", _joined(families, labels.module)),
+            ("counterpart", _joined(families, forms)),
+        ):
+            self._in_gaps(label, by)
 
-    def _inputs(self, side: int, call: int) -> tuple[int, ...]:
-        """Digests of the inputs of a call."""
-        recording = self._recordings[side]
-        found = []
-        for row in recording.inputs_of(call).tolist():
-            ladder = recording.ladder(row) if row != NONE else ()
-            found.append(int(ladder[0]) if len(ladder) else NONE)
-        return tuple(found)
-
-    def _sequence(self, ours: list[int], theirs: list[int], a: list[Any], b: list[Any], by: str) -> None:
-        """Match the longest common subsequences."""
-        if max(len(ours), len(theirs)) > _MAX_SEQUENCE:
+    def _in_gaps(self, label: list[Calls], by: str) -> None:
+        free = [np.flatnonzero(free) for free in self._free()]
+        if not len(free[0]) or not len(free[1]):
             return
-        for i, j, n in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
-            self._take(ours[i : i + n], theirs[j : j + n], by)
+        gaps = [np.searchsorted(self._anchors[:, side], free[side]) for side in (0, 1)]
+        both = np.intersect1d(gaps[0], gaps[1])
+        edges = [[np.searchsorted(gaps[side], both, where) for where in ("left", "right")] for side in (0, 1)]
+        found = []
+        for n in range(len(both)):
+            a, b = (free[side][edges[side][0][n] : edges[side][1][n]] for side in (0, 1))
+            p, q = common(label[0][a], label[1][b])
+            found.append((a[p], b[q]))
+        if found:
+            self._take(np.concatenate([p for p, _ in found]), np.concatenate([q for _, q in found]), by)
+            # Within a gap the new pairs are in order, and so are the gaps.
+            added = np.stack([np.concatenate([side[k] for side in found]) for k in (0, 1)], axis=1)
+            anchors = np.concatenate([self._anchors, added])
+            self._anchors = anchors[np.argsort(anchors[:, 0])]
 
-    def _take(self, ours: list[int], theirs: list[int], by: str) -> None:
-        if ours:
-            self._partner[ours] = theirs
-            self._taken[theirs] = True
-            self._by[by] += len(ours)
+    def _free(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        return self._partner == NONE, ~self._taken
+
+    def _is_left(self) -> bool:
+        return all(free.any() for free in self._free())
+
+    def _pairs(self) -> npt.NDArray[np.int64]:
+        matched = np.flatnonzero(self._partner != NONE)
+        return np.stack([matched, self._partner[matched]], axis=1)
+
+    def _take(self, ours: Calls, theirs: Calls, by: str) -> None:
+        self._partner[ours] = theirs
+        self._taken[theirs] = True
+        self._by[by] = self._by.get(by, 0) + len(ours)
+
+
+def _joined(a: list[Calls], b: list[Calls]) -> list[Calls]:
+    """Numbers of pairs of labels."""
+    n = len(a[0])
+    numbers = [np.unique(np.concatenate(side), return_inverse=True)[1].astype(np.int64) for side in (a, b)]
+    joined = numbers[0] * (int(numbers[1].max(initial=0)) + 1) + numbers[1]
+    return [joined[:n], joined[n:]]
