@@ -103,4 +103,5 @@ def _data(change: FindingChange) -> dict[str, Any]:
         name: None if seen is None else {field: getattr(seen, field) for field in seen.__slots__}
         for name, seen in (("before", change.before), ("after", change.after))
     }
-    return {"change": str(change.change), **change.signature._asdict(), **sides}
+    named = {name: getattr(change.signature, name) for name in ("kind", "op", "module", "phase", "cause")}
+    return {"change": str(change.change), **named, **sides}
