@@ -33,7 +33,7 @@ FAST = (
     *(f"tests/transparency/test_{name}.py" for name in ("features", "tensors", "loader", "function_modes")),
     *(f"tests/transparency/test_{name}.py" for name in ("warnings", "found")),
 )
-"""What may differ between versions of torch, but for compilers: a quarter of an hour on two cores."""
+"""Tests whose result may depend on the version of torch, without compilers: a quarter of an hour on two cores."""
 
 EXAMPLES = sorted(Path(__file__).resolve().parent.glob("examples/[0-9][0-9]_*/run.*"))
 
@@ -59,14 +59,14 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def pure(session: nox.Session) -> None:
-    """The tests of what is also written in C, without the compiled part."""
+    """The tests of functions that also exist in C, without native code."""
     install(session, "test")
     folders = ("native", "numerics", "intercept", "replay", "transparency")
     session.run("pytest", *(f"tests/{name}" for name in folders), *session.posargs, env={"SHADOWRUN_NATIVE": "0"})
 
 
 def run_fast_tests(session: nox.Session, requirement: str, options: list[str], *pip: str) -> None:
-    """Run `FAST` with one version of torch, in an environment of its own: several GB where its wheel brings CUDA."""
+    """Run `FAST` with one version of torch, in a separate environment: several GB if its wheel has CUDA."""
     pinned = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
     place = Path(session.create_tmp()) / re.sub(r"[^\w.+-]+", "-", requirement)
     constraints = place.with_name(place.name + ".txt")
@@ -77,7 +77,7 @@ def run_fast_tests(session: nox.Session, requirement: str, options: list[str], *
     command = (python, "-m", "pip", "install", "-q", *pip, "-c", str(constraints), "-e", ".[test]")
     session.run(*command, external=True)
     session.run(python, "-c", "import torch; print('torch', torch.__version__)", external=True)
-    # create_tmp moves TMPDIR below this folder, from which shadowrun shows paths: a test wants one outside.
+    # create_tmp moves TMPDIR below this folder, and shadowrun shows paths relative to it: a test needs one outside.
     outside = {"TMPDIR": os.environ.get("TMPDIR")}
     session.run(python, "-m", "pytest", *FAST, *options, external=True, env=outside)
 
@@ -116,9 +116,9 @@ def next_torch(session: nox.Session) -> None:
 
 @nox.session
 def cpp_device(session: nox.Session) -> None:
-    """CPU fallbacks as vendors make them, on a device in C++ that is compiled here; skipped without a compiler."""
+    """CPU fallbacks as in vendors' backends, on a C++ device compiled for the test; skipped without a compiler."""
     if shutil.which(os.environ.get("CXX", "c++")) is None:
-        session.skip("it needs a C++ compiler: set CXX, or put c++ on the PATH")
+        session.skip("this session needs a C++ compiler: set CXX, or put c++ on the PATH")
     install(session, "test", "cpp-device")
     session.run("pytest", "-m", "cpp_device", "tests/platforms/test_cpp_device.py", *session.posargs)
 
@@ -133,12 +133,12 @@ def backends(session: nox.Session) -> None:
         return
     for backend in ("turbine_cpu", "openvino", "openvino-f32"):
         command = ["python", "-m", "tests.compiled.architectures", "--backend", backend, *arguments]
-        session.run(*command, success_codes=[0, 1])  # 1: it found faults of the backend's
+        session.run(*command, success_codes=[0, 1])  # 1: faults of the backend were found
 
 
 @nox.session
 def transparency(session: nox.Session) -> None:
-    """All of torch's own databases with and without shadowrun, in every dtype: half an hour; transparency.json."""
+    """All of torch's operator databases with and without shadowrun, in every dtype: half an hour; transparency.json."""
     install(session, "test")
     session.run("python", "-m", "tests.transparency.sweep", "--tier", "full", *session.posargs)
 
@@ -147,8 +147,8 @@ def transparency(session: nox.Session) -> None:
 def ground_truth(session: nox.Session) -> None:
     """Every flaw of the simulated device in at least 5 programs, alone and with drift: minutes; ground_truth.json.
 
-    With ``-- --platforms`` the same programs on platforms that are right but round otherwise; real_platforms.json.
-    With ``-- --budgets`` the steps that an overhead budget needs to find each flaw; budgets.json.
+    ``-- --platforms``: the same programs on correct platforms with other rounding; real_platforms.json.
+    ``-- --budgets``: the number of steps until each flaw is found under an overhead budget; budgets.json.
     """
     install(session, "test")
     modules = {"--platforms": "real_platforms", "--budgets": "budgets"}
@@ -181,7 +181,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Each numbered example, in a folder of its own."""
+    """Each numbered example, in a separate folder."""
     install(session, "examples")
     for example in EXAMPLES:
         folder = session.create_tmp()
@@ -193,13 +193,13 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """What a comparison costs, beside other tools: up to half an hour; ``-- --quick`` is shorter."""
+    """The cost of a comparison and of other tools: up to half an hour; ``-- --quick`` is shorter."""
     install(session, "bench")
     session.run("python", "benchmarks/overhead.py", *session.posargs)
 
 
 @nox.session
 def coverage_tables(session: nox.Session) -> None:
-    """What platforms have of torch's operators, docs/coverage.md: a quarter of an hour; stopped, it can go on."""
+    """Operator coverage of platforms, docs/coverage.md: a quarter of an hour; an interrupted session can be resumed."""
     install(session, "test")
     session.run("python", "benchmarks/coverage_tables.py", "--markdown", "docs/coverage.md", *session.posargs)

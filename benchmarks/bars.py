@@ -1,4 +1,4 @@
-"""The ratios as a picture: one panel for each workload, a bar for each tool, on a logarithmic scale. SVG by hand."""
+"""The ratios as an SVG picture: one panel for each workload, a bar for each tool, on a logarithmic scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coverage files as the tables of docs/coverage.md."""
+"""The tables of docs/coverage.md, made from coverage files."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""What platforms have of torch's operators: the tables of docs/coverage.md.
+"""Operator coverage of platforms: the tables of docs/coverage.md.
 
-Each sweep writes a coverage file into a folder; started again, this goes on where it stopped, and what is complete is
-not run again.
+Each sweep writes a coverage file into a folder. A second start resumes an interrupted sweep and skips complete ones.
 
-    python benchmarks/coverage_tables.py                                     # about half an hour on two cores
+    python benchmarks/coverage_tables.py                                     # about a quarter of an hour on two cores
     python benchmarks/coverage_tables.py --only 'sim-*' --jobs 1
-    python benchmarks/coverage_tables.py --markdown docs/coverage.md         # the page's tables anew
-    python benchmarks/coverage_tables.py --no-run --markdown docs/coverage.md   # from the files that are there
+    python benchmarks/coverage_tables.py --markdown docs/coverage.md         # measure, and rewrite the page's tables
+    python benchmarks/coverage_tables.py --no-run --markdown docs/coverage.md   # from existing coverage files
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ SWEEPS = (
 
 
 def main() -> int:
-    """Run what is not complete, and write the tables."""
+    """Run the incomplete sweeps, and write the tables."""
     options = _parser().parse_args()
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +101,16 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--folder", default=".coverage-tables", help="where the coverage files are (default: %(default)s)"
+        "--folder", default=".coverage-tables", help="folder of the coverage files (default: %(default)s)"
     )
-    parser.add_argument("--only", default="*", metavar="GLOB", help=f"of {', '.join(p.name for p in SWEEPS)}, dtypes")
+    parser.add_argument(
+        "--only", default="*", metavar="GLOB", help=f"run only these: {', '.join(p.name for p in SWEEPS)}, dtypes"
+    )
     parser.add_argument("--jobs", default="2", help="worker processes of a sweep (default: %(default)s)")
-    parser.add_argument("--no-run", dest="run", action="store_false", help="only make the tables of what is there")
-    parser.add_argument("--markdown", metavar="FILE", help="the tables; into a page with marks, between them")
+    parser.add_argument(
+        "--no-run", dest="run", action="store_false", help="only write the tables, from existing coverage files"
+    )
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables to a file; in a page, between its marks")
     return parser
 
 
@@ -130,7 +133,7 @@ def _run(planned: Planned, path: Path, jobs: str) -> None:
 
 
 def _run_dtypes(path: Path) -> None:
-    """An operator may end the process: the next one goes on behind it."""
+    """An operator may end the process: the next process starts with the operator after it."""
     command = [sys.executable, "-m", "tests.ground_truth.dtype_support", str(path.resolve())]
     for _ in range(_MOST_DEATHS):
         if not subprocess.run([*command, "--samples", str(N_SAMPLES)], cwd=ROOT, check=False).returncode:

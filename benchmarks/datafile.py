@@ -1,10 +1,10 @@
-"""What a data file costs: microseconds and bytes for each call, time of the reports, and of combining ranks.
+"""The cost of a data file: microseconds and bytes for each call, time of the reports, and time to combine ranks.
 
-Calls are made up but written by the store's own writer: a training loop of 600 places, one call in fifty with rounding
-differences (--all-differ: every call, as on another kind of device), a few with mismatches, each with evidence.
-The figures of differences are such as f32 tensors give: all are 32-bit floats but the root mean square and,
-for every other one, two distances from the oracle. Each measurement runs in its own process, so that its peak
-memory is its own. `s` is wall time; `cpu_s` and `us_of_call` are the processor's, as on a machine that is idle.
+The calls are synthetic, but the store's own writer writes them: a training loop of 600 source lines, one call in fifty
+with rounding differences (--all-differ: every call, as on another kind of device), a few with mismatches, each with
+evidence. The figures of differences are those of f32 tensors: all are 32-bit floats except the root mean square and,
+for every second one, two distances from the oracle. Each measurement runs in a separate process, which gives its peak
+memory. `s` is wall time; `cpu_s` and `us_of_call` are processor time, as on an idle machine.
 
     python benchmarks/datafile.py [--calls 1000000] [--ranks 64] [--calls-of-rank 50000] [--all-differ] [--real]
 """

@@ -1,4 +1,4 @@
-"""The table of dtypes: what the database says of the CPU, and what became of float32's samples there."""
+"""The table of dtypes: which the database lists for the CPU, and the outcome of float32's samples there."""
 
 from __future__ import annotations
 

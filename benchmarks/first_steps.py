@@ -1,10 +1,10 @@
-"""Whether an overhead budget holds from the first step on, and how long single steps get.
+"""Whether an overhead budget holds from the first step on, and how long the longest steps are.
 
 python benchmarks/first_steps.py [--workload PATTERN] [--flaw NAME] [--budget 1.2] [--steps 300] [--runs 3]
     [--processor-clock]
 
-Each run is a process of its own, since what is done once (imports, plans, the first look at an operator) is what
-matters here. In it, plain steps, steps under the comparison, and plain steps again; processor time, step by step.
+Each run is a separate process, because this measures work that is done once: imports, plans, the first comparison of an
+operator. A run has plain steps, steps under the comparison, and plain steps again; processor time, step by step.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=1.2)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--processor-clock", action="store_true", help="shadowrun reads processor time for wall time")
+    parser.add_argument(
+        "--processor-clock", action="store_true", help="the budget counts processor time instead of wall time"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

@@ -1,15 +1,15 @@
-"""What comparing costs on an accelerator, whose reference runs on the CPU: a step in plain steps, and is it the same.
+"""The cost of a comparison on an accelerator with the CPU as reference, in plain steps, and a check of the results.
 
-A 4-layer Llama step, a ResNet-50-like step and matrix products; plain, and under each of
+A 4-layer Llama step, a ResNet-50-like step and matrix products run plain, and under each of
 
 * shadowrun: compared asynchronously, without a host sync (`compare(device)`),
 * shadowrun, record only (`replay=False`): each call is recorded with module and line, none compared,
 * shadowrun, waiting: each call is compared before the next (`asynchronous=False`),
-* naive: copy the inputs over, run there too, copy back, `assert_close`.
+* naive: copy the inputs to the CPU, run there too, copy the results back, `assert_close`.
 
-Plain and compared steps alternate (A B A B …); the figure is the median of the ratios of neighbours. A step is over
-when the device is idle (*returned*), and when all its calls are compared (*compared*). Then five steps are trained
-without and with each: weights and buffers must be the same to the last bit.
+Plain and compared steps alternate (A B A B …); the figure is the median of the ratios of neighbours. A step ends when
+the device is idle (*returned*), and when all its calls are compared (*compared*). Then each way and the plain program
+train five steps: weights and buffers must be bit-identical.
 
     python benchmarks/gpu.py --device cuda --json gpu.json      # needs torch and shadowrun, and no network
     python benchmarks/gpu.py --device sim                       # the same on the simulated device, small
@@ -114,7 +114,7 @@ class Figures:
 
 
 def ours(device: str, name: str, **options: Any) -> Tool:
-    """A way with one comparison that goes on from step to step."""
+    """A way with one comparison for all steps."""
     run = shadowrun.compare(device, settings=False, **options)
 
     @contextlib.contextmanager
@@ -178,7 +178,7 @@ class Clock:
             return returned / n, (time.perf_counter() - began) / n
 
     def peak(self, run: Callable[[], object]) -> float:
-        """Greatest memory that a run takes on the device; 0 where the device does not tell."""
+        """Peak memory of a run on the device; 0 if the device does not report it."""
         if not hasattr(self._module, "max_memory_allocated"):
             run()
             return 0.0
@@ -275,7 +275,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="pairs of plain and compared steps (default: 3)")
     parser.add_argument("--program", default="*", help="glob of programs")
     parser.add_argument("--way", default="*", help="glob of ways")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     device = options.device
     if device == "sim":
@@ -290,7 +290,7 @@ def main() -> int:
     for name, make in programs.items():
         plain = trained(make) if name in steps else []
         if plain and not same(plain, trained(make)):
-            print(f"{name}: not the same twice by itself on this device; its bits cannot be compared", file=sys.stderr)
+            print(f"{name}: two plain runs differ on this device; its bits cannot be compared", file=sys.stderr)
             plain, repeats = [], False
         for make_way in chosen.values():
             figures = measure(name, make, make_way(), clock, options.rounds, 1 if name in steps else 10)

@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a gated MLP, each behind RMSNorm."""
+    """Attention and a gated MLP, each after RMSNorm."""
 
     def __init__(self, d: int, heads: int, kv_heads: int, hidden: int) -> None:
         super().__init__()

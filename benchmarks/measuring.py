@@ -1,8 +1,8 @@
-"""A B A B: the plain program and the program under a tool take turns in one process.
+"""A B A B: the plain program and the program under a tool alternate in one process.
 
-A machine whose speed drifts slows neighbours alike, so what counts is the median of their ratios. Time of the
-processor is that of the whole process: a tool that works in another thread does not get it for nothing. Peak memory is
-measured in separate turns, since returning memory to the system before each would cost time.
+A machine whose speed drifts slows neighbours equally, so the figure is the median of their ratios. Processor time is
+that of the whole process, so it includes other threads of a tool. Peak memory is measured in separate turns, because
+returning memory to the system before each turn costs time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """msprobe (mindstudio-probe), in separate processes: it leaves torch patched when it stops.
 
-Three processes for each workload (plain, L0, L1) take turns block by block, so that neighbours can be held against each
-other nearly as in one process. Statistics only, which is its default; each step is started, stopped and counted as its
-documentation asks for.
+Three processes for each workload (plain, L0, L1) alternate block by block, so neighbours can be compared almost as in
+one process. msprobe collects statistics only, its default; each step is started, stopped and counted as its
+documentation requires.
 """
 
 from __future__ import annotations

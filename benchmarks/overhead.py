@@ -1,12 +1,12 @@
 """Overhead of shadowrun and of comparable tools: the time of a step under a tool, in plain steps.
 
-Plain steps and steps under the tool alternate (A B A B …), so that a machine whose speed drifts slows both; the figure
-is the median of the ratios of neighbours, on processor time and on the wall. CPU against CPU, one thread, module and
-source line attributed, records kept. Besides: single operators, the rate of comparing, and starting up.
+Plain steps and steps under the tool alternate (A B A B …), so a machine whose speed drifts slows both. The figure is
+the median of the ratios of neighbours, in processor time and in wall time. The CPU is compared with itself on one
+thread, with module, source line and records. Also measured: single operators, the rate of comparison, and start-up.
 
     python benchmarks/overhead.py --quick --workload 'CNN*' --tool 'isolated*' --json figures.json
-    python benchmarks/overhead.py --markdown docs/performance.md --svg docs/performance.svg   # the page's figures anew
-    python benchmarks/overhead.py --profile 'tiny MLP*'                                       # where the time goes
+    python benchmarks/overhead.py --markdown docs/performance.md --svg docs/performance.svg   # rewrite the figures
+    python benchmarks/overhead.py --profile 'tiny MLP*'                                       # the parts of the time
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--part", action="append", choices=PARTS, help="only this; may be given several times")
     parser.add_argument("--json", metavar="FILE", help="all figures")
     parser.add_argument("--from", dest="given", metavar="FILE", help="figures of an earlier --json, not measured again")
-    parser.add_argument("--markdown", metavar="FILE", help="the tables; into a page with marks, between them")
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables to a file; in a page, between its marks")
     parser.add_argument("--svg", metavar="FILE", help="the ratios as a picture")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a target is missed")
     parser.add_argument("--profile", metavar="GLOB", help="instead: microseconds per call of each part of a comparison")

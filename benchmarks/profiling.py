@@ -1,9 +1,9 @@
-"""Where the time of an isolated comparison goes, part by part, in microseconds per call.
+"""The parts of the time of an isolated comparison, in microseconds per call.
 
-The whole is what a step takes longer, without any instrument. What torch takes to hand calls over is the same
-difference for a mode that does nothing. The parts are clocked where they are called; the clock's own time, measured on
-a function that does nothing, is taken off. The rest is what none of them accounts for: the handler's own lines, names
-of modules, `step()`, caches that are colder.
+The total is the additional time of a step, without instrumentation. The cost of torch's dispatch is the same difference
+for a mode that does nothing. The parts are timed where they are called; the time of the clock itself, measured on an
+empty function, is subtracted. The rest belongs to none of the parts: the handler's own lines, names of modules,
+`step()`, colder caches.
 """
 
 from __future__ import annotations

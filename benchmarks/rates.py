@@ -1,4 +1,4 @@
-"""How fast two tensors are compared: equal ones against memcmp, different ones with all statistics against memcpy."""
+"""Rates of comparing two tensors: equal ones against memcmp, different ones with all statistics against memcpy."""
 
 from __future__ import annotations
 

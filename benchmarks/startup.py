@@ -52,7 +52,7 @@ def measure_startup(rounds: int) -> list[dict[str, Any]]:
 def _run(command: list[str]) -> tuple[float, float]:
     wall = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    if not hasattr(os, "wait4"):  # Windows does not tell
+    if not hasattr(os, "wait4"):  # not on Windows
         process.wait()
         return 0.0, 1e3 * (time.perf_counter() - wall)
     _, status, usage = os.wait4(process.pid, 0)

@@ -1,4 +1,4 @@
-"""What shadowrun set out to cost at most, held against what was measured."""
+"""The targets for shadowrun's cost, compared with the measured figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks hold against each other: shadowrun's settings, and the other tools in the same place."""
+"""The tools that the benchmarks compare: shadowrun with several options, and other tools."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a call costs in a worker process: ``python benchmarks/worker.py``.
+"""The cost of a call in a worker process: ``python benchmarks/worker.py``.
 
-For each size an operator is run here and in the worker by turns (A B A B), with the tensor's memory shared and with it
-sent through the socket. Printed are medians: microseconds for a call, the ratio to the call here, and how much data
-(there and back) goes through in a second. ``--train`` measures a training step that is compared with such a platform.
+For each size, an operator runs alternately here and in the worker (A B A B), with the tensor in shared memory and with
+the tensor sent through the socket. The output has medians: microseconds for a call, the ratio to the call here, and the
+data rate (there and back). ``--train`` measures a training step that is compared with such a platform.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", default="cpu[isa=avx2]", help="platform (default: %(default)s)")
     parser.add_argument("--op", default="neg", help="operator of one tensor (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=4, help="how often each way gets its turn")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of each way")
     parser.add_argument("--train", action="store_true", help="also measure a training step")
     parser.add_argument("--threads", type=int, help="threads here and there")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the benchmarks run: training steps, generation, single operators; all on the CPU, with fixed seeds."""
+"""The programs of the benchmarks: training steps, generation, single operators; all on the CPU, with fixed seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a small network on a simulated accelerator that has two flaws, and see them found."""
+"""Train a small network on a simulated accelerator with two flaws; the report lists both."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch import nn
 import shadowrun
 from shadowrun import sim
 
-# Your accelerator's name would stand here, and this line would not.
+# With a real accelerator, leave this line out and write its name below.
 sim.enable(flaws=["relu-backward-leaks", "missing-lerp"])
 device = "sim"
 

@@ -15,5 +15,5 @@ with shadowrun.compare("cpu[threads=1]", ref="cpu") as run:
 for row in run.summary():
     print(f"{row.op:<50} {row.n_calls} calls, greatest relative difference {row.max_rel:.2g}")
 
-# Other summation orders are no fault, and not reported as one.
+# Another summation order is not a fault, so there is no finding.
 assert run.findings() == []

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A gate for continuous integration: the exit status says whether the program would run on the device.
+# A gate for continuous integration: the exit status shows whether the program would run on the device.
 set -euo pipefail
 program="$(dirname "$0")/train.py"
 
 # A device without flaws: passes.
 python -m shadowrun run --target npu --preset clean -o summary.md "$program"
 
-# A device without lerp, which Adam needs: status 1, and a line that says why.
+# A device without lerp, which Adam needs: status 1, and a line with the reason.
 status=0
 python -m shadowrun run --target npu --flaws missing-lerp --fail-on unsupported "$program" || status=$?
 if [ "$status" -ne 1 ]; then

@@ -1,4 +1,4 @@
-"""A program that knows nothing of shadowrun."""
+"""A program without any call of shadowrun."""
 
 import torch
 from torch import nn

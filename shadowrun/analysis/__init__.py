@@ -9,12 +9,12 @@ from shadowrun.analysis.findings import (
     MinTolerance,
     Note,
     collect_findings,
+    collect_internal_failures,
     collect_notes,
-    collect_own_failures,
     without_numbers,
 )
 from shadowrun.analysis.gate import FAIL_ON, Gate, evaluate_gate
-from shadowrun.analysis.known_issues import Known, KnownIssues, LineUse
+from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
 from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
 
@@ -28,9 +28,9 @@ __all__ = [
     "Finding",
     "FindingChange",
     "Gate",
-    "Known",
     "KnownIssues",
-    "LineUse",
+    "LedgerLineUse",
+    "LedgerUse",
     "MinTolerance",
     "MissingKernel",
     "Note",
@@ -44,8 +44,8 @@ __all__ = [
     "Step",
     "changes",
     "collect_findings",
+    "collect_internal_failures",
     "collect_notes",
-    "collect_own_failures",
     "count_statuses",
     "evaluate_gate",
     "operator_coverage",

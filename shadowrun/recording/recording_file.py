@@ -112,18 +112,23 @@ class Writer:
         self.path = path
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
         _clear(path)
+        self._connect("rwc")
         try:
-            self._connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None, check_same_thread=False
-            )
-            # As data files: one file to copy, and whole after `kill -9`.
-            self._connection.execute("pragma journal_mode = delete")
-            self._connection.execute("pragma synchronous = off")
             numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
             self._connection.executescript("begin;" + numbers + SCHEMA + "commit;")
             self._write(("insert into process values (0, ?)", (_encode(process),)))
         except sqlite3.Error as error:
             raise _unwritable(path, str(error)) from error
+
+    def _connect(self, mode: str) -> None:
+        address = f"{self.path.absolute().as_uri()}?mode={mode}"
+        try:
+            self._connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+            # As data files: one file to copy, and whole after `kill -9`.
+            self._connection.execute("pragma journal_mode = delete")
+            self._connection.execute("pragma synchronous = off")
+        except sqlite3.Error as error:
+            raise _unwritable(self.path, str(error)) from error
 
     def context(self, number: int, context: Context) -> None:
         """Add a context; it is written in one transaction with the next block."""
@@ -154,10 +159,27 @@ class Writer:
         """Keep the arguments of a call, as JSON that refers to contents by digest."""
         self._write(("insert or replace into captured values (?, ?)", (call, arguments)))
 
+    def describe(self, process: Process) -> None:
+        """Replace the description of the process."""
+        self._write(("update process set info = ? where id = 0", (_encode(process),)))
+
     def finish(self, process: Process) -> None:
         """Write the final description of the process, and close."""
-        self._write(("update process set info = ? where id = 0", (_encode(process),)))
+        self.describe(process)
         self._connection.close()
+
+    def resume(self) -> None:
+        """Go on with the recording after `finish`.
+
+        Raises:
+            DataFileError: The file is not there any more, or cannot be written.
+        """
+        self._connect("rw")
+
+    def move(self, path: Path) -> None:
+        """Rename the file; between `finish` and `resume`."""
+        _clear(path)
+        self.path = self.path.rename(path)
 
     def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         """In one transaction, after what waits for the next block."""
