@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from shadowrun.numerics.ladder import mix
 from shadowrun.recording.model import NONE
 from shadowrun.studies.diff.sequence import common, increasing, kth_of_each
 
@@ -208,7 +209,7 @@ class _Matching:
             # Within a gap the new pairs are in order, and so are the gaps.
             added = np.stack([np.concatenate([side[k] for side in found]) for k in (0, 1)], axis=1)
             anchors = np.concatenate([self._anchors, added])
-            self._anchors = anchors[np.argsort(anchors[:, 0])]
+            self._anchors = anchors[np.argsort(anchors[:, 0], kind="stable")]
 
     def _free(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         return self._partner == NONE, ~self._taken
@@ -227,8 +228,6 @@ class _Matching:
 
 
 def _joined(a: list[Calls], b: list[Calls]) -> list[Calls]:
-    """Numbers of pairs of labels."""
-    n = len(a[0])
-    numbers = [np.unique(np.concatenate(side), return_inverse=True)[1].astype(np.int64) for side in (a, b)]
-    joined = numbers[0] * (int(numbers[1].max(initial=0)) + 1) + numbers[1]
-    return [joined[:n], joined[n:]]
+    """Numbers of pairs of labels: hashes of 64 bits, of which two are equal by chance once in 10^7 recordings."""
+    with np.errstate(over="ignore"):
+        return [mix(mix(p.astype(np.uint64)) + q.astype(np.uint64)).view(np.int64) for p, q in zip(a, b, strict=True)]

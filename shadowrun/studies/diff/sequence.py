@@ -40,7 +40,7 @@ def common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDAr
             blocks = SequenceMatcher(None, x.tolist(), y.tolist(), autojunk=False).get_matching_blocks()
             pairs += [(np.arange(i + p, i + p + n), np.arange(j + q, j + q + n)) for p, q, n in blocks]
             continue
-        p, q = _unique(x, y)
+        p, q = kth_of_each(x, y, once=True)
         if not len(p):
             p, q = kth_of_each(x, y)
             kept = increasing(q)
@@ -56,13 +56,11 @@ def common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDAr
             *((edges_b[:-1][gap] + 1).tolist(), edges_b[1:][gap].tolist()),
             strict=True,
         )
-    found = np.concatenate([p for p, _ in pairs]), np.concatenate([q for _, q in pairs])
-    order = np.argsort(found[0])
-    return found[0][order], found[1][order]
+    return _in_order(len(a), np.concatenate([p for p, _ in pairs]), np.concatenate([q for _, q in pairs]))
 
 
 def kth_of_each(
-    a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], *, same_number: bool = False
+    a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], *, same_number: bool = False, once: bool = False
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Positions of the k-th element of each kind in both, in the order of the first.
 
@@ -70,18 +68,25 @@ def kth_of_each(
         a: A sequence.
         b: Another.
         same_number: Only kinds that both have as often.
+        once: Only kinds that both have once.
     """
-    kinds, number = np.unique(np.concatenate([a, b]), return_inverse=True)
-    x, y = number[: len(a)], number[len(a) :]
-    n = [np.bincount(side, minlength=len(kinds)) for side in (x, y)]
-    least = np.where(n[0] == n[1], n[0], 0) if same_number else np.minimum(*n)
-    order = [np.argsort(side, kind="stable") for side in (x, y)]
+    values = np.concatenate([a, b])
+    # Stable: within a kind, elements stay in their order, those of the first sequence before those of the second.
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    kind = np.concatenate([np.zeros(min(1, len(values)), np.int64), np.cumsum(ordered[1:] != ordered[:-1])])
+    n_kinds = int(kind[-1]) + 1 if len(kind) else 0
+    in_second = order >= len(a)
+    kinds = kind[~in_second], kind[in_second]
+    n = [np.bincount(side, minlength=n_kinds) for side in kinds]
+    taken = np.minimum(*n)
+    taken[(n[0] != n[1]) & (same_number or once)] = 0
+    taken[(taken != 1) & once] = 0
     positions = []
-    for side, counts in zip(order, n, strict=True):
+    for side, counts in zip((order[~in_second], order[in_second] - len(a)), n, strict=True):
         rank = np.arange(len(side)) - np.repeat(np.cumsum(counts) - counts, counts)
-        positions.append(side[rank < np.repeat(least, counts)])
-    back = np.argsort(positions[0])
-    return positions[0][back], positions[1][back]
+        positions.append(side[rank < np.repeat(taken, counts)])
+    return _in_order(len(a), positions[0], positions[1])
 
 
 def increasing(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -113,13 +118,11 @@ def _n_equal(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> int:
     return int(different.argmax()) if different.any() else n
 
 
-def _unique(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Positions of the elements that each side has once, in the order of the first."""
-    once = []
-    for side in (a, b):
-        kinds, first, n = np.unique(side, return_index=True, return_counts=True)
-        once.append((kinds[n == 1], first[n == 1]))
-    _, p, q = np.intersect1d(once[0][0], once[1][0], assume_unique=True, return_indices=True)
-    p, q = once[0][1][p], once[1][1][q]
-    order = np.argsort(p)
-    return p[order], q[order]
+def _in_order(
+    n: int, a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Pairs of positions, sorted by the first, of which there are `n`."""
+    partner = np.full(n, -1)
+    partner[a] = b
+    p = np.flatnonzero(partner >= 0)
+    return p, partner[p]
