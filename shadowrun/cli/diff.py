@@ -21,6 +21,7 @@ Exit status:
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -118,8 +119,10 @@ def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tupl
 
     kinds = _kinds(args.fail_on, _OF_RECORDINGS, "recordings")
     names = read_names(Path(args.map)) if args.map else None
-    first = read(paths[0])
-    found = diff_recordings(first, read(paths[1]), names, _labels(paths))
+    first, second = map(read, paths)
+    found = diff_recordings(first, second, names, _labels(paths))
+    if paths[0].samefile(paths[1]):
+        found = dataclasses.replace(found, warnings=("both names are of one file", *found.warnings))
     return recordings_document(found, args.limit), found.failures(kinds)
 
 

@@ -16,15 +16,13 @@ from shadowrun.operators.facts import facts
 from shadowrun.recording.model import NONE, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy.typing as npt
 
     from shadowrun.recording.model import Recording
     from shadowrun.studies.diff.align import Alignment
     from shadowrun.studies.diff.values import Values
 
-__all__ = ["ARISING", "Difference", "Outcome", "ResultPairs", "compare", "judged_rows"]
+__all__ = ["ARISING", "Difference", "Outcome", "ResultPairs", "compare"]
 
 Numbers = Any  # npt.NDArray[np.int64], (n,)
 Flags = Any  # npt.NDArray[np.bool_], (n,)
@@ -43,7 +41,7 @@ class Outcome(StrEnum):
     ARGUMENTS = "arguments"
     """Inputs are equal, but arguments that are not tensors differ."""
     FORM = "form"
-    """Inputs are equal, results have another dtype or shape."""
+    """Inputs are equal, results have another dtype or shape; on one kind of device, also other strides."""
     UNKNOWN = "not digested"
     """A result has no digest; or results differ, and an input has none."""
 
@@ -115,14 +113,15 @@ def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
     """Compare all pairs of two recordings."""
     ours, theirs = alignment.pairs.T
     counterparts = ~_same([_texts(v.recording, "op") for v in (a, b)], a, b, ours, theirs)
-    inputs_equal, inputs_known = _inputs_equal(a, b, ours, theirs, counterparts)
-    results, other_form = _results(a, b, ours, theirs, counterparts)
+    elsewhere = counterparts | ~_same([_texts(v.recording, "device") for v in (a, b)], a, b, ours, theirs)
+    inputs_equal, inputs_known, same_strides = _inputs_equal(a, b, ours, theirs, counterparts)
+    results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere)
     n = len(ours)
     equal, known = ~other_form, np.ones(n, bool)
     equal[results.pair[results.differs]] = False
     known[results.pair[~results.known]] = False
     outcomes = np.full(n, _CODE[Outcome.ALGORITHM], np.int8)
-    outcomes[counterparts | _other_kernel(a, b, ours, theirs)] = _CODE[Outcome.KERNEL]
+    outcomes[elsewhere | _other_kernel(a, b, ours, theirs)] = _CODE[Outcome.KERNEL]
     other_arguments = ~_same([v.arguments for v in (a, b)], a, b, ours, theirs) & ~counterparts
     outcomes[other_arguments] = _CODE[Outcome.ARGUMENTS]
     outcomes[other_form] = _CODE[Outcome.FORM]
@@ -131,6 +130,10 @@ def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
     outcomes[~inputs_equal] = _CODE[Outcome.INPUT]
     outcomes[equal] = _CODE[Outcome.EQUAL]
     outcomes[equal & ~known] = _CODE[Outcome.UNKNOWN]
+    # Strides follow from those of the inputs and from the device; what reads the result may add in another order.
+    restrided = np.zeros(n, bool)
+    restrided[results.pair[a.layout[results.first] != b.layout[results.second]]] = True
+    outcomes[restrided & same_strides & inputs_equal & inputs_known & ~elsewhere] = _CODE[Outcome.FORM]
     remaining, lost = np.full(n, 1 << 14, np.int16), np.zeros(n, np.int16)
     has = results.differs & (results.remaining != NONE)
     np.minimum.at(remaining, results.pair[has], results.remaining[has])
@@ -141,11 +144,13 @@ def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
     return Difference(a, b, alignment, outcomes, remaining, lost, results)
 
 
-def _inputs_equal(a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags) -> tuple[Flags, Flags]:
-    """Whether the inputs of each pair are equal as far as they are known, and whether all are known."""
+def _inputs_equal(
+    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags
+) -> tuple[Flags, Flags, Flags]:
+    """Whether the inputs of each pair are equal as far as they are known, whether all are known, and their strides."""
     n = [v.recording.calls["n_inputs"][calls] for v, calls in ((a, ours), (b, theirs))]
     same_number = n[0] == n[1]
-    equal, known = np.ones(len(ours), bool), same_number.copy()
+    equal, known, same_strides = np.ones(len(ours), bool), same_number.copy(), same_number.copy()
     for k in range(int(n[0][same_number].max(initial=0))):
         has = np.flatnonzero(same_number & (n[0] > k))
         x, y = (v.recording.inputs[v.recording.first_input[calls[has]] + k] for v, calls in ((a, ours), (b, theirs)))
@@ -157,12 +162,13 @@ def _inputs_equal(a: Values, b: Values, ours: Numbers, theirs: Numbers, counterp
         known[has[~there]] = False
         known[has[there][~sure]] = False
         equal[has[there][sure & ~same]] = False
+        same_strides[has[there][a.layout[x] != b.layout[y]]] = False
     # Operators of different devices may take their inputs in another order, and further ones.
     for pair in np.flatnonzero(counterparts & ~(equal & known)).tolist():
         x, y = _tensors(a, int(ours[pair])), _tensors(b, int(theirs[pair]))
         equal[pair] = known[pair] = bool(x) and bool(y) and (x <= y or y <= x)
         equal[pair] |= not (x and y)
-    return equal, known
+    return equal, known, same_strides
 
 
 def _tensors(values: Values, call: int) -> set[int]:
@@ -172,10 +178,10 @@ def _tensors(values: Values, call: int) -> set[int]:
 
 
 def _results(
-    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags
+    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags, elsewhere: Flags
 ) -> tuple[ResultPairs, npt.NDArray[np.bool_]]:
     """Compare the results and written arguments of each pair; also whether their forms differ."""
-    rows = [judged_rows(v, calls, counterparts) for v, calls in ((a, ours), (b, theirs))]
+    rows = [_judged_rows(v, calls, counterparts, elsewhere) for v, calls in ((a, ours), (b, theirs))]
     n = [np.bincount(pair, minlength=len(ours)) for pair, _ in rows]
     other_form = n[0] != n[1]
     (pair, x), (_, y) = ((pair[~other_form[pair]], row[~other_form[pair]]) for pair, row in rows)
@@ -191,13 +197,14 @@ def _results(
     return ResultPairs(pair, x, y, known, differs, remaining, lost), other_form
 
 
-def judged_rows(values: Values, calls: Numbers, only_first: Flags) -> tuple[Numbers, Numbers]:
+def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: Flags) -> tuple[Numbers, Numbers]:
     """Results and written arguments of calls whose values mean something: leaves belong to the inputs.
 
     Args:
         values: Of a recording.
         calls: Numbers of calls.
-        only_first: Calls of which only the first result counts: those after it are each kernel's own.
+        only_first: Calls of which only the first result counts: those after it are each operator's own.
+        elsewhere: Calls whose partner ran on another kind of device, which may save other values for its backward.
 
     Returns:
         Position in `calls` of each, and its row.
@@ -208,20 +215,17 @@ def judged_rows(values: Values, calls: Numbers, only_first: Flags) -> tuple[Numb
     rows = np.arange(int(n.sum())) - np.repeat(np.cumsum(n) - n, n) + np.repeat(starts, n)
     results = recording.results[rows]
     kept = (results["kind"] != Kind.LEAF) & ~(only_first[position] & (results["position"] > 0))
-    for context, positions in _meaningless(recording):
-        of = recording.calls["context"][calls[position]] == context
-        kept &= ~(of & np.isin(results["position"], positions)) if positions else ~of
-    return position[kept], rows[kept]
-
-
-def _meaningless(recording: Recording) -> Iterator[tuple[int, list[int]]]:
-    """Contexts of operators whose results hold no values, with the positions of these results; none for all."""
-    for number, context in enumerate(recording.contexts):
-        row = facts(context.op)
+    contexts = recording.calls["context"][calls[position]]
+    returned = results["kind"] != Kind.WRITTEN
+    for context in range(len(recording.contexts)):
+        row = facts(recording.contexts[context].op)
         if row.uninitialised:
-            yield number, []
-        elif positions := {*row.uninitialised_returns, *row.not_unique, *row.saved}:
-            yield number, sorted(positions)
+            kept &= contexts != context
+        elif row.uninitialised_returns or row.not_unique or row.saved:
+            of = (contexts == context) & returned
+            kept &= ~(of & np.isin(results["position"], [*row.uninitialised_returns, *row.not_unique]))
+            kept &= ~(of & elsewhere[position] & np.isin(results["position"], row.saved))
+    return position[kept], rows[kept]
 
 
 def _precision(
@@ -267,8 +271,7 @@ def _same(texts: list[Any], a: Values, b: Values, ours: Numbers, theirs: Numbers
 
 
 def _other_kernel(a: Values, b: Values, ours: Numbers, theirs: Numbers) -> Flags:
-    """Whether kernels are known to differ: by device, or by name."""
-    other = ~_same([_texts(v.recording, "device") for v in (a, b)], a, b, ours, theirs)
+    """Whether kernels are known to differ by name."""
     names: dict[str, int] = {}
     numbers = [
         np.array([*(names.setdefault(k, len(names)) for k in v.recording.kernels), NONE], np.int64)[
@@ -276,4 +279,4 @@ def _other_kernel(a: Values, b: Values, ours: Numbers, theirs: Numbers) -> Flags
         ]
         for v, calls in ((a, ours), (b, theirs))
     ]
-    return other | ((numbers[0] != numbers[1]) & (numbers[0] != NONE) & (numbers[1] != NONE))
+    return (numbers[0] != numbers[1]) & (numbers[0] != NONE) & (numbers[1] != NONE)

@@ -53,7 +53,7 @@ _MEANING: Final = {
     Outcome.KERNEL: "equal inputs, other results; another kernel, operator or device",
     Outcome.ALGORITHM: "equal inputs, other results, and no known difference of kernels",
     Outcome.ARGUMENTS: "equal inputs; arguments that are no tensors differ",
-    Outcome.FORM: "equal inputs; dtype or shape of the result differs",
+    Outcome.FORM: "equal inputs; dtype, shape or strides of the result differ",
     Outcome.UNKNOWN: "a result or an input has no digest",
 }
 

@@ -107,9 +107,12 @@ def judge_rounding(difference: Difference, limit: int) -> dict[int, Judgement]:
     """
     pairs = difference.where(*ARISING)[:limit]
     found: dict[int, Judgement] = {}
+    compared = np.zeros(len(difference.outcomes), bool)
+    compared[difference.results.pair] = True
     for pair in difference.where(Outcome.FORM)[:limit].tolist():
-        nan = float("nan")
-        found[pair] = Judgement(Rounding.NO, "dtypes or shapes differ", nan, nan, nan)
+        if not compared[pair]:
+            nan = float("nan")
+            found[pair] = Judgement(Rounding.NO, "dtypes or shapes differ", nan, nan, nan)
     results = difference.results
     which = np.flatnonzero(results.differs & np.isin(results.pair, pairs))
     order = list(Rounding)

@@ -35,6 +35,7 @@ class Values:
         moved: Whether a view has its elements in another order than its base, or only some of them: its identity can
             only be compared with that of another such view.
         form: dtype and shape, as a number. Strides differ between devices and are no difference of values.
+        layout: The same with strides.
         arguments: By context: arguments that are not tensors, without names of devices.
     """
 
@@ -45,6 +46,7 @@ class Values:
         self.call = np.repeat(np.arange(len(recording.calls)), recording.calls["n_results"])
         self.arguments = _without_devices(recording)
         self.form = _numbers([(f.dtype, f.shape) for f in forms])[results["form"]]
+        self.layout = _numbers([(f.dtype, f.shape, _strides(f)) for f in forms])[results["form"]]
         is_view = (results["kind"] == Kind.VIEW) & (results["base"] != NONE)
         self.source = _ends(np.where(is_view, results["base"], rows))
         has = results["n_rungs"] > 0
@@ -124,6 +126,11 @@ def _sums(parts: npt.NDArray[Any], following: npt.NDArray[np.int64]) -> Hashes:
 def _numbers(values: list[Any]) -> npt.NDArray[np.int64]:
     """Hashes of Python's: equal values have equal numbers in both recordings of one process."""
     return np.array([hash(value) for value in values], np.int64)
+
+
+def _strides(form: Form) -> tuple[int, ...]:
+    """Strides of the dimensions that have any."""
+    return tuple(stride for size, stride in zip(form.shape, form.stride, strict=False) if size > 1)
 
 
 def _is_contiguous(form: Form) -> bool:
