@@ -65,8 +65,9 @@ class RecordingDiff:
         return len(self.difference.alignment.only_first) + len(self.difference.alignment.only_second)
 
     def count_rounding(self, rounding: Rounding) -> int:
-        """Pairs with this judgement."""
-        return sum(j.rounding is rounding for j in self.judgements.values())
+        """Pairs with this judgement; those beyond `MAX_JUDGED` are unknown."""
+        n_left_out = len(self.flow.origins) - len(self.judgements) if rounding is Rounding.UNKNOWN else 0
+        return sum(j.rounding is rounding for j in self.judgements.values()) + n_left_out
 
     def failures(self, kinds: frozenset[str]) -> list[str]:
         """Why the gate fails.
