@@ -15,6 +15,7 @@ from shadowrun.analysis import (
     Coverage,
     DriftStep,
     Finding,
+    FindingChange,
     Gate,
     KnownIssues,
     LedgerUse,
@@ -182,6 +183,10 @@ class Run:
             new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected, salvaged=salvaged
         )
 
+    def changes_since(self, before: Run) -> tuple[FindingChange, ...]:
+        """Findings that are new, gone, worse or the same since another run, by operator, module, phase and cause."""
+        return analysis.changes(*(run._signatures() for run in (before, self)))
+
     def to_rows(self) -> list[dict[str, Any]]:
         """The summary as dictionaries, for a data frame."""
         return [dataclasses.asdict(row) for row in self.summary()]
@@ -319,6 +324,10 @@ class Run:
                 analysis.collect_findings(table, self._data, slow_ratio=float(ratio), ledger=self._ledger()),
             )
         return self._found[1]
+
+    def _signatures(self) -> dict[analysis.Signature, analysis.Seen]:
+        slow = (finding for finding in self._all_findings() if finding.kind == "slow")
+        return analysis.signatures(self._read(), slow, self._ledger())
 
     def _ledger(self) -> KnownIssues:
         return KnownIssues(self._known, self._data.info.target)

@@ -1,6 +1,7 @@
 """Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
+from shadowrun.analysis.changes import Change, FindingChange, Seen, Signature, changes, signatures
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
     KINDS,
@@ -20,9 +21,11 @@ from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuse
 __all__ = [
     "KINDS",
     "CallGroups",
+    "Change",
     "Coverage",
     "DriftStep",
     "Finding",
+    "FindingChange",
     "Gate",
     "KnownIssues",
     "LedgerLineUse",
@@ -34,14 +37,18 @@ __all__ = [
     "OperatorSummary",
     "RegionSummary",
     "Regions",
+    "Seen",
+    "Signature",
     "Skipped",
     "Step",
+    "changes",
     "collect_findings",
     "collect_internal_failures",
     "collect_notes",
     "count_statuses",
     "evaluate_gate",
     "operator_coverage",
+    "signatures",
     "summarise",
     "summarise_regions",
     "trace_drift",

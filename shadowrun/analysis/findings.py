@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
+    "KIND_OF",
     "NOTHING",
     "Finding",
     "MinTolerance",
@@ -108,12 +109,13 @@ MAX_LISTED = 5
 # Not the digits of a name such as bf16 or tf32, which are no figures.
 _NUMBER = re.compile(r"(?<![A-Za-z])-?\d[\d.]*(?:e[+-]?\d+)?")
 
-_KIND_OF = {
+KIND_OF = {
     Status.UNSUPPORTED: "unsupported",
     Status.ERROR: "error",
     Status.MISMATCH: "mismatch",
     Status.FALLBACK: "fallback",
 }
+"""Status of calls to the kind of their finding."""
 # No tolerance helps against these, so they are before any difference of values.
 _FORM_CAUSES = (Cause.METADATA, Cause.EXCEPTIONAL_VALUES)
 # Last: work on the target does not change these.
@@ -216,7 +218,7 @@ def collect_findings(
     totals: Counter[str] = Counter()
     for row in table.rows:
         totals[row.context.op] += row.group.n
-        kind = _KIND_OF.get(row.outcome.status)
+        kind = KIND_OF.get(row.outcome.status)
         if kind is not None and not row.outcome.is_own_failure:
             known = ledger.excuse(kind, row.context.op, (row.context.module,)) if ledger else None
             # Without figures: `scaled by 0.5` and `scaled by 0.7` are one fault, and one finding.

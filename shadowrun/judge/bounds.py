@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from shadowrun.judge.oracle import n_terms
+from shadowrun.judge.units import FAST_CONVOLUTION_PEAK, FAST_CONVOLUTION_RMS, FULL_MANTISSA, sums, units
 from shadowrun.operators.case import tensors
 from shadowrun.operators.facts import absolute_error, ulp_bound
 
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from shadowrun.operators.facts import OpFacts
 
 __all__ = [
-    "BOUND",
-    "COARSE_SUM_BOUND",
     "OUTLIER",
     "RATIO",
     "REFERENCE_RATIO",
@@ -52,7 +51,6 @@ __all__ = [
     "is_fast_convolution",
     "outlier",
     "partial_sums",
-    "sums",
 ]
 
 
@@ -110,14 +108,6 @@ def _elements(value: object) -> int:
     return value.numel() if isinstance(value, torch.Tensor) else 0
 
 
-BOUND: Final = 32.0
-"""Units of rounding within which any implementation is correct, if the operator is none of the kinds below."""
-ARITHMETIC_BOUND: Final = 16.0
-"""The same for short chains of IEEE operations."""
-COARSE_BOUND: Final = 8.0
-"""The same for results of 16 and 8 bits: they may be rounded to these a few times on the way."""
-COARSE_SUM_BOUND: Final = 4.0
-"""The same for 16-bit sums and products, which are accumulated in float32."""
 COARSE_SUM_RMS: Final = 1.0
 """And in the root mean square over the result; one rounding to nearest gives 0.4, two 0.6."""
 COARSE_SUM_ROOT: Final = 0.25
@@ -134,13 +124,6 @@ OUTLIER_RATIO: Final = 12.0
 """One element of a 16-bit result may be this many units off (or times the reference's greatest, if that is more than
 one rounding), and this many times the median of the elements that are off: the greatest of 10**7 normal deviates is 8
 times their median."""
-FAST_CONVOLUTION_RMS: Final = 64.0
-FAST_CONVOLUTION_PEAK: Final = 60.0
-"""A fast convolution (Winograd, FFT) has larger errors, spread like noise: NNPACK's reach a root mean square of 31 and
-a peak of 1585, at most 30 times that mean once the spread is known (15 shapes and seeds); tf32 has a mean of 1500,
-and one wrong element a peak of 1000 times the mean."""
-ROOT: Final = 1.0
-"""Further units for each root of the number of terms (Higham & Mary 2019: errors grow as sqrt(n) u)."""
 RATIO: Final = 4.0
 """How many times the reference's own greatest excess the target may have."""
 REFERENCE_RATIO: Final = 16.0
@@ -151,27 +134,16 @@ def bound(case: Case, result_diff: ResultDiff) -> float:
     """Units of rounding that a correct implementation may be off."""
     assert result_diff.fmt is not None
     row = case.facts
-    if result_diff.fmt.mantissa < 23:
-        # Errors of independent roundings add up as the root of their number; a model of 9 to 1024 additions gave 0.91
-        # times it.
-        added = partial_sums(case, result_diff.position) - 1
-        return COARSE_SUM_BOUND + ROOT * float(added**0.5) if sums(row) else COARSE_BOUND
-    if row.accumulates:
-        # Rounding errors of a sum grow as sqrt(n) u (Higham & Mary 2019); recursive summation of n positive terms
-        # reaches 0.84.
-        return BOUND + ROOT * float(n_terms(case, result_diff.position) ** 0.5)
-    return ARITHMETIC_BOUND if row.arithmetic else BOUND
+    mantissa, position = result_diff.fmt.mantissa, result_diff.position
+    if mantissa < FULL_MANTISSA:
+        return units(row, mantissa, n_partial_sums=partial_sums(case, position) if sums(row) else 1)
+    return units(row, mantissa, n_terms=n_terms(case, position) if row.accumulates else 1.0)
 
 
 def limit(bound: float, excess_expected: Array, ratio: float = RATIO) -> float:
     """Units of rounding that the target may be off: the bound, or what the reference itself is off by `ratio`."""
     # A reference that is itself far off shows an ill-conditioned call, which the spread may understate.
     return max(bound, ratio * float(excess_expected[np.isfinite(excess_expected)].max(initial=0.0)))
-
-
-def sums(row: OpFacts) -> bool:
-    """Whether a 16-bit result is made of sums: gradients of a loss are a formula on each element."""
-    return row.accumulates and not row.loss_gradient
 
 
 def is_coarse(row: OpFacts, actual: float, expected: float, added: int) -> bool:

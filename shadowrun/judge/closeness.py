@@ -44,7 +44,7 @@ SUM_UNITS: Final = 16.0
 SUM_ROOT: Final = 0.5
 MAX_UNITS: Final = 48.0
 """Unit roundoffs of the result and of the root of its squared terms, and further ones for each root of the number of
-terms: half of `bounds.BOUND` and `bounds.ROOT`. The least fault of a float32 sum that we know is 80 off; tf32 in
+terms: half of `units.BOUND` and `units.ROOT`. The least fault of a float32 sum that we know is 80 off; tf32 in
 positive terms 600 with 1024 of them, 157 with 16,384, 78 with 65,536."""
 CHAIN_UNITS: Final = 4.0
 """Unit roundoffs of the sum of magnitudes: each step of a chain of three is rounded once."""

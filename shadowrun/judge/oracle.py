@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowrun.judge.units import terms
 from shadowrun.numerics.elements import plain
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.precision import FORMATS
@@ -249,18 +250,10 @@ def result_roundoff(case: Case) -> float:
 
 
 def n_terms(case: Case, position: int) -> float:
-    """About how many terms enter each element of a result: length of the reduction or contraction.
-
-    The elements of the greatest input for each of the result or, for products of two (the inner dimension of a
-    matrix product exactly), the geometric mean with the second greatest.
-    """
+    """About how many terms enter each element of a result; see `judge.units.terms`."""
     value = case.expected[position]
-    size = max(value.numel(), 1) if isinstance(value, torch.Tensor) else 1
-    inputs = sorted((t.numel() for t in tensors(case.args, case.kwargs) if t.is_floating_point()), reverse=True)
-    if not inputs:
-        return 1.0
-    product = (inputs[0] * inputs[1] / size) ** 0.5 if len(inputs) > 1 else 0.0
-    return max(1.0, inputs[0] / size, product)
+    size = value.numel() if isinstance(value, torch.Tensor) else 1
+    return terms((t.numel() for t in tensors(case.args, case.kwargs) if t.is_floating_point()), size)
 
 
 def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:

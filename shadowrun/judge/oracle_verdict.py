@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from shadowrun.judge.bounds import (
-    BOUND,
     OUTLIER,
     RATIO,
     REFERENCE_RATIO,
@@ -22,8 +21,8 @@ from shadowrun.judge.bounds import (
     limit,
     outlier,
     partial_sums,
-    sums,
 )
+from shadowrun.judge.units import BOUND, sums
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:

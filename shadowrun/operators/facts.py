@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shadowrun.operators.fact_table import ROWS, SKIPPED_NAMESPACES
 from shadowrun.operators.op_facts import OpenElements, OpFacts
@@ -16,9 +16,22 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-__all__ = ["OpFacts", "OpenElements", "absolute_error", "base_name", "facts", "only_moves", "ulp_bound"]
+__all__ = ["Dtype", "OpFacts", "OpenElements", "absolute_error", "base_name", "facts", "only_moves", "ulp_bound"]
 
 _UNKNOWN: Final = OpFacts()
+
+
+class Dtype(Protocol):
+    """What a bound depends on: a ``torch.dtype``, or the dtype of a file that is read without torch."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether it is a real floating dtype."""
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether it is a complex one."""
+
 
 # Parts of the names of operators that reduce or contract.
 _ACCUMULATES: Final = tuple(
@@ -89,7 +102,7 @@ def base_name(op: str) -> str:
     return name
 
 
-def ulp_bound(op: str, dtypes: Iterable[torch.dtype], scalars: dict[str, object] | None = None) -> int | None:
+def ulp_bound(op: str, dtypes: Iterable[Dtype], scalars: dict[str, object] | None = None) -> int | None:
     """Greatest ULP distance between two correct results, if the operator alone decides it.
 
     Args:

@@ -1,0 +1,139 @@
+"""Compare two recordings, or the findings of two runs.
+
+Two recordings (`shadowrun record`) are compared call by call: calls are matched, and each difference is credited to
+inputs that differ already, to another kernel, or to another algorithm on equal inputs. What the programs started from
+comes first: if that differs, nothing is credited to the platforms.
+
+Two data files (`shadowrun run`) are compared by their findings: new, gone, worse, same.
+
+No device is needed, and nothing runs.
+
+Examples:
+  shadowrun diff cluster.shadowrec laptop.shadowrec
+  shadowrun diff a.shadowrec b.shadowrec -o diff.html -o diff.json
+  shadowrun diff a.shadowrec b.shadowrec --fail-on not-rounding,missing
+  shadowrun diff trainer.shadowrec rollout.shadowrec --map names.toml
+  shadowrun diff monday.shadowrun today.shadowrun --fail-on new
+
+Exit status:
+  0  passed; 1  --fail-on found something; 2  wrong usage
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shadowrun.cli import options
+from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import one_line
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shadowrun.report.document import Document
+
+__all__ = ["add_arguments", "run"]
+
+_OF_RECORDINGS: Final = ("any", "kernel", "algorithm", "not-rounding", "provenance", "missing")
+_OF_RUNS: Final = ("any", "new", "worse")
+DEFAULT_ROWS: Final = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Two files, what corresponds, the output, and the gate."""
+    parser.add_argument("first", metavar="A", help="recording or data file")
+    parser.add_argument("second", metavar="B", help="another of the same kind, compared with A")
+    parser.add_argument(
+        "--map", metavar="FILE", help="modules and rows that correspond, where names differ (docs/howto/diff.md)"
+    )
+    parser.add_argument(
+        *("-n", "--limit"),
+        type=int,
+        default=DEFAULT_ROWS,
+        metavar="N",
+        help="rows of each list at most, in all formats (default: %(default)s)",
+    )
+    options.add_known_arguments(parser)
+    options.add_output_arguments(parser)
+    parser.add_argument(
+        "--fail-on",
+        type=options.words,
+        default=[],
+        metavar="KINDS",
+        help=f"exit with 1 if there is: {', '.join(_OF_RECORDINGS)} (recordings); {', '.join(_OF_RUNS)} (data files)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the difference; returns the exit status."""
+    options.check_outputs(args.output)
+    if args.limit < 1:
+        raise UsageError(f"--limit {args.limit}: use a number of rows from 1.", slug="bad-option")
+    paths = Path(args.first), Path(args.second)
+    document, failures = _diff(args, paths)
+    options.print_report(document, args)
+    for failure in failures:
+        print(f"shadowrun: FAILED: {one_line(failure)}", file=sys.stderr)
+    return int(bool(failures))
+
+
+def _diff(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
+    from shadowrun.recording.recording_file import SUFFIX, is_recording
+
+    kinds = [is_recording(path) for path in paths]
+    if all(kinds) or not any(kinds):
+        # Neither can be read: by its name, a file gets the message of what it should be.
+        of_recordings = any(kinds) or any(path.suffix == SUFFIX for path in paths)
+    elif paths[kinds.index(False)].exists():
+        recording, other = (str(paths[kinds.index(kind)]) for kind in (True, False))
+        raise UsageError(
+            f"{recording!r} is a recording and {other!r} is not: give two recordings, or two data files.",
+            slug="bad-option",
+        )
+    else:
+        of_recordings = True
+    return (_diff_recordings if of_recordings else _diff_runs)(args, paths)
+
+
+def _diff_runs(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
+    import shadowrun
+    from shadowrun.studies.diff.findings_report import changes_document, failures
+
+    kinds = _kinds(args.fail_on, _OF_RUNS, "data files")
+    if args.map:
+        raise UsageError("--map is for recordings, not for data files.", slug="bad-option")
+    before, after = (shadowrun.load(path, known=options.known_ledger(args)) for path in paths)
+    changes = after.changes_since(before)
+    document = changes_document(changes, (before.info, after.info), _labels(paths), args.limit)
+    return document, failures(changes, kinds)
+
+
+def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
+    from shadowrun.recording.recording_file import read
+    from shadowrun.studies.diff.names import read_names
+    from shadowrun.studies.diff.recordings import diff_recordings
+    from shadowrun.studies.diff.report import recordings_document
+
+    kinds = _kinds(args.fail_on, _OF_RECORDINGS, "recordings")
+    names = read_names(Path(args.map)) if args.map else None
+    first, second = map(read, paths)
+    found = diff_recordings(first, second, names, _labels(paths))
+    if paths[0].samefile(paths[1]):
+        found = dataclasses.replace(found, warnings=("both names are of one file", *found.warnings))
+    return recordings_document(found, args.limit), found.failures(kinds)
+
+
+def _kinds(given: list[str], known: tuple[str, ...], what: str) -> frozenset[str]:
+    for kind in given:
+        if kind not in known:
+            raise UsageError(f"--fail-on {kind}: for {what}, use {', '.join(known)}.", slug="bad-option")
+    return frozenset(given)
+
+
+def _labels(paths: tuple[Path, Path]) -> tuple[str, str]:
+    """Names of the files; with their folders where they have the same name."""
+    first, second = paths
+    return (first.name, second.name) if first.name != second.name else (str(first), str(second))

@@ -1,0 +1,233 @@
+"""Which call of one recording is which call of another. Calls that only one of them has are rows, and no error.
+
+Calls are matched by key (rank, step, phase, module, operator, and the order among these) where both recordings have as
+many of them. Of the others, those between the same matched calls are compared: by the digests of their inputs, then by
+operator and form in their order, and last with counterparts, which are operators of different devices for the same
+computation, such as the kernels of attention.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shadowrun.numerics.ladder import mix
+from shadowrun.recording.model import NONE
+from shadowrun.studies.diff.sequence import common, increasing, kth_of_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    import numpy.typing as npt
+
+    from shadowrun.recording.model import Context
+    from shadowrun.studies.diff.values import Values
+
+__all__ = ["FAMILIES", "Alignment", "align", "family", "renamed"]
+
+Calls = Any  # npt.NDArray[np.int64], (n,)
+
+FAMILIES: Final = {
+    "attention": ("attention",),
+    "batch norm": ("batch_norm",),
+    "layer norm": ("layer_norm",),
+    "group norm": ("group_norm",),
+    "convolution": ("conv",),
+    "recurrent": ("lstm", "gru", "rnn"),
+    "product": ("addmm", "linear", "baddbmm", "bmm", "mm", "mv", "matmul", "dot"),
+    "dropout": ("dropout",),
+    "copy": ("_to_copy", "clone", "contiguous", "copy_"),
+}
+"""Operators that devices use for the same computation, by parts of their names; a backward is never a forward."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """Which calls correspond.
+
+    Attributes:
+        pairs: Call numbers in the first and the second recording, in the order of the first: (n, 2).
+        only_first: Calls that the second recording lacks.
+        only_second: Calls that the first recording lacks.
+        by: How many pairs each way of matching found: ``key``, ``inputs``, ``order``, ``counterpart``.
+    """
+
+    pairs: npt.NDArray[np.int64]
+    only_first: npt.NDArray[np.int64]
+    only_second: npt.NDArray[np.int64]
+    by: Mapping[str, int]
+
+
+def align(first: Values, second: Values, modules: Mapping[str, str] | None = None) -> Alignment:
+    """Match the calls of two recordings.
+
+    Args:
+        first: Of one platform.
+        second: Of another.
+        modules: Glob patterns of module paths of the second recording to paths of the first; see `renamed`.
+    """
+    return _Matching(_Labels(first, second, modules or {})).run()
+
+
+def family(op: str) -> str:
+    """Family of an operator with counterparts on other devices, or its own name without the overload."""
+    name = op.rpartition("::")[2].partition(".")[0]
+    backward = "backward" in name
+    for title, parts in FAMILIES.items():
+        if any(part in name for part in parts):
+            return f"{title} backward" if backward else title
+    return name
+
+
+def renamed(module: str, modules: Mapping[str, str]) -> str:
+    """A module path under the names of the other recording.
+
+    A pattern's stars stand for parts of the path, in order: ``{"layers.*.attn": "h.*.attention"}``. What lies below a
+    module is renamed with it.
+    """
+    for pattern, name in modules.items():
+        stars = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))) + r"(\..*)?", module, re.DOTALL)
+        if stars is not None:
+            *parts, below = stars.groups()
+            filled = functools.reduce(lambda text, part: text.replace("*", part, 1), parts, name)
+            return filled + (below or "")
+    return module
+
+
+class _Labels:
+    """Numbers of calls: two calls that have a label in common have the same number, in both recordings."""
+
+    def __init__(self, first: Values, second: Values, modules: Mapping[str, str]) -> None:
+        self.sides = first, second
+        self._modules = modules
+        ranks = [
+            np.repeat([p.rank for p in v.recording.processes], [p.n_calls for p in v.recording.processes])
+            for v in self.sides
+        ]
+        steps = [v.recording.calls["step"].astype(np.int64) for v in self.sides]
+        phases = self.of_context(lambda _, c: c.phase)
+        self.segment = _joined(_joined(ranks, steps), phases)
+        self.module = self.of_context(self._module)
+        self.op = self.of_context(lambda _, c: c.op)
+
+    def _module(self, side: int, context: Context) -> str:
+        return renamed(context.module, self._modules) if side else context.module
+
+    def of_context(self, of: Callable[[int, Context], Hashable]) -> list[Calls]:
+        """Numbers of something that the context of a call says, for all calls of both sides."""
+        numbers: dict[Hashable, int] = {}
+        found = []
+        for side, values in enumerate(self.sides):
+            recording = values.recording
+            by_context = [numbers.setdefault(of(side, c), len(numbers)) for c in recording.contexts]
+            found.append(np.array(by_context, np.int64)[recording.calls["context"]])
+        return found
+
+    def keys(self) -> list[Calls]:
+        """Segment, module and operator."""
+        return _joined(_joined(self.segment, self.module), self.op)
+
+    def inputs(self) -> list[Calls]:
+        """The values of the inputs."""
+        return [v.inputs_identity().view(np.int64) for v in self.sides]
+
+    def forms(self) -> list[Calls]:
+        """The form of the first result or written argument."""
+        found = []
+        for values in self.sides:
+            recording = values.recording
+            last = recording.first_result[1:] - 1
+            has = recording.calls["n_results"] > 0
+            forms = np.full(len(has), NONE, np.int64)
+            forms[has] = values.form[last[has]]
+            found.append(forms)
+        return found
+
+
+class _Matching:
+    """Matches what is unmatched, in ever weaker ways."""
+
+    def __init__(self, labels: _Labels) -> None:
+        self._labels = labels
+        self._partner = np.full(len(labels.op[0]), NONE, np.int64)
+        self._taken = np.zeros(len(labels.op[1]), bool)
+        self._by: dict[str, int] = {}
+        self._anchors = np.zeros((0, 2), np.int64)
+
+    def run(self) -> Alignment:
+        labels = self._labels
+        keys = labels.keys()
+        # As many calls of this operator in this module, phase and step: their order is their identity.
+        self._take(*kth_of_each(*keys, same_number=True), "key")
+        if self._is_left():
+            pairs = self._pairs()
+            self._anchors = pairs[increasing(pairs[:, 1])]
+            self._between_anchors(keys)
+        if self._is_left():
+            a, b = (np.flatnonzero(free) for free in self._free())
+            p, q = kth_of_each(keys[0][a], keys[1][b])
+            self._take(a[p], b[q], "order")
+        a, b = (np.flatnonzero(free) for free in self._free())
+        return Alignment(self._pairs(), a, b, {by: n for by, n in self._by.items() if n})
+
+    def _between_anchors(self, keys: list[Calls]) -> None:
+        """Match calls that lie between the same calls on both sides."""
+        labels = self._labels
+        inputs, forms = labels.inputs(), labels.forms()
+        in_any_module = _joined(labels.segment, labels.op)
+        families = _joined(labels.segment, labels.of_context(lambda _, c: family(c.op)))
+        for by, label in (
+            ("inputs", _joined(keys, inputs)),
+            ("order", _joined(keys, forms)),
+            ("order", keys),
+            # Modules may have other names, and operators other ones on this device.
+            ("inputs", _joined(in_any_module, inputs)),
+            ("order", _joined(in_any_module, forms)),
+            ("counterpart", _joined(families, labels.module)),
+            ("counterpart", _joined(families, forms)),
+        ):
+            self._in_gaps(label, by)
+
+    def _in_gaps(self, label: list[Calls], by: str) -> None:
+        free = [np.flatnonzero(free) for free in self._free()]
+        if not len(free[0]) or not len(free[1]):
+            return
+        gaps = [np.searchsorted(self._anchors[:, side], free[side]) for side in (0, 1)]
+        both = np.intersect1d(gaps[0], gaps[1])
+        edges = [[np.searchsorted(gaps[side], both, where) for where in ("left", "right")] for side in (0, 1)]
+        found = []
+        for n in range(len(both)):
+            a, b = (free[side][edges[side][0][n] : edges[side][1][n]] for side in (0, 1))
+            p, q = common(label[0][a], label[1][b])
+            found.append((a[p], b[q]))
+        if found:
+            self._take(np.concatenate([p for p, _ in found]), np.concatenate([q for _, q in found]), by)
+            # Within a gap the new pairs are in order, and so are the gaps.
+            added = np.stack([np.concatenate([side[k] for side in found]) for k in (0, 1)], axis=1)
+            anchors = np.concatenate([self._anchors, added])
+            self._anchors = anchors[np.argsort(anchors[:, 0], kind="stable")]
+
+    def _free(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        return self._partner == NONE, ~self._taken
+
+    def _is_left(self) -> bool:
+        return all(free.any() for free in self._free())
+
+    def _pairs(self) -> npt.NDArray[np.int64]:
+        matched = np.flatnonzero(self._partner != NONE)
+        return np.stack([matched, self._partner[matched]], axis=1)
+
+    def _take(self, ours: Calls, theirs: Calls, by: str) -> None:
+        self._partner[ours] = theirs
+        self._taken[theirs] = True
+        self._by[by] = self._by.get(by, 0) + len(ours)
+
+
+def _joined(a: list[Calls], b: list[Calls]) -> list[Calls]:
+    """Numbers of pairs of labels: hashes of 64 bits, of which two are equal by chance once in 10^7 recordings."""
+    with np.errstate(over="ignore"):
+        return [mix(mix(p.astype(np.uint64)) + q.astype(np.uint64)).view(np.int64) for p, q in zip(a, b, strict=True)]

@@ -1,0 +1,130 @@
+"""Whether two recordings are of one program on one set of data: if not, no difference is the platform's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shadowrun.recording.model import Process, Recording
+
+__all__ = ["PlatformFact", "Provenance", "compare_provenance"]
+
+KINDS: Final = {
+    "script": "the script",
+    "input": "inputs",
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "generator": "states of generators",
+}
+"""Part of a name before its colon, to what it is of; other names (versions, arguments of the program) are facts."""
+
+_VOLATILE: Final = frozenset({"memory_gib", "cpu_flag_list"})
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformFact:
+    """A fact in which the platforms differ: ``threads``, 1, 8."""
+
+    name: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What two recordings started from.
+
+    Attributes:
+        different: Names whose digests differ, by kind, in the order of `KINDS`.
+        only_first, only_second: Names that the other recording lacks.
+        facts: In which the platforms differ.
+        n_equal: Names with equal digests.
+    """
+
+    different: Mapping[str, tuple[str, ...]]
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+    facts: tuple[PlatformFact, ...]
+    n_equal: int
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing that the program started from differs."""
+        return not (self.different or self.only_first or self.only_second)
+
+    @property
+    def line(self) -> str:
+        """What differs, in one line; empty if nothing does."""
+        parts = [f"{KINDS[kind]} ({_listed(names)})" if kind != "script" else KINDS[kind]
+                 for kind, names in self.different.items()]  # fmt: skip
+        for names, which in ((self.only_first, "first"), (self.only_second, "second")):
+            parts += [f"only the {which} has {_listed(names)}"] if names else []
+        return "; ".join(parts)
+
+
+def compare_provenance(first: Recording, second: Recording) -> Provenance:
+    """Compare what two recordings say of their programs, data and platforms."""
+    a, b = _digests(first), _digests(second)
+    different: dict[str, tuple[str, ...]] = {}
+    for kind in KINDS:
+        names = [n for n in a if _kind(n) == kind and n in b and a[n] != b[n]]
+        if names:
+            different[kind] = tuple(names)
+    # A generator that one side lacks belongs to its device. What is missing in a recording that was cut short or that
+    # left calls out need not be missing in the program.
+    whole = all(_is_whole(p) for r in (first, second) for p in r.processes)
+    only = [
+        tuple(n for n in x if n not in y and _kind(n) in KINDS and _kind(n) != "generator") if whole else ()
+        for x, y in ((a, b), (b, a))
+    ]
+    n_equal = sum(1 for n in a if _kind(n) in KINDS and a[n] == b.get(n))
+    return Provenance(different, only[0], only[1], tuple(_facts(first, second, a, b)), n_equal)
+
+
+def _digests(recording: Recording) -> dict[str, str]:
+    several = len(recording.processes) > 1
+    return {
+        (f"{name} of rank {p.rank}" if several else name): digest
+        for p in recording.processes
+        for name, digest in p.provenance.items()
+    }
+
+
+def _kind(name: str) -> str:
+    return name.partition(":")[0].partition(" ")[0]
+
+
+def _is_whole(process: Process) -> bool:
+    return process.complete and not any(process.options.get(name) for name in ("ops", "modules", "steps", "schedule"))
+
+
+def _facts(first: Recording, second: Recording, a: dict[str, str], b: dict[str, str]) -> Iterator[PlatformFact]:
+    of = [_fingerprint(r) | {n: v for n, v in d.items() if _kind(n) == "version"} for r, d in ((first, a), (second, b))]
+    for name in dict.fromkeys((*of[0], *of[1])):
+        x, y = (facts.get(name) for facts in of)
+        if x == y or name in _VOLATILE:
+            continue
+        if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
+            x, y = [v for v in x if v not in y], [v for v in y if v not in x]
+        yield PlatformFact(name, _text(x), _text(y))
+    arguments = [" ".join(r.processes[0].argv) if r.processes else "" for r in (first, second)]
+    if arguments[0] != arguments[1]:
+        yield PlatformFact("command", *arguments)
+
+
+def _fingerprint(recording: Recording) -> dict[str, Any]:
+    return dict(recording.processes[0].fingerprint) if recording.processes else {}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _listed(names: tuple[str, ...], n: int = 3) -> str:
+    more = f" and {len(names) - n:,} more" if len(names) > n else ""
+    return ", ".join(names[:n]) + more

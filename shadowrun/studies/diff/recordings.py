@@ -1,0 +1,156 @@
+"""Two recordings held against each other, from their files to all that a report says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from shadowrun.studies.diff.align import align
+from shadowrun.studies.diff.compare import Outcome, compare
+from shadowrun.studies.diff.divergence import follow
+from shadowrun.studies.diff.names import NameMap
+from shadowrun.studies.diff.provenance import compare_provenance
+from shadowrun.studies.diff.rounding import Rounding, judge_rounding
+from shadowrun.studies.diff.rows import compare_rows
+from shadowrun.studies.diff.values import Values
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shadowrun.recording.model import Recording
+    from shadowrun.studies.diff.compare import Difference
+    from shadowrun.studies.diff.divergence import Flow
+    from shadowrun.studies.diff.provenance import Provenance
+    from shadowrun.studies.diff.rounding import Judgement
+    from shadowrun.studies.diff.rows import RowsFound
+
+__all__ = ["FAIL_ON", "RecordingDiff", "diff_recordings"]
+
+MAX_JUDGED: Final = 100_000
+"""Calls in which a difference arises, that are judged for rounding; the others count as unknown."""
+
+_FEW: Final = 0.5
+"""Share of matched calls below which two recordings are of different programs, or of different parts of one."""
+
+FAIL_ON: Final = ("any", "kernel", "algorithm", "not-rounding", "provenance", "missing")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordingDiff:
+    """What two recordings have in common, and where they part.
+
+    Attributes:
+        labels: What reports call them.
+        provenance: Whether they are of one program on one set of data.
+        difference: Pairs of calls.
+        flow: Where differences arise, and what they reach.
+        judgements: Of pairs in which a difference arises: whether it is rounding-sized.
+        rows: What the rules for rows found.
+        warnings: What has to be known before the rest: other steps, another program, a recording that was cut short.
+    """
+
+    labels: tuple[str, str]
+    provenance: Provenance
+    difference: Difference
+    flow: Flow
+    judgements: Mapping[int, Judgement]
+    rows: tuple[RowsFound, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def n_missing(self) -> int:
+        """Calls that one recording lacks."""
+        return len(self.difference.alignment.only_first) + len(self.difference.alignment.only_second)
+
+    def count_rounding(self, rounding: Rounding) -> int:
+        """Pairs with this judgement; those beyond `MAX_JUDGED` are unknown."""
+        n_left_out = len(self.flow.origins) - len(self.judgements) if rounding is Rounding.UNKNOWN else 0
+        return sum(j.rounding is rounding for j in self.judgements.values()) + n_left_out
+
+    def failures(self, kinds: frozenset[str]) -> list[str]:
+        """Why the gate fails.
+
+        Args:
+            kinds: Of `FAIL_ON`.
+        """
+        counts = {outcome: self.difference.count(outcome) for outcome in Outcome}
+        n_pairs = len(self.difference.alignment.pairs)
+        rows = sum(not pair.equal for found in self.rows for pair in found.pairs)
+        reasons = {
+            "provenance": (0 if self.provenance.is_same else 1, f"provenance differs: {self.provenance.line}"),
+            "missing": (self.n_missing, f"{self.n_missing:,} calls are in one recording only"),
+            "kernel": (counts[Outcome.KERNEL], f"{counts[Outcome.KERNEL]:,} differ by another kernel"),
+            "algorithm": (counts[Outcome.ALGORITHM], f"{counts[Outcome.ALGORITHM]:,} differ by the algorithm"),
+            "not-rounding": (
+                self.count_rounding(Rounding.NO),
+                f"{self.count_rounding(Rounding.NO):,} differences are not rounding-sized",
+            ),
+        }
+        differ = n_pairs - counts[Outcome.EQUAL]
+        found = [text for kind, (n, text) in reasons.items() if n and kind in kinds]
+        if "any" in kinds:
+            found += [f"{differ:,} of {n_pairs:,} matched calls are not equal"] if differ else []
+            found += [f"{rows:,} rows are not equal"] if rows else []
+            found += [reasons[kind][1] for kind in ("missing", "provenance") if reasons[kind][0] and kind not in kinds]
+        # Two recordings without a call in common prove nothing: they must not pass.
+        return found or (["no call of the two recordings could be compared"] if kinds and not n_pairs else [])
+
+
+def diff_recordings(
+    first: Recording, second: Recording, names: NameMap | None = None, labels: tuple[str, str] | None = None
+) -> RecordingDiff:
+    """Compare two recordings.
+
+    Args:
+        first: Of one platform.
+        second: Of another.
+        names: Names and rows that correspond.
+        labels: What reports call them; their names by default.
+    """
+    names, labels = names or NameMap(), labels or (first.name, second.name)
+    a, b = Values(first), Values(second)
+    difference = compare(a, b, align(a, b, names.modules))
+    return RecordingDiff(
+        labels,
+        compare_provenance(first, second),
+        difference,
+        follow(difference),
+        judge_rounding(difference, MAX_JUDGED),
+        compare_rows(first, second, names),
+        tuple(_warnings(difference, labels)),
+    )
+
+
+def _warnings(difference: Difference, labels: tuple[str, str]) -> list[str]:
+    recordings = [v.recording for v in (difference.first, difference.second)]
+    found = []
+    empty = [label for label, r in zip(labels, recordings, strict=True) if not len(r.calls)]
+    if empty:
+        return [f"no calls are recorded in {' and '.join(empty)}"]
+    n_pairs, n_calls = len(difference.alignment.pairs), max(len(r.calls) for r in recordings)
+    steps = [set(np.unique(r.calls["step"]).tolist()) for r in recordings]
+    ranks = [{p.rank for p in r.processes} for r in recordings]
+    if not steps[0] & steps[1]:
+        found.append(f"the recordings are of different steps: {_numbers(steps[0])} and {_numbers(steps[1])}")
+    elif n_pairs < _FEW * min(len(r.calls) for r in recordings):
+        found.append(
+            f"only {n_pairs:,} of {n_calls:,} calls correspond: these may be recordings of different programs; "
+            "--map names modules that correspond"
+        )
+    elif steps[0] != steps[1]:
+        text = " and ".join(_numbers(s - t) for s, t in (steps, steps[::-1]) if s - t)
+        found.append(f"only one recording has steps {text}")
+    if ranks[0] != ranks[1]:
+        found.append(f"the recordings are of different ranks: {_numbers(ranks[0])} and {_numbers(ranks[1])}")
+    for label, recording in zip(labels, recordings, strict=True):
+        cut = [p for p in recording.processes if not p.complete]
+        if cut:
+            found.append(f"{label} was not ended: its process was killed, or still runs")
+    return found
+
+
+def _numbers(values: set[int]) -> str:
+    listed = sorted(values)
+    return ", ".join(map(str, listed[:5])) + (f" … {listed[-1]}" if len(listed) > 5 else "")

@@ -1,0 +1,402 @@
+"""Report of the difference of two recordings as a `Document`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shadowrun.recording.model import NONE
+from shadowrun.report.document import (
+    Block,
+    Column,
+    Document,
+    Fact,
+    Facts,
+    Limits,
+    Note,
+    Records,
+    Section,
+    Span,
+    Table,
+)
+from shadowrun.studies.diff.compare import ARISING, Outcome
+from shadowrun.studies.diff.rounding import Rounding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shadowrun.recording.model import Recording
+    from shadowrun.report.document import Cell
+    from shadowrun.studies.diff.recordings import RecordingDiff
+
+__all__ = ["recordings_document"]
+
+FORMAT: Final = 1
+"""Version of the JSON's form."""
+
+_LIMITS: Final = Limits(20, 50, 1000)
+_MAX_PARENTS: Final = 8
+_TONES: Final = {Rounding.YES: "good", Rounding.NO: "bad", Rounding.UNKNOWN: "dim"}
+_OUTCOME_TONES: Final = {
+    Outcome.EQUAL: "good",
+    Outcome.KERNEL: "warn",
+    Outcome.ALGORITHM: "bad",
+    Outcome.ARGUMENTS: "bad",
+    Outcome.FORM: "bad",
+    Outcome.UNKNOWN: "dim",
+}
+_MEANING: Final = {
+    Outcome.EQUAL: "results are equal in all bits",
+    Outcome.INPUT: "inputs differ already",
+    Outcome.KERNEL: "equal inputs, other results; another kernel, operator or device",
+    Outcome.ALGORITHM: "equal inputs, other results, and no known difference of kernels",
+    Outcome.ARGUMENTS: "equal inputs; arguments that are no tensors differ",
+    Outcome.FORM: "equal inputs; dtype, shape or strides of the result differ",
+    Outcome.UNKNOWN: "a result or an input has no digest",
+}
+
+
+def recordings_document(found: RecordingDiff, limit: int) -> Document:
+    """Report of two recordings.
+
+    Args:
+        found: What was found.
+        limit: Rows of each table and list.
+    """
+    return _Report(found, limit).document()
+
+
+class _Report:
+    def __init__(self, found: RecordingDiff, limit: int) -> None:
+        self._found = found
+        self._limit = limit
+        self._difference = found.difference
+        self._a, self._b = found.difference.first.recording, found.difference.second.recording
+        self._depths = found.flow.depth
+
+    def document(self) -> Document:
+        found = self._found
+        blocks: list[Block] = [Note(text, "warn") for text in self._headline()]
+        blocks += [Note(self._summary()), self._outcomes()]
+        if found.flow.origins:
+            blocks.append(Section("First divergence", tuple(self._first())))
+            blocks.append(self._arising())
+        if found.n_missing:
+            blocks.append(self._missing())
+        blocks += map(self._rows, range(len(found.rows)))
+        if found.provenance.facts:
+            facts = tuple((f.name, f.first, f.second) for f in found.provenance.facts)
+            table = Table((Column("fact", "name"), *map(Column, found.labels)), facts, noun="facts", limits=_LIMITS)
+            blocks.append(Section("Platforms", (table,), "Facts in which they differ.", count=len(facts)))
+        title = f"{found.labels[0]} against {found.labels[1]}"
+        return Document(title, tuple(blocks), self._data(title), self._records())
+
+    # -- blocks --------------------------------------------------------------------------------------
+
+    def _headline(self) -> Iterator[str]:
+        provenance = self._found.provenance
+        if not provenance.is_same:
+            yield f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
+        yield from self._found.warnings
+
+    def _summary(self) -> str:
+        n, equal = len(self._difference.alignment.pairs), self._difference.count(Outcome.EQUAL)
+        text = f"{n:,} calls matched, {equal:,} of them equal"
+        missing = self._found.n_missing
+        text += f"; {missing:,} in one recording only" if missing else ""
+        if not self._found.flow.origins:
+            left = n - equal
+            return text + (f"; {left:,} differ by what they were given" if left else "")
+        counts = ", ".join(f"{r} {self._found.count_rounding(r):,}" for r in Rounding if self._found.count_rounding(r))
+        return f"{text}; differences arise in {len(self._found.flow.origins):,} calls (rounding-sized: {counts})"
+
+    def _outcomes(self) -> Table:
+        rows: list[tuple[Cell, ...]] = [
+            ((_outcome(outcome),), f"{self._difference.count(outcome):,}", _MEANING[outcome])
+            for outcome in Outcome
+            if self._difference.count(outcome)
+        ]
+        alignment = self._difference.alignment
+        for calls, label in ((alignment.only_first, "first"), (alignment.only_second, "second")):
+            if len(calls):
+                rows.append(((Span(f"only in the {label}", "warn"),), f"{len(calls):,}", "no call of the other fits"))
+        return Table((Column("outcome"), Column("calls", "number"), Column("meaning")), tuple(rows))
+
+    def _first(self) -> Iterator[Block]:
+        origin = self._found.flow.origins[0]
+        pair = origin.pair
+        x, y = (int(c) for c in self._difference.alignment.pairs[pair])
+        a, b = self._a.context_of(x), self._b.context_of(y)
+        judged = self._found.judgements.get(pair)
+        rows = [
+            Fact("operator", a.op if a.op == b.op else f"{a.op}; {b.op} in the second", "strong"),
+            Fact("module", _two(a.module or "-", b.module or "-")),
+            Fact("where", f"step {self._a.calls['step'][x]}, {a.phase}; {_two(a.site or '-', b.site or '-')}"),
+            Fact("outcome", f"{self._difference.outcome(pair)}: {_MEANING[self._difference.outcome(pair)]}"),
+            Fact("device", _two(a.device, b.device)),
+        ]
+        kernels = [_kernel(r, c) for r, c in ((self._a, x), (self._b, y))]
+        if any(kernels):
+            rows.append(Fact("kernel", _two(*(k or "not recorded" for k in kernels))))
+        if self._difference.outcome(pair) is Outcome.ARGUMENTS:
+            rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
+        rows.append(Fact("distance", self._distance(pair)))
+        if judged is not None:
+            rows.append(Fact("rounding", f"{judged.rounding}: {judged.why}"))
+            if judged.classes:
+                rows.append(Fact("classes", ", ".join(f"{c}: {m:,} and {n:,}" for c, m, n in judged.classes)))
+        parents = self._found.flow.parents_of(pair)
+        texts = [f"{self._a.context_of(c).op} [{c}]" for c in parents[:_MAX_PARENTS]]
+        more = f" and {len(parents) - _MAX_PARENTS} more" if len(parents) > _MAX_PARENTS else ""
+        rows.append(Fact("inputs from", (", ".join(texts) + more) or "what the program was given"))
+        rows.append(Fact("reaches", f"{origin.n_reached:,} later calls, {origin.depth} deep"))
+        yield Facts(tuple(rows))
+        graph = self._graph(pair)
+        if graph.rows:
+            yield Section("What it reaches", (graph,), count=origin.n_reached)
+
+    def _graph(self, origin: int) -> Table:
+        """Calls that differ because the first divergence did, with the calls that their inputs come from."""
+        flow, pairs = self._found.flow, self._difference.alignment.pairs
+        reached = np.flatnonzero(flow.origin == origin)
+        reached = reached[reached != origin]
+        rows: list[tuple[Cell, ...]] = []
+        for pair in reached[: self._limit].tolist():
+            call = int(pairs[pair, 0])
+            context = self._a.context_of(call)
+            parents = ", ".join(str(c) for c in flow.parents_of(pair)[:_MAX_PARENTS])
+            rows.append((
+                str(call), str(int(self._depths[pair])), context.op, context.module, str(context.phase), parents,
+                _bits(int(self._difference.remaining[pair])),
+            ))  # fmt: skip
+        columns = (
+            *(Column("call", "number"), Column("depth", "number"), Column("operator", "name"), Column("module")),
+            *(Column("phase", detail=1), Column("inputs from"), Column("bits left", "number")),
+        )
+        return Table(columns, tuple(rows), len(reached) - len(rows), "calls", _LIMITS)
+
+    def _arising(self) -> Section:
+        origins = self._found.flow.origins
+        rows = tuple(self._arising_row(o.pair, o.n_reached) for o in origins[: self._limit])
+        columns = (
+            *(Column("call", "number"), Column("step", "number", 1), Column("operator", "name"), Column("module")),
+            *(Column("line", detail=2), Column("outcome"), Column("bits left", "number"), Column("ULP", "number")),
+            *(Column("rounding"), Column("reaches", "number", 1)),
+        )
+        table = Table(columns, rows, len(origins) - len(rows), "calls", _LIMITS)
+        lead = "Inputs are equal, results are not. Each is a start of its own."
+        return Section("Where differences arise", (table,), lead, count=len(origins))
+
+    def _arising_row(self, pair: int, n_reached: int) -> tuple[Cell, ...]:
+        call = int(self._difference.alignment.pairs[pair, 0])
+        context, judged = self._a.context_of(call), self._found.judgements.get(pair)
+        rounding = judged.rounding if judged else Rounding.UNKNOWN
+        return (
+            str(call),
+            str(self._a.calls["step"][call]),
+            context.op,
+            context.module,
+            context.site,
+            (_outcome(self._difference.outcome(pair)),),
+            _bits(int(self._difference.remaining[pair])),
+            _ulps(judged.min_ulp, judged.max_ulp) if judged else "",
+            (Span(f"{rounding}{f': {judged.why}' if judged else ''}", _TONES[rounding]),),
+            f"{n_reached:,}",
+        )
+
+    def _missing(self) -> Section:
+        rows = tuple(
+            (self._found.labels[side], str(call), *_place(recording, call))
+            for side, recording, call in self._missing_calls()
+        )
+        columns = (Column("only in"), Column("call", "number"), Column("operator", "name"), Column("module"),
+                   Column("phase", detail=1), Column("line"))  # fmt: skip
+        table = Table(columns, rows, self._found.n_missing - len(rows), "calls", _LIMITS)
+        lead = "Inserted, removed or fused: no call of the other recording fits."
+        return Section("Calls of one recording only", (table,), lead, count=self._found.n_missing)
+
+    def _missing_calls(self) -> Iterator[tuple[int, Recording, int]]:
+        alignment = self._difference.alignment
+        for side, recording, calls in ((0, self._a, alignment.only_first), (1, self._b, alignment.only_second)):
+            yield from ((side, recording, call) for call in calls[: self._limit].tolist())
+
+    def _rows(self, number: int) -> Section:
+        found = self._found.rows[number]
+        different = [pair for pair in found.pairs if not pair.equal]
+        rule = found.rule
+        lead = (
+            f"{len(found.pairs):,} rows compared ({found.n_first:,} and {found.n_second:,}), {len(different):,} differ"
+        )
+        lead += f"; {found.n_other_form:,} have another dtype or length" if found.n_other_form else ""
+        rows = tuple(
+            (str(p.number), f"{p.first[0]} row {p.first[1]}", f"{p.second[0]} row {p.second[1]}", _bits(p.remaining))
+            for p in different[: self._limit]
+        )
+        columns = (
+            Column("row", "number"),
+            Column("first: call"),
+            Column("second: call"),
+            Column("bits left", "number"),
+        )
+        table = Table(columns, rows, len(different) - len(rows), "rows", _LIMITS)
+        return Section(f"Rows of {rule.module} {rule.op}", (table,) if rows else (), lead + ".", count=len(different))
+
+    def _distance(self, pair: int) -> str:
+        judged = self._found.judgements.get(pair)
+        remaining = int(self._difference.remaining[pair])
+        parts = [f"{remaining} bits left"] if remaining != NONE else []
+        if judged is not None:
+            ulps = _ulps(judged.min_ulp, judged.max_ulp)
+            parts += [f"{ulps} ULP"] if ulps else []
+            parts += [] if math.isnan(judged.relative) else [f"relative at least {judged.relative:.3g}"]
+        return "; ".join(parts) or "not measured"
+
+    # -- data ----------------------------------------------------------------------------------------
+
+    def _data(self, title: str) -> dict[str, Any]:
+        found, alignment = self._found, self._difference.alignment
+        first = found.flow.origins[0].pair if found.flow.origins else None
+        return {
+            "format": FORMAT,
+            "of": title,
+            "recordings": list(map(_recording_data, found.labels, (self._a, self._b))),
+            "warnings": list(found.warnings),
+            "provenance": {
+                "same": found.provenance.is_same,
+                "different": {k: list(v) for k, v in found.provenance.different.items()},
+                "only_first": list(found.provenance.only_first),
+                "only_second": list(found.provenance.only_second),
+                "facts": {f.name: [f.first, f.second] for f in found.provenance.facts},
+            },
+            "n_matched": len(alignment.pairs),
+            "matched_by": dict(alignment.by),
+            "n_by_outcome": {str(outcome): self._difference.count(outcome) for outcome in Outcome},
+            "n_by_rounding": {str(r): found.count_rounding(r) for r in Rounding},
+            "n_only_first": len(alignment.only_first),
+            "n_only_second": len(alignment.only_second),
+            "first_divergence": None if first is None else self._pair_data(first),
+            "arising": [self._pair_data(o.pair) for o in found.flow.origins[: self._limit]],
+            "reached": [self._pair_data(p) for p in self._reached()],
+            "only_first": [_call_data(self._a, c) for c in alignment.only_first[: self._limit].tolist()],
+            "only_second": [_call_data(self._b, c) for c in alignment.only_second[: self._limit].tolist()],
+            "rows": [
+                {
+                    "module": f.rule.module, "op": f.rule.op, "n_first": f.n_first, "n_second": f.n_second,
+                    "n_compared": len(f.pairs), "n_other_form": f.n_other_form,
+                    "different": [
+                        {"row": p.number, "first": list(p.first), "second": list(p.second), "remaining": p.remaining}
+                        for p in f.pairs if not p.equal
+                    ][: self._limit],
+                }
+                for f in found.rows
+            ],
+        }  # fmt: skip
+
+    def _reached(self) -> list[int]:
+        reached: list[int] = self._difference.where(Outcome.INPUT, Outcome.UNKNOWN)[: self._limit].tolist()
+        return reached
+
+    def _pair_data(self, pair: int) -> dict[str, Any]:
+        x, y = (int(c) for c in self._difference.alignment.pairs[pair])
+        judged, flow = self._found.judgements.get(pair), self._found.flow
+        origin = int(flow.origin[pair])
+        return {
+            "outcome": str(self._difference.outcome(pair)),
+            "first": _call_data(self._a, x),
+            "second": _call_data(self._b, y),
+            "remaining": _or_none(int(self._difference.remaining[pair])),
+            "min_ulp": _finite(judged.min_ulp) if judged else None,
+            "max_ulp": _finite(judged.max_ulp) if judged else None,
+            "min_relative": _finite(judged.relative) if judged else None,
+            "rounding": str(judged.rounding) if judged else None,
+            "why": judged.why if judged else None,
+            "classes": {c: [m, n] for c, m, n in judged.classes} if judged else {},
+            "parents": flow.parents_of(pair)[: self._limit],
+            "origin": None if origin == NONE else int(self._difference.alignment.pairs[origin, 0]),
+            "depth": int(self._depths[pair]),
+        }
+
+    def _records(self) -> Records:
+        head = ("outcome", "call_first", "call_second", "step", "phase", "module", "operator", "line", "remaining",
+                "min_ulp", "max_ulp", "rounding", "origin")  # fmt: skip
+        rows: list[tuple[object, ...]] = []
+        for pair in self._difference.where(*ARISING, Outcome.INPUT, Outcome.UNKNOWN)[: self._limit].tolist():
+            data = self._pair_data(pair)
+            call = data["first"]
+            rows.append((
+                data["outcome"], call["call"], data["second"]["call"],
+                *(call[name] for name in ("step", "phase", "module", "op", "site")),
+                *(data[name] for name in ("remaining", "min_ulp", "max_ulp", "rounding", "origin")),
+            ))  # fmt: skip
+        for side, recording, call in self._missing_calls():
+            data = _call_data(recording, call)
+            numbers = (call, None) if side == 0 else (None, call)
+            place = (data[name] for name in ("step", "phase", "module", "op", "site"))
+            rows.append((f"only {('first', 'second')[side]}", *numbers, *place, *[None] * 5))
+        return Records(head, tuple(rows))
+
+
+def _recording_data(label: str, recording: Recording) -> dict[str, Any]:
+    return {
+        "name": label,
+        "n_calls": len(recording.calls),
+        "n_processes": len(recording.processes),
+        "complete": all(p.complete for p in recording.processes),
+        "argv": [list(p.argv) for p in recording.processes[:1]],
+        "skipped": dict(recording.processes[0].skipped) if recording.processes else {},
+    }
+
+
+def _call_data(recording: Recording, call: int) -> dict[str, Any]:
+    context = recording.context_of(call)
+    return {
+        "call": call,
+        "step": int(recording.calls["step"][call]),
+        "rank": recording.process_of(call).rank,
+        "phase": str(context.phase),
+        "module": context.module,
+        "op": context.op,
+        "site": context.site,
+        "device": context.device,
+        "kernel": _kernel(recording, call),
+    }
+
+
+def _place(recording: Recording, call: int) -> tuple[str, str, str, str]:
+    context = recording.context_of(call)
+    return context.op, context.module, str(context.phase), context.site
+
+
+def _kernel(recording: Recording, call: int) -> str:
+    number = int(recording.calls["kernel"][call])
+    return recording.kernels[number] if number != NONE else ""
+
+
+def _two(first: str, second: str) -> str:
+    return first if first == second else f"{first} in the first, {second} in the second"
+
+
+def _outcome(outcome: Outcome) -> Span:
+    return Span(str(outcome), _OUTCOME_TONES.get(outcome, ""))
+
+
+def _bits(remaining: int) -> str:
+    return "" if remaining == NONE else str(remaining)
+
+
+def _ulps(least: float, most: float) -> str:
+    if math.isnan(least) and math.isnan(most):
+        return ""
+    if math.isnan(most):
+        return f"at least {least:,.0f}"
+    return f"at most {most:,.0f}" if math.isnan(least) else f"{least:,.0f} to {most:,.0f}"
+
+
+def _or_none(value: int) -> int | None:
+    return None if value == NONE else value
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

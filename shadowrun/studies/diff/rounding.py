@@ -1,0 +1,352 @@
+"""Whether a difference of two results is what rounding can make, for its operator and dtype.
+
+Digests bound the distance from above: results that agree but for their lowest k mantissa bits are at most 2^k - 1 units
+in the last place apart, in every element. Samples bound it from below. What lies between stays open:
+
+* *yes*: all elements (by digests), or all sampled ones, are within what the judge allows two right implementations;
+* *no*: a sample is beyond it, or classes of values (NaN, infinities) differ, or the operator rounds nothing;
+* *unknown*: anything else, such as a sum whose terms may have been as large as the norms of its inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from shadowrun.judge.units import FAST_CONVOLUTION_PEAK, FAST_CONVOLUTION_RMS, terms, units
+from shadowrun.numerics.ladder import mantissa_of
+from shadowrun.operators.facts import facts, ulp_bound
+from shadowrun.recording.model import NONE
+from shadowrun.studies.diff.compare import ARISING, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from shadowrun.operators.facts import OpFacts
+    from shadowrun.studies.diff.compare import Difference
+    from shadowrun.studies.diff.values import Values
+
+__all__ = ["Judgement", "Rounding", "judge_rounding", "measure"]
+
+Floats = Any  # npt.NDArray[np.float64], (n,)
+Numbers = Any  # npt.NDArray[np.int64], (n,)
+
+_WIDTH: Final = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "complex64": 32, "complex128": 64}
+_REAL: Final = {"complex64": "float32", "complex128": "float64"}
+_NORMAL: Final = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
+_CLASSES: Final = {"n_nan": "NaN", "n_pos_inf": "+inf", "n_neg_inf": "-inf"}
+_FURTHER_CLASSES: Final = {"n_zero": "+0", "n_neg_zero": "-0", "n_subnormal": "subnormal"}
+
+
+class Rounding(StrEnum):
+    """Whether a difference is rounding-sized."""
+
+    YES = "yes"
+    UNKNOWN = "unknown"
+    NO = "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The distance of two results.
+
+    Attributes:
+        rounding: Whether rounding can have made the difference.
+        why: What decided.
+        min_ulp: Greatest distance of the samples in units in the last place; NaN without samples.
+        max_ulp: Upper bound for all elements; NaN where digests give none.
+        relative: Greatest relative difference of the samples; NaN without samples.
+        classes: Classes of values whose counts differ: ``("NaN", 0, 12)``.
+    """
+
+    rounding: Rounding
+    why: str
+    min_ulp: float
+    max_ulp: float
+    relative: float
+    classes: tuple[tuple[str, int, int], ...] = ()
+
+
+class _Samples(NamedTuple):
+    """Distances of the samples of several results, see `measure`."""
+
+    ulp: list[float]
+    relative: list[float]
+    absolute: list[float]
+    size: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dtype:
+    """A dtype by its name."""
+
+    name: str
+
+    @property
+    def is_floating_point(self) -> bool:
+        return self.name.startswith(("float", "bfloat"))
+
+    @property
+    def is_complex(self) -> bool:
+        return self.name.startswith("complex")
+
+
+def judge_rounding(difference: Difference, limit: int) -> dict[int, Judgement]:
+    """Judge the pairs whose difference arises in the call itself, by their worst result.
+
+    Args:
+        difference: Two recordings.
+        limit: How many pairs at most, in program order.
+    """
+    pairs = difference.where(*ARISING)[:limit]
+    found: dict[int, Judgement] = {}
+    compared = np.zeros(len(difference.outcomes), bool)
+    compared[difference.results.pair] = True
+    for pair in difference.where(Outcome.FORM)[:limit].tolist():
+        if not compared[pair]:
+            nan = float("nan")
+            found[pair] = Judgement(Rounding.NO, "dtypes or shapes differ", nan, nan, nan)
+    results = difference.results
+    which = np.flatnonzero(results.differs & np.isin(results.pair, pairs))
+    order = list(Rounding)
+    for number, judgement in zip(results.pair[which].tolist(), _judged(difference, which), strict=True):
+        if number not in found or order.index(judgement.rounding) > order.index(found[number].rounding):
+            found[number] = judgement
+    return found
+
+
+def _judged(difference: Difference, which: Numbers) -> list[Judgement]:
+    """Judgements of result pairs, in their order."""
+    a, b, results = difference.first, difference.second, difference.results
+    x, y = results.first[which], results.second[which]
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    forms = [f.dtype for f in a.recording.forms]
+    n_samples = a.recording.results["n_samples"]
+    has_float = _has_float_input(a)
+    contexts = a.recording.calls["context"][a.call[x]].tolist()
+    for k, (row, context, lost) in enumerate(zip(x.tolist(), contexts, results.lost[which].tolist(), strict=True)):
+        dtype = forms[a.recording.results["form"][row]]
+        key = context, dtype, int(n_samples[a.source[row]]), bool(has_float[a.call[row]]), lost
+        groups.setdefault(key, []).append(k)
+    found: list[Any] = [None] * len(which)
+    for (context, dtype, _, floats, lost), members in groups.items():
+        group = _Group(a, b, x[members], y[members], context, dtype, lost, has_float_inputs=floats)
+        for k, judgement in zip(members, group.judgements(), strict=True):
+            found[k] = judgement
+    return found
+
+
+def _has_float_input(values: Values) -> npt.NDArray[np.bool_]:
+    """Whether a call reads a floating tensor: (n_calls,)."""
+    recording = values.recording
+    of_form = np.array([_Dtype(f.dtype).is_floating_point or _Dtype(f.dtype).is_complex for f in recording.forms], bool)
+    inputs = recording.inputs
+    floats = np.zeros(len(inputs), bool)
+    floats[inputs != NONE] = of_form[recording.results["form"][inputs[inputs != NONE]]] if len(of_form) else False
+    calls = np.repeat(np.arange(len(recording.calls)), recording.calls["n_inputs"])
+    return np.bincount(calls, floats, len(recording.calls)) > 0
+
+
+class _Group:
+    """Results of one operator, dtype and number of lost bits."""
+
+    def __init__(
+        self,
+        a: Values,
+        b: Values,
+        x: Numbers,
+        y: Numbers,
+        context: int,
+        dtype: str,
+        lost: int,
+        *,
+        has_float_inputs: bool,
+    ) -> None:
+        self._sides = (a, x), (b, y)
+        self._context = a.recording.contexts[context]
+        self._row: OpFacts = facts(self._context.op)
+        self._dtype = dtype
+        self._lost = lost
+        dtypes = [_Dtype(dtype), *([_Dtype("float32")] if has_float_inputs else [])]
+        self._scalars = _scalars(self._context.arguments, self._row)
+        self._ulps = ulp_bound(self._context.op, dtypes, self._scalars)
+        self.max_ulp = 2.0**lost - 1 if lost > 0 else float("nan")
+
+    def judgements(self) -> Iterator[Judgement]:
+        """Of each result, in order."""
+        (a, x), (b, y) = self._sides
+        samples = _Samples(*(column.tolist() for column in measure(a, b, x, y)))
+        counts = {
+            title: [v.recording.results[name][v.source[rows]].tolist() for v, rows in self._sides]
+            for name, title in {**_CLASSES, **_FURTHER_CLASSES}.items()
+        }
+        n_terms, scale = self._terms()
+        limits = self._units(n_terms).tolist()
+        for k in range(len(x)):
+            classes = tuple((title, p[k], q[k]) for title, (p, q) in counts.items() if p[k] != q[k])
+            if any(title in _CLASSES.values() for title, _, _ in classes) and not self._row.distribution:
+                rounding, why = Rounding.NO, "NaN or infinities differ"
+            else:
+                rounding, why = self._without_size(k) or self._by_size(k, samples, limits[k], float(scale[k]))
+            yield Judgement(rounding, why, samples.ulp[k], self.max_ulp, samples.relative[k], classes)
+
+    def _without_size(self, k: int) -> tuple[Rounding, str] | None:
+        """What is decided whatever the distance."""
+        row = self._row
+        if row.distribution:
+            return Rounding.UNKNOWN, "random numbers: the generators of two devices differ"
+        if row.open_elements is not None:
+            return Rounding.UNKNOWN, f"the definition leaves open: {row.open_elements}"
+        if self._ulps == 0:
+            return self._exact(k)
+        return None if mantissa_of(self._dtype) else (Rounding.UNKNOWN, "integers made of floats")
+
+    def _by_size(self, k: int, samples: _Samples, allowed: float, scale: float) -> tuple[Rounding, str]:
+        """By the distance.
+
+        Args:
+            k: Number of the result.
+            samples: Distances of all results.
+            allowed: Units of rounding that a right implementation may be off.
+            scale: Greatest 2-norm of the terms of a sum; 0 for others.
+        """
+        ulp, relative, absolute = samples.ulp[k], samples.relative[k], samples.absolute[k]
+        # So many ULP are at most twice as many units of rounding.
+        if self.max_ulp <= (self._ulps if self._ulps is not None else max(1.0, allowed / 2)):
+            return Rounding.YES, "all elements, by digests"
+        if math.isnan(ulp):
+            return Rounding.UNKNOWN, "no samples"
+        values, rows = self._sides[0]
+        n_elements = values.recording.form_of(int(rows[k])).n_elements
+        roundoff = 2.0 ** -(mantissa_of(self._dtype) + 1)
+        if self._ulps is not None:
+            within = ulp <= self._ulps
+            # A device may flush subnormal numbers to zero.
+            beyond = absolute > _NORMAL[_REAL.get(self._dtype, self._dtype)] and self._row.absolute_error is None
+        else:
+            typical = scale / max(1, n_elements) ** 0.5
+            within = relative <= allowed * roundoff or absolute <= allowed * roundoff * typical
+            most = max(allowed, FAST_CONVOLUTION_RMS * FAST_CONVOLUTION_PEAK) if self._row.fast_convolution else allowed
+            # Twice: each side may be off by the limit, on its own.
+            beyond = scale > 0 and absolute > 2 * most * roundoff * (scale + samples.size[k])
+        if within:
+            n_samples = int(values.recording.results["n_samples"][values.source[rows[k]]])
+            return Rounding.YES, _by(n_samples, n_elements)
+        if beyond:
+            return Rounding.NO, "a sample is beyond the bound"
+        return Rounding.UNKNOWN, "between the bounds" if scale > 0 else "no bound without the inputs"
+
+    def _exact(self, k: int) -> tuple[Rounding, str]:
+        """An operator that rounds nothing, or of integers."""
+        a, x = self._sides[0]
+        result = a.recording.results[a.source[x[k]]]
+        if not self._row.zero_sign and result["n_zero"] + result["n_neg_zero"]:
+            return Rounding.UNKNOWN, "exact, but for the sign of zeros"
+        if not self._row.only_moves and result["n_nan"]:
+            return Rounding.UNKNOWN, "exact, but for the payload of NaN"
+        return Rounding.NO, "the operator rounds nothing"
+
+    def _units(self, n_terms: Floats) -> Floats:
+        kinds, number = np.unique(n_terms, return_inverse=True)
+        mantissa = mantissa_of(self._dtype)
+        # How many partial sums a kernel adds in memory is not recorded: as many as there are terms.
+        each = [units(self._row, mantissa, n_terms=n, n_partial_sums=max(1, int(n))) for n in kinds.tolist()]
+        return np.array(each)[number]
+
+    def _terms(self) -> tuple[Floats, Floats]:
+        """Of each result: number of terms of an element, and the greatest 2-norm that its terms can have.
+
+        The latter is 0 of norms, losses and whatever else is no plain sum: norms of inputs do not bound it.
+        """
+        values, x = self._sides[0]
+        recording = values.recording
+        n_terms, scale = np.ones(len(x)), np.zeros(len(x))
+        if not self._row.accumulates:
+            return n_terms, scale
+        factors = [self._scalars.get(name) for name in ("alpha", "beta")]
+        factor = max([1.0, *(abs(value) for value in factors if isinstance(value, float | int))])
+        for k, row in enumerate(x.tolist()):
+            inputs = recording.inputs_of(int(values.call[row]))
+            rows = [r for r in inputs[inputs != NONE].tolist() if mantissa_of(recording.form_of(r).dtype)]
+            n_terms[k] = terms((recording.form_of(r).n_elements for r in rows), recording.form_of(row).n_elements)
+            norms = sorted((float(recording.results["norm"][values.source[r]]) for r in rows), reverse=True)
+            if self._row.n_factors:
+                # By Cauchy and Schwarz; what is added to a product is no greater than its own norm.
+                product = norms[0] * norms[1] if self._row.n_factors == 2 and len(norms) > 1 else 0.0
+                scale[k] = factor * (product + sum(norms))
+        return n_terms, scale
+
+
+def _by(n_samples: int, n_elements: int) -> str:
+    return f"all {n_elements} elements" if n_samples >= n_elements else f"by {n_samples} samples of {n_elements:,}"
+
+
+def _scalars(arguments: str, row: OpFacts) -> dict[str, object]:
+    """Arguments that decide an operator's bound, by name."""
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        return {}
+    given = given if isinstance(given, list) else []
+    named: Mapping[str, object] = given[-1] if given and isinstance(given[-1], dict) else {}
+    found = {name: value for name, value in named.items() if name != "tensor"}
+    # By position, where names are not recorded: `index_put(self, indices, values, True)`.
+    if row.exact_unless and any(value is True or isinstance(value, str) for value in given):
+        found |= dict.fromkeys(row.exact_unless, True)
+    return found
+
+
+def measure(a: Values, b: Values, x: Numbers, y: Numbers) -> tuple[Floats, Floats, Floats, Floats]:
+    """Distances of the samples of results of one dtype and number of samples.
+
+    Args:
+        a: A recording.
+        b: Another.
+        x: Rows of `a`.
+        y: Rows of `b`.
+
+    Returns:
+        Greatest distance in ULP, greatest relative and absolute difference, and the magnitude where that is: (n,) each,
+        NaN without samples. All are lower bounds for the whole tensors. NaNs on both sides count as equal.
+    """
+    dtype = a.recording.form_of(int(x[0])).dtype if len(x) else ""
+    nothing = np.full(len(x), np.nan)
+    sides = [(v.recording, v.source[rows]) for v, rows in ((a, x), (b, y))]
+    n = {int(c) for r, rows in sides for c in np.unique(r.results["n_samples"][rows])}
+    if dtype not in _WIDTH or len(n) != 1 or n == {0}:
+        return nothing, nothing, nothing, nothing
+    bits = [r.samples[r.first_sample[rows][:, None] + np.arange(*n)] for r, rows in sides]
+    p, q = (_values(s, _REAL.get(dtype, dtype)) for s in bits)
+    with np.errstate(all="ignore"):
+        gap, size = np.abs(p - q), np.maximum(np.abs(p), np.abs(q))
+        gap = np.where((np.isnan(p) & np.isnan(q)) | (p == q), 0.0, gap)
+        gap = np.where(np.isnan(gap), np.inf, gap)
+        relative = np.where(gap > 0, gap / size, 0.0)
+    ulps = np.where(gap > 0, _ulps(bits[0], bits[1], _WIDTH[dtype]), 0.0)
+    worst = gap.argmax(axis=1)
+    rows = np.arange(len(x))
+    greatest = relative.max(axis=1, where=np.isfinite(relative), initial=0.0)
+    return ulps.max(axis=1), greatest, gap[rows, worst], size[rows, worst]
+
+
+def _ulps(p: npt.NDArray[np.uint64], q: npt.NDArray[np.uint64], width: int) -> Floats:
+    """Distance of raw bits as numbers in the order of the floats."""
+    sign = np.uint64(1 << (width - 1))
+    negative = (p & sign) != (q & sign)
+    m, n = (bits & (sign - np.uint64(1)) for bits in (p, q))
+    apart = np.where(m > n, m - n, n - m).astype(np.float64)
+    return np.where(negative, m.astype(np.float64) + n.astype(np.float64), apart)
+
+
+def _values(bits: npt.NDArray[np.uint64], dtype: str) -> Floats:
+    if dtype == "bfloat16":
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    width = {"float64": 8, "float32": 4, "float16": 2}[dtype]
+    return bits.astype(f"u{width}").view(dtype).astype(np.float64)
