@@ -172,7 +172,9 @@ class Writer:
         self._pending.clear()
 
 
-def in_memory(name: str, process: Process, block: Block, contexts: Sequence[Context], forms: Sequence[Form]) -> Recording:
+def in_memory(
+    name: str, process: Process, block: Block, contexts: Sequence[Context], forms: Sequence[Form]
+) -> Recording:
     """The recording that a `Writer` of one process, one block and no kernels would leave.
 
     Raises:

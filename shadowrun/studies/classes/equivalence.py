@@ -182,7 +182,7 @@ class Classes:
 
 
 def letter(label: int) -> str:
-    """A, B, … Z, AA, AB, …"""
+    """Name of a class: A, B, … Z, AA, AB and so on."""
     text = ""
     label += 1
     while label:
@@ -223,8 +223,8 @@ def outputs_of(platforms: Sequence[Platform], wanted: Sequence[str] = ()) -> lis
         for pattern in wanted:
             if not any(_matches(output.key, pattern) for output in outputs):
                 raise UsageError(
-                    f"--output {pattern}: no recorded call matches. Use MODULE/OPERATOR, such as 'fc/aten::addmm' or "
-                    "'*/aten::addmm'.",
+                    f"--output-of {pattern}: no recorded call matches. Use MODULE/OPERATOR, such as 'fc/aten::addmm' "
+                    "or '*/aten::addmm'.",
                     slug="bad-option",
                 )
     return list(outputs)

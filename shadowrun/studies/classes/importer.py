@@ -1,7 +1,7 @@
-"""Recordings out of the published results of Schlögl et al., *Causes and Effects of Unanticipated Numerical
-Deviations in Neural Network Inference Frameworks* (NeurIPS 2023).
+"""Recordings out of the published results of Schlögl et al., NeurIPS 2023.
 
-The authors' repository (uibk-iNNference/unaNNticipated, folder ``results``) has one JSON file for each machine, model and
+The paper is *Causes and Effects of Unanticipated Numerical Deviations in Neural Network Inference Frameworks*. The
+authors' repository (uibk-iNNference/unaNNticipated, folder ``results``) has one JSON file for each machine, model and
 sample: ``cpu_info`` (py-cpuinfo), ``device`` (TensorFlow's), ``prediction`` (base64 bytes, dtype, shape), and
 ``all_predictions`` where the inference was repeated. A source is that folder, or a file of lines
 ``{"path": …, "data": …}``, also compressed (``.jsonl``, ``.jsonl.xz``).
@@ -100,7 +100,7 @@ def read_published(source: str | Path, experiment: str = EXPERIMENTS[0]) -> list
 
 
 def save_published(source: str | Path, folder: str | Path, experiment: str = EXPERIMENTS[0]) -> list[Path]:
-    """Write published results as ``.shadowrec`` files; returns their paths. Arguments and errors as `read_published`."""
+    """Write published results as ``.shadowrec`` files; returns their paths. See `read_published`."""
     paths = []
     for process, contexts, forms, block in map(_columns, *_sorted_out(Path(source), experiment)):
         path = Path(folder) / (re.sub(r"[^\w.-]+", "_", process.name) + SUFFIX)
@@ -150,9 +150,8 @@ def _files(source: Path, experiment: str) -> Iterator[tuple[str, Any]]:
         for file in sorted((source / experiment).rglob("*.json")):
             yield file.relative_to(source).as_posix(), json.loads(file.read_text(encoding="utf-8"))
         return
-    opened = lzma.open(source) if source.suffix == ".xz" else source.open("rb")
     n_bytes = 0
-    with opened as lines:
+    with lzma.open(source) if source.suffix == ".xz" else source.open("rb") as lines:
         for line in lines:
             # A few kilobytes may unpack to any size.
             n_bytes += len(line)
@@ -232,9 +231,7 @@ def _predictions(record: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...],
             raise ValueError(f"a prediction of dtype {dtype!r}")
         data = base64.b64decode(prediction["bytes"], validate=True)
         n_repeats = shape[0] if several else 1
-        if several:
-            shape = shape[1:]
-        elif shape[:1] == (1,):
+        if several or shape[:1] == (1,):
             shape = shape[1:]
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if size * n_repeats != len(data) or not n_repeats:
@@ -247,7 +244,9 @@ def _columns(name: str, machine: _Machine) -> tuple[Process, list[Context], list
     inferences = sorted(machine.inferences, key=lambda i: i.sample)
     models = list(dict.fromkeys(i.model for i in inferences))
     contexts = [Context(OPERATOR, model, Phase.FORWARD, "", machine.fingerprint["device"], "[]") for model in models]
-    forms = [Form(dtype, shape, _stride(shape)) for dtype, shape in dict.fromkeys((i.dtype, i.shape) for i in inferences)]
+    forms = [
+        Form(dtype, shape, _stride(shape)) for dtype, shape in dict.fromkeys((i.dtype, i.shape) for i in inferences)
+    ]
     numbers = {(form.dtype, form.shape): number for number, form in enumerate(forms)}
     calls = np.zeros(len(inferences), CALL)
     calls["kernel"] = NONE

@@ -37,8 +37,8 @@ def n_undecided(values: Sequence[Value]) -> int:
     """Pairs of classes that may be equal by value: hashes cannot show it, and samples and counts do not exclude it.
 
     Hashes of bytes differ for NaNs of other payloads and zeros of other sign. Where not all elements were sampled, two
-    results may be equal by value only if their samples, ranges and counts of NaN, infinities and zeros are, and at least
-    one of them has a NaN or a negative zero.
+    results may be equal by value only if their samples, ranges and counts of NaN, infinities and zeros are, and at
+    least one of them has a NaN or a negative zero.
     """
     return sum(_may_be_equal(a, b) for i, a in enumerate(values) for b in values[:i])
 
@@ -75,7 +75,7 @@ def difference(a: Value, b: Value) -> float:
 
 
 def ulp_difference(a: Value, b: Value) -> int | None:
-    """Greatest difference of sampled elements in ULP (adjacent floats are 1 apart); None for integers or other forms."""
+    """Greatest difference of sampled elements in ULP: adjacent floats are 1 apart. None for integers."""
     if a.form[:2] != b.form[:2] or len(a.bits) != len(b.bits) or a.form.dtype not in _BYTES or not len(a.bits):
         return None
     x, y = (_ordered(v) for v in (a, b))
@@ -104,7 +104,12 @@ def _may_be_equal(a: Value, b: Value) -> bool:
     if not any(int(v.row[name]) for v in (a, b) for name in ("n_nan", "n_neg_zero")):
         return False
     counts = [
-        (int(v.row["n_nan"]), int(v.row["n_pos_inf"]), int(v.row["n_neg_inf"]), int(v.row["n_zero"] + v.row["n_neg_zero"]))
+        (
+            int(v.row["n_nan"]),
+            int(v.row["n_pos_inf"]),
+            int(v.row["n_neg_inf"]),
+            int(v.row["n_zero"] + v.row["n_neg_zero"]),
+        )
         for v in (a, b)
     ]
     ranges = [np.array([v.row["min"], v.row["max"]], np.float64) for v in (a, b)]
