@@ -29,13 +29,28 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Form, Key, Recording
     from shadowrun.studies.classes.platforms import Platform
 
-__all__ = ["MODE_WARNING", "Classes", "Member", "Output", "Value", "classes_of", "common_keys", "letter", "outputs_of"]
+__all__ = [
+    "KEY_FIELDS",
+    "MODE_WARNING",
+    "Classes",
+    "Member",
+    "Output",
+    "Value",
+    "classes_of",
+    "common_keys",
+    "letter",
+    "outputs_of",
+]
 
 MODE_WARNING: Final = 0.6
 """Share of repeats below which the most frequent result does not stand for a platform."""
 
 _BEYOND: Final = 255
 """Position of all results beyond the first 255: they cannot be told apart from repeats."""
+
+
+KEY_FIELDS: Final = {"rank": int, "step": int, "phase": str, "module": str, "op": str, "occurrence": int}
+"""Fields of `Key` and their types."""
 
 
 class Output(NamedTuple):
@@ -58,6 +73,11 @@ class Output(NamedTuple):
         name += f" #{self.key.occurrence}" if self.key.occurrence else ""
         name += f" [{self.position}]" if self.position else ""
         return f"rank {self.key.rank} {name}" if self.key.rank else name
+
+    @property
+    def fields(self) -> dict[str, str | int]:
+        """Its key by name."""
+        return {name: getattr(self.key, name) for name in KEY_FIELDS}
 
 
 class Value(NamedTuple):

@@ -27,7 +27,7 @@ from shadowrun.errors import DataFileError
 from shadowrun.numerics.ladder import mantissa_of
 from shadowrun.recording.model import Key
 from shadowrun.recording.recording_file import read
-from shadowrun.studies.classes.equivalence import Output, classes_of, outputs_of
+from shadowrun.studies.classes.equivalence import KEY_FIELDS, Output, classes_of, outputs_of
 from shadowrun.studies.classes.platforms import platforms_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ __all__ = [
 
 FACTS: Final = ("device", "vendor", "architecture", "cores", "torch", "cpu_capability")
 """Facts that a written class is for, as far as the recording has them."""
-
-_KEY: Final = {"rank": int, "step": int, "phase": str, "module": str, "op": str, "occurrence": int}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,7 +276,7 @@ def _class(entry: Mapping[str, Any]) -> KnownClass:
 
 
 def _output(entry: Mapping[str, Any]) -> KnownOutput:
-    key = Key(**{name: _typed(entry[name], kind, name) for name, kind in _KEY.items()})
+    key = Key(**{name: _typed(entry[name], kind, name) for name, kind in KEY_FIELDS.items()})
     kind, position = (_typed(entry[name], int, name) for name in ("kind", "position"))
     text = _typed(entry["ladder"], str, "ladder")
     ladder = np.frombuffer(bytes.fromhex(text), ">u8").astype(np.uint64)
@@ -300,9 +298,9 @@ def _toml(name: str, entry: KnownClass) -> Iterator[str]:
     yield from (f"{_quoted(fact)} = {_quoted(pattern)}" for fact, pattern in entry.fingerprint.items())
     for known in entry.outputs:
         yield from ("", "[[class.output]]")
-        fields = {**known.output.key._asdict(), "kind": known.output.kind, "position": known.output.position}
+        fields = {**known.output.fields, "kind": known.output.kind, "position": known.output.position}
         yield from (
-            f"{field} = {_quoted(str(value)) if _KEY.get(field, int) is str else int(value)}"
+            f"{field} = {_quoted(str(value)) if KEY_FIELDS.get(field, int) is str else int(value)}"
             for field, value in fields.items()
         )
         yield from (f"dtype = {_quoted(known.dtype)}", f"shape = {list(known.shape)}")

@@ -29,8 +29,8 @@ _MAX_LABEL: Final = 60
 
 def curve_svg(points: Sequence[Point]) -> str:
     """Cumulative number of classes over platforms, with a mark where another group begins."""
-    step = max(6.0, min(24.0, 760 / max(1, len(points))))
-    width, height = _LEFT + step * len(points) + _RIGHT, 330.0
+    step = max(13.0, min(24.0, 760 / max(1, len(points))))
+    width, height = _LEFT + step * len(points) + _RIGHT, 390.0
     base, top = 210.0, max(p.n_classes for p in points)
     parts = _axis(width, base, top, "classes so far")
     path, begun = [], ""
@@ -40,10 +40,10 @@ def curve_svg(points: Sequence[Point]) -> str:
         if point.group != begun:
             begun = point.group
             parts.append(_line(x, _TOP, x, base + 6, _LINE))
-            parts.append(_text(x + 4, base + 16, begun, _SOFT, turn=35))
+            parts.append(_text(x + 3, base + 12, begun, _SOFT, turn=90))
     parts.append(f'<polyline points="{" ".join(path)}" style="fill: none; stroke: {_BLUE}; stroke-width: 2"/>')
     parts.append(_text(_LEFT + step * len(points) + 6, _height(top, top, base) + 4, str(top), _BLUE))
-    return _svg(width + 60, height, "Cumulative number of classes", parts)
+    return _svg(width, height, "Cumulative number of classes", parts)
 
 
 def graph_svg(changes: Sequence[Change]) -> str:

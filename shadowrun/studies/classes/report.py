@@ -49,12 +49,13 @@ _MAX_VALUES: Final = 8
 def classes_document(study: Study) -> Document:
     """Report of a study."""
     focus = study.focus
-    blocks: list[Block] = [*_warnings(study), _summary(study), _outputs(study), _letters(study)]
-    if study.starred:
-        blocks.append(_repeats(study))
-    blocks += [_explained(focus), _nearness(study, focus)]
+    blocks: list[Block] = [*_warnings(study), _summary(study), _outputs(study), _nearness(study, focus)]
+    blocks.append(_explained(focus))
     if any(change.precision_before is not None for change in study.changes):
         blocks.append(_graph(study))
+    blocks.append(_letters(study))
+    if study.starred:
+        blocks.append(_repeats(study))
     blocks.append(_claims(study.claims))
     title = f"classes of {len(study.platforms)} recordings"
     return Document(title, tuple(blocks), _data(study), _records(study))
@@ -378,7 +379,7 @@ def _output_data(output: OfOutput) -> dict[str, object]:
     c = output.classes
     return {
         "output": c.output.name,
-        "key": c.output.key._asdict(),
+        "key": c.output.fields,
         "n_classes": c.n_classes,
         "n_classes_near": output.apart.n_classes,
         "apart": output.apart.platforms,
