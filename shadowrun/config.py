@@ -89,8 +89,8 @@ class Config:
         slow_ratio: A call this many times slower on the target (and a millisecond or more) is reported.
         call_limit_s: Seconds that a call may take on a platform that runs in another process; then that process is
             ended, and the call is an ERROR.
-        asynchronous: Compare calls of a device that runs behind its host (``"cuda"``) on another thread, without
-            stopping it; None where that is possible, True insists on it, False never.
+        asynchronous: Compare calls of an asynchronous device (``"cuda"``) on another thread, without a host sync;
+            None where that is possible, True insists on it, False never.
         compiled: Also compare each graph that torch.compile makes inside of the block, forward and backward, as a
             whole with eager; it runs compiled all the same.
         capture: Bytes that the inputs of failing calls may take, kept in a folder next to the data file for
@@ -125,6 +125,7 @@ class Config:
     def captured_bytes(self) -> int:
         """`capture` in bytes."""
         wanted = self.file is not None if self.capture is None else self.capture
+        # A bool is an int: True must not become one byte.
         return int(wanted) if not isinstance(wanted, bool) else _CAPTURED_BYTES if wanted else 0
 
     @classmethod
@@ -164,6 +165,7 @@ class Config:
         if self.rtol is not None and self.atol is not None:
             everywhere = self.rtol, self.atol
             return lambda _op, _dtype: everywhere
+        # The last rule that fits decides, so it is looked for first.
         rules = [rule for rule in reversed(self.tolerance) if fits_platform(rule.platform, platform)]
         if not rules:
             return None
@@ -202,12 +204,13 @@ class Config:
                 )
             if self.drift:
                 raise UsageError(
-                    "drift=True needs every call, and budget= leaves calls out: give one of them.", slug="bad-option"
+                    "drift=True needs every call, and budget= leaves calls out: use only one.",
+                    slug="bad-option",
                 )
         if not self.replay and (self.drift or self.budget is not None or self.compiled):
             given = "drift=True" if self.drift else "compiled=True" if self.compiled else "budget="
             raise UsageError(
-                f"replay=False compares nothing, and {given} is about comparing: leave one of them away.",
+                f"replay=False compares nothing, and {given} is about comparing: use only one of them.",
                 slug="bad-option",
             )
         for name in ("max_records", "max_bytes"):
@@ -229,6 +232,7 @@ class Config:
     def printable(self) -> dict[str, Any]:
         """The options as values that JSON can hold."""
         plain: dict[str, Any] = {}
+        # Of a path, only the name: a data file is shared, and the folders of a machine are private.
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.name == "known":  # the ledger is applied when the file is read: today's, not that of the run

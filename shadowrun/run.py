@@ -16,8 +16,8 @@ from shadowrun.analysis import (
     DriftStep,
     Finding,
     Gate,
-    Known,
     KnownIssues,
+    LedgerUse,
     Note,
     OperatorSummary,
     Regions,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from shadowrun.repro import Repro
-    from shadowrun.repro.judge_again import Explanation
+    from shadowrun.repro.call_replayer import Explanation
     from shadowrun.settings import KnownLine
     from shadowrun.store.sources import SourceRun
     from shadowrun.types import OpRecord, RunInfo
@@ -117,15 +117,15 @@ class Run:
         """What was not verified, and matches with a cause worth knowing."""
         return analysis.collect_notes(self._read(), self._data)
 
-    def own_failures(self) -> list[Note]:
+    def internal_failures(self) -> list[Note]:
         """Calls that shadowrun itself failed to compare."""
-        return analysis.collect_own_failures(self._read(), self._data)
+        return analysis.collect_internal_failures(self._read(), self._data)
 
-    def known(self) -> Known:
+    def known(self) -> LedgerUse:
         """What the ledger of known divergences excuses, and which of its lines are out of date."""
         found = self._all_findings()
         uses = self._ledger().uses(self._read(), found)
-        return Known(tuple(finding for finding in found if finding.known is not None), uses)
+        return LedgerUse(tuple(finding for finding in found if finding.known is not None), uses)
 
     def first_divergence(self) -> OpRecord | None:
         """The first call that mismatched, of all ranks in a combined file; None where all matched.
@@ -228,9 +228,10 @@ class Run:
             finding = dataclasses.replace(finding, captured=call)
         if finding.captured < 0:
             raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
+        from shadowrun.repro import ReproOptions
         from shadowrun.repro.memory import bounded_memory
 
-        make = self._maker(finding)
+        write_script = self._script_writer(finding)
         self._sync()
         record = next(read_records(self._data, seq=finding.captured))
         own = self._own()
@@ -238,9 +239,7 @@ class Run:
         allowed = dataclasses.replace(own, names=(*own.names, *names))
         folder = Path(directory)
         with contextlib.nullcontext() if own.modules else bounded_memory():
-            return make(
-                self._data, finding, record, folder, minimise=minimise, time_limit_s=time_limit_s, allowed=allowed
-            )
+            return write_script(self._data, finding, record, folder, ReproOptions(minimise, time_limit_s, allowed))
 
     def explain(self, call: int, *, allow: Iterable[str] | str = ()) -> Explanation:
         """How a call came to its verdict: which rung of the ladder decided, with its figures.
@@ -254,7 +253,7 @@ class Run:
         Raises:
             UsageError: No such call was recorded.
         """
-        from shadowrun.repro.judge_again import explain
+        from shadowrun.repro.call_replayer import explain
 
         self._sync()
         record = next(read_records(self._data, seq=call), None)
@@ -282,15 +281,15 @@ class Run:
         return found
 
     @staticmethod
-    def _maker(finding: Finding) -> Callable[..., Repro]:
+    def _script_writer(finding: Finding) -> Callable[..., Repro]:
         """What writes the script of a finding."""
         if finding.op.startswith(REGION):
-            from shadowrun.compiled import region_repro  # imports Dynamo, 2 s
+            from shadowrun.compiled.repro import write_region_script  # imports Dynamo, 2 s
 
-            return region_repro.make
-        from shadowrun import repro
+            return write_region_script
+        from shadowrun.repro import write_script
 
-        return repro.make
+        return write_script
 
     def _repr_html_(self) -> str:
         """The summary table, for notebooks."""

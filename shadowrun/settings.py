@@ -39,7 +39,7 @@ DATA_FILE = ".shadowrun"
 """The data file of a run, where none is named."""
 
 KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
-"""As in `shadowrun.analysis`, a higher layer that cannot be imported here; a test compares them."""
+"""Kinds of findings, the most actionable first."""
 
 _PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
 _SHORT = {

@@ -37,7 +37,7 @@ def find(path: str) -> Any:
     found: Any = importlib.import_module(top)
     for i, name in enumerate(names, 2):
         if (inner := getattr(found, name, _ABSENT)) is _ABSENT:
-            try:
+            try:  # a submodule is an attribute of its package only once it is imported
                 inner = importlib.import_module(".".join([top, *names][:i]))
             except ImportError:
                 raise AttributeError(path) from None
@@ -103,7 +103,7 @@ def warn_of_untested(stacklevel: int) -> None:
     text = "" if _warned else untested()
     if text:
         _warned = True
-        warnings.warn(text, ShadowrunWarning, stacklevel=stacklevel + 1)
+        warnings.warn(text, ShadowrunWarning, stacklevel=stacklevel + 1)  # one more for this function
 
 
 def _minor(version: str) -> int:

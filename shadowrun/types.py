@@ -172,7 +172,7 @@ class TensorDiff:
         worst_index: Index of the worst element, as in `torch.testing` messages.
         worst_actual, worst_expected: Its values.
         excess_actual, excess_expected: Distance from the float64 oracle in units of the operator's
-            own rounding (`docs/design.md`, "The verdict"); -1 where the oracle was not asked.
+            own rounding (`docs/design/judge.md`); -1 where the oracle was not asked.
         detail: Free text on form differences: ``stride (4, 1) against (1, 2)``.
         n_from_zero: Elements that are 0 on the reference, and finite but not 0 on the target: no relative tolerance
             alone lets them pass; -1 where not counted (data files of schema 1).
@@ -262,10 +262,11 @@ class RunInfo:
         started: ISO 8601 time, UTC.
         wall_s: Seconds between start and stop, summed over the blocks.
         own_s: Of these, seconds spent in shadowrun itself (replays included), while the program waited.
-        budget: What became of the overhead budget (`BudgetReport` of `replay.budget`); empty without one.
+        budget: What became of the overhead budget (`BudgetReport` of `schedule.budget`); empty without one.
         complete: False while the run records, and after it was killed.
         notes: Notes for the reader (``target and reference are the same platform``).
-        behind_s: Processor time in seconds of the asynchronous comparison, during which the program did not wait.
+        async_compare_s: Processor time in seconds of the asynchronous comparison, during which the program did not
+            wait; ``behind_s`` in files and JSON.
         raised: Exception that ended the program: ``ValueError: negative (train.py:12 in step)``; empty without one.
         unselected: Why nothing, or not all that was asked for, fitted `steps`, `ops` and `modules`.
     """
@@ -285,7 +286,7 @@ class RunInfo:
     budget: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
     notes: tuple[str, ...] = ()
-    behind_s: float = 0.0
+    async_compare_s: float = field(default=0.0, metadata={"key": "behind_s"})
     raised: str = ""
     unselected: str = ""
 

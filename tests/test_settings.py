@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from shadowrun import analysis, settings
+from shadowrun import settings
 from shadowrun.config import Config
 from shadowrun.errors import UsageError
 from shadowrun.settings import fits_operator, fits_platform, read_settings
@@ -169,7 +169,3 @@ def test_the_run_tells_its_tolerances_but_no_path(folder):
     assert printed["settings"] == ["shadowrun.toml"]
     assert "known" not in printed
     assert Config.make(settings=False).printable()["tolerance"] is None
-
-
-def test_kinds_are_those_of_the_analysis():
-    assert settings.KINDS == analysis.KINDS

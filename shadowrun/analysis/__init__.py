@@ -8,12 +8,12 @@ from shadowrun.analysis.findings import (
     MinTolerance,
     Note,
     collect_findings,
+    collect_internal_failures,
     collect_notes,
-    collect_own_failures,
     without_numbers,
 )
 from shadowrun.analysis.gate import FAIL_ON, Gate, evaluate_gate
-from shadowrun.analysis.known_issues import Known, KnownIssues, LineUse
+from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
 from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
 
@@ -25,9 +25,9 @@ __all__ = [
     "DriftStep",
     "Finding",
     "Gate",
-    "Known",
     "KnownIssues",
-    "LineUse",
+    "LedgerLineUse",
+    "LedgerUse",
     "MinTolerance",
     "MissingKernel",
     "Note",
@@ -38,8 +38,8 @@ __all__ = [
     "Skipped",
     "Step",
     "collect_findings",
+    "collect_internal_failures",
     "collect_notes",
-    "collect_own_failures",
     "count_statuses",
     "evaluate_gate",
     "operator_coverage",

@@ -168,6 +168,7 @@ class CallGroups:
             for number, status, cause, explanation, missing in data.query("select * from outcome")
         }
         medians = Medians({number: context.op for number, context in contexts.items()})
+        # One pass over the calls gives both: it takes most of the time of a report.
         groups = read_groups(data, medians.observe)
         return cls(
             rows=tuple(Row(contexts[g.context_id], outcomes[g.outcome_id], g) for g in groups),

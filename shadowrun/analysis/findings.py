@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.analysis.advice import next_step, worst_call
-from shadowrun.analysis.summary import greatest, unique
+from shadowrun.analysis.summary import unique
 from shadowrun.analysis.wording import shell_command
+from shadowrun.settings import KINDS
 from shadowrun.store.captured_inputs import captured_calls
 from shadowrun.store.codec import decode_float
+from shadowrun.store.groups import greatest
 from shadowrun.store.records import read_diffs
 from shadowrun.store.sources import name_runs
 from shadowrun.types import Cause, Status, TensorDiff
@@ -33,8 +35,8 @@ __all__ = [
     "MinTolerance",
     "Note",
     "collect_findings",
+    "collect_internal_failures",
     "collect_notes",
-    "collect_own_failures",
     "least",
     "min_tolerances",
     "without_numbers",
@@ -45,6 +47,7 @@ __all__ = [
 _SLACK = 1 + 2.0**-18
 """Statistics of f32 are computed in f32, the judge computes in f64: a printed tolerance must not be too small."""
 
+# Floats, complex numbers and bf16 have a tolerance; a difference in any other dtype passes with none.
 _SQL = """
 select context_id, outcome_id, max(max_abs), max(max_rel), max(n_from_zero),
     max(detail <> '' or n_nan + n_inf > 0 or (e.dtype not glob '[fc]*' and e.dtype not glob 'bf*' and n_different > 0))
@@ -96,9 +99,6 @@ def _least(max_abs: float, max_rel: float, n_from_zero: int, independent: bool) 
 def _above(value: float) -> float:
     return value * _SLACK if math.isfinite(value) else math.inf
 
-
-KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
-"""Kinds of findings, the most actionable first."""
 
 # One slow call may have waited for a processor or woken the thread pool: 12 ms were seen for a call of 0.4 ms.
 MIN_TIMED_CALLS = 3
@@ -255,7 +255,7 @@ def collect_notes(table: CallGroups, data: DataFile) -> list[Note]:
     )
 
 
-def collect_own_failures(table: CallGroups, data: DataFile) -> list[Note]:
+def collect_internal_failures(table: CallGroups, data: DataFile) -> list[Note]:
     """Calls that shadowrun itself failed to compare."""
     return _notes(table, data, lambda row: row.outcome.is_own_failure)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shadowrun.analysis.findings import MIN_TIMED_CALLS
 from shadowrun.analysis.wording import plural
 from shadowrun.settings import fits_operator, fits_platform
 from shadowrun.types import Status
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
     from shadowrun.analysis.findings import Finding
     from shadowrun.settings import KnownLine
 
-__all__ = ["Known", "KnownIssues", "LineUse"]
-
-MIN_TIMED_CALLS = 3
-"""As for findings of the kind slow: fewer calls are no evidence."""
+__all__ = ["KnownIssues", "LedgerLineUse", "LedgerUse"]
 
 _DIVERGING = frozenset({Status.MISMATCH, Status.UNSUPPORTED, Status.FALLBACK, Status.ERROR})
 _CONCLUSIVE = _DIVERGING | {Status.MATCH}
@@ -29,7 +27,7 @@ _CONCLUSIVE = _DIVERGING | {Status.MATCH}
 
 
 @dataclass(frozen=True, slots=True)
-class LineUse:
+class LedgerLineUse:
     """State of a line of the ledger in a run.
 
     Attributes:
@@ -60,11 +58,11 @@ class LineUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LedgerUse:
     """Known issues of a run: excused findings, each with its line, and the state of all lines."""
 
     findings: tuple[Finding, ...] = ()
-    lines: tuple[LineUse, ...] = ()
+    lines: tuple[LedgerLineUse, ...] = ()
 
 
 class KnownIssues:
@@ -89,7 +87,7 @@ class KnownIssues:
         fitting = (line for line in self._here if not self._expired(line))
         return next((line for line in fitting if _fits(line, kind, op, modules)), None)
 
-    def uses(self, table: CallGroups, findings: Iterable[Finding]) -> tuple[LineUse, ...]:
+    def uses(self, table: CallGroups, findings: Iterable[Finding]) -> tuple[LedgerLineUse, ...]:
         """State of each line; `findings` are all of the run, excused ones included."""
         findings = tuple(findings)
         return tuple(self._use(line, table, findings) for line in self._lines)
@@ -97,14 +95,16 @@ class KnownIssues:
     def _expired(self, line: KnownLine) -> bool:
         return line.expires is not None and line.expires < self._today
 
-    def _use(self, line: KnownLine, table: CallGroups, findings: tuple[Finding, ...]) -> LineUse:
+    def _use(self, line: KnownLine, table: CallGroups, findings: tuple[Finding, ...]) -> LedgerLineUse:
         if line not in self._here:
-            return LineUse(line, "other platform", 0, 0)
+            return LedgerLineUse(line, "other platform", 0, 0)
         # Calls that another line excuses also show that this line is not stale.
         rows = [row for row in table.rows if _concerns(line, row)]
         n_diverging = sum(row.group.n for row in rows if _diverges(line, row))
+        # Slow is no status of a call: only the findings have it.
         n_diverging += sum(f.n_calls for f in findings if f.kind == "slow" and _fits(line, f.kind, f.op, f.modules))
         n_calls = sum(_conclusive_calls(row) for row in rows)
+        # Too few calls to find an operator slow are no evidence that it is fast either.
         timed = line.kind != "slow" or n_calls >= MIN_TIMED_CALLS
         if n_diverging:
             state = "expired" if self._expired(line) else "matched"
@@ -112,7 +112,7 @@ class KnownIssues:
             state = "stale"
         else:
             state = "expired" if self._expired(line) else "not exercised"
-        return LineUse(line, state, n_diverging, n_calls)
+        return LedgerLineUse(line, state, n_diverging, n_calls)
 
 
 def _fits(line: KnownLine, kind: str, op: str, modules: tuple[str, ...]) -> bool:
@@ -120,6 +120,7 @@ def _fits(line: KnownLine, kind: str, op: str, modules: tuple[str, ...]) -> bool
         return False
     if line.module == "*":
         return True
+    # `all` of nothing is true: calls outside of modules fit `*` only.
     return bool(modules) and all(fnmatchcase(module, line.module) for module in modules)
 
 

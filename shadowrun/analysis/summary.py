@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.store.codec import decode_float
+from shadowrun.store.groups import greatest
 from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from shadowrun.analysis.call_groups import CallGroups, Row
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["DriftStep", "OperatorSummary", "count_statuses", "greatest", "summarise", "trace_drift", "unique"]
+__all__ = ["DriftStep", "OperatorSummary", "count_statuses", "summarise", "trace_drift", "unique"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +147,6 @@ def count_statuses(table: CallGroups) -> dict[Status, int]:
 def unique(texts: Iterable[str]) -> tuple[str, ...]:
     """Each non-empty text once, in order of appearance."""
     return tuple(dict.fromkeys(filter(None, texts)))
-
-
-def greatest(values: Iterable[float], default: float) -> float:
-    """The greatest value; NaN counts as greater than all others."""
-    # `max` alone returns NaN or not by the order of the values.
-    return max(values, key=lambda v: (v != v, v), default=default)  # noqa: PLR0124 - the fastest NaN test
 
 
 def _work(s: OperatorSummary) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ def shell_command(name: str, data: Path | None, *words: str) -> str:
         words: Further arguments.
     """
     given = [] if data is None or data == Path(DATA_FILE) else [str(data)]
-    if given and given[0].startswith("-"):
+    if given and given[0].startswith("-"):  # the command would read such a name as an option
         given = [f"./{given[0]}"]
     return shlex.join(["shadowrun", name, *given, *words])
 

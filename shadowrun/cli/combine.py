@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.store.combine import choose, combine_files, name_together
 
     given = args.paths or ["."]
+    # The name of the output may follow from the files; a folder is then read again, without the output.
     out = Path(args.output) if args.output else name_together(choose(given, None))
     paths = choose(given, out)
     with _progress() as progress:

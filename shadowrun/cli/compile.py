@@ -43,11 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "shadowrun compile [options] (script.py | -m module) [arguments of the program]"
     options.add_import_argument(parser)
     parser.add_argument(
-        "--calls", type=_count, default=10, metavar="N", help="calls to check of each graph (default: %(default)s)"
+        "--calls",
+        type=options.count,
+        default=10,
+        metavar="N",
+        help="calls to check of each graph (default: %(default)s)",
     )
     parser.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=options.positive,
         default=600.0,
         metavar="S",
         help="seconds for the search for wrong operators (default: 600)",
@@ -77,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from shadowrun.compiled import torchcompile
-    from shadowrun.compiled.check_script import checked_torch_compile, compile_reports
+    from shadowrun.compiled.check import checked_torch_compile, compile_reports
 
     # Torch counts graph breaks per process: the difference belongs to the program.
     before = torchcompile.graph_breaks()
@@ -160,17 +164,3 @@ def _progress() -> Callable[[str, int, int], None]:
         print(f"\r\033[K[{bar:<20}] {step}", end="\r", file=sys.stderr, flush=True)
 
     return show
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError
-    return number

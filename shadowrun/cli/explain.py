@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from shadowrun.judge.ladder import Step
     from shadowrun.report.document import Block, Document, Section
-    from shadowrun.repro.judge_again import Explanation
+    from shadowrun.repro.call_replayer import Explanation
     from shadowrun.run import Run
 
 __all__ = ["add_arguments", "run"]
@@ -172,14 +172,16 @@ def _call_document(found: Explanation) -> Document:
     from shadowrun.report.descriptions import record_facts
     from shadowrun.report.document import Document, Facts, Note, Records
 
-    call = found.record.call
-    blocks: list[Block] = [Facts(record_facts(sanitize(found.record))), _steps("as recorded", found.recorded)]
+    call, shown = found.record.call, sanitize(found.record)
+    blocks: list[Block] = [Facts(record_facts(shown)), _steps("as recorded", sanitize(found.recorded))]
     if found.verdict is not None:
         again = ", ".join(filter(None, (found.verdict.status, found.verdict.cause, found.verdict.explanation)))
         blocks.append(_steps(f"judged again here: {again}", found.steps))
     if found.note:
         blocks.append(Note(found.note, "warn"))
-    blocks.append(Note(f"`shadowrun explain {call.op.partition('.')[0]}` has what is known of the operator.", "dim"))
+    blocks.append(
+        Note(f"`shadowrun explain {shown.call.op.partition('.')[0]}` has what is known of the operator.", "dim")
+    )
     names = ("rung", "result", "figure", "limit", "outcome")
     parts = {"recorded": found.recorded, "judged_again": found.steps}
     data = {
@@ -192,7 +194,7 @@ def _call_document(found: Explanation) -> Document:
         "decided_by": {part: deciding(steps) for part, steps in parts.items()},
     }
     rows = tuple((part, *_cells(step)) for part, steps in parts.items() for step in steps)
-    title = f"call {call.seq:,} of {call.op}: {found.record.verdict.status}"
+    title = f"call {call.seq:,} of {shown.call.op}: {found.record.verdict.status}"
     return Document(title, tuple(blocks), data, Records(("from", *names), rows))
 
 

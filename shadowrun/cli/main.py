@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
-    *("run", "report", "export", "explain", "repro", "compile", "combine"),
-    *("coverage", "static", "sweep", "support", "slowdown", "classes", "platforms", "demo"),
+    *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "classes"),
+    *("coverage", "static", "sweep", "support", "slowdown", "platforms", "demo"),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 
-RUN_PROGRAM = ("run", "compile")
+RUN_PROGRAM = ("run", "compile", "record")
 """Commands that run the user's program: its output is left unchanged."""
 
 

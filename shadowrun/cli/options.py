@@ -14,6 +14,8 @@ from shadowrun.report import FORMATS
 from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from shadowrun.report.document import Document
 
 __all__ = [
@@ -24,12 +26,17 @@ __all__ = [
     "add_import_argument",
     "add_known_arguments",
     "add_output_arguments",
+    "add_selection_arguments",
     "add_simulation_arguments",
     "check_outputs",
     "compare_options",
+    "count",
     "enable_simulation",
+    "is_simulated",
+    "kinds_among",
     "known_ledger",
     "operators",
+    "positive",
     "print_report",
     "step_numbers",
     "words",
@@ -126,11 +133,7 @@ def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The keyword arguments of `shadowrun.compare` that make sense on a command line."""
     group = parser.add_argument_group("comparison")
-    group.add_argument("--steps", type=step_numbers, metavar="0,2,5-7", help="training steps to compare (default: all)")
-    group.add_argument(
-        "--ops", type=words, metavar="GLOBS", help="operators to compare, such as 'aten::*mm*', or functions: matmul"
-    )
-    group.add_argument("--modules", type=words, metavar="GLOBS", help="modules to compare, such as '*.attn.*'")
+    add_selection_arguments(group, "compare")
     group.add_argument("--rtol", type=float, help="relative tolerance, instead of the rounding analysis; needs --atol")
     group.add_argument("--atol", type=float, help="absolute tolerance; needs --rtol")
     settings = group.add_mutually_exclusive_group()
@@ -173,6 +176,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MIB",
         help="MiB of inputs of failing calls to store next to the data file, for `shadowrun repro` (default: 64)",
     )
+    # None, the default, leaves the choice to `compare`: asynchronous where that is possible.
     group.add_argument(
         "--no-asynchronous",
         dest="asynchronous",
@@ -189,6 +193,22 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--append", action="store_true", help="append to the data file instead of replacing it")
 
 
+def add_selection_arguments(parser: argparse._ActionsContainer, verb: str) -> None:
+    """Which calls.
+
+    Args:
+        parser: Gets the options.
+        verb: What is done with the calls: compare, record.
+    """
+    parser.add_argument(
+        "--steps", type=step_numbers, metavar="0,2,5-7", help=f"training steps to {verb} (default: all)"
+    )
+    parser.add_argument(
+        "--ops", type=words, metavar="GLOBS", help=f"operators to {verb}, such as 'aten::*mm*', or functions: matmul"
+    )
+    parser.add_argument("--modules", type=words, metavar="GLOBS", help=f"modules to {verb}, such as '*.attn.*'")
+
+
 def compare_options(args: argparse.Namespace) -> dict[str, Any]:
     """The parsed arguments as keyword arguments of `shadowrun.compare`."""
     names = (
@@ -202,6 +222,7 @@ def compare_options(args: argparse.Namespace) -> dict[str, Any]:
         "ops": None if args.ops is None else operators(args.ops),
         **files,
         "call_limit_s": args.call_limit,
+        # MiB on the command line, bytes in `Config`.
         "capture": None if args.capture is None else int(args.capture * 2**20),
         **{name: getattr(args, name) for name in names},
     }
@@ -258,6 +279,22 @@ def enable_simulation(target: str, flaws: list[str], preset: str | None, *, name
         sim.register(flaws=flaws, preset=preset or "clean")
 
 
+def is_simulated(args: argparse.Namespace, *, needs_target: bool = True) -> bool:
+    """Whether the options of `add_simulation_arguments` ask for a simulated target.
+
+    Raises:
+        UsageError: There is no target, neither named nor simulated, and one is needed.
+    """
+    simulated = bool(args.flaws or args.preset)
+    if needs_target and args.target is None and not simulated:
+        raise UsageError(
+            "Give the platform to test, such as --target npu; `shadowrun platforms` lists what this machine has, "
+            "and --target sim needs no hardware.",
+            slug="missing-target",
+        )
+    return simulated
+
+
 def check_outputs(outputs: list[str]) -> None:
     """Refuse reports that could not be written, before the run starts.
 
@@ -303,3 +340,47 @@ def step_numbers(text: str) -> list[int]:
     if not steps:
         raise argparse.ArgumentTypeError(f"{text!r} names no step: use numbers and ranges, such as 0,2,5-7")
     return steps
+
+
+def kinds_among(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Reader of ``--fail-on``: ``a,b`` of these kinds, or ``none``."""
+
+    def read(text: str) -> list[str]:
+        # Empty words are kept and refused: an empty variable in a CI script must not switch the gate off.
+        kinds = [] if text == "none" else [word.strip() for word in text.split(",")]
+        for kind in kinds:
+            if kind not in known:
+                raise argparse.ArgumentTypeError(f"{kind!r} is no kind of finding; use {', '.join(known)}, or none")
+        return kinds
+
+    return read
+
+
+def count(text: str) -> int:
+    """Read a whole number from 1 on.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a whole number >= 1")
+    return number
+
+
+def positive(text: str) -> float:
+    """Read a finite number above 0.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):  # false for NaN too
+        raise argparse.ArgumentTypeError(f"{text!r}: use a finite number > 0")
+    return number

@@ -126,6 +126,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     """Write the scripts of a coverage file; returns the exit status."""
     if args.call:
         raise UsageError(f"--call belongs to a run, and {args.data!r} is a sweep.", slug="bad-option")
+    from shadowrun.repro import ReproOptions
     from shadowrun.studies.sweep.coverage_file import CoverageFile
     from shadowrun.studies.sweep.rebuild_case import Origin
     from shadowrun.studies.sweep.scripts import write_script
@@ -145,9 +146,8 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     allow = named_platforms(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
 
     def write(number: str, folder: Path) -> Repro:
-        minimise, seconds = not args.no_minimise, args.time_limit
-        one = found[int(number) - 1]
-        return write_script(one, info, origin, folder, minimise=minimise, time_limit_s=seconds, allowed=Allowed(allow))
+        wanted = ReproOptions(not args.no_minimise, args.time_limit, Allowed(allow))
+        return write_script(found[int(number) - 1], info, origin, folder, wanted)
 
     shown = {str(n): found[n - 1] for n in chosen}
     titles = {n: (f.title, f"{f.first.operator}-{f.first.dtype}") for n, f in shown.items()}

@@ -27,16 +27,15 @@ from shadowrun.cli import options
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
 from shadowrun.report.sanitize import forgiving, sanitize
+from shadowrun.settings import KINDS
 
 if TYPE_CHECKING:
     from shadowrun.comparison import Comparison
     from shadowrun.run import Run
 
-__all__ = ["DEFAULT", "KINDS", "add_arguments", "add_gate_argument", "passes", "run"]
+__all__ = ["DEFAULT", "add_arguments", "add_gate_argument", "passes", "run"]
 
 
-KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
-"""Kinds of findings in `shadowrun.analysis`, which ``--help`` must not import; a test compares them."""
 DEFAULT = "mismatch,unsupported,error"
 _SHOWN = 5
 
@@ -45,7 +44,7 @@ def add_gate_argument(parser: argparse.ArgumentParser) -> None:
     """The gate: which kinds of findings fail the run."""
     parser.add_argument(
         "--fail-on",
-        type=_kinds,
+        type=options.kinds_among(KINDS),
         default=DEFAULT,
         metavar="KINDS",
         help=f"findings that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",
@@ -71,14 +70,6 @@ def passes(run: Run, fail_on: list[str]) -> bool:
     return False
 
 
-def _kinds(text: str) -> list[str]:
-    kinds = [] if text == "none" else [word.strip() for word in text.split(",")]
-    for kind in kinds:
-        if kind not in KINDS:
-            raise argparse.ArgumentTypeError(f"{kind!r} is no kind of finding; use {', '.join(KINDS)}, or none")
-    return kinds
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options, then the program and its arguments."""
     parser.usage = "shadowrun run --target T [options] (script.py | -m module) [arguments of the program]"
@@ -101,13 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if not args.module and not args.script:
         raise UsageError("Give the program to run: shadowrun run --target npu train.py", slug="missing-script")
-    simulated = bool(args.flaws or args.preset)
-    if args.target is None and not simulated:
-        raise UsageError(
-            "Give the platform to test, such as --target npu; `shadowrun platforms` lists what this machine has, "
-            "and --target sim needs no hardware.",
-            slug="missing-target",
-        )
+    simulated = options.is_simulated(args)
     target = args.target or "sim"
     options.check_outputs(args.output)  # before the program runs, which may take hours
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shadowrun.platforms.device import Platform
-    from shadowrun.studies.slowdown.calls import Call
-    from shadowrun.studies.slowdown.database import Entry
+    from shadowrun.studies.slowdown.calls import Call, Entry
     from shadowrun.studies.slowdown.measuring import Measured
 
 __all__ = ["add_arguments", "run"]
@@ -136,7 +135,7 @@ def _of_run(args: argparse.Namespace) -> _Chosen:
 
 
 def _of_database(args: argparse.Namespace) -> _Chosen:
-    from shadowrun.studies.slowdown.database import entries, names_of
+    from shadowrun.studies.slowdown.calls import entries, names_of
     from shadowrun.studies.sweep.sweeping import DTYPES
 
     target = args.target or ("sim" if args.flaws or args.preset else None)

@@ -83,7 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=list(PROBES),
         help=f"test exceptional values instead: the parts {', '.join(PROBES)}",
     )
-    what.add_argument("--samples", type=_count, metavar="N", help="samples of each operator and dtype (default: all)")
+    what.add_argument(
+        "--samples", type=options.count, metavar="N", help="samples of each operator and dtype (default: all)"
+    )
     what.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the sample inputs (default: %(default)s)"
     )
@@ -92,12 +94,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--list", action="store_true", help="list the cases, and run nothing")
     how = parser.add_argument_group("limits")
-    how.add_argument("--jobs", type=_count, metavar="N", help="worker processes (default: one for each processor)")
     how.add_argument(
-        "--timeout", type=_positive, default=60.0, metavar="S", help="seconds for a case (default: %(default)g)"
+        "--jobs", type=options.count, metavar="N", help="worker processes (default: one for each processor)"
     )
     how.add_argument(
-        "--memory", type=_positive, default=4.0, metavar="GIB", help="GiB that a case may take (default: %(default)g)"
+        "--timeout", type=options.positive, default=60.0, metavar="S", help="seconds for a case (default: %(default)g)"
+    )
+    how.add_argument(
+        "--memory",
+        type=options.positive,
+        default=4.0,
+        metavar="GIB",
+        help="GiB that a case may take (default: %(default)g)",
     )
     how.add_argument(
         "--file",
@@ -111,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output_arguments(out)
     out.add_argument(
         "--fail-on",
-        type=_kinds,
+        type=options.kinds_among(KINDS),
         default=_DEFAULT_FAIL_ON,
         metavar="KINDS",
         help=f"failures that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",
@@ -120,13 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sweep, and print the tables; returns the exit status."""
-    simulated = bool(args.flaws or args.preset)
-    if args.target is None and not simulated and not args.list:
-        raise UsageError(
-            "Give the platform to test, such as --target npu; `shadowrun platforms` lists what this machine has, "
-            "and --target sim needs no hardware.",
-            slug="missing-target",
-        )
+    simulated = options.is_simulated(args, needs_target=not args.list)
     _check(args)
 
     from shadowrun.studies.sweep.pool import Limits
@@ -278,6 +280,7 @@ def _remove(path: Path) -> None:
 
 
 def _n_processors() -> int:
+    # In a container, a process may be bound to some of the machine's processors.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -290,25 +293,3 @@ def _parts(text: str) -> list[Part]:
 
 def _raise(text: str) -> list[Part]:
     raise ValueError(text)
-
-
-def _kinds(text: str) -> list[str]:
-    kinds = [] if text == "none" else options.words(text)
-    for kind in kinds:
-        if kind not in KINDS:
-            raise argparse.ArgumentTypeError(f"{kind!r} is no kind of finding; use {', '.join(KINDS)}, or none")
-    return kinds
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError(text)
-    return number

@@ -95,6 +95,7 @@ class Output:
         self._pid = os.getpid()
         self.data = DataFile.create(None, info, max_records=config.max_records)
         if config.file is not None:
+            # Now, so that `compare()` refuses a file before the program has run.
             DataFile.check(config.file, info, append=config.append)
 
     def open(self) -> None:
@@ -110,6 +111,7 @@ class Output:
             if self._claim is not None:
                 self._claim.renew()
             return
+        # The lock before the file: another process may be writing to that name.
         claim = FileLock(file_of_rank(config.file, rank, world))
         try:
             self.data = DataFile.create(claim.path, self._info, append=config.append, max_records=config.max_records)
@@ -159,6 +161,7 @@ class Output:
             if world > 1:  # a program may destroy its process group before the end: keep the rank from before
                 self._info = dataclasses.replace(self._info, rank=rank, world_size=world)
                 self.follow_rank()
+        # Called for each report: a note must not be added twice.
         earlier = self._info.notes
         added = tuple(note for note in (*notes, *self._notes()) if note not in earlier)
         self._info = dataclasses.replace(self._info, notes=(*earlier, *added))
@@ -192,6 +195,7 @@ class Output:
         self._pid = os.getpid()
         _inherited.append(self.data)
         self._has_file = self._config.file is None
+        # Not released: the lock is the parent's.
         self._claim = None
         self._info = dataclasses.replace(self._info, wall_s=0.0, own_s=0.0, complete=False, notes=(_FORKED,))
         self.data = DataFile.create(None, self._info, max_records=self._config.max_records)

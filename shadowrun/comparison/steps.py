@@ -1,27 +1,41 @@
 """The steps of a comparison: where each ends, how long it took, and whether the budget watches the next one.
 
-The program marks the end of a step by `run.step()`. Without that call, the steps of its optimizers end a step
-(`intercept.implicit_steps`). From the first `run.step()` on, only those marks count.
+The program marks the end of a step by `run.step()`. Without that call, an optimizer's hook says that a step is over
+(of several that take turns, the hook of the last); it ends at the next call of a module. Code between the two, such as
+`loss.item()`, a scheduler or a log, belongs to the step before, and if `run.step()` is called there, no step has ended
+yet. Micro-batches that only accumulate gradients end no step. From the first `run.step()` on, only those marks count.
+
+In an inference loop, a stretch lasts from one call of the model to the next. Only the budget uses it. Both need the
+wrapper of `nn.Module.__call__` that attribution has: in an unwatched step the dispatch mode is off the stack, so no
+operator call can say that the next step begins.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.intercept.implicit_steps import ImplicitSteps, ModeToggle, OptimizerSteps
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.dispatch import ModeToggle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
+
     from shadowrun.intercept.dispatch import ShadowMode
+    from shadowrun.recording.call_recorder import CallRecorder
     from shadowrun.recording.recorder import Recorder
     from shadowrun.replay.replayer import Replayer
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection
 
-__all__ = ["Steps"]
+__all__ = ["OptimizerTurns", "Steps"]
 
 _FLUSH_S = 0.5
 _KEPT_OUT = (
@@ -30,8 +44,119 @@ _KEPT_OUT = (
 )
 
 
+class OptimizerTurns:
+    """Finds the optimizer that ends a step: the last of several that take turns, as the two of a GAN do.
+
+    Until the turns are known, it is the first one; if one steps more often than the others, it is that one.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._since: dict[int, None] = {}
+        self._moved = False
+
+    def ends(self, optimizer: int) -> bool:
+        """Whether this step of an optimizer ends a step.
+
+        Args:
+            optimizer: The id of the optimizer.
+        """
+        since = self._since
+        if optimizer != self._last and self._last and optimizer not in since:
+            since[optimizer] = None
+            return False
+        self._since = {}
+        if optimizer == self._last and since and not self._moved:
+            self._moved = True  # corrected only once: irregular turns would move it back and forth
+            self._last = next(reversed(since))
+            self._since[optimizer] = None
+            return False
+        self._last = optimizer
+        return True
+
+
+class _OptimizerSteps:
+    """Calls a function whenever an optimizer ends a step, on the thread of the comparison, outside of backward passes.
+
+    Args:
+        ended: The function; its exceptions are ignored.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._thread = threading.get_ident()
+        self._turns = OptimizerTurns()
+        self._hook: Any = None
+
+    def start(self) -> None:
+        """Register a hook on the steps of all optimizers."""
+        self._thread = threading.get_ident()
+        is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if not is_compiling():  # a constant for Dynamo, which then traces and guards nothing below
+                self._stepped(optimizer)
+
+        if self._hook is None:
+            self._hook = register_optimizer_step_post_hook(hook)
+
+    def stop(self) -> None:
+        """Remove the hook."""
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._hook is None or threading.get_ident() != self._thread:
+            return
+        if torchapi.autograd_node() is not None or torchapi.in_transform():
+            return
+        try:
+            if self._turns.ends(id(optimizer)):
+                self._ended()
+        except Exception:  # noqa: S110 - a wrong count of steps must not end the user's program
+            pass
+
+
+_MIN_STRETCH_NS = 500_000
+"""Shorter stretches are joined: to end one takes some 10 µs."""
+_MAX_OTHER_CALLS = 64
+"""After so many calls of other modules, the program no longer repeats the chosen module: choose another."""
+
+
+class _Stretches:
+    """Decides which outermost calls of modules end a stretch, in a program whose optimizers end no step."""
+
+    def __init__(self) -> None:
+        self._left_to_steps = 0
+        self._model = 0
+        self._n_others = 0
+        self._began_ns = 0
+
+    def suspend(self) -> None:
+        """The program trains: no stretches, until so many calls come without an optimizer's step."""
+        self._left_to_steps = _MAX_OTHER_CALLS
+
+    def ends_at(self, module: nn.Module) -> bool:
+        """Whether a stretch ends at this call of the module."""
+        if self._left_to_steps:
+            self._left_to_steps -= 1
+            return False
+        if id(module) != self._model:
+            self._n_others += 1
+            if not self._model or self._n_others > _MAX_OTHER_CALLS:
+                self._model, self._n_others, self._began_ns = id(module), 0, time.perf_counter_ns()
+            return False
+        self._n_others = 0
+        now = time.perf_counter_ns()
+        if now - self._began_ns < _MIN_STRETCH_NS:
+            return False
+        self._began_ns = now
+        return True
+
+
 class Steps:
-    """The steps of a comparison, and its dispatch mode, which the budget takes off the stack in unwatched steps.
+    """The steps of a comparison or recording, and its dispatch mode, which the budget takes off in unwatched steps.
 
     The order of calls is `listen`, `begin`, the methods that end a step, `leave`, `release`, `finish`.
 
@@ -40,18 +165,23 @@ class Steps:
         watching: The dispatch mode on the stack of the program; None before `begin`.
     """
 
-    def __init__(self, recorder: Recorder, replayer: Replayer, selection: Selection, budget: Budget | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder | CallRecorder,
+        observer: Replayer | CallRecorder,
+        selection: Selection,
+        budget: Budget | None = None,
+    ) -> None:
         self._recorder = recorder
-        self._add_step = recorder.data.add_step
         self._attribution = recorder.attribution
-        self._replayer = replayer
+        self._replayer: Any = observer  # with a budget, it is a `Replayer`
         self._selection = selection
         self._budget = budget
         self._first_step = recorder.step
-        self._stretches: ImplicitSteps | None = None
-        self._optimizers: OptimizerSteps | None = None
+        self._stretches: _Stretches | None = None
+        self._optimizers: _OptimizerSteps | None = None
         self._end_step: Callable[[], None] = lambda: None
-        self._due = self._at_once = self._inferred = False
+        self._due = self._at_once = self._by_optimizer = False
         self._n_unwatched_next = 0
         self._unwatched_ends_ns: list[int] = []
         self._running = False
@@ -69,18 +199,18 @@ class Steps:
         return self._wall_s + (time.perf_counter() - self._began if self._running else 0.0)
 
     def listen(self, end_step: Callable[[], None] | None) -> None:
-        """Start to detect steps. Must come before attribution, whose wrapper of `Module.__call__` is the outer one.
+        """Start to detect steps.
 
         Args:
             end_step: Called at the end of a step that the program did not mark; None if it marks all steps.
         """
         if end_step is not None:
             self._end_step = end_step
-            self._optimizers = OptimizerSteps(self._optimizer_stepped)
+            self._optimizers = _OptimizerSteps(self._optimizer_stepped)
             self._optimizers.start()
         if self._budget is not None:
-            self._stretches = ImplicitSteps(self._begin_stretch, self._end_step_of_call)
-            self._stretches.start()
+            self._stretches = _Stretches()
+            self._attribution.outermost = self._module_called
 
     def begin(self, mode: ShadowMode, began_ns: int) -> None:
         """Begin the first step.
@@ -107,8 +237,8 @@ class Steps:
         self._stop_listening()
         self._record_uncounted()
         # Steps of optimizers before the first mark were parts of one step of the program.
-        if self._inferred:
-            self._inferred = False
+        if self._by_optimizer:
+            self._by_optimizer = False
             self._recorder.step = self._first_step
             self._step_began = self._first_began
 
@@ -211,7 +341,8 @@ class Steps:
         self._wall_s += now - self._began
         if self._recorder.recorded_in_step:
             with contextlib.suppress(Exception):
-                self._add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+                self._recorder.add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+        # A later block of this comparison begins with the next step.
         if self._due:
             self._due = False
             self._recorder.step += 1
@@ -224,21 +355,32 @@ class Steps:
         """Record the step that ended, and begin the next."""
         recorder, step_began = self._recorder, self._step_began
         step = recorder.step
-        self._add_step(step, step_began - self._began, now - step_began)
+        recorder.add_step(step, step_began - self._began, now - step_began)
         self._step_began = now
         recorder.step = step = step + 1
+        # `steps=` and a schedule count from this comparison on, also where the file has steps of an earlier one.
         self._selection.begin_step(step - self._first_step)
 
-    def _begin_stretch(self) -> Callable[..., Any] | None:
-        """The program called its outermost module again without a step: for the budget, a stretch ends here."""
+    def _module_called(self, module: nn.Module) -> None:
+        """The program calls a module from outside of any: end the step that is due, or else a stretch."""
+        if self._budget is None:
+            self._attribution.outermost = None  # asked for one step
+        elif torchapi.in_transform():
+            return  # after a functorch transform, torch restores the mode stack from before: no switch inside
+        if self._due:
+            self._due = False
+            self._end_step_of_optimizer()
+        elif self._stretches is not None and self._stretches.ends_at(module):
+            self._end_stretch()
+
+    def _end_stretch(self) -> None:
         began_ns = time.perf_counter_ns()
         budget, watching = self._budget, self.watching
-        if self.marked or budget is None or watching is None:
-            return None
+        if budget is None or watching is None:
+            return
         if not watching.can_turn:
             watching.kept_out = watching.kept_out or not watching.on
-            return None
-        followed = self._attribution.following
+            return
         if self._replayer.lock.acquire(False):
             try:
                 self._record_uncounted()
@@ -247,18 +389,13 @@ class Steps:
                 pass
             finally:
                 self._replayer.lock.release()
-        return self._attribution.call if self._attribution.following and not followed else None
-
-    def _end_step_of_call(self) -> Callable[..., Any] | None:
-        """End a step that an optimizer finished, at the next call of a module."""
-        followed = self._attribution.following
-        self._end_due_step()
-        return self._attribution.call if self._attribution.following and not followed else None
 
     def _optimizer_stepped(self) -> None:
         """Make the step end at the next call of a module; at once in a program without modules."""
         if not self._running:
             return
+        if self._stretches is not None:
+            self._stretches.suspend()
         # Still due from the optimizer's last step: no module was called since, so the program calls none.
         if self._due:
             self._at_once = True
@@ -269,19 +406,11 @@ class Steps:
             self._end_step_of_optimizer()
         else:
             self._due = True
-            if self._stretches is not None:
-                self._stretches.due = True
-            else:
-                self._attribution.outermost = self._end_due_step
-
-    def _end_due_step(self) -> None:
-        if self._due:
-            self._due = False
-            self._end_step_of_optimizer()
+            self._attribution.outermost = self._module_called
 
     def _end_step_of_optimizer(self) -> None:
         if self._running:
-            self._inferred = True
+            self._by_optimizer = True
             self._end_step()
 
     def _stop_listening(self) -> None:
@@ -292,16 +421,7 @@ class Steps:
         self._attribution.outermost = None
         if self._running:
             self._due = False
-        stretches, self._stretches = self._stretches, None
-        if stretches is None:
-            return
-        follows = self._attribution.following
-        self._attribution.stop()  # wrappers come off in reverse order: that of attribution is the outer one
-        stretches.stop()
-        if self._running:
-            self._attribution.start()
-            if not follows:
-                self._attribution.pause()
+        self._stretches = None
 
     def _watch(self, budget: Budget, began_ns: int, *, is_stretch: bool = False) -> None:
         """Decide whether the next step is watched, and switch the mode."""

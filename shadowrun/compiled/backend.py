@@ -11,12 +11,19 @@ from torch import fx
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
-from shadowrun.compiled.graph import Graph, copy_graph, without_layouts
+from shadowrun.compiled.graph import (
+    Graph,
+    Snapshot,
+    copy_graph,
+    preserved_rng,
+    rng_state,
+    set_rng_state,
+    without_layouts,
+)
 from shadowrun.compiled.judging import JudgedResult, judge
+from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probes import Probe, dropout_residuals, eager_values, with_random_inputs
 from shadowrun.compiled.rounding import RandomRecorder, RandomResults
-from shadowrun.compiled.snapshot import Snapshot, preserved_rng, rng_state, set_rng_state
-from shadowrun.compiled.stage_bisect import first_line
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ class Region:
         number: Of Dynamo's graph that it comes from.
         is_whole: It is all of that, forward and backward together.
         compile_s: Seconds to compile it, all sizes of inputs together.
-        n_compiled: For how many forms of inputs.
+        n_compiled: Number of forms of inputs that it was compiled for.
         n_calls: Calls checked.
         n_unchecked: Calls that only ran eagerly, since enough had been checked.
         error: Exception of the compiler or of the compiled code, and which of both it was.
@@ -116,6 +123,8 @@ class CheckedBackend:
     def _split_up(self, number: int, module: fx.GraphModule, inputs: list[Any]) -> Any:
         def take(phase: str) -> Callable[..., Any]:
             def compile_later(module: fx.GraphModule, _inputs: Any) -> Any:
+                # Compiled at its first call: here AOTAutograd has fake tensors only, and the user's backend gets real
+                # inputs.
                 region = Region(f"graph {number} {phase}", Graph(module), number)
                 self.regions.append(region)
                 return torchcompile.mark_boxed(lambda args: self.check(region, args))
@@ -149,7 +158,7 @@ class CheckedBackend:
             if verdict.status is Status.MISMATCH:
                 together, verdict, judged = self._with_draws_given(together, verdict, judged)
         except EagerFailed as error:
-            verdict, judged = Verdict(Status.UNVERIFIED, Cause.HARNESS, "does not run eagerly", first_line(error)), ()
+            verdict, judged = Verdict(Status.UNVERIFIED, Cause.HARNESS, "does not run eagerly", error_text(error)), ()
         except Exception as error:
             region.error = region.error or ("runtime", error)
             return out
@@ -172,7 +181,7 @@ class CheckedBackend:
                     code = self.compiler(given.module(), given.inputs())
                 verdict, judged = given.judge(code)
         except Exception as error:  # of a graph that shadowrun made
-            reason = f"with eager's draws it does not compile: {first_line(error)}"
+            reason = f"with eager's draws it does not compile: {error_text(error)}"
             return together, Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "its random numbers differ", reason), ()
         if verdict.status is Status.MATCH:
             verdict = _OTHER_DRAWS
@@ -182,7 +191,7 @@ class CheckedBackend:
         """Run a region both ways on the same inputs and compare; returns what eager returned.
 
         Args:
-            region: It.
+            region: The region to run.
             args: Its inputs; the list is emptied.
         """
         # Boxed convention of AOTAutograd: the called function empties the list, so that inputs can be freed early.
@@ -263,11 +272,12 @@ class CheckedBackend:
         probe = with_random_inputs(case.graph, case.snapshot, values)
         verdict, judged = judge_probe(self.compiler, probe)
         if verdict.status is Status.MATCH:
-            rng_state = dropout_residuals(case.graph, case.snapshot, values)
-            if rng_state is not None:
-                found, wrong = judge_probe(self.compiler, rng_state)
-                if found.status is Status.MISMATCH:
-                    return GraphCase(rng_state.graph, rng_state.snapshot, RandomResults(), found, wrong)
+            # Its own mask is random, but its scale on what it kept can be wrong.
+            residuals = dropout_residuals(case.graph, case.snapshot, values)
+            if residuals is not None:
+                of_residuals, wrong = judge_probe(self.compiler, residuals)
+                if of_residuals.status is Status.MISMATCH:
+                    return GraphCase(residuals.graph, residuals.snapshot, RandomResults(), of_residuals, wrong)
             verdict = _OTHER_DRAWS
         return GraphCase(probe.graph, probe.snapshot, RandomResults(), verdict, judged)
 

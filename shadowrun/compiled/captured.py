@@ -25,8 +25,7 @@ from shadowrun.store.captured_inputs import Unkeepable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.compiled.graph import Graph
-    from shadowrun.compiled.snapshot import Snapshot
+    from shadowrun.compiled.graph import Graph, Snapshot
     from shadowrun.store.captured_inputs import Captured
     from shadowrun.types import Allowed
 
@@ -40,14 +39,14 @@ class CapturedRegion:
     Attributes:
         module: Its graph. It has no constants and does not draw; its results are one tuple.
         inputs: Of the graph, as they were before the call; tensors and numbers.
-        how: How it was compiled.
+        compile_spec: How it was compiled.
         needs_grad: Positions of the inputs that required a gradient.
         is_plain: The graph is one of plain operators, not one of Dynamo's.
     """
 
     module: fx.GraphModule
     inputs: tuple[Any, ...]
-    how: CompileSpec
+    compile_spec: CompileSpec
     needs_grad: tuple[int, ...]
     is_plain: bool
 
@@ -72,7 +71,7 @@ class CapturedRegion:
 
     @classmethod
     def _read(cls, args: tuple[Any, ...], named: dict[str, Any], allowed: Allowed) -> CapturedRegion:
-        how = CompileSpec.from_text(named["how"]).from_file(allowed)
+        compile_spec = CompileSpec.from_text(named["how"]).from_file(allowed)
         module = graph_text.from_text(named["graph"])
         needs_grad = tuple(map(int, named["needs_grad"]))
         devices = [torch.device(d) if d else None for d in named["devices"]]
@@ -84,9 +83,10 @@ class CapturedRegion:
         if not len(args) == len(devices) == sum(n.op == "placeholder" for n in module.graph.nodes):
             raise ValueError("inputs")
         inputs = tuple(_moved_to(v, d) for v, d in zip(args, devices, strict=True))
+        # `requires_grad_` raises on integers and bools.
         if not all(0 <= k < len(inputs) and _takes_gradient(inputs[k]) for k in needs_grad):
             raise ValueError("needs_grad")
-        return cls(module, inputs, how, needs_grad, bool(named["is_plain"]))
+        return cls(module, inputs, compile_spec, needs_grad, bool(named["is_plain"]))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """As the arguments of a call, for `shadowrun.store.captured_inputs`.
@@ -95,9 +95,9 @@ class CapturedRegion:
             Unkeepable: The graph has no text.
         """
         devices = [str(v.device) if isinstance(v, torch.Tensor) else "" for v in self.inputs]
-        how, graph = self.how.text(), graph_text.to_text(self.module)
+        spec_text, graph = self.compile_spec.text(), graph_text.to_text(self.module)
         named = {"devices": devices, "needs_grad": list(self.needs_grad), "is_plain": self.is_plain}
-        return self.inputs, {"graph": graph, "how": how, **named}
+        return self.inputs, {"graph": graph, "how": spec_text, **named}
 
     def fresh_inputs(self) -> list[Any]:
         """The inputs as the program had them: some of them require a gradient."""
@@ -105,14 +105,19 @@ class CapturedRegion:
 
 
 def capture(
-    graph: Graph, snapshot: Snapshot, how: CompileSpec, *, needs_grad: Sequence[int] = (), is_plain: bool = True
+    graph: Graph,
+    snapshot: Snapshot,
+    compile_spec: CompileSpec,
+    *,
+    needs_grad: Sequence[int] = (),
+    is_plain: bool = True,
 ) -> CapturedRegion:
     """What shows a call of a region again.
 
     Args:
         graph: The region's.
         snapshot: What the call began with.
-        how: How it was compiled.
+        compile_spec: How it was compiled.
         needs_grad: Positions of the inputs that required a gradient.
         is_plain: The graph is one of plain operators.
 
@@ -127,8 +132,8 @@ def capture(
         raise Unkeepable(f"an input of type {odd}")
     # A size that is an input was a symbol; compiled with static sizes, it is another program.
     if any(type(v) is int for v in snapshot.inputs):  # sizes
-        how = replace(how, dynamic=True)
-    return CapturedRegion(module, inputs, how, tuple(needs_grad), is_plain)
+        compile_spec = replace(compile_spec, dynamic=True)
+    return CapturedRegion(module, inputs, compile_spec, tuple(needs_grad), is_plain)
 
 
 def constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Any]]:

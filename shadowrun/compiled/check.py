@@ -1,7 +1,7 @@
-"""`compile_check()`: a function or model compiled, compared with itself in eager mode.
+"""Code that torch.compile compiles, checked graph by graph against eager.
 
-Where a graph does not compile or run, the node at fault is found by bisection: the shortest prefix of the graph that
-fails as the whole graph does, with one compilation for each halving.
+`compile_check` takes one function or model; `checked_torch_compile` takes whatever a program passes to torch.compile
+while it runs, and `compile_reports` reports on that.
 """
 
 from __future__ import annotations
@@ -10,113 +10,27 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.backend import CheckedBackend, GraphCase, Region, compile_graph
+from shadowrun.compiled.backend import CheckedBackend, GraphCase, Region
 from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.compiled.full_program import EagerResults, FullProgram, run_full_program
-from shadowrun.compiled.graph import node_origin, operator_name
-from shadowrun.compiled.localise import ALONE, TOGETHER, Culprit, Localisation, localise
-from shadowrun.compiled.outcome import CompileReport, CompileStage, RegionOutcome, RegionReport
-from shadowrun.compiled.probes import eager_values, isolated_node, prefix, tensor_nodes
+from shadowrun.compiled.graph import preserved_rng
+from shadowrun.compiled.localise import bisect_stages, failing_node, localise
+from shadowrun.compiled.outcome import OUTCOME_OF, CompileReport, CompileStage, RegionOutcome, RegionReport, error_text
 from shadowrun.compiled.program import GRADIENT, Program
 from shadowrun.compiled.repro import FaultyGraph
-from shadowrun.compiled.snapshot import preserved_rng
-from shadowrun.compiled.stage_bisect import OUTCOME_OF, bisect_stages, first_line
 from shadowrun.errors import UsageError
 from shadowrun.types import Cause, Status, Verdict
 
-if TYPE_CHECKING:
-    from torch import fx
-
-    from shadowrun.compiled.backend import Region
-    from shadowrun.compiled.probes import Probe
-
-__all__ = ["NO_SINGLE_GRAPH", "compile_check", "failing_node", "options_for", "region_reports"]
+__all__ = ["CompileCall", "checked_torch_compile", "compile_check", "compile_reports", "region_reports"]
 
 
-def failing_node(
-    region: Region,
-    compiler: Callable[..., Any],
-    *,
-    until: float = float("inf"),
-    on_progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
-) -> Localisation:
-    """Find the node that brings a region's exception in.
-
-    Args:
-        region: It; its first call that failed is known.
-        compiler: What cannot compile it.
-        until: `time.perf_counter()` at which no further compilation begins.
-        on_progress: Called with the current work, the compilations done, and at most how many there are.
-    """
-    with preserved_rng():
-        return _Search(region, compiler, until, on_progress).run()
-
-
-class _Search:
-    def __init__(self, region: Region, compiler: Any, until: float, on_progress: Any) -> None:
-        assert region.error is not None
-        assert region.failing is not None
-        self._graph, self._snapshot = region.graph, region.failing
-        self._stage, self._raised = region.error
-        self._compiler = compiler
-        self._until, self._on_progress = until, on_progress
-        self._began = time.perf_counter()
-        self._n = 0
-
-    def run(self) -> Localisation:
-        values = eager_values(self._graph, self._snapshot)
-        nodes = tensor_nodes(self._graph.module.graph, values)
-        good, bad = 0, len(nodes)
-        self._most = 2 + len(nodes).bit_length()
-        error: BaseException | None = None
-        while bad - good > 1 or error is None:
-            if time.perf_counter() >= self._until:
-                between = f"between {nodes[good].name} and {nodes[bad - 1].name}" if nodes else "unknown"
-                return self._ended((), complete=False, note=f"Out of time; the node that fails is {between}.")
-            # The whole graph first: without the writes to its inputs it may compile.
-            middle = bad if error is None else (good + bad) // 2
-            probe = prefix(self._graph, self._snapshot, values, nodes[:middle]) if nodes else None
-            raised = None if probe is None else self._fails(f"the first {middle} of {len(nodes)} nodes", probe)
-            if raised is not None:
-                bad, error = middle, raised
-            elif error is None:
-                return self._ended((), note="The graph's nodes compile without what it writes to its inputs.")
-            else:
-                good = middle
-        node = nodes[bad - 1]
-        by_itself = self._fails(f"{node.name} alone", isolated_node(self._graph, self._snapshot, values, node))
-        return self._ended((self._culprit(node, error, TOGETHER if by_itself is None else ALONE),))
-
-    def _fails(self, what: str, probe: Probe) -> BaseException | None:
-        """The exception, if it is of the same class and comes from the same stage."""
-        self._on_progress(what, self._n, self._most)
-        self._n += 1
-        stage = "compile"
-        try:
-            code = compile_graph(self._compiler, probe.graph.module, probe.snapshot.fresh())
-            stage = "runtime"
-            with torch.no_grad():
-                code(*probe.snapshot.fresh())
-        except Exception as error:
-            # A prefix may fail for another reason than the whole graph.
-            return error if stage == self._stage and type(error) is type(self._raised) else None
-        return None
-
-    def _culprit(self, node: fx.Node, error: BaseException, how: str) -> Culprit:
-        site, module = node_origin(node)
-        return Culprit(node.name, operator_name(node), site, module, how, first_line(error))
-
-    def _ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localisation:
-        return Localisation(culprits, complete, time.perf_counter() - self._began, self._n, note)
-
-
-NO_SINGLE_GRAPH = (
+_NO_SINGLE_GRAPH = (
     "No graph of plain operators deviates by itself: look at what the backend does to Dynamo's own graphs, or to "
     "forward and backward together."
 )
@@ -178,7 +92,7 @@ def compile_check(
         raise UsageError(
             f"compile_check() takes a function or a module, not {type(function).__name__}.", slug="no-function"
         )
-    chosen = options_for(backend, options)
+    chosen = _options_for(backend, options)
     until = time.perf_counter() + time_limit_s
     # The check must leave the program's random stream as it is, and the user's modes must not see its operators.
     with preserved_rng(), torchcompile.no_modes():
@@ -189,7 +103,7 @@ def compile_check(
     return replace(report, allow_unverified=allow_unverified)
 
 
-def options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
+def _options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The user's options, and those without which a comparison means nothing."""
     # Inductor's own random numbers differ from eager's: without `fallback_random` nothing random could be compared.
     return {**(_SAME_DRAWS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
@@ -215,7 +129,7 @@ class _Check:
             self._expected = EagerResults(program)
         except Exception as error:
             raise UsageError(
-                f"{program.name} fails without compiling too: {first_line(error)}", slug="fails-in-eager"
+                f"{program.name} fails without compiling too: {error_text(error)}", slug="fails-in-eager"
             ) from error
 
     def run(self, until: float, *, ladder: bool, on_progress: Progress) -> CompileReport:
@@ -228,6 +142,7 @@ class _Check:
         notes = []
         with steps("each graph"), torchcompile.fresh_dynamo():
             error = self._regions(checked)
+            # Where the program as a whole failed too, its report has the error already.
             if error and not whole.error:
                 notes.append(f"The graphs could not be checked one by one: {error}")
         with steps("search"):
@@ -247,7 +162,7 @@ class _Check:
                     Status.UNVERIFIED, Cause.RANDOMNESS, "draws in another order", whole.verdict.evidence
                 )
             else:
-                notes.append(NO_SINGLE_GRAPH)
+                notes.append(_NO_SINGLE_GRAPH)
         outcome = self._outcome(whole, reports)
         stages: tuple[CompileStage, ...] = ()
         wrong = outcome in (RegionOutcome.COMPILE_ERROR, RegionOutcome.RUNTIME_ERROR, RegionOutcome.MISMATCH)
@@ -286,7 +201,7 @@ class _Check:
         try:
             copied.run(self._compile(copied.function, checked))
         except Exception as error:
-            return first_line(error)
+            return error_text(error)
         return ""
 
     def _as_dynamo_made_them(self, until: float, on_progress: Progress) -> tuple[RegionReport, ...]:
@@ -327,14 +242,14 @@ class _Check:
         counted = [
             r for r in reports if whole.verdict.status is not Status.MATCH or r.verdict.cause is not Cause.HARNESS
         ]
-        found = [OUTCOME_OF[whole.verdict.status], *(r.outcome for r in counted)]
+        outcomes = [OUTCOME_OF[whole.verdict.status], *(r.outcome for r in counted)]
         if whole.storm:
-            found.append(RegionOutcome.RECOMPILE_STORM)
+            outcomes.append(RegionOutcome.RECOMPILE_STORM)
         if whole.breaks:
-            found.append(RegionOutcome.GRAPH_BREAK)
+            outcomes.append(RegionOutcome.GRAPH_BREAK)
         if whole.slower:
-            found.append(RegionOutcome.SLOWER)
-        return min(found, key=list(RegionOutcome).index)
+            outcomes.append(RegionOutcome.SLOWER)
+        return min(outcomes, key=list(RegionOutcome).index)
 
 
 class _Steps:
@@ -356,12 +271,13 @@ def _not_alone(report: RegionReport) -> RegionReport:
     """A graph that fails only when it is compiled by itself, as no user compiles it, is no failure of the backend's."""
     if not report.error:
         return report
+    # A view, for example, holds only for the layout that eager gave to its input.
     verdict = Verdict(Status.UNVERIFIED, Cause.HARNESS, "it does not compile by itself; the program as a whole does")
     return replace(report, outcome=RegionOutcome.UNVERIFIED, verdict=verdict, shown=None)
 
 
 def region_reports(
-    regions: list[Region], compiler: Any, *, until: float, on_progress: Progress, search: bool = True
+    regions: list[Region], compiler: Any, *, until: float, on_progress: Progress
 ) -> tuple[RegionReport, ...]:
     """What became of each region that the program called, with its wrong nodes.
 
@@ -371,7 +287,7 @@ def region_reports(
     bad = {r.number for r in regions if not r.is_whole and _is_bad(r)}
     reported = [r for r in regions if (r.n_calls or r.error) and not (r.is_whole and r.number in bad and _is_bad(r))]
     reported.sort(key=lambda r: (r.number, r.is_whole))
-    return tuple(_report(region, compiler, until, on_progress, search=search) for region in reported)
+    return tuple(_report(region, compiler, until, on_progress) for region in reported)
 
 
 def _is_bad(region: Region) -> bool:
@@ -385,7 +301,7 @@ def _in_gradients_only(case: GraphCase) -> bool:
     return bool(wrong) and all(name.startswith(GRADIENT) for name in wrong)
 
 
-def _report(region: Region, compiler: Any, until: float, on_progress: Progress, *, search: bool) -> RegionReport:
+def _report(region: Region, compiler: Any, until: float, on_progress: Progress) -> RegionReport:
     n_nodes = sum(n.op == "call_function" for n in region.graph.module.graph.nodes)
     worst = region.worst
     verdict = Verdict(Status.UNVERIFIED, explanation="never called") if worst is None else worst.verdict
@@ -393,7 +309,7 @@ def _report(region: Region, compiler: Any, until: float, on_progress: Progress, 
     if region.error is not None:
         stage, raised = region.error
         outcome = RegionOutcome.COMPILE_ERROR if stage == "compile" else RegionOutcome.RUNTIME_ERROR
-        error = first_line(raised)
+        error = error_text(raised)
     else:
         outcome = OUTCOME_OF[verdict.status]
     shown = None
@@ -403,14 +319,139 @@ def _report(region: Region, compiler: Any, until: float, on_progress: Progress, 
     elif worst is not None and deviates:
         shown = FaultyGraph(worst.graph, worst.snapshot)
     localised = None
-    if search:
-        try:
-            if region.failing is not None:
-                localised = failing_node(region, compiler, until=until, on_progress=on_progress)
-            elif worst is not None and deviates:
-                localised = localise(region, worst, compiler, until=until, on_progress=on_progress)
-        except Exception as failure:  # the finding itself stands
-            warnings.warn(f"The search in {region.name} failed: {first_line(failure)}", stacklevel=2)
+    try:
+        if region.failing is not None:
+            localised = failing_node(region, compiler, until=until, on_progress=on_progress)
+        elif worst is not None and deviates:
+            localised = localise(region, worst, compiler, until=until, on_progress=on_progress)
+    except Exception as failure:  # the finding itself stands
+        warnings.warn(f"The search in {region.name} failed: {error_text(failure)}", stacklevel=2)
     return RegionReport(
         region.name, outcome, verdict, region.compile_s, n_nodes, region.n_calls, error, localised, shown
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCall:
+    """One call of torch.compile.
+
+    Attributes:
+        name: What was compiled.
+        backend: How, as a reader knows it.
+        checked: Its graphs.
+        compile_spec: The same, to compile parts of it again.
+    """
+
+    name: str
+    backend: str
+    checked: CheckedBackend
+    compile_spec: CompileSpec
+
+
+@contextlib.contextmanager
+def checked_torch_compile(max_calls: int) -> Iterator[list[CompileCall]]:
+    """While inside, what torch.compile compiles is checked, and answered by eager.
+
+    Args:
+        max_calls: Calls to check of each graph; further calls only run eagerly.
+
+    Yields:
+        A list that gets one entry for each call of torch.compile.
+    """
+    calls: list[CompileCall] = []
+    original = torch.compile
+
+    def compile_checked(
+        model: Any = None,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        backend: Any = "inductor",
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        disable: bool = False,
+        **others: Any,
+    ) -> Any:
+        # `torch.compile(mode=...)` without a model returns a decorator.
+        if model is None:
+            given = dict(fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, **others)
+            return lambda function: compile_checked(function, disable=disable, **given)
+        if not disable:
+            compiler = torchcompile.resolve_backend(backend, mode, _options_for(backend, options), dynamic)
+            checked = CheckedBackend(compiler, max_calls, whole=True)
+            named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
+            compile_spec = CompileSpec.of(backend, mode, options, dynamic, compiler)
+            calls.append(CompileCall(_name(model), named + (f" mode={mode}" if mode else ""), checked, compile_spec))
+            backend = checked
+        # Mode and options are in `compiler`: torch would pass them on to the checking backend, which takes neither.
+        return original(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, disable=disable, **others)
+
+    torch.compile = compile_checked
+    try:
+        yield calls
+    finally:
+        torch.compile = original
+
+
+def compile_reports(
+    calls: list[CompileCall],
+    breaks: Mapping[str, int],
+    until: float,
+    on_progress: Progress,
+    *,
+    allow_unverified: bool = False,
+) -> list[CompileReport]:
+    """One report for each call of torch.compile whose result was called.
+
+    Args:
+        calls: What `checked_torch_compile` gave.
+        breaks: Graph breaks of the whole program; torch does not say in which call.
+        until: `time.perf_counter()` at which the search for wrong nodes ends.
+        on_progress: Called with the current work, the compilations done, and at most how many there are.
+        allow_unverified: What could not be verified is no failure.
+    """
+    reports = []
+    for one in calls:
+        # torch.compile compiles at the first call: what was never called has no graph.
+        if not one.checked.regions:
+            continue
+        regions = region_reports(one.checked.regions, one.checked.compiler, until=until, on_progress=on_progress)
+        if not regions:
+            continue
+        # Torch counts graph breaks for the process, not for a call of torch.compile: each report has them all.
+        outcomes = [r.outcome for r in regions] + ([RegionOutcome.GRAPH_BREAK] if breaks else [])
+        worst = min(outcomes, key=list(RegionOutcome).index)
+        verdict = min((r.verdict for r in regions), key=lambda v: (v.status is not Status.MISMATCH, v.cause is None))
+        unchecked = sum(r.n_unchecked for r in one.checked.regions)
+        notes = []
+        if unchecked:
+            notes.append(f"{unchecked} calls of its graphs only ran eagerly, since enough had been checked.")
+        by_name = {r.name: r.outcome for r in regions}
+        if any(r.is_whole and by_name.get(r.name) is RegionOutcome.MISMATCH for r in one.checked.regions):
+            notes.append(_NO_SINGLE_GRAPH)
+        if time.perf_counter() > until:
+            notes.append("Out of time: this is what is known so far.")
+        reports.append(
+            CompileReport(
+                one.name,
+                one.backend,
+                worst,
+                _whole(verdict),
+                regions,
+                breaks,
+                one.checked.n_graphs,
+                notes=tuple(notes),
+                compile_spec=one.compile_spec,
+                allow_unverified=allow_unverified,
+            )
+        )
+    return reports
+
+
+def _whole(verdict: Verdict) -> Verdict:
+    """The program as a whole ran with eager's results: only its graphs are judged."""
+    return Verdict(verdict.status, verdict.cause, "judged graph by graph")
+
+
+def _name(model: Callable[..., Any]) -> str:
+    return str(getattr(model, "__qualname__", type(model).__name__))

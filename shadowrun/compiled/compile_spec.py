@@ -62,13 +62,13 @@ class CompileSpec:
             return cls(backend, module, False, True, mode, *_plain(given, dynamic), compiler)
         name, module = str(getattr(backend, "__qualname__", backend)), str(getattr(backend, "__module__", ""))
         # A script can import neither from `__main__` nor a nested function.
-        found = module != "__main__" and getattr(sys.modules.get(module), name, None) is backend
-        return cls(name, module, True, found, mode, *_plain(given, dynamic), compiler)
+        importable = module != "__main__" and getattr(sys.modules.get(module), name, None) is backend
+        return cls(name, module, True, importable, mode, *_plain(given, dynamic), compiler)
 
     @classmethod
-    def asked(cls, asked: CompileRequest) -> CompileSpec:
+    def from_request(cls, request: CompileRequest) -> CompileSpec:
         """From what Dynamo calls."""
-        return cls.of(asked.backend, asked.mode, asked.options, asked.dynamic, asked.wrapper)
+        return cls.of(request.backend, request.mode, request.options, request.dynamic, request.wrapper)
 
     @classmethod
     def by_inductor(cls, options: Mapping[str, Any]) -> CompileSpec:
@@ -84,7 +84,7 @@ class CompileSpec:
         """
         try:
             read = json.loads(text)
-            how = cls(
+            compile_spec = cls(
                 str(read["name"]),
                 str(read["module"]),
                 bool(read["is_function"]),
@@ -96,12 +96,15 @@ class CompileSpec:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(repr(error)) from None
-        names = [*how.module.split("."), *([how.name] if how.is_function and how.importable else [])]
-        if how.module and not all(n.isidentifier() and not keyword.iskeyword(n) for n in names):
-            raise ValueError(f"{how.module} {how.name}")  # it would become a line of a script
-        if not all(isinstance(v, _PLAIN) for v in how.options.values()):
+        names = [
+            *compile_spec.module.split("."),
+            *([compile_spec.name] if compile_spec.is_function and compile_spec.importable else []),
+        ]
+        if compile_spec.module and not all(n.isidentifier() and not keyword.iskeyword(n) for n in names):
+            raise ValueError(f"{compile_spec.module} {compile_spec.name}")  # it would become a line of a script
+        if not all(isinstance(v, _PLAIN) for v in compile_spec.options.values()):
             raise ValueError("options")
-        return how
+        return compile_spec
 
     @property
     def label(self) -> str:
@@ -130,7 +133,7 @@ class CompileSpec:
         """This spec as far as a file may ask for it.
 
         Args:
-            allowed: What a person named.
+            allowed: What the user named.
 
         Raises:
             UsageError: It would import a module that the user did not name, or there is no such mode.
@@ -139,18 +142,19 @@ class CompileSpec:
         if (self.mode or "") not in words:
             raise UsageError(f"There is no mode {ascii(self.mode)[:80]} of torch.compile.", slug="no-repro")
         if not self.is_function and self.name in torchcompile.OWN_BACKENDS:
-            how = replace(self, module="")  # torch knows where it is
+            compile_spec = replace(self, module="")  # torch knows where it is
         elif self.module and allowed.has_module(self.module):
-            how = self
+            compile_spec = self
         else:
             module = ascii(self.module or "MODULE")[1:-1][:200]
             raise UsageError(
                 f"The backend {ascii(self.name)[:80]} is in module {module}, and only the data file names it, which "
-                "may be somebody else's: it is not imported. If you know what it is, name it: "
+                "may come from another person: it is not imported. If you know what it is, name it: "
                 f"--import {module} (in Python: allow=[{module!r}]).",
                 slug="module-refused",
             )
-        return how if allowed.modules else how._with_known_options()
+        # In the process that recorded the run the options are those of the program, not of a file.
+        return compile_spec if allowed.modules else compile_spec._with_known_options()
 
     def _with_known_options(self) -> CompileSpec:
         """The same with the options that a file may set: others name compilers, folders and remote caches."""
@@ -164,14 +168,16 @@ class CompileSpec:
             return self.compiler
         backend: Any = self.name
         if self.module:
+            # The import registers the name, or has the function; `from_file` has refused what only a file names.
             module = importlib.import_module(self.module)
             backend = getattr(module, self.name) if self.is_function else self.name
-        found: Callable[..., Any] = torchcompile.resolve_backend(backend, self.mode, self.options, self.dynamic)
-        return found
+        compiler: Callable[..., Any] = torchcompile.resolve_backend(backend, self.mode, self.options, self.dynamic)
+        return compiler
 
     def folder(self) -> Path | None:
         """Folder of a backend function's module, which a script has to import; None for an installed backend."""
         file = getattr(sys.modules.get(self.module), "__file__", None) if self.is_function else None
+        # The folder that has the top package: `a.b` is imported from the folder above `a`.
         return None if file is None else Path(file).parents[self.module.count(".")]
 
 

@@ -12,11 +12,10 @@ import torch
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.full_program import EagerResults
-from shadowrun.compiled.graph import Graph, copy_graph
+from shadowrun.compiled.graph import Graph, Snapshot, copy_graph, preserved_rng
 from shadowrun.compiled.probes import ValueRecorder, with_random_inputs
 from shadowrun.compiled.program import Copy, Program
 from shadowrun.compiled.rounding import perturbed
-from shadowrun.compiled.snapshot import Snapshot, preserved_rng
 from shadowrun.operators.case import exact_copy
 from shadowrun.torch_private import version_of
 
@@ -39,7 +38,7 @@ class DynamoGraphRun(Program):
     """A graph of Dynamo's on the inputs of one call.
 
     Args:
-        module: It.
+        module: The graph.
         args: Its inputs; copied, before the graph writes to them.
 
     Attributes:
@@ -50,6 +49,7 @@ class DynamoGraphRun(Program):
     """
 
     def __init__(self, module: fx.GraphModule, args: Sequence[Any]) -> None:
+        # Under no_grad the program computes no gradients, whatever its parameters ask for.
         wanted = torch.is_grad_enabled()
         self._needs_grad = {k for k, t in enumerate(args) if wanted and _differentiable(t)}
         super().__init__(module.forward, (), {}, train=bool(self._needs_grad))

@@ -19,10 +19,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from shadowrun.compiled import torchcompile
+from shadowrun.compiled.graph import cuda_is_used
 from shadowrun.compiled.judging import Errors, ReferenceRuns, judge
+from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.program import GRADIENT
-from shadowrun.compiled.snapshot import cuda_is_used
-from shadowrun.compiled.stage_bisect import first_line
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class EagerResults:
     """What a program computes eagerly, to judge compiled runs by.
 
     Args:
-        program: It.
+        program: The program.
 
     Attributes:
         draws: What it drew.
@@ -124,8 +124,8 @@ class EagerResults:
         both = [n for n in self._names if n in by_name]
 
         def named(values: Sequence[Value]) -> list[Value]:
-            found = dict(zip(self._names, values, strict=True))
-            return [found[n] for n in both]
+            by_name = dict(zip(self._names, values, strict=True))
+            return [by_name[n] for n in both]
 
         def truth() -> Sequence[Value] | None:
             values = self._program.truth(self.draws)
@@ -180,7 +180,7 @@ def run_full_program(
     """Compile a program, run it, and judge and time that.
 
     Args:
-        program: It.
+        program: The program.
         expected: What it computes eagerly.
         compiler: Takes a graph and inputs, returns a callable.
         compiled_by: `torch.compile` of a function with a backend.
@@ -188,6 +188,7 @@ def run_full_program(
     whole = FullProgram()
     made = []
 
+    # Dynamo calls its backend once for each graph that it makes, also for one that it makes anew.
     def count(module: Any, example: Any) -> Any:
         made.append(module)
         return compiler(module, example)
@@ -199,7 +200,7 @@ def run_full_program(
     try:
         names, actual = copied.run(compiled)
     except Exception as error:
-        whole.error, whole.raised = first_line(error), error
+        whole.error, whole.raised = error_text(error), error
         return whole
     finally:
         whole.n_graphs = len(made)

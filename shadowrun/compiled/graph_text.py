@@ -126,6 +126,7 @@ def from_text(text: str) -> fx.GraphModule:
                 raise ValueError(op)
             _check_name(name)
             given, named = tuple(_decode(args, known)), _decode(kwargs, known)
+            # Names of arguments become a part of a script too.
             for key in named:
                 _check_key(key)
             if op == "output":
@@ -133,9 +134,9 @@ def from_text(text: str) -> fx.GraphModule:
             elif op == "placeholder":
                 node = graph.placeholder(name)
             else:
-                found = _target(op, target)
-                given, named = _checked(op, found, given, named)
-                node = graph.create_node(op, found, given, named, name)
+                function = _target(op, target)
+                given, named = _checked(op, function, given, named)
+                node = graph.create_node(op, function, given, named, name)
             node.meta["place"] = (str(where[0]), str(where[1]))
             known[name] = node
         # A file may name a node before it is computed.
@@ -298,18 +299,18 @@ def _computes(name: str) -> bool:
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
     """Name to function: those of torch that may be overridden, and those on numbers and sizes; see `_computes`."""
-    found: dict[str, Any] = {f"torch.{name}": getattr(torch, name) for name in _FACTORIES}
-    found |= torchcompile.MODES_IN_GRAPHS
+    functions: dict[str, Any] = {f"torch.{name}": getattr(torch, name) for name in _FACTORIES}
+    functions |= torchcompile.MODES_IN_GRAPHS
     for names in torch.overrides.get_overridable_functions().values():
         for function in names:
             name = torch.overrides.resolve_name(function)
             if name is not None:
-                found.setdefault(name, function)
+                functions.setdefault(name, function)
     for module in (operator, math):
         for name in dir(module):
             if not name.startswith("_") and name not in _NOT_ON_VALUES and callable(getattr(module, name)):
-                found[f"{module.__name__}.{name}"] = getattr(module, name)
-    return found
+                functions[f"{module.__name__}.{name}"] = getattr(module, name)
+    return functions
 
 
 @functools.cache
@@ -353,7 +354,8 @@ def _decode(value: Any, known: dict[str, fx.Node]) -> Any:
         return slice(*(_decode(v, known) for v in content))
     if kind == "ellipsis":
         return ...
-    found = plain_json.decode(kind, content)
-    if isinstance(found, torch.device) and found.type == "meta":
+    decoded = plain_json.decode(kind, content)
+    # Meta tensors compute no values: nothing would be compared.
+    if isinstance(decoded, torch.device) and decoded.type == "meta":
         raise ValueError("a device without values")
-    return found
+    return decoded

@@ -58,18 +58,18 @@ def with_inductor_rng(module: fx.GraphModule) -> fx.GraphModule:
 def recorded_random_numbers() -> Iterator[list[torch.Tensor]]:
     """What graphs that `with_inductor_rng` gave draw inside, in order."""
     # Thread-local: two threads may run graphs at the same time.
-    before, _noting.found = _noting.found, []
+    before, _recording.numbers = _recording.numbers, []
     try:
-        yield _noting.found
+        yield _recording.numbers
     finally:
-        _noting.found = before
+        _recording.numbers = before
 
 
-class _Noting(threading.local):
-    found: list[torch.Tensor] | None = None
+class _Recording(threading.local):
+    numbers: list[torch.Tensor] | None = None
 
 
-_noting = _Noting()
+_recording = _Recording()
 
 
 def is_random_node(node: fx.Node) -> bool:
@@ -104,8 +104,8 @@ def _seed(device: torch.device) -> torch.Tensor:
 
 def _random(size: Sequence[int], seed: torch.Tensor, mode: str, **_: Any) -> torch.Tensor:
     drawn = _numbers(size, int(seed), mode)
-    if _noting.found is not None:
-        _noting.found.append(drawn)
+    if _recording.numbers is not None:
+        _recording.numbers.append(drawn)
     return drawn
 
 
@@ -122,6 +122,7 @@ def _numbers(size: Sequence[int], seed: int, mode: str) -> torch.Tensor:
 
 def _randint(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
     words = philox(int(seed), math.prod(size))
+    # As `randint64_cpu` in cpp_prefix.h: two words, and the remainder of their 64 bits.
     drawn = (words[0] | (words[1] << _HALF)) % np.uint64(high - low)
     return torch.from_numpy(drawn.astype(np.int64) + low).reshape(tuple(size))
 

@@ -130,7 +130,7 @@ def judge(
             for k, (a, e) in enumerate(zip(actual, expected, strict=True))
         ]
         actual, expected = [a for a, _ in both], [e for _, e in both]
-    found: list[JudgedResult] = []
+    judged: list[JudgedResult] = []
     open_ones: list[int] = []
     for k, (name, a, e) in enumerate(zip(names, actual, expected, strict=True)):
         try:
@@ -138,17 +138,17 @@ def judge(
             form = form_difference(a, e).partition("stride ")[0].rstrip(", ")
             if form:
                 verdict = Verdict(Status.MISMATCH, Cause.METADATA, form.partition(" ")[0], f"{name}: {form}")
-                found.append(JudgedResult(k, verdict, diff(name, a, e)))
+                judged.append(JudgedResult(k, verdict, diff(name, a, e)))
             elif not bits_equal(a, e):
                 open_ones.append(k)
         except Uncomparable as error:
-            found.append(JudgedResult(k, Verdict(Status.UNVERIFIED, None, str(error)), diff(name, None, None)))
-    found += _judge_by_reference(names, actual, expected, open_ones, runs)
-    if not found:
+            judged.append(JudgedResult(k, Verdict(Status.UNVERIFIED, None, str(error)), diff(name, None, None)))
+    judged += _judge_by_reference(names, actual, expected, open_ones, runs)
+    if not judged:
         return Verdict(Status.MATCH), ()
-    found.sort(key=lambda j: j.position)
-    worst = min(found, key=lambda j: (_ORDER[j.verdict.status], j.verdict.explanation != NEARER))
-    return worst.verdict, tuple(found)
+    judged.sort(key=lambda j: j.position)
+    worst = min(judged, key=lambda j: (_ORDER[j.verdict.status], j.verdict.explanation != NEARER))
+    return worst.verdict, tuple(judged)
 
 
 def _coarser(actual: Value, expected: Value) -> tuple[Value, Value]:
@@ -268,9 +268,11 @@ class _RoundingSpread:
         """Take the differences of one perturbed run into the spread."""
         perturbed = flat_values(drawn)
         if perturbed.numel() != self._eager.numel():
+            # Rounding decided the number of elements: none of them can be compared.
             self.truth.flips[:] = True
             return
         if self._eager.dtype not in FORMATS:
+            # Integers and bools have no rounding: what another rounding on the way changes is open.
             np.logical_or(self.truth.flips, perturbed.numpy() != self._eager.numpy(), out=self.truth.flips)
             return
         a, e = perturbed.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()

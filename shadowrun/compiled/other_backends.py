@@ -39,7 +39,7 @@ __all__ = [
     "RegionCounter",
     "TracedGraph",
     "counted_precompiled_calls",
-    "first_line",
+    "first_user_line",
     "graph_in_compilation",
     "observed_backends",
     "ops_are_compared",
@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 
+# File names of frames that run a graph: code that fx generates, and its interpreter. Seen on 2.11 and 2.13.
 _GENERATED = "<eval_with_key>"
 _INTERPRETER = fx.interpreter.__file__
 
@@ -205,7 +206,7 @@ class BackendRegion:
 
     Attributes:
         graph: As it was before.
-        how: How it was compiled.
+        compile_spec: How it was compiled.
         backend: The backend's name, as a reader knows it.
         plain: The graph is one of plain operators, not one of Dynamo's.
         line: First line of the user's code in it.
@@ -214,8 +215,13 @@ class BackendRegion:
         owner: The graph of Dynamo's that it is a part of; None if it is one, or not known.
     """
 
-    def __init__(self, graph: Graph, asked: CompileRequest, line: str) -> None:
-        self.graph, self.how, self.backend, self.line = graph, CompileSpec.asked(asked), asked.name, line
+    def __init__(self, graph: Graph, request: CompileRequest, line: str) -> None:
+        self.graph, self.compile_spec, self.backend, self.line = (
+            graph,
+            CompileSpec.from_request(request),
+            request.name,
+            line,
+        )
         self.plain = not isinstance(graph, TracedGraph)
         self.one_by_one = self.opaque = False
         self.owner = _compiling.owner
@@ -225,8 +231,8 @@ class CompiledDynamoGraph:
     """One of Dynamo's graphs that went through AOT autograd: what its regions, forward and backward, are parts of.
 
     Attributes:
-        module: It, before any decomposition.
-        how: How it was compiled.
+        module: The graph before any decomposition.
+        compile_spec: How it was compiled.
         backend: The backend's name, as a reader knows it.
         line: First line of the user's code in it.
         cuda_graphs: Its code may be a CUDA graph.
@@ -237,13 +243,13 @@ class CompiledDynamoGraph:
         seen: What was found wrong with it as a whole, to be recorded later.
     """
 
-    def __init__(self, module: fx.GraphModule, asked: CompileRequest) -> None:
-        self.line = first_line(module)
+    def __init__(self, module: fx.GraphModule, request: CompileRequest) -> None:
+        self.line = first_user_line(module)
         self.module = copy_graph(module)
         for node in self.module.graph.nodes:  # what else is known of it takes memory
             node.meta = {"place": node_origin(node)}
-        self.how, self.backend = CompileSpec.asked(asked), asked.name
-        self.cuda_graphs = torchcompile.uses_cuda_graphs(asked)
+        self.compile_spec, self.backend = CompileSpec.from_request(request), request.name
+        self.cuda_graphs = torchcompile.uses_cuda_graphs(request)
         self.n_checked, self.n_wrong, self.is_wrong = 0, 0, False
         self.drawn: list[torch.Tensor] | None = None
         self.seen: Any = None
@@ -275,15 +281,15 @@ def observed_backends(observer: BackendObserver) -> Iterator[None]:
         _observer = None
 
 
-def first_line(module: fx.GraphModule) -> str:
+def first_user_line(module: fx.GraphModule) -> str:
     """The first line of the user's code that a graph comes from, ``model.py:12 in forward``; empty if not known."""
     return next(filter(None, (user_line(node, outside=_TORCH) for node in module.graph.nodes)), "")
 
 
-def _wrap(module: fx.GraphModule, asked: CompileRequest, plain: bool) -> Callable[[Any], Any]:
+def _wrap(module: fx.GraphModule, request: CompileRequest, plain: bool) -> Callable[[Any], Any]:
     try:
         graph = Graph(module) if plain else TracedGraph(module)
-        made = BackendRegion(graph, asked, first_line(module))
+        made = BackendRegion(graph, request, first_user_line(module))
     # A failure here would end the user's compilation; the region is counted as not compared.
     except Exception as error:  # the program must not see it
         failed = f"shadowrun failed: {type(error).__name__}"
@@ -294,9 +300,9 @@ def _wrap(module: fx.GraphModule, asked: CompileRequest, plain: bool) -> Callabl
 
 
 @contextlib.contextmanager
-def _wrap_whole(module: fx.GraphModule, asked: CompileRequest) -> Iterator[Callable[[Any], Any]]:
+def _wrap_whole(module: fx.GraphModule, request: CompileRequest) -> Iterator[Callable[[Any], Any]]:
     try:
-        whole = CompiledDynamoGraph(module, asked)
+        whole = CompiledDynamoGraph(module, request)
     except Exception as error:  # the program must not see it
         if _observer is not None:
             _observer.not_seen(f"shadowrun failed: {type(error).__name__}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shadowrun.types import Status, Verdict
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shadowrun.compiled.repro import FaultyGraph
     from shadowrun.repro import Repro
 
-__all__ = ["CompileReport", "CompileStage", "RegionOutcome", "RegionReport"]
+__all__ = ["OUTCOME_OF", "CompileReport", "CompileStage", "RegionOutcome", "RegionReport", "error_text"]
 
 
 class RegionOutcome(enum.StrEnum):
@@ -34,6 +34,11 @@ class RegionOutcome(enum.StrEnum):
     OK = "ok"
 
 
+OUTCOME_OF: Final = {
+    Status.MATCH: RegionOutcome.OK,
+    Status.MISMATCH: RegionOutcome.MISMATCH,
+    Status.UNVERIFIED: RegionOutcome.UNVERIFIED,
+}
 _RAISED = (RegionOutcome.COMPILE_ERROR, RegionOutcome.RUNTIME_ERROR)
 
 
@@ -89,7 +94,7 @@ class CompileReport:
         outcome: The worst of all that was seen.
         verdict: On the program as a whole, compiled by the backend as it is.
         regions: Each graph, in the order in which they were made.
-        graph_breaks: Reasons, and how often.
+        graph_breaks: Reasons of graph breaks, and how often each occurred.
         n_graphs: Graphs that Dynamo made.
         n_recompiled: Graphs made anew for calls with the same inputs.
         error: Class and first line of what the program as a whole raised when compiled.
@@ -101,7 +106,7 @@ class CompileReport:
         errors: How far the results of the program that differ are from its float64 results; None where none differ, or
             float64 is not possible.
         seconds: What each step of the check took: the whole program, each graph, search, stages.
-        how: How it was compiled, to compile parts again.
+        compile_spec: How it was compiled, to compile parts again.
         allow_unverified: `ok` is True also where something could not be verified.
     """
 
@@ -121,12 +126,13 @@ class CompileReport:
     notes: tuple[str, ...] = ()
     errors: Errors | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    how: CompileSpec | None = field(default=None, repr=False, compare=False)
+    compile_spec: CompileSpec | None = field(default=None, repr=False, compare=False)
     allow_unverified: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether the compiled program is known to compute what eager does: graph breaks and slowness are no errors."""
+        # A gate that passes on what was never compared would be wrong in silence.
         if self.outcome is RegionOutcome.UNVERIFIED:
             return self.allow_unverified
         return not self.failed
@@ -153,6 +159,7 @@ class CompileReport:
         Raises:
             UsageError: The backend is a function that a script cannot import.
         """
+        # Imported here, since `repro` imports this module.
         from shadowrun.compiled.repro import write_repros
 
         return write_repros(self, Path(folder), time_limit_s=time_limit_s)
@@ -217,3 +224,11 @@ def _culprits(region: RegionReport) -> Iterator[str]:
     if localised.note:
         yield f"    {localised.note}"
     yield f"    (found with {localised.n_compiled} compilations in {localised.seconds:.1f} s)"
+
+
+def error_text(error: BaseException) -> str:
+    """``RuntimeError: the first line``."""
+    # Dynamo wraps what a backend raises.
+    cause = getattr(error, "inner_exception", None) or error
+    text = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {text}"[:300]

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from shadowrun.compiled.graph import Graph
+from shadowrun.compiled.graph import Graph, Snapshot, set_rng_state
 from shadowrun.compiled.rounding import is_random
-from shadowrun.compiled.snapshot import Snapshot, set_rng_state
 from shadowrun.operators.case import exact_copy
 from shadowrun.torch_private import schema_of
 
@@ -40,7 +39,7 @@ class Probe:
     """A graph to compile and judge.
 
     Attributes:
-        graph: It.
+        graph: The graph to compile.
         snapshot: What to run it on.
         origin: For each result, the name of the node (of the graph that was probed) that it belongs to.
     """
@@ -131,7 +130,7 @@ def call_probe(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any,
     Args:
         graph: Where the node is.
         snapshot: The random state.
-        node: It: of a tuple that it returns, the members that the graph uses are results.
+        node: The node; of a tuple that it returns, the members that the graph uses are results.
         args: Tensors become inputs.
         kwargs: The same by name.
     """
@@ -163,7 +162,7 @@ def with_random_inputs(
     """The graph with what eager drew as further inputs, and what it drew from as further results.
 
     Args:
-        graph: It.
+        graph: The graph that the probe is made of.
         snapshot: Its inputs.
         values: What its nodes return.
         drawn: The nodes that draw; where it is None, they are known by their operators.

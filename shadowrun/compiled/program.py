@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.compiled import torchcompile
-from shadowrun.compiled.graph import results_of
+from shadowrun.compiled.graph import cuda_is_used, results_of, rng_state, set_rng_state
 from shadowrun.compiled.rounding import Float64Mode, PerturbedRounding, RandomRecorder, RandomResults, perturbed
-from shadowrun.compiled.snapshot import cuda_is_used, rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +84,7 @@ class Program:
         """Results in float64; None where it does not run so."""
         try:
             whole = self.copy(wide=True)
+            # An operator may lack a float64 kernel, and a program may insist on its dtype: then there is no oracle.
             with Float64Mode(draws):
                 return whole.run()[1]
         except Exception:
@@ -121,23 +121,24 @@ class Copy:
         with torch.set_grad_enabled(self._train):
             called = self.function if function is None else function
             out = called(*self._args, **self._kwargs)
-            found = dict(_tensors("output", out))
+            results = dict(_tensors("output", out))
             if self._train:
-                found |= self._gradients(found)
+                results |= self._gradients(results)
         for name, t in self._state():
-            found[name] = t
+            results[name] = t
             if t.grad is not None and t.is_leaf:
-                found[f"{name}.grad"] = t.grad
-        return tuple(found), tuple(results_of([*found.values()]))
+                results[f"{name}.grad"] = t.grad
+        return tuple(results), tuple(results_of([*results.values()]))
 
     def seconds(self, function: Callable[..., Any]) -> float:
         """Time of one run, forward and backward."""
         began = time.perf_counter()
         with torch.set_grad_enabled(self._train):
-            found = dict(_tensors("output", function(*self._args, **self._kwargs)))
+            outputs = dict(_tensors("output", function(*self._args, **self._kwargs)))
             if self._train:
-                self._gradients(found)
+                self._gradients(outputs)
         if cuda_is_used():
+            # Kernels run asynchronously: without the wait their launches would be timed.
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
@@ -153,31 +154,32 @@ class Copy:
                     t.data = perturbed(t.data, generator)
                     t.grad = None if grad is None else perturbed(grad, generator)
 
-    def _gradients(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        outputs = [t for t in found.values() if t.requires_grad]
+    def _gradients(self, results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        outputs = [t for t in results.values() if t.requires_grad]
         wanted = [(name, t) for name, t in self._state() if t.requires_grad]
         if not outputs or not wanted:
             return {}
         along = _directions(outputs)
         try:
             with _without_autocast():
+                # Not `backward()`: the gradients that the program keeps in `.grad` are a part of the compared state.
                 grads = torch.autograd.grad(outputs, [t for _, t in wanted], along, allow_unused=True)
         except RuntimeError as error:
             if "second time" in str(error):  # the function called `backward` itself: its gradients are in `.grad`
                 return {}
             raise
-        found = {}
+        gradients = {}
         for (name, _), g in zip(wanted, grads, strict=True):
             if isinstance(g, torch.Tensor):  # None where it does not depend on it
-                found[f"{GRADIENT}{name}"] = g
-        return found
+                gradients[f"{GRADIENT}{name}"] = g
+        return gradients
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
         return _state(self.function, (*self._args, *self._kwargs.values()))
 
 
 def _directions(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The very same for every run: of numbers that each dtype has, and no draws of the program's."""
+    """Directions of the gradients, the same in each run; they move no random generator of the program."""
     generator = torch.Generator().manual_seed(0x5EED)
     with torchcompile.no_modes():
         # Numbers of bfloat16 are exact in every floating dtype, so float64 and 16-bit runs get the same direction.
@@ -211,6 +213,7 @@ def _named(holder: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from holder.named_parameters()
         yield from holder.named_buffers()
     elif isinstance(holder, torch.optim.Optimizer):
+        # An optimizer holds its parameters without names.
         parameters = [p for group in holder.param_groups for p in group["params"]]
         for i, p in enumerate(parameters):
             yield f"parameter {i}", p
@@ -237,11 +240,13 @@ def _holders(function: Any) -> Iterator[Any]:
 
 def _own(function: Any, memo: dict[int, Any]) -> Any:
     """A function with copies of the state that it refers to."""
+    # `deepcopy` returns a function itself, with the very model that it has captured.
     if not isinstance(function, types.FunctionType):
         return _copied(function, memo)
     cells = tuple(types.CellType(_copied(c.cell_contents, memo)) for c in function.__closure__ or ())
     met: dict[str, Any] = {n: function.__globals__.get(n) for n in function.__code__.co_names}
     state = {n: v for n, v in met.items() if isinstance(v, _STATE)}
+    # Only where a global is state: a copied namespace does not see what the module assigns later.
     spaces = {**function.__globals__, **{n: _copied(v, memo) for n, v in state.items()}} if state else None
     if not cells and spaces is None:
         return function
@@ -252,6 +257,7 @@ def _own(function: Any, memo: dict[int, Any]) -> Any:
         function.__defaults__,
         cells or None,
     )
+    # The constructor takes these from Python 3.13 on.
     made.__kwdefaults__ = function.__kwdefaults__
     return made
 

@@ -21,19 +21,18 @@ from shadowrun.compiled import other_backends, torchcompile, torchregions
 from shadowrun.compiled.captured import capture
 from shadowrun.compiled.compile_spec import INDUCTOR, CompileSpec
 from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
-from shadowrun.compiled.graph import Graph, copy_graph, node_origin, without_layouts
+from shadowrun.compiled.graph import Graph, Snapshot, copy_graph, nbytes, node_origin, preserved_rng, without_layouts
 from shadowrun.compiled.inductor_rng import recorded_random_numbers, with_inductor_rng
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.other_backends import (
     CompiledDynamoGraph,
     OpTracker,
-    first_line,
+    first_user_line,
     graph_in_compilation,
     ops_are_compared,
     without_shadow_mode,
 )
 from shadowrun.compiled.rounding import RandomResults
-from shadowrun.compiled.snapshot import Snapshot, nbytes, preserved_rng
 from shadowrun.intercept import higher_order
 from shadowrun.intercept.plan import Action, OpKind, OpPlan
 from shadowrun.replay.call import Call, Role, Treatment
@@ -77,7 +76,7 @@ class _Region:
     held: Any
     plan: OpPlan
     graph: Graph | None
-    how: CompileSpec
+    compile_spec: CompileSpec
     is_plain: bool = True
     owner: CompiledDynamoGraph | None = None
 
@@ -128,6 +127,7 @@ class Regions:
         """Let regions pass."""
         wrapping, self._wrapping = self._wrapping, None
         if wrapping is not None:
+            # What waited for the verdicts of its regions: none will come any more.
             for whole in self._wholes.values():
                 self._record_as_whole(whole)
             higher_order.observe_regions(None)
@@ -238,7 +238,7 @@ class Regions:
             region = self._known.get(id(whole))
             if region is None:
                 graph = Graph(whole.module)
-                made = _Region(whole, self._plan(), graph, whole.how, is_plain=False)
+                made = _Region(whole, self._plan(), graph, whole.compile_spec, is_plain=False)
                 region = self._new(made, whole.backend, whole.line)
         context = self._context(_Begun(region, origin, list(snapshot.inputs), "", None))
         self._recorder.verdict(context, verdict, tuple(j.diff for j in judged))
@@ -252,9 +252,9 @@ class Regions:
         self.not_seen()
 
     def _made(self, module: fx.GraphModule) -> Callable[[Any], None]:
-        """Keep a graph as it is before Inductor's passes: what they get wrong would else be on both sides."""
+        """Keep a graph as it is before Inductor's passes: on a later copy, their errors would be on both sides."""
         try:
-            line, whole = first_line(module), copy_graph(module)
+            line, whole = first_user_line(module), copy_graph(module)
             for node in whole.graph.nodes:  # what else is known of it takes memory
                 node.meta = {"place": node_origin(node)}
         except Exception:  # not worth the user's program: torch's own copy will do
@@ -307,6 +307,7 @@ class Regions:
         draws = RandomResults()
         # On copies of the inputs: the program gets what the compiled code returned.
         eager = OpTracker()
+        # The eager run of the whole Dynamo graph has to draw the same numbers.
         with recorded_random_numbers() as drawn:
             names, expected = eager.run(lambda: graph.eager(snapshot.fresh(), draws))
         of = begun.region.owner
@@ -321,6 +322,7 @@ class Regions:
                 made.one_by_one = verdict == _EQUAL and not tracker.from_inside and tracker.names == eager.names
             if made.one_by_one:  # its operators were compared
                 return
+            # An autograd.Function of the backend: its backward never passes a compiler that is wrapped here.
             if any(isinstance(getattr(v, "grad_fn", None), torch.autograd.function.BackwardCFunction) for v in out):
                 self._recorder.skip(begun.region.plan.name, "", _OWN_BACKWARD)
         is_random = graph.is_random or (made is not None and bool(draws.kept))
@@ -349,9 +351,10 @@ class Regions:
             most = "nothing" if not room else f"{room / _MIB:.3g} MiB"
             return None, f"{NOT_KEPT}{needed / _MIB:.3g} MiB, where capture= has room for {most}"
         given = enumerate(begun.given)
+        # A graph of plain operators is below autograd: it computes no gradients.
         needs_grad = [k for k, t in given if isinstance(t, torch.Tensor) and t.requires_grad and not region.is_plain]
         try:
-            shown = capture(graph, snapshot, region.how, needs_grad=needs_grad, is_plain=region.is_plain)
+            shown = capture(graph, snapshot, region.compile_spec, needs_grad=needs_grad, is_plain=region.is_plain)
             written = [snapshot.inputs[k] for k in graph.written]
             kept = self._recorder.keep(region.plan, verdict, shown.arguments(), written)
         except Unkeepable as reason:
@@ -364,24 +367,24 @@ class Regions:
         return self._recorder.context(Call(begun.region.plan, tuple(begun.given), {}, _role(begun.given), begun.origin))
 
     def _of_inductor(self, code: Any) -> _Region:
-        found = self._known.get(id(code))
-        if found is None:
+        region = self._known.get(id(code))
+        if region is None:
             module = torchregions.graph_of(code)
             whole, line = (module, "") if module is None else _WHOLE.get(module, (module, ""))
             # The copy from before Inductor's passes: the one that torch keeps was made after them, and would hide their
             # errors.
             graph = None if whole is None else Graph(without_layouts(copy_graph(with_inductor_rng(whole))))
-            how = CompileSpec.by_inductor({} if module is None else _SETTINGS.get(module, {}))
+            compile_spec = CompileSpec.by_inductor({} if module is None else _SETTINGS.get(module, {}))
             of = None if module is None else _OWNERS.get(module)
-            found = self._new(_Region(code, self._plan(), graph, how, owner=of), INDUCTOR, line)
-        return found
+            region = self._new(_Region(code, self._plan(), graph, compile_spec, owner=of), INDUCTOR, line)
+        return region
 
     def _of_backend(self, made: BackendRegion) -> _Region:
-        found = self._known.get(id(made))
-        if found is None:
-            region = _Region(made, self._plan(), made.graph, made.how, made.plain, made.owner)
-            found = self._new(region, made.backend, made.line)
-        return found
+        region = self._known.get(id(made))
+        if region is None:
+            new = _Region(made, self._plan(), made.graph, made.compile_spec, made.plain, made.owner)
+            region = self._new(new, made.backend, made.line)
+        return region
 
     def _plan(self) -> OpPlan:
         n = len(self._known)

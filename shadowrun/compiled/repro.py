@@ -1,29 +1,42 @@
-"""Stand-alone scripts of compiled graphs: the node at fault, or as much of the graph as shows the fault."""
+"""Stand-alone scripts of compiled graphs: the node at fault, or as much of the graph as shows the fault.
+
+`write_repros` takes the report of a check, `write_region_script` a finding of a data file, whose region is searched
+for the operator at fault first. Both end in a `GraphScriptMaker`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import platform
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
 
-from shadowrun.compiled.backend import compile_graph, judge_probe
-from shadowrun.compiled.captured import constants_as_inputs
+from shadowrun.compiled import torchcompile
+from shadowrun.compiled.backend import GraphCase, Region, compile_graph, judge_probe
+from shadowrun.compiled.captured import CapturedRegion, constants_as_inputs
+from shadowrun.compiled.graph import Graph, Snapshot, preserved_rng
 from shadowrun.compiled.judging import allowed_differences
-from shadowrun.compiled.localise import ALONE
+from shadowrun.compiled.localise import ALONE, localise
+from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probes import Probe, call_probe, eager_values, prefix, tensor_nodes
 from shadowrun.compiled.rounding import RandomResults
-from shadowrun.compiled.snapshot import preserved_rng
 from shadowrun.errors import UsageError
+from shadowrun.intercept.op_allowlist import check_arguments
 from shadowrun.numerics.form import meta
+from shadowrun.replay.copies import tensors_in
+from shadowrun.repro.builder import run_story
+from shadowrun.repro.call_replayer import load_captured
 from shadowrun.repro.minimise import minimised
+from shadowrun.repro.platform_setup import check_harmless
 from shadowrun.repro.quoting import code, dotted_name, graph_function, joined
-from shadowrun.repro.script import Repro, ScriptSpec, publish, versions_text
+from shadowrun.repro.script import Repro, ReproOptions, ScriptSpec, publish, versions_text, write_new
 from shadowrun.store.captured_inputs import Unkeepable
 from shadowrun.types import Status
 
@@ -31,16 +44,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from shadowrun.analysis import Finding
     from shadowrun.compiled.compile_spec import CompileSpec
-    from shadowrun.compiled.graph import Graph
     from shadowrun.compiled.localise import Culprit
     from shadowrun.compiled.outcome import CompileReport, RegionReport
-    from shadowrun.compiled.snapshot import Snapshot
+    from shadowrun.store.datafile import DataFile
+    from shadowrun.types import OpRecord, RunInfo
 
-__all__ = ["FaultyGraph", "GraphScriptMaker", "graph_fields", "write_repros"]
+__all__ = ["FaultyGraph", "GraphScriptMaker", "graph_fields", "write_region_script", "write_repros"]
 
 _SCRIPT_LIMIT_S: Final = 300.0
 _MOST_LISTED: Final = 8
+_MOST_OTHERS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +82,11 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
     Raises:
         UsageError: A script cannot name the backend.
     """
-    how = report.how
+    compile_spec = report.compile_spec
     wanted = list(_wanted(report))
-    if how is None or not wanted:
+    if compile_spec is None or not wanted:
         return []
-    how.refuse_what_cannot_be_imported()
+    compile_spec.refuse_what_cannot_be_imported()
     made = []
     with preserved_rng():
         for k, (region, culprit) in enumerate(wanted, start=1):
@@ -79,7 +94,9 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
             place = folder / f"{k:02}-{what}-{region.outcome.replace(' ', '-')}"
             assert region.shown is not None
             seen = f"{report.name}, {region.name}"
-            maker = GraphScriptMaker(how, region.shown, culprit, name=region.name, seen=seen, error=region.error)
+            maker = GraphScriptMaker(
+                compile_spec, region.shown, culprit, name=region.name, seen=seen, error=region.error
+            )
             made.append(maker.write(place, time_limit_s))
     return made
 
@@ -99,7 +116,7 @@ class GraphScriptMaker:
     """Makes the script of one node, or of a graph as a whole.
 
     Args:
-        how: How it was compiled.
+        compile_spec: How it was compiled.
         shown: The graph, and inputs with which it deviates or fails.
         culprit: The node at fault; None for the graph as a whole.
         name: The graph's.
@@ -111,7 +128,7 @@ class GraphScriptMaker:
 
     def __init__(
         self,
-        how: CompileSpec,
+        compile_spec: CompileSpec,
         shown: FaultyGraph,
         culprit: Culprit | None,
         *,
@@ -121,7 +138,7 @@ class GraphScriptMaker:
         story: Sequence[str] = (),
         needs_grad: Sequence[int] = (),
     ) -> None:
-        self._how, self._culprit, self._name, self._seen = how, culprit, name, seen
+        self._how, self._culprit, self._name, self._seen = compile_spec, culprit, name, seen
         self._graph, self._snapshot = shown.graph, shown.snapshot
         self._error, self._more, self._needs_grad = error, tuple(story), tuple(needs_grad)
         self._notes: list[str] = []
@@ -172,6 +189,7 @@ class GraphScriptMaker:
         draws = RandomResults()
         _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
         actual = expected
+        # Without the backend on this machine eager stands for both: then each element has its own bound.
         if self._how.compiler is not None:
             with contextlib.suppress(Exception):  # then one bound for each element
                 compiled = compile_graph(self._how.compiler, probe.graph.module, probe.snapshot.fresh())
@@ -236,20 +254,29 @@ class GraphScriptMaker:
         return [*lines, "", "Exit status: 1 while the fault is there, 0 when it is gone."]
 
 
-def graph_fields(module: fx.GraphModule, how: CompileSpec, written: Sequence[int], *, raises: bool) -> dict[str, Any]:
+def graph_fields(
+    module: fx.GraphModule, compile_spec: CompileSpec, written: Sequence[int], *, raises: bool
+) -> dict[str, Any]:
     """What the script of a graph takes: the graph as code, its modules, and the arguments of `torch.compile`."""
     graph = graph_function(module)
     used = set(re.findall(r"\b[A-Za-z_]\w*", graph))
     setup = [code("from math import {}", dotted_name(name)) for name in ("inf", "nan") if name in used]
     setup += [code("from torch import device")] if "device" in used else []
-    if how.is_function:
-        setup.append(code("from {} import {} as backend", dotted_name(how.module), dotted_name(how.name)))
-    elif how.module and how.module.partition(".")[0] != "torch":
-        setup.append(code("import {}  # registers the backend", dotted_name(how.module)))
-    options = [code("backend={}", code("backend") if how.is_function else how.name), code("fullgraph=True")]
-    options += [code("mode={}", how.mode)] if how.mode else []
-    options += [code("options={}", how.options)] if how.options and not how.mode else []  # torch takes one of both
-    options += [code("dynamic={}", how.dynamic)] if how.dynamic is not None else []
+    if compile_spec.is_function:
+        setup.append(
+            code("from {} import {} as backend", dotted_name(compile_spec.module), dotted_name(compile_spec.name))
+        )
+    elif compile_spec.module and compile_spec.module.partition(".")[0] != "torch":
+        setup.append(code("import {}  # registers the backend", dotted_name(compile_spec.module)))
+    options = [
+        code("backend={}", code("backend") if compile_spec.is_function else compile_spec.name),
+        code("fullgraph=True"),
+    ]
+    options += [code("mode={}", compile_spec.mode)] if compile_spec.mode else []
+    options += (
+        [code("options={}", compile_spec.options)] if compile_spec.options and not compile_spec.mode else []
+    )  # torch takes one of both
+    options += [code("dynamic={}", compile_spec.dynamic)] if compile_spec.dynamic is not None else []
     return {
         "imports": tuple(name for name in ("math", "operator") if name in used),
         "setup": (joined(setup, "\n"),),
@@ -257,13 +284,13 @@ def graph_fields(module: fx.GraphModule, how: CompileSpec, written: Sequence[int
     }
 
 
-def _versions(how: CompileSpec) -> str:
+def _versions(compile_spec: CompileSpec) -> str:
     """The file of versions, with those of the backend's packages."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    for top in {how.module.partition(".")[0]} - {"", "torch"}:
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for top in {compile_spec.module.partition(".")[0]} - {"", "torch"}:
         for name in importlib.metadata.packages_distributions().get(top, ()):
-            found[name] = importlib.metadata.version(name)
-    return versions_text({"versions": found, "platform": platform.platform()})
+            versions[name] = importlib.metadata.version(name)
+    return versions_text({"versions": versions, "platform": platform.platform()})
 
 
 def _values(value: Any, values: dict[str, Any]) -> Any:
@@ -284,3 +311,164 @@ def _listed(given: list[Any]) -> str:
 
 def _shown(value: Any) -> str:
     return str(meta(value)) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def write_region_script(
+    data: DataFile, finding: Finding, record: OpRecord, directory: Path, options: ReproOptions
+) -> Repro:
+    """Write a script for a compiled region that is wrong.
+
+    Args:
+        data: The run's data file.
+        finding: The finding to show.
+        record: The call whose inputs were kept.
+        directory: Folder to write to; it is created if needed.
+        options: How to make it; the operator at fault is looked for in the time of the minimisation.
+
+    Raises:
+        UsageError: No script can show this finding.
+        DataFileError: What was kept cannot be read.
+        PlatformError: The simulated device would end or block this process, and only the file names it.
+    """
+    check_harmless(data.info, options.allowed)
+    region = CapturedRegion.read(load_captured(data, record), options.allowed)
+    region.compile_spec.refuse_what_cannot_be_imported()
+    # A comparison may be running: what is done here is none of its calls.
+    with torchcompile.no_modes(), preserved_rng():
+        search = _RegionSearch(region, finding.op, options.seconds, is_own=options.allowed.modules)
+        maker = GraphScriptMaker(
+            search.compile_spec,
+            search.shown,
+            search.culprit,
+            name=finding.op,
+            seen=_seen(finding, record),
+            story=(*run_story(data.info, finding.evidence), *search.others),
+            needs_grad=() if region.is_plain else region.needs_grad,
+        )
+        made = maker.write(directory, search.seconds_left())
+    # `write` has put the versions of this machine there; the finding was seen with those of the run.
+    versions = directory / "versions.json"
+    write_new(versions, _versions_of_run(data.info, versions.read_text(encoding="utf-8")))
+    return replace(made, notes=(*search.notes, *made.notes))
+
+
+class _RegionSearch:
+    """Looks for the operator at fault.
+
+    Attributes:
+        compile_spec: How the region was compiled, with what compiles so here, if it does.
+        shown: Its graph, and the inputs.
+        culprit: The first operator at fault; None where none was found.
+        others: A line on further ones.
+        notes: What a reader should know.
+    """
+
+    def __init__(self, region: CapturedRegion, name: str, seconds: float, *, is_own: bool) -> None:
+        self._until = time.monotonic() + seconds
+        graph = Graph(region.module)
+        # Such functions have no schema that says what they write to.
+        if not region.is_plain:  # functions of torch may write to any tensor
+            graph.written = tuple(k for k, v in enumerate(region.inputs) if isinstance(v, torch.Tensor))
+        self.shown = FaultyGraph(graph, Snapshot.take(region.inputs, graph.written))
+        # Compiled code checks neither indices nor sizes of memory, so a damaged file could crash the process.
+        _check_runs(self.shown, is_own=is_own)
+        self.compile_spec = region.compile_spec
+        self.notes: list[str] = []
+        self.others: list[str] = []
+        self.culprit: Culprit | None = None
+        if region.compile_spec.left_out:
+            self.notes.append(
+                f"a script cannot hold these options of the backend: {', '.join(region.compile_spec.left_out)}"
+            )
+        try:
+            self.compile_spec = replace(region.compile_spec, compiler=region.compile_spec.look_for_compiler())
+        except Exception as error:  # whatever importing it raises
+            where = (
+                f"; put the folder of {region.compile_spec.module} on PYTHONPATH"
+                if region.compile_spec.is_function
+                else ""
+            )
+            self.notes.append(f"nothing was minimised, the backend is not here: {error_text(error)}{where}")
+            return
+        # Without time for a search the script shows the whole graph.
+        if seconds:
+            self._look(name)
+
+    def seconds_left(self) -> float:
+        """For making inputs smaller."""
+        return max(0.0, self._until - time.monotonic())
+
+    def _look(self, name: str) -> None:
+        graph, snapshot, compiler = self.shown.graph, self.shown.snapshot, self.compile_spec.look_for_compiler()
+        try:
+            verdict, judged = judge_probe(compiler, Probe(graph, snapshot, graph.names()))
+            # The fault may need the code around the region, or another version of the backend.
+            if verdict.status is not Status.MISMATCH:
+                self.notes.append("the region compiled by itself is right here: nothing was minimised")
+                return
+            case = GraphCase(graph, snapshot, RandomResults(), verdict, judged)
+            until = time.perf_counter() + self.seconds_left()
+            localised = localise(Region(name, graph), case, compiler, until=until)
+        except Exception as error:  # the compiler's: the run of the script shows whether the fault is there
+            self.notes.append(f"nothing was minimised: {error_text(error)}")
+            return
+        if localised.note:
+            self.notes.append(localised.note)
+        if localised.culprits:
+            self.culprit = localised.culprits[0]
+        if len(localised.culprits) > 1:
+            names = ", ".join(f"{c.op} ({c.node})" for c in localised.culprits[1:_MOST_OTHERS])
+            more = len(localised.culprits) - _MOST_OTHERS
+            self.others.append(f"Also wrong there: {names}" + (f" and {more} more." if more > 0 else "."))
+
+
+class _Dense(fx.Interpreter):
+    """Runs a graph as long as its values are numbers and strided tensors.
+
+    Sparse and nested tensors find their values by indices, which operators believe and other tensors can share:
+    ``t_`` turns those of a detached alias around, too, which then lead out of its memory.
+    """
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, torch._ops.OpOverload):
+            check_arguments(target, args, kwargs)  # those that nodes computed have come now
+        return super().call_function(target, args, kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        for t in tensors_in((value,)):
+            if t.layout is not torch.strided or t.is_nested:
+                raise TypeError(f"{n.name} is {'nested' if t.is_nested else t.layout}: for a file, tensors are dense")
+        return value
+
+
+def _check_runs(shown: FaultyGraph, *, is_own: bool) -> None:
+    """Eager checks what compiled code may not: that a graph asks for memory that there is, at places that it has.
+
+    Raises:
+        UsageError: It raises.
+    """
+    try:
+        if is_own:
+            shown.graph.eager(shown.snapshot.fresh())
+        else:
+            inputs = shown.snapshot.fresh()
+            with torch.no_grad():
+                out = _Dense(shown.graph.module).run(*inputs, enable_io_processing=False)
+            shown.graph.values(out, inputs)
+    except Exception as error:  # whatever the file's graph does on the file's inputs
+        raise UsageError(
+            f"The graph does not run eagerly on its inputs: {error_text(error)}", slug="no-repro"
+        ) from None
+
+
+def _seen(finding: Finding, record: OpRecord) -> str:
+    call = record.call
+    return ", ".join(filter(None, (finding.op, f"call {call.seq}", call.module, str(call.phase), call.site)))
+
+
+def _versions_of_run(info: RunInfo, here: str) -> str:
+    """Versions of the run, and those of the backend here."""
+    content = json.loads(here)
+    content["versions"] |= {name: version for name, version in info.versions.items() if version}
+    return versions_text(content)

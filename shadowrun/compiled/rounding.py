@@ -89,6 +89,7 @@ class Float64Mode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_random(func, args, kwargs or {}):
+            # None where this run draws more often than the recorded one: then it draws itself.
             kept = next(self._draws, None)
             if kept is not None:
                 # An in-place random operator (`uniform_`) has to write the recorded numbers where it would have drawn.
@@ -161,6 +162,7 @@ def _computes(func: Any, args: Any, kwargs: Any) -> bool:
         return False
     inputs = [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, torch.Tensor)]
     name = str(func.name())  # type: ignore[no-untyped-call]
+    # A conversion rounds, though the operator table has it as a copy.
     return bool(inputs) and (name.startswith("aten::_to_copy") or ulp_bound(name, [t.dtype for t in inputs]) != 0)
 
 
@@ -195,7 +197,9 @@ def _writes(schema: Any, i: int) -> bool:
 
 def _widened(name: str, value: Any, *, keep: bool) -> Any:
     if isinstance(value, torch.dtype):
+        # A dtype among the arguments would round the result back to it.
         return _WIDE.get(value, value)
+    # Softmax takes this for 16-bit inputs only, and gets float64 here.
     if name == "half_to_float":
         return False
     if isinstance(value, torch.Tensor):

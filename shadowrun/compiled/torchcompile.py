@@ -23,7 +23,6 @@ __all__ = [
     "MODES_IN_GRAPHS",
     "OWN_BACKENDS",
     "CompileRequest",
-    "backend_names",
     "compiled_functions",
     "fresh_dynamo",
     "graph_breaks",
@@ -280,7 +279,7 @@ class CompileRequest(NamedTuple):
 class _Compiling(threading.local):
     """The backend at work in this thread, and whether it went through AOT autograd."""
 
-    asked: CompileRequest | None = None
+    request: CompileRequest | None = None
     split = False
 
 
@@ -325,16 +324,16 @@ def wrapped_backends(
         # Such a backend compiles nothing: its operators pass the comparison one by one.
         if _is_one_by_one(self):
             return original(self, module, inputs)  # type: ignore[no-untyped-call]
-        before = _compiling.asked, _compiling.split
-        asked = _asked(self)
-        _compiling.asked, _compiling.split = asked, False
+        before = _compiling.request, _compiling.split
+        request = _asked(self)
+        _compiling.request, _compiling.split = request, False
         try:
-            finish = wrap(module, asked, False)
-            with whole(module, asked) as finish_whole:
+            finish = wrap(module, request, False)
+            with whole(module, request) as finish_whole:
                 code: Any = original(self, module, inputs)  # type: ignore[no-untyped-call]
             return finish_whole(code) if _compiling.split else finish(code)
         finally:
-            _compiling.asked, _compiling.split = before
+            _compiling.request, _compiling.split = before
 
     @functools.wraps(original_inductor)
     def call_inductor(self: Any, module: Any, inputs: Any, **named: Any) -> Any:
@@ -344,14 +343,15 @@ def wrapped_backends(
         return finish(code)
 
     def wrapped(resolve_backend: Any) -> Any:
-        asked = _compiling.asked
-        if resolve_backend is None or asked is None or isinstance(resolve_backend, _of_inductor):
+        request = _compiling.request
+        if resolve_backend is None or request is None or isinstance(resolve_backend, _of_inductor):
             return resolve_backend  # Inductor's wraps its regions itself
 
         @functools.wraps(resolve_backend)
         def compile_graph(module: Any, inputs: Any) -> Any:
-            finish = wrap(module, asked, True)
+            finish = wrap(module, request, True)
             code = resolve_backend(module, inputs)
+            # Code of Inductor, reached through another backend: its region is wrapped there.
             return code if hasattr(code, "_wrap_compiled_regions") else finish(code)
 
         return compile_graph
@@ -388,11 +388,11 @@ def has_saved_tensor_hooks() -> bool:
     return _top_hooks is None or _top_hooks(True) is not None
 
 
-def uses_cuda_graphs(asked: CompileRequest) -> bool:
+def uses_cuda_graphs(request: CompileRequest) -> bool:
     """Whether a backend's code may be a CUDA graph, which another run would disturb. Seen on 2.11 and 2.13."""
     default = True if _triton is None else getattr(_triton, "cudagraphs", True)
-    known = bool(asked.options.get("triton.cudagraphs", default))
-    return known or asked.name == "cudagraphs" or asked.mode in ("reduce-overhead", "max-autotune")
+    known = bool(request.options.get("triton.cudagraphs", default))
+    return known or request.name == "cudagraphs" or request.mode in ("reduce-overhead", "max-autotune")
 
 
 def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
@@ -418,11 +418,6 @@ def _asked(wrapper: Any) -> CompileRequest:
     name, given = str(wrapper.compiler_name), wrapper.kwargs
     backend = name if _is_registered(wrapper) else wrapper.compiler_fn
     return CompileRequest(backend, name, given.get("mode"), given.get("options") or {}, wrapper.dynamic, wrapper)
-
-
-def backend_names() -> list[str]:
-    """Backends that have names."""
-    return list(torch.compiler.list_backends(exclude_tags=()))
 
 
 def module_of(resolve_backend: Compiler) -> str:

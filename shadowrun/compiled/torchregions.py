@@ -157,13 +157,14 @@ class _Graphs:
 
     def keep(self, code: Any, graph: fx.GraphModule) -> None:
         """Keep the graph that `code` was compiled from."""
+        # By identity: torch's class of compiled code has no hash.
         number = id(code)
         self._graphs[number] = weakref.ref(code, lambda _: self._graphs.pop(number, None)), graph
 
     def pop(self, code: Any) -> fx.GraphModule | None:
         """Give it away; None if there is none."""
-        found = self._graphs.pop(id(code), None)
-        return found[1] if found is not None and found[0]() is code else None
+        kept = self._graphs.pop(id(code), None)
+        return kept[1] if kept is not None and kept[0]() is code else None
 
 
 def _bare_copy(module: fx.GraphModule) -> fx.GraphModule | None:

@@ -1,7 +1,8 @@
 """Who made a call: module path, phase of the step, line of the user's code.
 
 * Modules: `nn.Module.__call__` is wrapped while a comparison runs, and keeps a stack of paths per thread
-  (4 µs per module call; module hooks cost four times that and change the order of gradients).
+  (4 µs per module call; module hooks cost four times that and change the order of gradients). The same wrapper calls
+  `outermost`, with which `comparison.steps` ends a step or a stretch at the next call of a model.
 * Line: the first frame outside torch and shadowrun (`call_sites.py`).
 * Phase: backward while autograd runs a node; optimizer if a frame of `torch.optim` is on the way.
 * Backward: a node carries the sequence number of its forward call, whose module and line it gets. Each thread counts
@@ -25,7 +26,7 @@ from shadowrun.native import core
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType, ModuleType
 
     from shadowrun.intercept.call_sites import FoundSite
@@ -92,7 +93,8 @@ class Attribution:
         following: Whether module calls are followed now: between `start` or `resume`, and `pause` or `stop`.
         call: What stands for `nn.Module.__call__` since `start`.
         unfollowed: Called where a thread that is not followed calls a module.
-        outermost: Called once, and forgotten, where the thread that started it next calls a module from outside of any.
+        outermost: Called with a module that the thread that started it calls from outside of any, followed or not; it
+            may call `pause` and `resume`. None: not asked.
         find_origin: ``find_origin(depth)``: module, phase and site of the operator call in hand; `depth` is the number
             of frames between its caller and the user's code that may be skipped.
         note_origin: ``note_origin(depth)``: remember the forward origin of a call that is not recorded, if autograd
@@ -111,7 +113,8 @@ class Attribution:
         self._original_call: Callable[..., Any] | None = None
         self.following = False
         self.unfollowed: Callable[[], None] = lambda: None
-        self.outermost: Callable[[], None] | None = None
+        self.outermost: Callable[[nn.Module], None] | None = None
+        self._inside = False
         self.find_origin: Callable[[int], Origin] = self._find_origin
         self.note_origin: Callable[[int], None] = self._note_origin
         self.native_origins = None if core is None else self._native_origins(core)
@@ -127,7 +130,7 @@ class Attribution:
             node=_autograd_node,
             number=_next_number,
             find=self._find_origin,
-            most_links=_MAX_LINKS,
+            max_links=_MAX_LINKS,
         )
         self.find_origin, self.note_origin = origins.find, origins.note
         return origins
@@ -144,12 +147,17 @@ class Attribution:
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             if is_compiling():  # Dynamo then leaves our wrapper out of the graph
                 return original(self, *args, **kwargs)  # type: ignore[unreachable, unused-ignore]
+            is_outermost = attribution.outermost is not None and attribution._begin_outermost(self)
+            # Asked after that: a step that ends here may pause it, or resume it.
             if not attribution.following:
                 try:
                     return original(self, *args, **kwargs)
                 except BaseException as error:
                     torch_compiler.drop_frames_of(error, code)
                     raise
+                finally:
+                    if is_outermost:
+                        attribution._inside = False
             # Threads may be inside the same module at once: each has a stack of its own.
             state = threads.state
             modules, above = state.modules, state.above
@@ -160,9 +168,6 @@ class Attribution:
             # This thread has no mode: its operators are not observed, and the report has to name it.
             elif not state.entered:
                 attribution.unfollowed()
-            elif not modules and attribution.outermost is not None and state is attribution._state:
-                begin, attribution.outermost = attribution.outermost, None
-                begin()
             known = paths.get(id(self))
             # An id may belong to a new module at the address of an old one: the weak reference decides.
             modules.append(known[1] if known is not None and known[0]() is self else path_of(self, modules))
@@ -178,6 +183,8 @@ class Attribution:
                 modules.pop()
                 if recomputing:
                     state.recomputing -= 1
+                if is_outermost:
+                    attribution._inside = False
 
         # Without this, each module inside a compiled one breaks the graph.
         torch_compiler.replace_module_call(__call__, original)
@@ -187,7 +194,23 @@ class Attribution:
         self._sites.module_call = __call__.__code__
         if self.native_origins is not None:
             self.native_origins.module_call = __call__.__code__
+        self._inside = False
         self.resume()
+
+    def _begin_outermost(self, module: nn.Module) -> bool:
+        """Call `outermost` if this call comes from outside of any module; returns whether it does."""
+        state = self._threads.state
+        # `modules` is kept while calls are followed, `_inside` where `outermost` was there when the call began.
+        if self._inside or state.modules or state is not self._state or _autograd_node() is not None:
+            return False
+        if self.outermost is not None:
+            self._inside = True
+            try:
+                self.outermost(module)
+            except BaseException:
+                self._inside = False
+                raise
+        return True
 
     def pause(self) -> None:
         """Let module calls pass until `resume`. To take the wrapper off and put it back takes more than 1 ms."""
@@ -259,6 +282,13 @@ class Attribution:
         except Exception:  # an origin is not worth the user's program
             return NOWHERE
         return module, _FORWARD, site
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All modules that were called, and those in them, with their paths."""
+        for reference, path in list(self._paths.values()):
+            module = reference()
+            if module is not None:
+                yield path, module
 
     def end_step(self) -> None:
         """Forget the forward calls of all steps but the last: their graphs have been used."""

@@ -41,7 +41,7 @@ _DEMO = _OWN + f"cli{os.sep}demo"
 _CELL = re.compile(r"<ipython-input-(\d+)-")
 _REACHED_FROM = " (first reached from "
 _NOWHERE: FoundSite = ("", False, None)
-_MOST = 100_000
+_MAX_SITES = 100_000
 
 
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -126,14 +126,14 @@ class Sites:
             own = _own_line(frame.f_back)
             site = f"{own} ({site.partition(_REACHED_FROM)[0]})" if own else site
         found = site, True, code
-        # A generator may go on below another caller.
+        # A generator may continue below another caller.
         # A debugger keeps its own function in `f_trace`: that one must stay.
         if frame.f_trace is None and not frame.f_code.co_flags & _GENERATORS and sys.gettrace() is None:
             frame.f_trace = Mark(found)
         return found
 
     def _new(self, code: CodeType, frame: FrameType) -> FoundSite:
-        if len(self.known) >= _MOST:  # a program that makes code as it goes
+        if len(self.known) >= _MAX_SITES:  # a program that makes code as it goes
             self.known.clear()
         site = _line(code, frame.f_lineno)
         # A library's line is the same for all its callers: the user's line that led here first is added.

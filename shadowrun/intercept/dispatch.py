@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
@@ -15,7 +15,10 @@ from shadowrun.intercept import higher_order, torchapi
 from shadowrun.intercept.plan import OpKind, OpPlan, make_plan
 from shadowrun.intercept.user_call import own_call
 
-__all__ = ["Observer", "ShadowMode", "dispatch_overhead_ns"]
+if TYPE_CHECKING:
+    from shadowrun.intercept.attribution import Attribution
+
+__all__ = ["ModeToggle", "Observer", "ShadowMode", "dispatch_overhead_ns"]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _planning = threading.Lock()
@@ -139,8 +142,8 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torchapi.asks_functions() and isinstance(func, torch._ops.OpOverload):
-            with torchapi.asking_nobody():  # a function mode of the user's must not see replays
+        if torchapi.has_function_mode() and isinstance(func, torch._ops.OpOverload):
+            with torchapi.without_function_modes():  # a function mode of the user's must not see replays
                 return self._handle(func, types, args, kwargs or {})
         return self._handle(func, types, args, kwargs or {})
 
@@ -206,6 +209,81 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
 
 if native.core is not None:
     native.core.install_dispatch_slot(ShadowMode)
+
+
+class ModeToggle:
+    """Puts the dispatch mode on the stack of the current thread, and takes it off.
+
+    Attributes:
+        on: Whether the mode is on the stack.
+        kept_out: Whether it could not be put back at least once, since the program had entered another mode.
+    """
+
+    def __init__(self, mode: ShadowMode, attribution: Attribution) -> None:
+        self._mode = mode
+        self._attribution = attribution
+        self._thread = threading.get_ident()
+        self._below: list[Any] = []
+        self.on = False
+        self.kept_out = False
+
+    def begin(self) -> None:
+        """Put the mode on top of the stack."""
+        self._mode.__enter__()
+        self.on = True
+
+    def end(self) -> None:
+        """Take the mode off finally."""
+        # The mode stack is thread-local: on another thread the mode stays on it, detached, and passes calls on.
+        if self._thread != threading.get_ident():
+            self._mode.detach()
+        elif self.on:
+            self._mode.__exit__(None, None, None)
+        self.on = False
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether the mode can be taken off: it is on top of the stack of this thread."""
+        return self.on and torchapi.top_mode() is self._mode and self._thread == threading.get_ident()
+
+    @property
+    def can_turn(self) -> bool:
+        """Whether the mode can be taken off or put back now."""
+        return self.can_leave if self.on else self._can_return
+
+    @property
+    def _can_return(self) -> bool:
+        # `__exit__` of a mode pops the top of the stack without a check. If the program entered a mode in between, its
+        # `__exit__` would pop ours.
+        return self._thread == threading.get_ident() and _same(torchapi.modes(), self._below)
+
+    def turn(self, wanted: bool) -> bool:
+        """Put the mode on or take it off, if possible.
+
+        Returns:
+            Whether the mode is on.
+        """
+        if wanted is self.on:
+            return self.on
+        if wanted:
+            self._return()
+        elif self.can_leave:
+            self._mode.__exit__(None, None, None)
+            self._attribution.pause()
+            self._below = torchapi.modes()
+            self.on = False
+        return self.on
+
+    def _return(self) -> None:
+        if not self._can_return:
+            self.kept_out = self.kept_out or self._thread == threading.get_ident()
+            return
+        self._attribution.resume()
+        self.begin()
+
+
+def _same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 def dispatch_overhead_ns() -> float:

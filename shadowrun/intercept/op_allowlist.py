@@ -183,8 +183,8 @@ _RESIZES = re.compile(r"aten::_?resize")
 _TRANSFORM = re.compile(r"aten::_fft_(c2c|c2r|r2c)")
 """They take dimensions as indices into memory; those of `torch.fft` count them from the front before."""
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
-_MOST_INT = 1 << 64
-_MOST_ELEMENTS = 1 << 28
+_MAX_INT = 1 << 64
+_MAX_ELEMENTS = 1 << 28
 """Of what is made from sizes alone: 2 GiB of float64."""
 _META = torch.device("meta")
 
@@ -296,7 +296,7 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 and _RESIZES.match(schema_of(func).name)
             ):
                 raise Refused(f"it does not check the indices of {argument.name} against another size")
-            if isinstance(one, int) and abs(one) > _MOST_INT:
+            if isinstance(one, int) and abs(one) > _MAX_INT:
                 raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
             if isinstance(one, torch.Tensor) and writes and argument.is_write and _overlaps_itself(one):
                 raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
@@ -366,10 +366,10 @@ def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         return
     try:
         made = func(*args, **{**kwargs, "device": _META})
-    except Exception:  # without a rule for forms, or wrong: the call itself will tell
+    except Exception:  # without a rule for forms, or wrong: the call itself then raises
         return
-    if any(isinstance(t, torch.Tensor) and _n_held(t) > _MOST_ELEMENTS for t in _flat([made])):
-        raise Refused(f"{func.name()} would make more than {_MOST_ELEMENTS} elements")  # type: ignore[no-untyped-call]
+    if any(isinstance(t, torch.Tensor) and _n_held(t) > _MAX_ELEMENTS for t in _flat([made])):
+        raise Refused(f"{func.name()} would make more than {_MAX_ELEMENTS} elements")  # type: ignore[no-untyped-call]
 
 
 def _n_held(t: torch.Tensor) -> int:

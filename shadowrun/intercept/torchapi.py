@@ -28,13 +28,12 @@ __all__ = [
     "HigherOrderOperator",
     "StorageWatch",
     "as_in_handler",
-    "asking_nobody",
-    "asks_functions",
     "autograd_node",
     "autograd_node_number",
     "decomposition",
     "functionalize_included",
     "has_autograd_kernel",
+    "has_function_mode",
     "in_infra_mode",
     "is_undefined_error",
     "modes",
@@ -55,6 +54,7 @@ __all__ = [
     "unrecorded",
     "unwrapped",
     "with_isolated_warnings",
+    "without_function_modes",
     "without_modes",
 ]
 
@@ -105,12 +105,12 @@ autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 # Seen on 2.11 and 2.13. How many modes lie below ours while our handler runs.
 n_modes_below = torch._C._len_torch_dispatch_stack
 
-# Seen on 2.11 and 2.13. Whether a `TorchFunctionMode` is on: torch asks it where the program calls torch and takes it
+# Seen on 2.11 and 2.13. Whether a `TorchFunctionMode` is on: torch calls it where the program calls torch and takes it
 # off during the call, so that in a handler one is on only where C++ called (TorchScript, `from_numpy`).
-asks_functions: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+has_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 
-# Seen on 2.11 and 2.13: no mode is asked about functions inside. Without it, such a mode sees replays.
-asking_nobody: Callable[[], Any] = torch._C.DisableTorchFunction
+# Seen on 2.11 and 2.13: no function mode is called inside. Without it, such a mode sees replays.
+without_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
 
 # Seen on 2.11 and 2.13: whether a profiler of the program records this thread (27 ns).
 profiling: Callable[[], bool] = optional(

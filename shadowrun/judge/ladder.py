@@ -92,7 +92,7 @@ def deciding(steps: Sequence[Step]) -> Rung | None:
 
 # The judge's own sentences (`Verdict.evidence`), by the rung that writes them.
 _EVIDENCE: Final = (
-    (Rung.TOLERANCE, r"(?:within|elements of .* beyond) rtol "),
+    (Rung.TOLERANCE, r"(?:within|beyond) rtol "),
     (Rung.SHORT_PRODUCT, r"are no neighbours of the sum of"),
     (Rung.LONG_PRODUCT, r"(?:without tf32 in its inputs|its inputs were rounded to tf32)"),
     (Rung.BIAS_OVER_CALLS, r"calls of this kind together are off"),

@@ -28,6 +28,11 @@ def differing(
 def context_key(
     index: int, device: torch.device, origin: tuple[str, str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]: ...
+def setup_digests(formats: tuple[tuple[int, int, int, int, float, bytes | None], ...], /) -> None: ...
+def digest(tensor: torch.Tensor, n_ladders: int, /) -> tuple[bytes, bytes, bytes, bytes] | None: ...
+def digest_memory(
+    address: int, n: int, n_rows: int, n_ladders: int, format: int, parts: int, instructions: str | None = None, /
+) -> tuple[bytes, bytes, bytes, bytes]: ...
 def keep_heap() -> None: ...
 def install_dispatch_slot(mode: type, /) -> None: ...
 
@@ -49,7 +54,7 @@ class Origins:
         node: Callable[[], Any],
         number: Callable[[], int],
         find: Callable[[int], Any],
-        most_links: int,
+        max_links: int,
     ) -> None: ...
     def find(self, depth: int, /) -> Any: ...
     def note(self, depth: int, /) -> None: ...
@@ -87,7 +92,7 @@ SEVERAL: int
 SILENT: int
 PASSING: int
 LONG: int
-MOST_WRITTEN: int
+MAX_WRITTEN: int
 
 class Handler:
     state: int

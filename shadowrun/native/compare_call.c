@@ -11,7 +11,7 @@ typedef struct {
     size_t n_bytes;
 } SrCopies;
 
-enum { COPIES_MOST_BYTES = 1 << 20, COMPARE_BYTES_PER_NS = 1000 }; /* the latter: see replay/memory.py */
+enum { COPIES_MAX_BYTES = 1 << 20, COMPARE_BYTES_PER_NS = 1000 }; /* the latter: see replay/memory.py */
 
 /* memcpy, which releases the GIL for many bytes. */
 static void copies_move(void *to, const void *from, size_t n) {
@@ -79,7 +79,7 @@ static sr_result copies_prepare(SrHandler *self, PyObject *tensor, int k, SrCopi
     for (int32_t d = 0; d < t.ndim; d++) {
         bytes *= (size_t)t.shape[d];
     }
-    if (bytes > COPIES_MOST_BYTES) { /* Python checks that memory for the copies is left */
+    if (bytes > COPIES_MAX_BYTES) { /* Python checks that memory for the copies is left */
         return SR_FALLBACK;
     }
     copies->at = (char *)t.data + t.byte_offset;
@@ -335,7 +335,7 @@ static PyObject *compare_run(SrHandler *self, SrCall *call, const SrCopies *copi
 
 sr_result sr_compare_call(SrHandler *self, SrCall *call, PyObject **out) {
     SrOperator *operator = call->operator;
-    SrCopies copies[SR_MOST_WRITTEN] = {{0}};
+    SrCopies copies[SR_MAX_WRITTEN] = {{0}};
     PyObject *replay_args = NULL;
     long long start = sr_clock_start(self);
     sr_result ready = compare_prepare(self, call, copies);

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CACHE_ROOM = 1024, CACHE_MOST_ROOM = 16384 }; /* powers of two; at most half of it is filled */
+enum { CACHE_ROOM = 1024, CACHE_MAX_ROOM = 16384 }; /* powers of two; at most half of it is filled */
 
 typedef struct {
     uint64_t hash;
-    PyObject **held; /* owned, up to a NULL; the bytes of the key are behind it. NULL: the slot is free */
+    PyObject **held; /* owned, up to a NULL; the bytes of the key come after it. NULL: the slot is free */
     const char *bytes;
     size_t length;
     long long number;
@@ -100,7 +100,7 @@ static int cache_grow(SrContextCache *cache) {
     if (2 * (cache->n + 1) <= cache->room) {
         return 1;
     }
-    int grows = cache->room < CACHE_MOST_ROOM; /* else all are dropped: such a program repeats few calls */
+    int grows = cache->room < CACHE_MAX_ROOM; /* else all are dropped: such a program repeats few calls */
     size_t room = grows ? 2 * cache->room : CACHE_ROOM;
     CacheItem *items = calloc(room, sizeof *items), *former = cache->items;
     if (items == NULL) {

@@ -1,7 +1,7 @@
 /* The key of a call's context: what the calls of one row in the data file have in common.
  *
  * Shapes, small integers, strings and the like become bytes. A value that is known by its identity (a type, a device)
- * is kept as an object behind them. Two keys are equal where those of recording/recorder.py are equal, except that True and
+ * is kept as an object after them. Two keys are equal where those of recording/recorder.py are equal, except that True and
  * 1 are two values here.
  */
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEY_MOST_ITEMS = 4, KEY_LARGEST_INTEGER = 1024 };
+enum { KEY_MAX_ITEMS = 4, KEY_LARGEST_INTEGER = 1024 };
 
 int sr_key_put(SrKey *key, const void *bytes, size_t n) {
     if (key->length + n > key->room) {
@@ -134,7 +134,7 @@ static int key_put_value(SrKey *key, PyObject *value, int depth) {
         if (key_put_tag(key, '[') || sr_key_put(key, &n, sizeof n)) {
             return -1;
         }
-        for (Py_ssize_t i = 0; i < n && i < KEY_MOST_ITEMS && i < PySequence_Fast_GET_SIZE(value); i++) {
+        for (Py_ssize_t i = 0; i < n && i < KEY_MAX_ITEMS && i < PySequence_Fast_GET_SIZE(value); i++) {
             PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
             int failed = key_put_value(key, item, depth + 1);
             Py_DECREF(item);

@@ -94,7 +94,7 @@ static inline PyObject *sr_slot(const PyObject *object, Py_ssize_t offset) {
     return *(PyObject *const *)((const char *)object + offset);
 }
 
-/* A name that is interned once, which PyObject_GetAttr finds fastest; the statement behind it runs where that fails. */
+/* A name that is interned once, which PyObject_GetAttr finds fastest; the statement after it runs where that fails. */
 #define SR_NAME(variable, text)                                                                                        \
     static PyObject *variable;                                                                                         \
     if (variable == NULL && (variable = PyUnicode_InternFromString(text)) == NULL)

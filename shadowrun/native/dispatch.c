@@ -226,7 +226,7 @@ static int dispatch_has_modes_below(SrHandler *self) {
 }
 
 /* Whether a TorchFunctionMode is on. */
-static int dispatch_asks_functions(SrHandler *self) {
+static int dispatch_has_function_mode(SrHandler *self) {
     PyObject *answer = PyObject_CallNoArgs(self->function_mode_on);
     Py_XDECREF(answer);
     return answer != Py_False;
@@ -267,7 +267,7 @@ static sr_result dispatch_try(SrHandler *self, PyObject *const *args, Py_ssize_t
     SrOperator *operator = sr_find_operator(self, args[0]);
     PyObject *types = args[1];
     if (operator == NULL || !(PyTuple_Check(types) || PyList_Check(types)) || !dispatch_all_plain(types) ||
-        dispatch_asks_functions(self)) { /* Python hides shadowrun's own calls from it */
+        dispatch_has_function_mode(self)) { /* Python hides shadowrun's own calls from it */
         return SR_FALLBACK;
     }
     SrCall call = {.operator = operator, .entered = sr_now_ns()};

@@ -21,7 +21,7 @@ enum {
     SR_N_ROUTES
 };
 
-enum { SR_MOST_WRITTEN = 4 };
+enum { SR_MAX_WRITTEN = 4 };
 
 /* What the fast paths need of an operator's plan. */
 typedef struct {
@@ -29,7 +29,7 @@ typedef struct {
     PyObject *skipped; /* tuple: the key under which calls without values are counted */
     int route, n_written;
     Py_ssize_t n_skipped; /* since the last `collect` */
-    int written[SR_MOST_WRITTEN]; /* positions of the arguments that it writes to */
+    int written[SR_MAX_WRITTEN]; /* positions of the arguments that it writes to */
 } SrOperator;
 
 typedef struct {

@@ -47,7 +47,7 @@ static PyObject *handler_learn(SrHandler *self, PyObject *args) {
                           &route, &PyTuple_Type, &written)) {
         return NULL;
     }
-    if (route < 0 || route >= SR_N_ROUTES || PyTuple_GET_SIZE(written) > SR_MOST_WRITTEN || 
+    if (route < 0 || route >= SR_N_ROUTES || PyTuple_GET_SIZE(written) > SR_MAX_WRITTEN || 
         PyTuple_GET_SIZE(skipped) != 3) {
         PyErr_SetString(PyExc_ValueError, "learn: no such route");
         return NULL;
@@ -263,7 +263,7 @@ int sr_add_handler_type(PyObject *module) {
     int failed = type == NULL || PyModule_AddObjectRef(module, "Handler", type);
 #define HANDLER_ADD(name) failed = failed || PyModule_AddIntConstant(module, #name, SR_##name);
     HANDLER_ADD(OFF) HANDLER_ADD(COMPARING) HANDLER_ADD(RECORDING) HANDLER_ADD(FRESH) HANDLER_ADD(IN_PLACE)
-    HANDLER_ADD(SEVERAL) HANDLER_ADD(SILENT) HANDLER_ADD(PASSING) HANDLER_ADD(LONG) HANDLER_ADD(MOST_WRITTEN)
+    HANDLER_ADD(SEVERAL) HANDLER_ADD(SILENT) HANDLER_ADD(PASSING) HANDLER_ADD(LONG) HANDLER_ADD(MAX_WRITTEN)
     Py_XDECREF(type);
     return failed ? -1 : 0;
 }

@@ -1,11 +1,12 @@
 /* The module `shadowrun.native._core`. */
 
 #include "core.h"
+#include "digest.h"
 
 #include <stdlib.h>
 #include <structmember.h>
 
-#define VERSION 17
+#define VERSION 18
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -46,8 +47,8 @@ static PyObject *module_keep_heap(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
 #ifdef __GLIBC__
-    enum { MOST_MAPPED = 32 << 20, HEADER = 64 << 10 };
-    void *volatile block = malloc(MOST_MAPPED - HEADER);
+    enum { MAX_MAPPED = 32 << 20, HEADER = 64 << 10 };
+    void *volatile block = malloc(MAX_MAPPED - HEADER);
     free(block);
 #endif
     Py_RETURN_NONE;
@@ -63,6 +64,9 @@ static PyMethodDef functions[] = {
     {"differing", (PyCFunction)(void (*)(void))sr_differing, METH_FASTCALL, NULL},
     {"context_key", (PyCFunction)(void (*)(void))sr_context_key, METH_FASTCALL, NULL},
     {"install_dispatch_slot", sr_install_dispatch_slot, METH_O, NULL},
+    {"setup_digests", sr_setup_digests, METH_O, NULL},
+    {"digest", (PyCFunction)(void (*)(void))sr_digest, METH_FASTCALL, NULL},
+    {"digest_memory", (PyCFunction)(void (*)(void))sr_digest_memory, METH_FASTCALL, NULL},
     {"keep_heap", (PyCFunction)module_keep_heap, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

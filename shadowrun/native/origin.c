@@ -36,7 +36,7 @@ struct SrOrigins {
     PyTypeObject *state_type;
     Py_ssize_t slots[N_SLOTS];     /* offsets in it */
     Py_ssize_t found_in_mark;  /* likewise */
-    Py_ssize_t most_links;
+    Py_ssize_t max_links;
     KnownSite sites[SITES_KEPT];
 };
 
@@ -210,7 +210,7 @@ static int origin_link_forward(SrOrigins *self, PyObject *state, PyObject *modul
     long long number;
     int same = origin_is_latest(self, state, &number), failed = same == 1 ? 0 : -1;
     PyObject *links = same == 0 ? origin_slot(self, state, LINKS) : NULL;
-    if (links != NULL && PyDict_Check(links) && PyDict_GET_SIZE(links) < self->most_links) {
+    if (links != NULL && PyDict_Check(links) && PyDict_GET_SIZE(links) < self->max_links) {
         /* The node of this very call already exists: its number is the one before the next. */
         PyObject *own = PyLong_FromLongLong(number - 1), *last = PyLong_FromLongLong(number);
         PyObject *link = own == NULL || last == NULL ? NULL : PyTuple_Pack(2, module, site);
@@ -388,12 +388,12 @@ static int origins_take(SrOrigins *self, PyObject *given) {
         return -1;                                                                                                     \
     }
     ORIGINS_FIELDS(ORIGINS_TAKE)
-    PyObject *most = PyDict_GetItemString(given, "most_links");
-    self->most_links = most == NULL ? -1 : PyLong_AsSsize_t(most);
+    PyObject *most = PyDict_GetItemString(given, "max_links");
+    self->max_links = most == NULL ? -1 : PyLong_AsSsize_t(most);
     if (PyErr_Occurred()) {
         return -1;
     }
-    if (self->most_links < 0 || !PyDict_Check(self->kinds) || !PyDict_Check(self->found) ||
+    if (self->max_links < 0 || !PyDict_Check(self->kinds) || !PyDict_Check(self->found) ||
         !PyTuple_Check(self->phases) || PyTuple_GET_SIZE(self->phases) != 3 || !PyType_Check(self->mark)) {
         PyErr_SetString(PyExc_TypeError, "Origins: an argument is of the wrong type");
         return -1;

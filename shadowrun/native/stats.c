@@ -178,7 +178,7 @@ PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
 
 /* From two plain tensors of one form, as nearly all are, to a finished TensorDiff. */
 
-enum { DIFF_N_META = 5, DIFF_N_FIELDS = 22, DIFF_MOST_FORMATS = 32 };
+enum { DIFF_N_META = 5, DIFF_N_FIELDS = 22, DIFF_MAX_FORMATS = 32 };
 
 /* In the order in which they are filled in below. */
 static const char *const diff_meta_fields[DIFF_N_META] = {"dtype", "shape", "stride", "device", "layout"};
@@ -202,7 +202,7 @@ typedef struct {
 } DiffFormat;
 
 static DiffClass diff_meta_class, diff_diff_class;
-static DiffFormat diff_formats[DIFF_MOST_FORMATS];
+static DiffFormat diff_formats[DIFF_MAX_FORMATS];
 static Py_ssize_t diff_n_formats;
 static PyObject *diff_cpu, *diff_strided, *diff_empty; /* strings */
 
@@ -249,7 +249,7 @@ static PyObject *diff_make(const DiffClass *class, PyObject **values, Py_ssize_t
  * code and bits, name, mantissa, and what `statistics` takes. */
 PyObject *sr_setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (n != 3 || !PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) > DIFF_MOST_FORMATS) {
+    if (n != 3 || !PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) > DIFF_MAX_FORMATS) {
         return sr_wrong_count("setup_diff");
     }
     if (!diff_learn_class(&diff_diff_class, args[0], diff_fields, DIFF_N_FIELDS) || !diff_learn_class(&diff_meta_class, args[1], diff_meta_fields, DIFF_N_META)) {

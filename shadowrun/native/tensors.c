@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { DLPACK_CPU = 1, DLPACK_COMPLEX = 5, MOST_FAILURES = 100, REST = 10000 };
+enum { DLPACK_CPU = 1, DLPACK_COMPLEX = 5, MAX_FAILURES = 100, REST = 10000 };
 
 typedef int (*DlpackFromObject)(void *object, SrTensor *out);
 
@@ -33,14 +33,14 @@ static int dlpack_failures, dlpack_rests; /* recent refusals of DLPack; calls fo
 /* A function of torch's stable C shim, given the address of an at::Tensor: 0, or an error. */
 typedef int32_t (*ShimAsk)(void *tensor, void *answer);
 
-enum { MOST_CODES = 128, MOST_DIMS = 64, SHIM_CPU = 0, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
+enum { MAX_CODES = 128, MAX_DIMS = 64, SHIM_CPU = 0, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
 
 static struct {
     Py_ssize_t offset; /* of the at::Tensor in its Python object; 0: unknown, the shim is not used */
     const void *kind;  /* address of the virtual table of plain tensors */
     ShimAsk n_dims, sizes, dtype, device;
-    PyObject *dtypes[MOST_CODES]; /* by torch's number; there is one each for the process */
-    char refused[MOST_CODES];     /* the dtypes that DLPack does not know */
+    PyObject *dtypes[MAX_CODES]; /* by torch's number; there is one each for the process */
+    char refused[MAX_CODES];     /* the dtypes that DLPack does not know */
 } shim;
 
 /* The at::Tensor of an ordinary dense tensor; NULL for others: some have no sizes, and the shim would print that to
@@ -80,7 +80,7 @@ PyObject *sr_setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     for (int i = 0; i < 4; i++) {
         memcpy(asks[i], &addresses[1 + i], sizeof(void *));
     }
-    for (int code = 0; code < MOST_CODES; code++) {
+    for (int code = 0; code < MAX_CODES; code++) {
         Py_CLEAR(shim.dtypes[code]);
     }
     shim.kind = *(void **)addresses[0];
@@ -99,14 +99,14 @@ int sr_shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes,
     void *asked = shim_tensor(tensor);
     int64_t answer;
     *sizes = NULL;
-    if (asked == NULL || shim_ask(shim.n_dims, asked, n_dims) || *n_dims < 0 || *n_dims > MOST_DIMS ||
+    if (asked == NULL || shim_ask(shim.n_dims, asked, n_dims) || *n_dims < 0 || *n_dims > MAX_DIMS ||
         shim_ask(shim.dtype, asked, &answer) || shim.sizes(asked, (void *)sizes) ||
         (*n_dims > 0 && (uintptr_t)*sizes < FIRST_PAGE)) {
         return 0;
     }
     int32_t code;
     memcpy(&code, &answer, sizeof code);
-    if (code < 0 || code >= MOST_CODES) {
+    if (code < 0 || code >= MAX_CODES) {
         return 0;
     }
     if (shim.dtypes[code] == NULL) {
@@ -171,25 +171,25 @@ PyObject *sr_dtype(PyObject *tensor) {
     return tensor_attribute(tensor, dtype_descriptor, dtype);
 }
 
-/* The number of a dense CPU tensor's dtype; -1 for others; MOST_CODES where the shim does not know it, and the layout is strided. */
+/* The number of a dense CPU tensor's dtype; -1 for others; MAX_CODES where the shim does not know it, and the layout is strided. */
 static int32_t tensor_dense_dtype(PyObject *value) {
     int32_t type, code;
     if (shim.offset != 0 && sr_is_tensor(value)) {
         void *asked = shim_tensor(value);
         int known = asked != NULL && shim.device(asked, &type) == 0 && shim.dtype(asked, &code) == 0;
-        return known && type == SHIM_CPU && code >= 0 && code < MOST_CODES ? code : -1;
+        return known && type == SHIM_CPU && code >= 0 && code < MAX_CODES ? code : -1;
     }
     SR_NAME(layout, "layout") { return -1; }
     PyObject *answer = tensor_attribute(value, layout_descriptor, layout);
     Py_XDECREF(answer); /* there is one object for each layout */
     PyErr_Clear();
-    return answer == strided ? MOST_CODES : -1;
+    return answer == strided ? MAX_CODES : -1;
 }
 
 /* Dense tensors on the CPU only: 1; 0 for others, and where DLPack does not know the dtype. */
 int sr_read_tensor(PyObject *value, SrTensor *found) {
     int32_t code = tensor_dense_dtype(value);
-    if (code < 0 || (code < MOST_CODES && shim.refused[code])) {
+    if (code < 0 || (code < MAX_CODES && shim.refused[code])) {
         return 0;
     }
     if (dlpack_rests > 0) {
@@ -198,9 +198,9 @@ int sr_read_tensor(PyObject *value, SrTensor *found) {
     }
     if (dlpack_from_object(value, found) != 0) {
         PyErr_Clear();
-        if (code < MOST_CODES) {
+        if (code < MAX_CODES) {
             shim.refused[code] = 1;
-        } else if (++dlpack_failures >= MOST_FAILURES) {
+        } else if (++dlpack_failures >= MAX_FAILURES) {
             dlpack_failures = 0, dlpack_rests = REST;
         }
         return 0;

@@ -45,11 +45,12 @@ FEW = 64 << 10
 much longer where other threads wait for it."""
 
 _free = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+# CDLL releases the GIL around each call, PyDLL holds it.
 _held = ctypes.PyDLL(_free._name, handle=_free._handle)
 _ARGUMENTS = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 memcmp, memcmp_with_gil = _free.memcmp, _held.memcmp
-"""``memcmp(left, right, n)``: 0 where all bytes are the same."""
+"""``memcmp(actual, expected, n)``: 0 where all bytes are the same."""
 memmove, memmove_with_gil = _free.memmove, _held.memmove
 """``memmove(to, from, n)``."""
 
@@ -65,9 +66,9 @@ class Uncomparable(ValueError):  # noqa: N818 (it is caught and becomes a status
 _STRIDED = torch.strided
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _NOT_PLAIN = _QUANTIZED | {torch.complex32, torch.complex64, torch.complex128}
-_FEW, _memcmp, _memcmp_with_gil = FEW, memcmp, memcmp_with_gil
 _PIECE = 1 << 17  # bytes
-_quickly_equal = native.plainly_equal  # a third of the time; False after few bytes are read
+_native_plainly_equal = native.plainly_equal  # a third of the time; False after few bytes are read
+# torch has no 16-byte integer; a copy of complex128 moves the bits unchanged too.
 _SAME_SIZE_INT = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -84,7 +85,7 @@ def bits_equal(actual: Value, expected: Value) -> bool:
     Raises:
         Uncomparable: For a layout or dtype whose bits cannot be reached.
     """
-    if _quickly_equal is not None and _quickly_equal(actual, expected):
+    if _native_plainly_equal is not None and _native_plainly_equal(actual, expected):
         return True
     if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)):
         return type(actual) is type(expected) and _scalar_bits(actual) == _scalar_bits(expected)
@@ -98,17 +99,17 @@ def bits_equal(actual: Value, expected: Value) -> bool:
             return False
         if not (actual.is_cpu and expected.is_cpu):
             return _elsewhere_equal(actual, expected)
-        left, right = actual.data_ptr(), expected.data_ptr()
+        actual_ptr, expected_ptr = actual.data_ptr(), expected.data_ptr()
         if (
             actual.is_contiguous()
             and expected.is_contiguous()
             # A null pointer is an empty tensor or a ZeroTensor, which has no memory.
-            and left
-            and right
+            and actual_ptr
+            and expected_ptr
             and actual.is_neg() is expected.is_neg()
             and actual.is_conj() is expected.is_conj()
         ):
-            return same_memory(left, right, actual.nbytes)
+            return same_memory(actual_ptr, expected_ptr, actual.nbytes)
         return _strided_equal(actual, expected)
     return _other_equal(actual, expected)
 
@@ -119,14 +120,14 @@ def _plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     For real, strided, contiguous tensors, which nearly all are: two thirds of the checks of `bits_equal`.
     """
     try:
-        left, right = actual.data_ptr(), expected.data_ptr()
+        actual_ptr, expected_ptr = actual.data_ptr(), expected.data_ptr()
     except RuntimeError:  # sparse or opaque: cheaper than to ask each tensor for its layout
         return False
     dtype = actual.dtype
     if (
         # A null pointer is an empty tensor or a ZeroTensor, which has no memory.
-        not left
-        or not right
+        not actual_ptr
+        or not expected_ptr
         or dtype is not expected.dtype
         or dtype in _NOT_PLAIN
         or not actual.is_cpu
@@ -138,16 +139,17 @@ def _plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
         or actual.is_neg() is not expected.is_neg()
     ):
         return False
+    # `same_memory` inline: without C, this is the hot path.
     n_bytes = actual.nbytes
-    return not (_memcmp_with_gil if n_bytes <= _FEW else _memcmp)(left, right, n_bytes)
+    return not (memcmp_with_gil if n_bytes <= FEW else memcmp)(actual_ptr, expected_ptr, n_bytes)
 
 
 plainly_equal = native.plainly_equal or _plainly_equal
 
 
-def same_memory(left: int, right: int, n_bytes: int) -> bool:
+def same_memory(actual: int, expected: int, n_bytes: int) -> bool:
     """Whether two places in memory hold the same bytes."""
-    return not (_memcmp_with_gil if n_bytes <= _FEW else _memcmp)(left, right, n_bytes)
+    return not (memcmp_with_gil if n_bytes <= FEW else memcmp)(actual, expected, n_bytes)
 
 
 def resolved(t: torch.Tensor) -> torch.Tensor:
@@ -183,39 +185,44 @@ def _strided_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
         actual, expected = resolved(actual), resolved(expected)
     try:
         # Integer views: copying then moves any bit pattern of any dtype, and needs no kernel for it.
-        left, right = _as_ints(actual), _as_ints(expected)
+        actual_ints, expected_ints = _as_ints(actual), _as_ints(expected)
         # Reading in the order of memory: a transposed tensor read row by row costs a cache line for each element.
         order = dense_order(actual)
         if order == dense_order(expected):
-            return _by_pieces(left.permute(order), right.permute(order))
-        return _copies_equal(left, right)
+            return _by_pieces(actual_ints.permute(order), expected_ints.permute(order))
+        return _copies_equal(actual_ints, expected_ints)
     except RuntimeError as error:
         raise Uncomparable(f"cannot read the memory of a {actual.dtype} tensor: {error}") from error
 
 
-def _by_pieces(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _by_pieces(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Compare two tensors that lie in memory in the same order, piece by piece: what is copied stays in the cache."""
-    pair = left.stride(), right.stride()
+    pair = actual.stride(), expected.stride()
     for d, strides in enumerate(zip(*pair, strict=True)):
         if strides == (0, 0):  # expanded on both sides: the same element again and again
-            left, right = left.narrow(d, 0, 1), right.narrow(d, 0, 1)
-    if left.nbytes <= _PIECE or (left.is_contiguous() and right.is_contiguous()):
-        return _copies_equal(left, right)
-    if left.shape[0] == 1:
-        return _by_pieces(left[0], right[0])
-    if left.nbytes > left.shape[0] * _PIECE or left.stride(-1) != 1 or right.stride(-1) != 1 or left.is_complex():
-        size = max(1, _PIECE * left.shape[0] // left.nbytes)
-        pieces = zip(torch.split(left, size), torch.split(right, size), strict=True)
+            actual, expected = actual.narrow(d, 0, 1), expected.narrow(d, 0, 1)
+    if actual.nbytes <= _PIECE or (actual.is_contiguous() and expected.is_contiguous()):
+        return _copies_equal(actual, expected)
+    if actual.shape[0] == 1:
+        return _by_pieces(actual[0], expected[0])
+    if (
+        actual.nbytes > actual.shape[0] * _PIECE
+        or actual.stride(-1) != 1
+        or expected.stride(-1) != 1
+        or actual.is_complex()
+    ):
+        size = max(1, _PIECE * actual.shape[0] // actual.nbytes)
+        pieces = zip(torch.split(actual, size), torch.split(expected, size), strict=True)
         return all(_by_pieces(x, y) for x, y in pieces)
     # Rows that lie in one piece, with gaps between them: numpy compares them where they lie.
-    rows = max(1, _PIECE * left.shape[0] // left.nbytes)
-    a, e = left.numpy(), right.numpy()
+    rows = max(1, _PIECE * actual.shape[0] // actual.nbytes)
+    a, e = actual.numpy(), expected.numpy()
     return all(bool((a[i : i + rows] == e[i : i + rows]).all()) for i in range(0, len(a), rows))
 
 
-def _copies_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
-    left, right = left.contiguous(), right.contiguous()
-    return same_memory(left.data_ptr(), right.data_ptr(), left.nbytes)
+def _copies_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    actual, expected = actual.contiguous(), expected.contiguous()
+    return same_memory(actual.data_ptr(), expected.data_ptr(), actual.nbytes)
 
 
 def _as_ints(t: torch.Tensor) -> torch.Tensor:
@@ -234,10 +241,12 @@ def _other_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     if actual.is_nested is not expected.is_nested:
         return False
     try:
-        left, right = _parts(actual), _parts(expected)
+        actual_parts, expected_parts = _parts(actual), _parts(expected)
     except (RuntimeError, NotImplementedError) as error:
         raise Uncomparable(f"cannot take a {actual.layout} {actual.dtype} tensor apart: {error}") from error
-    return len(left) == len(right) and all(bits_equal(a, e) for a, e in zip(left, right, strict=True))
+    return len(actual_parts) == len(expected_parts) and all(
+        bits_equal(a, e) for a, e in zip(actual_parts, expected_parts, strict=True)
+    )
 
 
 def _parts(t: torch.Tensor) -> list[Value]:

@@ -11,33 +11,37 @@ sign, and if the squares of the differences neither overflow nor underflow. Any 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowrun.native import core, tensors
 from shadowrun.numerics.bits import dense_order
 from shadowrun.numerics.elements import plain
-from shadowrun.numerics.form import Value, as_tensor, forms
-from shadowrun.numerics.native import format_of, native_diff, statistics
+from shadowrun.numerics.form import Value, as_tensor, dtype_name, forms
 from shadowrun.numerics.precision import FORMATS, FloatFormat, remaining_bits, ulp_distance
-from shadowrun.types import TensorDiff
+from shadowrun.types import TensorDiff, TensorMeta
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shadowrun.numerics.bits import Floats
 
-__all__ = ["CHUNK", "Totals", "diff"]
+__all__ = ["CHUNK", "NativeFormat", "Totals", "diff", "format_of", "native_diff"]
 
 CHUNK: Final = 32768
 """Elements compared together. `CHUNK` in native/stats_float.h has to agree: see the module's docstring."""
 
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_VANISHING: Final = {torch.float64: 1e-280}
-"""Mean square below which squares may have underflowed; 1e-30 for the other floats."""
+_INTEGERS: Final = frozenset(
+    getattr(torch, name) for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+)
+_DLPACK: Final = {torch.bool: 6, torch.bfloat16: 4}
+"""DLPack's codes of dtypes that are not signed (0), unsigned (1) or floating (2) numbers."""
 
 Ints = npt.NDArray[Any]
 
@@ -103,20 +107,20 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
     form_actual, form_expected, detail = forms(actual, expected)
     if actual is None or expected is None or form_actual.shape != form_expected.shape:
         return TensorDiff(name, form_actual, form_expected, detail=detail)
-    left, right = plain(as_tensor(actual)), plain(as_tensor(expected))
-    if left.shape != right.shape:
+    a, e = plain(as_tensor(actual)), plain(as_tensor(expected))
+    if a.shape != e.shape:
         return TensorDiff(name, form_actual, form_expected, detail=detail)
-    if left.dtype != right.dtype:
+    if a.dtype != e.dtype:
         # float64 holds the values of both dtypes, so the difference is that of the values.
-        left, right = left.to(torch.float64), right.to(torch.float64)
-    shape, n = left.shape, left.numel()
-    order = tuple(range(left.dim()))
-    if not (left.is_contiguous() and right.is_contiguous()):
+        a, e = a.to(torch.float64), e.to(torch.float64)
+    shape, n = a.shape, a.numel()
+    order = tuple(range(a.dim()))
+    if not (a.is_contiguous() and e.is_contiguous()):
         # In the order of memory, as the C loop; the index of the worst element is mapped back by `_index`.
-        order = dense_order(right)
-        left, right = left.permute(order).contiguous(), right.permute(order).contiguous()
-    fmt, form = FORMATS.get(left.dtype), format_of(left.dtype)
-    totals = _add_up(left.view(-1), right.view(-1), fmt) if form is None else Totals(*statistics(left, right, form))
+        order = dense_order(e)
+        a, e = a.permute(order).contiguous(), e.permute(order).contiguous()
+    fmt, form = FORMATS.get(a.dtype), format_of(a.dtype)
+    totals = _add_up(a.view(-1), e.view(-1), fmt) if form is None else Totals(*_native_statistics(a, e, form))
     return TensorDiff(
         name,
         form_actual,
@@ -140,6 +144,66 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
     )
 
 
+class NativeFormat(NamedTuple):
+    """A dtype in the form that native/stats.c takes.
+
+    Attributes:
+        name: Of the dtype; ``float8`` for all floats of 8 bits.
+        normal: Smallest positive normal number.
+        vanishing: Mean square below which squares may have underflowed.
+        signed: The format has a sign.
+        numbers: The 256 numbers of an 8-bit float format as float32, else None.
+    """
+
+    name: str
+    normal: float = 0.0
+    vanishing: float = 0.0
+    signed: bool = True
+    numbers: bytes | None = None
+
+
+@functools.cache
+def format_of(dtype: torch.dtype) -> NativeFormat | None:
+    """The format of a dtype; None where the C extension does not know it or is not built."""
+    if core is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    if dtype in _INTEGERS:
+        return NativeFormat(name)
+    fmt = FORMATS.get(dtype)
+    if fmt is None:
+        return None
+    if dtype.itemsize > 1:  # C widens these by itself; the 256 numbers of an 8-bit format come as a table
+        return NativeFormat(name, fmt.normal, fmt.vanishing)
+    numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy().tobytes()
+    return NativeFormat("float8", fmt.normal, fmt.vanishing, fmt.signed, numbers)
+
+
+def _native_statistics(actual: torch.Tensor, expected: torch.Tensor, form: NativeFormat) -> tuple[Any, ...]:
+    """Fields of `Totals`, in their order, for two contiguous tensors of one dtype."""
+    assert core is not None  # `format_of` returned a format
+    return core.statistics(actual.data_ptr(), expected.data_ptr(), actual.numel(), actual.nbytes, form)  # type: ignore[no-any-return]
+
+
+def _native_diff() -> Callable[[str, Value, Value], TensorDiff | None] | None:
+    if core is None or tensors.plainly_equal is None:
+        return None
+    # The table is handed to C once, so that no call looks up a dtype in Python.
+    known = []
+    for dtype in (*FORMATS, *_INTEGERS):
+        form, fmt = format_of(dtype), FORMATS.get(dtype)
+        # Formats with a table of numbers take the way through `_native_statistics`.
+        if form is not None and form.numbers is None:
+            code = _DLPACK.get(dtype, 2 if fmt is not None else 0 if dtype.is_signed else 1)
+            mantissa = -1 if fmt is None else fmt.mantissa
+            known.append((code, 8 * dtype.itemsize, dtype_name(dtype), mantissa, tuple(form)))
+    return core.diff if core.setup_diff(TensorDiff, TensorMeta, tuple(known)) else None
+
+
+native_diff = _native_diff()
+"""`diff` for plain tensors of the same form; it returns None for all others."""
+
+
 def _index(flat: int, shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     """Index of an element, given its position in memory and the order of the dimensions there, outermost first."""
     index = [0] * len(shape)
@@ -148,28 +212,28 @@ def _index(flat: int, shape: Sequence[int], order: Sequence[int]) -> tuple[int, 
     return tuple(index)
 
 
-def _add_up(left: torch.Tensor, right: torch.Tensor, fmt: FloatFormat | None) -> Totals:
+def _add_up(actual: torch.Tensor, expected: torch.Tensor, fmt: FloatFormat | None) -> Totals:
     """Totals of two flat, contiguous tensors of one dtype."""
     totals = Totals()
-    if not left.numel():
+    if not actual.numel():
         return totals
     with np.errstate(all="ignore"):
-        for start in range(0, left.numel(), CHUNK):
-            a, e = left[start : start + CHUNK], right[start : start + CHUNK]
+        for start in range(0, actual.numel(), CHUNK):
+            a, e = actual[start : start + CHUNK], expected[start : start + CHUNK]
             if fmt is None:
                 _add_integers(totals, a, e, start)
             else:
                 _add_floats(totals, a, e, start, fmt)
     worst = max(totals.worst, 0)
-    totals.worst_actual, totals.worst_expected = float(left[worst].item()), float(right[worst].item())
+    totals.worst_actual, totals.worst_expected = float(actual[worst].item()), float(expected[worst].item())
     return totals
 
 
-def _add_floats(totals: Totals, left: torch.Tensor, right: torch.Tensor, start: int, fmt: FloatFormat) -> None:
-    bits_a, bits_e = left.view(fmt.view).numpy(), right.view(fmt.view).numpy()
+def _add_floats(totals: Totals, actual: torch.Tensor, expected: torch.Tensor, start: int, fmt: FloatFormat) -> None:
+    bits_a, bits_e = actual.view(fmt.view).numpy(), expected.view(fmt.view).numpy()
     xor = bits_a ^ bits_e
     n_different = int(np.count_nonzero(xor))
-    a, e = _widened(left), _widened(right)
+    a, e = _widened(actual), _widened(expected)
     if not n_different:
         totals.n_finite += int(np.count_nonzero(np.isfinite(e)))
         return
@@ -193,7 +257,7 @@ def _add_floats(totals: Totals, left: torch.Tensor, right: torch.Tensor, start: 
     one_sign = _add_bits(totals, bits_a, bits_e, xor, fmt)
     if not one_sign:
         totals.n_zero_sign += int(np.count_nonzero((a == 0) & (xor == np.iinfo(xor.dtype).min)))
-    proper = a.size * _VANISHING.get(left.dtype, 1e-30) < squares <= float(np.finfo(a.dtype).max)
+    proper = a.size * fmt.vanishing < squares <= float(np.finfo(a.dtype).max)
     if proper:
         totals.squares += squares
     if not (proper and one_sign and n_finite == a.size):
@@ -275,11 +339,11 @@ def _add_zeros(totals: Totals, a: Floats, e: Floats, normal: float) -> None:
     totals.n_subnormal += int(np.count_nonzero(tiny & (zero_a != zero_e)))
 
 
-def _add_integers(totals: Totals, left: torch.Tensor, right: torch.Tensor, start: int) -> None:
-    boolean = left.dtype is torch.bool
+def _add_integers(totals: Totals, actual: torch.Tensor, expected: torch.Tensor, start: int) -> None:
+    boolean = actual.dtype is torch.bool
     if boolean:
-        left, right = left.view(torch.uint8), right.view(torch.uint8)
-    a, e = left.numpy(), right.numpy()
+        actual, expected = actual.view(torch.uint8), expected.view(torch.uint8)
+    a, e = actual.numpy(), expected.numpy()
     totals.n_finite += a.size
     n_different = int(np.count_nonzero(a != e))
     if not n_different:

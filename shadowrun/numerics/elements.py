@@ -30,7 +30,7 @@ def plain(t: torch.Tensor) -> torch.Tensor:
     Raises:
         Uncomparable: If torch cannot convert it.
     """
-    t = t.detach()
+    t = t.detach()  # numpy refuses a tensor that requires a gradient
     try:
         if t.is_nested:
             t = torch.cat([part.reshape(-1) for part in t.unbind()]) if t.size(0) else torch.empty(0, dtype=t.dtype)
@@ -77,6 +77,7 @@ def differing(actual: torch.Tensor, expected: torch.Tensor, fmt: FloatFormat, n_
         n_different: How many differ, as `diff` counted them.
     """
     # The count is known from `diff`, so that C writes into arrays of the right size without a first pass.
+    # It writes 64-bit indices, and knows no 8-bit formats.
     dense = actual.is_contiguous() and expected.is_contiguous()
     if core is not None and dense and actual.itemsize > 1 and np.intp(0).itemsize == 8:
         where, kinds = np.empty(n_different, np.intp), np.empty(n_different, np.uint8)

@@ -40,6 +40,7 @@ class Truth(NamedTuple):
 
     def unit(self, fmt: FloatFormat, floor: Array | float = 0.0) -> Array:
         """What an excess of 1 is for each element: spread, rounding error and the smallest subnormal."""
+        # The smallest subnormal is the absolute rounding error near 0, where u |o| vanishes.
         return self.spread + fmt.roundoff * self.magnitude + fmt.smallest + floor
 
 
@@ -69,17 +70,17 @@ def excess(
 
 
 def _part(value: Array, truth: Truth, fmt: FloatFormat, where: npt.NDArray[np.intp], floor: Array | float) -> Array:
-    o, spread, size = truth.value[where], truth.spread[where], truth.magnitude[where]
+    part = Truth(truth.value[where], truth.magnitude[where], truth.spread[where], truth.flips[where])
+    o = part.value
     with np.errstate(all="ignore"):
-        # The smallest subnormal is the absolute rounding error near 0, where u |o| vanishes.
-        unit = spread + fmt.roundoff * size + fmt.smallest + floor
+        unit = part.unit(fmt, floor)
         distance: Array = np.abs(value - o) / unit
         # A correct result a few units below the greatest number may round to infinity.
-        overflow = np.isinf(value) & (np.sign(value) == np.sign(o)) & (size + EDGE * unit >= fmt.largest)
+        overflow = np.isinf(value) & (np.sign(value) == np.sign(o)) & (part.magnitude + EDGE * unit >= fmt.largest)
     # Subtraction of equal infinities, and of NaN, gives NaN: equality decides first.
     same = (value == o) | (np.isnan(value) & np.isnan(o))
     distance[np.isnan(distance) | np.isinf(value) | np.isinf(o)] = np.inf
     distance[same | overflow] = 0.0
     # Inputs whose rounding changes the class do not determine it.
-    distance[truth.flips[where] & ~(np.isfinite(value) & np.isfinite(o))] = 0.0
+    distance[part.flips & ~(np.isfinite(value) & np.isfinite(o))] = 0.0
     return distance

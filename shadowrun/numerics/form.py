@@ -47,6 +47,7 @@ def meta(value: Value) -> TensorMeta:
         return TensorMeta("none" if value is None else _SCALARS[type(value)], (), layout="python")
     layout = "strided" if value.layout is torch.strided else str(value.layout).removeprefix("torch.")
     if value.is_nested:
+        # torch raises for a size in which the parts differ, so only the number of parts is kept.
         sizes = tuple(value.size(i) if i == 0 else -1 for i in range(value.dim()))
         return TensorMeta(dtype_name(value.dtype), sizes, (), str(value.device), "nested")
     stride = value.stride() if layout == "strided" else ()
@@ -77,26 +78,26 @@ def form_difference(actual: Value, expected: Value) -> str:
 
 def forms(actual: Value, expected: Value) -> tuple[TensorMeta, TensorMeta, str]:
     """Form of two results, and how they differ in it, as `form_difference` says it."""
-    left, right = meta(actual), meta(expected)
-    if left.layout == "python" or right.layout == "python":
-        return left, right, form_difference(actual, expected)
-    return left, right, _difference(left, right)
+    a, e = meta(actual), meta(expected)
+    if a.layout == "python" or e.layout == "python":
+        return a, e, form_difference(actual, expected)
+    return a, e, _difference(a, e)
 
 
-def _difference(left: TensorMeta, right: TensorMeta) -> str:
-    if left == right:
+def _difference(actual: TensorMeta, expected: TensorMeta) -> str:
+    if actual == expected:
         return ""
     parts = []
-    if left.dtype != right.dtype:
-        parts.append(f"dtype {left.dtype} against {right.dtype}")
-    if left.layout != right.layout:
-        parts.append(f"layout {left.layout} against {right.layout}")
-    if left.shape != right.shape:
-        parts.append(f"shape {left.shape} against {right.shape}")
-    elif left.stride != right.stride and 0 not in left.shape:
-        pairs = zip(left.shape, left.stride, right.stride, strict=False)
-        if any(n > 1 and a != b for n, a, b in pairs) and left.layout == right.layout:
-            parts.append(f"stride {left.stride} against {right.stride}")
+    if actual.dtype != expected.dtype:
+        parts.append(f"dtype {actual.dtype} against {expected.dtype}")
+    if actual.layout != expected.layout:
+        parts.append(f"layout {actual.layout} against {expected.layout}")
+    if actual.shape != expected.shape:
+        parts.append(f"shape {actual.shape} against {expected.shape}")
+    elif actual.stride != expected.stride and 0 not in actual.shape:
+        pairs = zip(actual.shape, actual.stride, expected.stride, strict=False)
+        if any(n > 1 and a != e for n, a, e in pairs) and actual.layout == expected.layout:
+            parts.append(f"stride {actual.stride} against {expected.stride}")
     return ", ".join(parts)
 
 

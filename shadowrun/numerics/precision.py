@@ -37,6 +37,12 @@ class FloatFormat(NamedTuple):
     signed: bool = True
 
     @property
+    def vanishing(self) -> float:
+        """Mean square below which squares may have underflowed in the arithmetic of the statistics."""
+        # Part of the specification, as `diff.CHUNK` is: native/stats.c gets the same limits.
+        return 1e-280 if self.view is torch.int64 else 1e-30
+
+    @property
     def roundoff(self) -> float:
         """Greatest relative error of one rounding to nearest, 2 ** -(mantissa + 1)."""
         return 2.0 ** -(self.mantissa + 1)

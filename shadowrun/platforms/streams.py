@@ -69,8 +69,8 @@ class AsyncCopies:
 
     def is_capturing(self) -> bool:
         """Whether calls are captured into a graph now, and do not run."""
-        ask = getattr(self.module, "is_current_stream_capturing", None)
-        return ask is not None and bool(ask())
+        is_capturing = getattr(self.module, "is_current_stream_capturing", None)
+        return is_capturing is not None and bool(is_capturing())
 
 
 def async_copies(platform: Platform) -> AsyncCopies | None:

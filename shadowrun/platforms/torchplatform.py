@@ -213,9 +213,9 @@ def cuda_precisions() -> tuple[Any, ...]:
     read = torch._C._get_fp32_precision_getter
     # None: cannot be read, and is left as it is.
     old: list[Any] = [None, None]
-    for i, ask in enumerate((torch._C._get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32)):
+    for i, get in enumerate((torch._C._get_float32_matmul_precision, torch._C._get_cudnn_allow_tf32)):
         with contextlib.suppress(RuntimeError):
-            old[i] = ask()
+            old[i] = get()
     return (*old, *(str(read("cuda", what)) for what in _CUDA_PRODUCTS), mkldnn_precision())
 
 
@@ -371,10 +371,10 @@ def cuda_driver_version() -> str:
 
     Not run on a machine with CUDA. Without ``torch._C._cuda_getDriverVersion`` fingerprints lack the driver.
     """
-    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
-    if ask is None:
+    read = getattr(torch._C, "_cuda_getDriverVersion", None)
+    if read is None:
         return ""
-    number = int(ask())
+    number = int(read())
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

@@ -105,7 +105,7 @@ def classify(error: BaseException) -> Failure:
 
 
 def first_sentence(text: str, limit: int = 300) -> str:
-    """The first sentence of a message; dispatcher errors go on for 10 KB."""
+    """The first sentence of a message; those of the dispatcher reach 10 KB."""
     line = " ".join(text.strip().split("\n", 1)[0].split())
     end = re.search(r"[.!?](?= [A-Z])", line)
     sentence = line[: end.end()] if end else line

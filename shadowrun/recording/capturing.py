@@ -29,8 +29,8 @@ _CPU = torch.device("cpu")
 # One large call must not use up what later findings need.
 _SHARE = 4  # of the budget, for one call
 # A full disk fails each time, and each try costs copies of all inputs.
-_MOST_FAILURES = 3
-_MOST_WORSE = 64
+_MAX_FAILURES = 3
+_MAX_WORSE = 64
 """So often the worst call of a finding gives way to a worse one; then only to one that is twice as bad: where each call
 is worse than the last, each would be written."""
 _FAULTS = (Status.MISMATCH, Status.UNSUPPORTED, Status.ERROR, Status.FALLBACK)
@@ -48,7 +48,7 @@ class _Worst:
     n_replaced: int = 0
 
     def gives_way_to(self, severity: float) -> bool:
-        return severity > (self.severity if self.n_replaced < _MOST_WORSE else 2 * self.severity)
+        return severity > (self.severity if self.n_replaced < _MAX_WORSE else 2 * self.severity)
 
 
 class Capturing:
@@ -62,7 +62,7 @@ class Capturing:
     def __init__(self, data: DataFile, budget: int) -> None:
         self._data = data
         self._left = budget
-        self._most = budget // _SHARE
+        self._max_call_bytes = budget // _SHARE
         self._worst: dict[tuple[Any, ...], _Worst] = {}
         self._number = -1
         self._failures = 0
@@ -82,7 +82,7 @@ class Capturing:
         worst = self._worst.get(_kind(plan, verdict))
         if worst is not None and not worst.gives_way_to(severity):
             return None
-        return max(0, min(self._most, self._left))
+        return max(0, min(self._max_call_bytes, self._left))
 
     def keep(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
@@ -128,9 +128,9 @@ class Capturing:
 
     def _keep(self, plan: OpPlan, inputs: Any, written: Sequence[torch.Tensor]) -> Kept | None:
         args, kwargs = inputs
-        most = min(self._most, self._left)
+        max_bytes = min(self._max_call_bytes, self._left)
         # The inputs may lie on a device, and the file has to load without it.
-        args, kwargs = mirror(args, kwargs, _CPU, most, written=[*written_to(plan, args, kwargs), *written])
+        args, kwargs = mirror(args, kwargs, _CPU, max_bytes, written=[*written_to(plan, args, kwargs), *written])
         call = Captured(plan.name, _detached(args), {k: _detached(v) for k, v in kwargs.items()})
         folder = self._data.tensors
         if self._number < 0:
@@ -141,7 +141,7 @@ class Capturing:
             n_bytes = captured_inputs.save(folder, name, call)
         except OSError:
             self._failures += 1
-            if self._failures >= _MOST_FAILURES:
+            if self._failures >= _MAX_FAILURES:
                 self._left = 0
             return None
         if n_bytes > self._left:  # a file takes a little more than its tensors

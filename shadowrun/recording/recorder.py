@@ -11,6 +11,7 @@ import torch
 
 from shadowrun.native import tensors as native
 from shadowrun.numerics.form import dtype_name, meta
+from shadowrun.replay.context import NO_DRIFT, NO_TIMES
 from shadowrun.store.datafile import FLUSH_ROWS, FLUSH_S, DataFile
 from shadowrun.types import Phase, Status, TensorDiff, Verdict
 
@@ -28,7 +29,6 @@ __all__ = ["Recorder"]
 _MATCH = Verdict(Status.MATCH)
 _SEEN = Verdict(Status.SKIPPED, None, "recorded only")
 _UNKNOWN = -1.0
-_NO_DRIFT = (-1.0, -1.0)
 # A program with changing shapes makes new contexts for ever.
 _MAX_CONTEXTS = 100_000
 # Fused optimizers pass hundreds of tensors: all of them would make the key longer than the call.
@@ -88,6 +88,10 @@ class Recorder:
         """Whether the current step has records: after the last `step()` usually nothing comes."""
         return self._rows.last_step == self._rows.step
 
+    def add_step(self, step: int, began_s: float, took_s: float) -> None:
+        """Note a step: its number, when it began, and how long it took."""
+        self.data.add_step(step, began_s, took_s)
+
     def context(self, call: Call) -> int:
         """Number of the call's context (operator, forms of the inputs, module, phase, line, device), also set there."""
         number = call.context
@@ -98,7 +102,7 @@ class Recorder:
             number = call.context = self._new_context(key, call) if known is None else known
         return number
 
-    def match(self, context: int, ref_us: float, target_us: float, drift: tuple[float, float] = _NO_DRIFT) -> int:
+    def match(self, context: int, ref_us: float, target_us: float, drift: tuple[float, float] = NO_DRIFT) -> int:
         """Record a bit-identical call."""
         rows = self._rows
         seq = rows.next_seq()
@@ -130,8 +134,8 @@ class Recorder:
         verdict: Verdict,
         diffs: tuple[TensorDiff, ...] = (),
         missing_kernel: str = "",
-        times: tuple[float, float] = (-1.0, -1.0),
-        drift: tuple[float, float] = (-1.0, -1.0),
+        times: tuple[float, float] = NO_TIMES,
+        drift: tuple[float, float] = NO_DRIFT,
         captured: Kept | None = None,
         at: tuple[int, int] | None = None,
     ) -> int:

@@ -17,7 +17,7 @@ from shadowrun.numerics.form import form_difference
 from shadowrun.operators.case import Case, Value
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.vendor_ops import COUNTERPARTS, compared, for_reference
-from shadowrun.replay.context import SLOW
+from shadowrun.replay.context import NO_DRIFT, SLOW
 from shadowrun.replay.copies import at_offsets, copy_mutated, offsets
 from shadowrun.replay.executor import to_cpu
 from shadowrun.replay.memory import n_bytes
@@ -48,7 +48,6 @@ __all__ = ["Comparator", "bytes_for_oracle", "result_on_other_device"]
 _MAX_REMEMBERED = 16
 # Reruns and earlier results are extra copies that no caller has budgeted: the bound keeps memory stated.
 _MAX_REMEMBERED_BYTES = 8 << 20
-_NO_DRIFT = (-1.0, -1.0)
 _SLOW_NS = 1_000_000
 # After so many confirmations the reruns, which the program waits for, prove nothing new.
 _MAX_CONFIRMED = 8
@@ -227,7 +226,7 @@ class Comparator:
             actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
         # The time of a stand-in is not that of the program's kernel and would give a wrong slowdown.
         times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
-        drift = drifted or _NO_DRIFT
+        drift = drifted or NO_DRIFT
         if counterpart:
             plan = compared(plan, expected.out)
         a, e = self._target.values(plan, actual), self._ref.values(plan, expected)

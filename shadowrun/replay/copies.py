@@ -143,7 +143,7 @@ def overlaps_unnoticed(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _extent(t: torch.Tensor) -> tuple[int, int, int]:
-    """First address, the one behind the last, and the storage; of no bytes off the CPU."""
+    """First address, the one after the last, and the storage; of no bytes off the CPU."""
     # `data_ptr` materialises copy-on-write storages, which `overlaps_unnoticed` warns about.
     begin, span = t.data_ptr(), 0
     if t.is_cpu and t.numel():
@@ -303,7 +303,7 @@ def _nbytes(t: torch.Tensor) -> int:
     return n * t.element_size()
 
 
-MOST_BYTES: Final = 64 << 20
+MAX_BYTES: Final = 64 << 20
 """Memory before a tensor that is laid out again."""
 
 
@@ -317,7 +317,7 @@ def _offset(t: torch.Tensor) -> int:
         return 0
     offset = int(t.storage_offset())
     # A row of an embedding may lie gigabytes into its storage.
-    return offset if offset * t.element_size() <= MOST_BYTES else 0
+    return offset if offset * t.element_size() <= MAX_BYTES else 0
 
 
 def at_offsets(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: tuple[int, ...]) -> Arguments:

@@ -1,6 +1,6 @@
 """Programs on a lazy device (lazy, XLA): their own tensors are not read, and their graph is not run.
 
-What such a device computes depends on when it is read. Each reading runs the graph behind a tensor again: it draws
+What such a device computes depends on when it is read. Each reading runs the graph of a tensor again: it draws
 random values again, writes to buffers again, and leaves a program in the device's cache that a later graph may be
 mistaken for. So the program's calls only extend its graph, as they would without a comparison. Each call runs once
 more, eagerly and alone, on eager shadow values of the program's tensors, which were computed the same way.

@@ -2,8 +2,8 @@
 
 A call of the program that runs out of memory runs again without its copies. Small copies lie in buffers that are used
 again: an allocation by torch takes a microsecond, as long as many of the operators themselves, and moving a few bytes
-a third of that. The buffers take `_MOST` bytes at most; larger tensors get new memory each time, since moving them
-takes longer than allocating.
+a third of that. The buffers take `_MAX_BUFFER_BYTES` bytes at most; larger tensors get new memory each time, since
+moving them takes longer than allocating.
 """
 
 from __future__ import annotations
@@ -166,10 +166,10 @@ Form = tuple[torch.dtype, torch.Size] | tuple[torch.dtype, torch.Size, int]
 
 _CPU = torch.device("cpu")
 # Above this, moving the bytes takes longer than allocating, so a kept buffer saves nothing.
-_MOST_EACH = 256 << 10
+_MAX_TENSOR_BYTES = 256 << 10
 # Buffers stay allocated between steps: the bound is part of the stated memory.
-_MOST = 4 << 20
-_MOST_FORMS = 1000
+_MAX_BUFFER_BYTES = 4 << 20
+_MAX_FORMS = 1000
 # Their bytes are not all that there is to them, or equal bits are not what is asked.
 _NOT_PLAIN = frozenset(
     {
@@ -222,9 +222,9 @@ class CopyBuffers:
         if not 0 < n_bytes <= self._max_bytes or t.dtype in _NOT_PLAIN:
             return None
         # A large buffer serves this call and is not kept.
-        if n_bytes > _MOST_EACH:
+        if n_bytes > _MAX_TENSOR_BYTES:
             return with_isolated_warnings(_make, (), (t, form))  # type: ignore[no-any-return]
-        if self._held + 2 * n_bytes > _MOST or len(self.by_form) >= _MOST_FORMS:
+        if self._held + 2 * n_bytes > _MAX_BUFFER_BYTES or len(self.by_form) >= _MAX_FORMS:
             self.clear()
         buffer: CopyBuffer = with_isolated_warnings(_make, (), (t, form))
         self.by_form[form] = buffer

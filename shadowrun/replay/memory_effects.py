@@ -51,7 +51,7 @@ _REST: Final = 100.0
 """Between two of these, at least so many seconds, and so many times as long as the last one took."""
 _MAX_SIGNATURES: Final = 50_000
 # Three copies of this size exist at once.
-_MOST_BYTES: Final = 64 << 20
+_MAX_BYTES: Final = 64 << 20
 """For the copies of one call: the program may need the rest of the memory."""
 _CPU = torch.device("cpu")
 _WITHOUT_MEMORY = FUNCTIONALIZING | {"meta"}
@@ -75,7 +75,7 @@ class MemoryEffects:
 
     def __init__(self, target: CallRunner, ref: CallRunner, max_bytes: int) -> None:
         self._target, self._ref = target, ref
-        self._max_bytes = min(max_bytes, _MOST_BYTES)
+        self._max_bytes = min(max_bytes, _MAX_BYTES)
         # Lazy tensors have no memory to look at, and a worker's memory is never the program's.
         self._able = not any(e.platform.functionalizes or e.platform.remote is not None for e in (target, ref))
         self._contexts: dict[int, int] = {}

@@ -63,7 +63,7 @@ class NativeHandler:
             return
         self.handler = core.Handler(
             n_modes_below=torchapi.n_modes_below,
-            function_mode_on=torchapi.asks_functions,
+            function_mode_on=torchapi.has_function_mode,
             profiler_on=torchapi.profiling,
             origins=attribution.native_origins,
             selection=selection,
@@ -139,7 +139,7 @@ class NativeHandler:
             OpKind.SEVERAL: core.SEVERAL,
         }.get(kind, core.LONG)
         # C compares every result, so one without meaning would be a false difference.
-        simple = not plan.uninitialised and len(written) == len(plan.mutated) <= core.MOST_WRITTEN
+        simple = not plan.uninitialised and len(written) == len(plan.mutated) <= core.MAX_WRITTEN
         if kind is OpKind.SEVERAL and not simple:
             route = core.LONG
         skipped = plan.name, "" if kind is OpKind.PASS else self._role.device_name, plan.reason

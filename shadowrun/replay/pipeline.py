@@ -20,20 +20,19 @@ import weakref
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from shadowrun.intercept.threads import OwnThread
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.platforms import torchplatform
-from shadowrun.replay.context import NO_DRIFT, NO_TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shadowrun.replay.context import Kept, RecordSink
-    from shadowrun.types import TensorDiff, Verdict
+    from shadowrun.replay.context import RecordSink
 
 __all__ = ["AmbientState", "Job", "OrderedSink", "Pipeline"]
 
@@ -82,6 +81,7 @@ class AmbientState:
             yield
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _LOOK_AGAIN_S = 0.5
 
@@ -102,14 +102,14 @@ class Pipeline:
     """Runs jobs on one thread, in their order.
 
     Args:
-        most: Jobs that may wait; a thread that submits one more waits for the oldest.
+        max_waiting: Jobs that may wait; a thread that submits one more waits for the oldest.
 
     Attributes:
         work_ns: Processor time that the thread took, in nanoseconds; waiting for the device takes none.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self.work_ns = 0
         self._reset()
         _running.add(self)
@@ -139,8 +139,8 @@ class Pipeline:
         if not started:
             self._run_here()
         # A full queue makes the program wait: no call is left out.
-        elif self._requests or len(self._jobs) > self._most:
-            self._wait(lambda: len(self._jobs) <= self._most)
+        elif self._requests or len(self._jobs) > self._max_waiting:
+            self._wait(lambda: len(self._jobs) <= self._max_waiting)
 
     def wait_for_oldest(self) -> bool:
         """Wait until a job is done; False where there is none."""
@@ -264,21 +264,20 @@ class Pipeline:
 class _DeferredRecord:
     """A record that waits for the calls before it."""
 
-    __slots__ = ("_args", "_record")
+    __slots__ = ("_record",)
 
-    def __init__(self, record: Any, *args: Any) -> None:
+    def __init__(self, record: Callable[[], int]) -> None:
         self._record = record
-        self._args = args
 
     def run(self) -> None:
-        self._record(*self._args)
+        self._record()
 
     def drop(self, reason: str) -> None:  # noqa: ARG002 - it costs nothing: nothing is lost
         self.run()
 
 
 class OrderedSink:
-    """Hands records of the calling threads to another sink, after those of the calls that are still being compared.
+    """A `RecordSink` that writes to another one, after the calls that are still being compared.
 
     Args:
         sink: The one that writes.
@@ -286,10 +285,10 @@ class OrderedSink:
     """
 
     def __init__(self, sink: RecordSink, pipeline: Pipeline) -> None:
-        self._sink = sink
         self._pipeline = pipeline
+        self.match, self.verdict = self._in_order(sink.match), self._in_order(sink.verdict)
         # What needs no order goes straight to the sink; a context is numbered while the call still runs.
-        # The context needs the Python stack of the call, which is gone when the job runs.
+        # The context needs the Python stack of the call, which does not exist any more when the job runs.
         self.context = sink.context
         self.keep = sink.keep
         self.reserve = sink.reserve
@@ -297,32 +296,19 @@ class OrderedSink:
         self.skip = sink.skip
         self.flush = sink.flush
 
-    def match(self, context: int, ref_us: float, target_us: float, drift: tuple[float, float] = NO_DRIFT) -> int:
-        """Record a bit-identical call, in order; its number is not known yet."""
-        # With nothing pending the order holds already: the record takes the fast path.
-        if self._pipeline.idle:
-            return self._sink.match(context, ref_us, target_us, drift)
-        self._pipeline.submit(_DeferredRecord(self._sink.match, context, ref_us, target_us, drift))
-        # The sink numbers records as it writes them: waiting for a number would be a wait for the device.
-        return _NUMBER_UNKNOWN
+    def _in_order(self, record: Callable[P, int]) -> Callable[P, int]:
+        """As `record`, in the order of the calls; returns -1 where the number of the record is not known yet."""
+        pipeline = self._pipeline
 
-    def verdict(
-        self,
-        context: int,
-        verdict: Verdict,
-        diffs: tuple[TensorDiff, ...] = (),
-        missing_kernel: str = "",
-        times: tuple[float, float] = NO_TIMES,
-        drift: tuple[float, float] = NO_DRIFT,
-        captured: Kept | None = None,
-        at: tuple[int, int] | None = None,
-    ) -> int:
-        """Record any other verdict, in order; its number is not known yet."""
-        arguments = (context, verdict, diffs, missing_kernel, times, drift, captured, at)
-        if self._pipeline.idle:
-            return self._sink.verdict(*arguments)
-        self._pipeline.submit(_DeferredRecord(self._sink.verdict, *arguments))
-        return _NUMBER_UNKNOWN
+        def in_order(*args: P.args, **kwargs: P.kwargs) -> int:
+            # With nothing pending the order holds already: the record takes the fast path.
+            if pipeline.idle:
+                return record(*args, **kwargs)
+            pipeline.submit(_DeferredRecord(partial(record, *args, **kwargs)))
+            # The sink numbers records as it writes them: waiting for a number would be a wait for the device.
+            return _NUMBER_UNKNOWN
+
+        return in_order
 
 
 def _answer(function: Callable[[], Any], future: Future[Any]) -> None:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Postponed"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_MOST = 16
+_MAX_WAITING = 16
 # The bound is part of the stated memory: past it, a call is judged at once.
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 _DROPPED = Verdict(Status.UNVERIFIED, None, "overhead budget: interrupted before it was judged")
 
 
@@ -66,13 +66,13 @@ class Postponed:
 
     def takes(self, case: Case) -> bool:
         """Whether a call can wait: there is room for copies, and its tensors are of a kind that copies stand for."""
-        if not self._wanted() or len(self._waiting) >= _MOST:
+        if not self._wanted() or len(self._waiting) >= _MAX_WAITING:
             return False
         tensors = _tensors(case)
         # A copy of a subclass or a sparse tensor may be of another kind, and the judge would see that one.
         if not all(map(_is_plain, tensors)):
             return False
-        return not _share_memory(case) and self._n_bytes + n_bytes(tensors) <= _MOST_BYTES
+        return not _share_memory(case) and self._n_bytes + n_bytes(tensors) <= _MAX_BYTES
 
     def add(
         self, case: Case, judge: Callable[[Case], Parts[Examined]], compare_and_record: Callable[[Case, Examined], None]
@@ -90,17 +90,17 @@ class Postponed:
         self._n_bytes += size
         self._waiting.append(_Waiting(held, judge(held), compare_and_record, size))
         # At half of the bound, so that the next call finds room.
-        if len(self._waiting) >= _MOST or self._n_bytes >= _MOST_BYTES / 2:
+        if len(self._waiting) >= _MAX_WAITING or self._n_bytes >= _MAX_BYTES / 2:
             self._full()
 
-    def work(self, most_ns: float) -> None:
+    def work(self, max_ns: float) -> None:
         """Judge what waits until the time is over; a part that has begun is finished.
 
         An interrupt leaves a record for each call that is not judged, and is raised again.
         """
         if not self._waiting:
             return
-        ends = time.perf_counter_ns() + most_ns
+        ends = time.perf_counter_ns() + max_ns
         try:
             # The work is done where the program calls `step`, under modes of its own.
             with as_in_handler():

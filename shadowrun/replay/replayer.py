@@ -1,4 +1,4 @@
-"""The observer behind the dispatch mode: takes each call through the path that its treatment names, one at a time."""
+"""The observer of the dispatch mode: takes each call through the path that its treatment names, one at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _clock = time.perf_counter_ns
 # A call that waits for this thread would hold the lock for ever: after this time the thread runs without it.
 _PATIENCE_S = 10.0
 # Each pending job holds copies; a longer queue takes memory and does not make the comparing thread faster.
-_MOST_PENDING = 64
+_MAX_PENDING = 64
 _WAITED = "another thread's call took too long"
 _COUNT, _RECORD, _RUN, _SAME_DEVICE = Treatment.COUNT, Treatment.RECORD, Treatment.RUN, Treatment.SAME_DEVICE
 
@@ -97,7 +97,7 @@ class _Paths:
     ) -> None:
         chosen = choose_async(config, target, ref) if config.asynchronous is not False else None
         copying = None if isinstance(chosen, str) else chosen
-        self._pipeline = Pipeline(_MOST_PENDING) if copying is not None else None
+        self._pipeline = Pipeline(_MAX_PENDING) if copying is not None else None
         # The calling thread records too (views, fallbacks): without the queue its records would come first.
         sink = recorder if self._pipeline is None else OrderedSink(recorder, self._pipeline)
         executors = Executor(target), Executor(ref)
@@ -289,13 +289,13 @@ class Replayer:
         """Whether calls wait to be judged."""
         return bool(self._postponed)
 
-    def judge_postponed(self, most_ns: float = math.inf) -> None:
+    def judge_postponed(self, max_ns: float = math.inf) -> None:
         """Judge calls that wait, for so long or to the last; the caller holds the lock."""
         began = _clock()
         try:
             if self._postponed is not None:
                 # The judge's replays may warn: the program has not called anything here.
-                with_isolated_warnings(self._postponed.work, (), (most_ns,), {})
+                with_isolated_warnings(self._postponed.work, (), (max_ns,), {})
         finally:
             self._own_ns += _clock() - began
 

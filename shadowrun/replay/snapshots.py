@@ -148,27 +148,22 @@ class Snapshots:
 
     Args:
         transfers: How to copy.
-        most_bytes: What all copies may take together.
+        max_bytes: What all copies may take together.
         make_room: Waits until some copies are used; False where there are none.
 
     Attributes:
         shares: Whether a copy may serve more than one call.
     """
 
-    def __init__(self, transfers: AsyncCopies, most_bytes: int, make_room: Callable[[], bool]) -> None:
+    def __init__(self, transfers: AsyncCopies, max_bytes: int, make_room: Callable[[], bool]) -> None:
         self._transfers = transfers
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._make_room = make_room
         self._budget = _ByteBudget()
         # By storage: views of one storage share its copy. The order is that of use.
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._n_calls = 0
         self.shares = True
-
-    @property
-    def held_bytes(self) -> int:
-        """What all copies take."""
-        return self._budget.held
 
     def arguments(
         self, copies: Copies, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]
@@ -328,13 +323,13 @@ class Snapshots:
         return host
 
     def _reserve(self, n_bytes: int) -> None:
-        budget, most = self._budget, self._most_bytes
-        while budget.held + n_bytes > most:
+        budget, max_bytes = self._budget, self._max_bytes
+        while budget.held + n_bytes > max_bytes:
             # Kept copies are a saving and go first; pending jobs need theirs.
             if self._kept:
                 self._kept.popitem(last=False)
             elif not self._make_room():
-                if budget.held + n_bytes > most:
+                if budget.held + n_bytes > max_bytes:
                     raise OverBudget
                 return
 

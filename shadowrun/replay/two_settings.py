@@ -34,9 +34,9 @@ __all__ = ["TwoSettingsPath"]
 
 _CPU = torch.device("cpu")
 # Fetching one flag is a host sync; 256 calls share one.
-_MOST_PENDING = 256
+_MAX_PENDING = 256
 # Pending copies lie in the accelerator's memory, which the program needs.
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -211,7 +211,7 @@ class TwoSettingsPath:
         copies = tensors_in((*pristine[0], *pristine[1].values(), *actual_values, *expected_values))
         self._held_bytes += sum(t.nbytes for t in copies if t.layout is torch.strided)
         self._pending.append(_Pending(call, pristine, actual, expected, flags, random))
-        if len(self._pending) >= _MOST_PENDING or self._held_bytes > min(self._max_bytes, _MOST_BYTES):
+        if len(self._pending) >= _MAX_PENDING or self._held_bytes > min(self._max_bytes, _MAX_BYTES):
             self.flush()
 
     def _record(self, pending: _Pending, *, different: bool) -> None:

@@ -87,8 +87,8 @@ def overhead(info: RunInfo) -> str:
     text = f"shadowrun took {percent(info.own_s, info.wall_s)} of the {info.wall_s:.3g} s wall time"
     if alone > 0:
         text += f"; the program alone would have needed about {alone:.2g} s (×{info.wall_s / alone:.2g})"  # noqa: RUF001
-    if info.behind_s > 0:
-        text += f"; an asynchronous comparison thread used {info.behind_s:.2g} s of processor time"
+    if info.async_compare_s > 0:
+        text += f"; an asynchronous comparison thread used {info.async_compare_s:.2g} s of processor time"
     return text
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         Coverage,
         DriftStep,
         Finding,
-        Known,
+        LedgerUse,
         OperatorSummary,
         Regions,
         RegionSummary,
@@ -110,13 +110,13 @@ class Source(Protocol):
     def findings(self) -> list[Finding]:
         """As in `Run`."""
 
-    def known(self) -> Known:
+    def known(self) -> LedgerUse:
         """As in `Run`."""
 
     def notes(self) -> list[analysis.Note]:
         """As in `Run`."""
 
-    def own_failures(self) -> list[analysis.Note]:
+    def internal_failures(self) -> list[analysis.Note]:
         """As in `Run`."""
 
     def first_divergence(self) -> OpRecord | None:
@@ -146,7 +146,7 @@ def run_document(run: Source) -> Document:
     info, coverage, findings, known = run.info, run.coverage(), run.findings(), run.known()
     gate, regions, first, operators = run.gate(), run.regions(), run.first_divergence(), run.summary()
     drift, steps, sources, counts = run.drift(), run.steps(), run.sources(), run.counts()
-    notes, own_failures = run.notes(), run.own_failures()
+    notes, internal_failures = run.notes(), run.internal_failures()
     data = {
         "format": FORMAT,
         "info": info,
@@ -163,11 +163,11 @@ def run_document(run: Source) -> Document:
         "percent_operators": coverage.percent_operators,
         "percent_calls": coverage.percent_calls,
         "notes": notes,
-        "own_failures": own_failures,
+        "own_failures": internal_failures,
         "steps": steps,
         "sources": sources,
     }
-    n_own = sum(failure.n_calls for failure in own_failures)
+    n_own = sum(failure.n_calls for failure in internal_failures)
     sections = (
         _first_divergence(first, findings, sources),
         _drift(drift),
@@ -179,7 +179,7 @@ def run_document(run: Source) -> Document:
         _coverage(coverage),
         _notes(notes),
         _skipped(coverage),
-        _own_failures(own_failures),
+        _internal_failures(internal_failures),
     )  # fmt: skip
     blocks: list[Block | None] = [
         Note(f"On {info.target} the program {coverage.verdict}."),
@@ -280,7 +280,7 @@ def _findings(findings: list[Finding]) -> Iterator[Section]:
             yield Section(title, (block,), lead, len(of_kind), TONES[kind], kind)
 
 
-def _known(known: Known) -> Section | None:
+def _known(known: LedgerUse) -> Section | None:
     if not known.findings:
         return None
     rows = tuple(
@@ -380,7 +380,7 @@ def _skipped(coverage: Coverage) -> Section | None:
     return Section("Skipped on purpose", (table,), anchor="skipped") if rows else None
 
 
-def _own_failures(failures: Sequence[analysis.Note]) -> Section | None:
+def _internal_failures(failures: Sequence[analysis.Note]) -> Section | None:
     rows = tuple(
         (n.op, f"{n.n_calls:,}", clip(describe_cause(None, n.explanation, n.evidence, 1)))
         for n in sanitize(failures[:MAX_ROWS])
@@ -417,7 +417,7 @@ def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
     return f"{name} first, as its call {first.call.seq - source.first_seq:,}"
 
 
-def _remarks(info: RunInfo, known: Known, gate: analysis.Gate) -> Iterator[str]:
+def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[str]:
     """What a reader must know before the figures."""
     if not (info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)):
         yield _INCOMPLETE

@@ -5,86 +5,60 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.errors import DataFileError, PlatformError, UsageError
-from shadowrun.intercept.op_allowlist import Refused, check_arguments
-from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.errors import PlatformError, UsageError
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.platforms import torchplatform
 from shadowrun.repro import calls
-from shadowrun.repro.call_replayer import CallReplayer, ReplayOutcome, operator
+from shadowrun.repro.call_replayer import CallReplayer, ReplayOutcome, captured_plan, load_captured
 from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless, platform_setups
 from shadowrun.repro.quoting import check_name
-from shadowrun.repro.script import EXIT_STATUS, Repro, ScriptSpec, publish, versions_text
-from shadowrun.store import captured_inputs
-from shadowrun.types import Allowed, Cause, Status
+from shadowrun.repro.script import EXIT_STATUS, Repro, ReproOptions, ScriptSpec, publish, versions_text
+from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowrun.analysis import Finding
+    from shadowrun.intercept.plan import OpPlan
     from shadowrun.repro.platform_setup import PlatformSetup
+    from shadowrun.store.captured_inputs import Captured
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
 
-__all__ = ["captured_plan", "load_captured", "make", "run_story", "run_versions"]
+__all__ = ["run_story", "run_versions", "write_script"]
 
 _REPLAYS = 4
 _SLOW_RATIO, _MOST_RATIO = 10.0, 1e9
+# Explanations of faults that depend on what memory held before the call.
 _FORGETFUL = ("stale buffer", "uninitialised memory")
 _KINDS = {"unsupported": "raises", "error": "raises", "fallback": "fallback", "slow": "slow", "mismatch": "mismatch"}
 
 
-def make(
-    data: DataFile,
-    finding: Finding,
-    record: OpRecord,
-    directory: Path,
-    *,
-    minimise: bool = True,
-    time_limit_s: float = 30.0,
-    allowed: Allowed = Allowed(),  # noqa: B008 - frozen
-) -> Repro:
-    """Write a script for a finding.
+def write_script(data: DataFile, finding: Finding, record: OpRecord, directory: Path, options: ReproOptions) -> Repro:
+    """Write a script for a finding of a run.
 
     Args:
         data: The run's data file.
-        finding: What is to be shown.
+        finding: The finding to show.
         record: The call whose inputs were kept.
-        directory: Where to; it is made if it is not there.
-        minimise: Make the inputs smaller and simpler while the fault stays, if the target is on this machine.
-        time_limit_s: How long that may take.
-        allowed: What the data file may have started.
+        directory: Folder to write to; it is created if needed.
+        options: How to make it.
 
     Raises:
         UsageError: No script can show this finding.
         PlatformError: A platform takes more than this process, and the user did not name it.
         DataFileError: The captured inputs cannot be read, or hold what must not be run.
     """
-    info = allowed_platforms(data.info, allowed)
-    check_harmless(info, allowed)
-    maker = _FindingScript(info, finding, load_captured(data, record), is_own=allowed.modules)
+    info = allowed_platforms(data.info, options.allowed)
+    check_harmless(info, options.allowed)
+    maker = _FindingScript(info, finding, load_captured(data, record), is_own=options.allowed.modules)
     with as_in_handler():  # a comparison may be running: our replays are none of its calls
-        return maker.write(record, directory, time_limit_s if minimise else 0.0)
-
-
-def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.Captured:
-    """What was kept of a call.
-
-    Raises:
-        DataFileError: It cannot be read, or is that of another operator.
-    """
-    name = captured_inputs.captured_calls(data)[record.call.seq][2]
-    call = captured_inputs.load(data.tensors, name)
-    if call.op != record.call.op:
-        raise DataFileError(
-            f"The captured inputs {name!r} are those of {ascii(call.op)[1:-1]}.", slug="captured-inputs"
-        )
-    return call
+        return maker.write(record, directory, options.seconds)
 
 
 def _refusal(text: str) -> UsageError:
@@ -94,7 +68,7 @@ def _refusal(text: str) -> UsageError:
 class _FindingScript:
     """Makes the script of one finding."""
 
-    def __init__(self, info: RunInfo, finding: Finding, call: captured_inputs.Captured, *, is_own: bool) -> None:
+    def __init__(self, info: RunInfo, finding: Finding, call: Captured, *, is_own: bool) -> None:
         self._info = info
         self._finding = finding
         self._plan = captured_plan(call, checked=not is_own)
@@ -133,6 +107,7 @@ class _FindingScript:
         try:
             with CallReplayer(self._info, memory=self._kind == "memory") as bench:
                 self._on_the_bench(bench, record, seconds)
+        # A script can be written without the target; it exits 2 where it cannot show the fault.
         except PlatformError as error:
             present = False
             self._notes.append(f"nothing was minimised or tried: {error}")
@@ -188,19 +163,20 @@ class _FindingScript:
         if self._finding.kind != "mismatch":
             return ()
         is_form, strides = self._finding.cause is Cause.METADATA, self._finding.explanation == "stride"
-        found = []
+        checks = []
         for d in record.diffs:
             if is_form and d.detail:
-                found.append(Check(check_name(self._plan, d.name), float("inf"), strides=strides))
+                checks.append(Check(check_name(self._plan, d.name), float("inf"), strides=strides))
             elif not is_form and d.n_mismatched:
                 # Without the target here, no bound can be measured; half of what was seen lies between right and wrong.
                 allowed = 0.5 * d.max_abs if d.n_nan + d.n_inf + d.n_zero_sign == 0 else d.max_abs
-                found.append(Check(check_name(self._plan, d.name), allowed, signed_zeros=d.n_zero_sign > 0))
-        return tuple(found)
+                checks.append(Check(check_name(self._plan, d.name), allowed, signed_zeros=d.n_zero_sign > 0))
+        return tuple(checks)
 
     def _all_results(self) -> tuple[Check, ...]:
         if self._plan.n_returns == 1 and self._plan.fresh:
             return (Check("output 0"),)
+        # What the operator leaves uninitialised differs by definition.
         names = [f"output {i}" for i in self._plan.fresh if i not in self._plan.uninitialised]
         return tuple(Check(name) for name in (*names, *self._plan.mutated_names))
 
@@ -268,28 +244,10 @@ def run_versions(info: RunInfo) -> str:
 
 def _ratio(info: RunInfo) -> float:
     """What was slow in the run: a finite number, since it becomes part of a script."""
-    found = info.config.get("slow_ratio", _SLOW_RATIO)
-    is_one = isinstance(found, (int, float)) and not isinstance(found, bool) and 1 < found < _MOST_RATIO
-    return float(found) if is_one else _SLOW_RATIO
-
-
-def captured_plan(call: captured_inputs.Captured, *, checked: bool) -> OpPlan:
-    """The operator, with arguments that fit its schema."""
-    try:
-        plan = operator(call.op, checked=checked)
-    except Refused as why:
-        raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
-    except (AttributeError, RuntimeError):
-        raise _refusal(
-            f"This torch has no operator {call.op}: import the library that brings it, or use the version of the run."
-        ) from None
-    try:
-        check_arguments(plan.func, call.args, call.kwargs, checked=checked)
-    except Refused as why:
-        raise DataFileError(f"The captured inputs do not fit {call.op}: {why}.", slug="captured-inputs") from None
-    if plan.action in (Action.PASS, Action.EMPTY):
-        raise DataFileError(f"The captured inputs do not fit {call.op}.", slug="captured-inputs")
-    return plan
+    ratio = info.config.get("slow_ratio", _SLOW_RATIO)
+    # `True` is an int, and NaN fails both comparisons.
+    is_one = isinstance(ratio, (int, float)) and not isinstance(ratio, bool) and 1 < ratio < _MOST_RATIO
+    return float(ratio) if is_one else _SLOW_RATIO
 
 
 def _position(plan: OpPlan, name: str) -> int:

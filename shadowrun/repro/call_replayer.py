@@ -1,4 +1,8 @@
-"""Runs one call again on both platforms of a run, and judges it as the run did."""
+"""Runs one call again on both platforms of a run, and judges it as the run did.
+
+`CallReplayer` does it, `load_captured` and `captured_plan` read the call from a data file, and `explain` lists the
+steps of the judge.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,12 @@ import torch
 from shadowrun import sim
 from shadowrun.analysis import without_numbers
 from shadowrun.config import Config
-from shadowrun.intercept.op_allowlist import operator_named
-from shadowrun.intercept.plan import OpPlan, make_plan
+from shadowrun.errors import DataFileError, ShadowrunError, UsageError
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
+from shadowrun.intercept.plan import Action, OpPlan, make_plan
+from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.judge.judge import Judge
+from shadowrun.judge.ladder import Trace, recorded_steps
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.untrusted_specs import simulated_flaws
@@ -22,18 +29,22 @@ from shadowrun.replay.comparator import Comparator, bytes_for_oracle
 from shadowrun.replay.copies import copy_mutated
 from shadowrun.replay.executor import Executor
 from shadowrun.replay.platform_runs import PlatformRuns
+from shadowrun.repro.memory import bounded_memory
+from shadowrun.repro.platform_setup import allowed_platforms, check_harmless
+from shadowrun.store import captured_inputs
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from shadowrun.judge.ladder import Trace
+    from shadowrun.judge.ladder import Step
     from shadowrun.judge.result_diff import ResultDiff
     from shadowrun.operators.case import Case
     from shadowrun.replay.context import Kept
-    from shadowrun.types import RunInfo
+    from shadowrun.store.datafile import DataFile
+    from shadowrun.types import Allowed, OpRecord, RunInfo
 
-__all__ = ["CallReplayer", "ReplayOutcome", "operator"]
+__all__ = ["CallReplayer", "Explanation", "ReplayOutcome", "captured_plan", "explain", "load_captured", "operator"]
 
 _OPTIONS = ("rtol", "atol", "slow_ratio", "max_bytes")
 """Options that a data file keeps as they were, and that decide about a verdict."""
@@ -89,17 +100,14 @@ class _CollectingSink:
 
     def verdict(
         self,
-        context: int,
+        context: int,  # noqa: ARG002 - there is one
         verdict: Verdict,
         diffs: tuple[TensorDiff, ...] = (),
         missing_kernel: str = "",
-        times: tuple[float, float] = (-1.0, -1.0),
-        drift: tuple[float, float] = (-1.0, -1.0),
-        captured: Kept | None = None,
-        at: tuple[int, int] | None = None,
+        *_: Any,
+        **__: Any,
     ) -> int:
         """Any other verdict."""
-        del context, times, drift, captured, at
         self._outcome = ReplayOutcome(verdict, diffs, (), missing_kernel)
         return 0
 
@@ -128,16 +136,16 @@ class _ExaminingJudge:
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self.case: Case | None = None
-        self.found: tuple[ResultDiff, ...] = ()
+        self.mismatched: tuple[ResultDiff, ...] = ()
 
     def __call__(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]]:
         self.case = case
-        verdict, diffs, self.found = self._judge.examine(case)
+        verdict, diffs, self.mismatched = self._judge.examine(case)
         return verdict, diffs
 
     def forget(self) -> None:
         """Before the next call."""
-        self.case, self.found = None, ()
+        self.case, self.mismatched = None, ()
 
 
 class CallReplayer:
@@ -200,6 +208,7 @@ class CallReplayer:
             args: Inputs on the CPU; they stay as they are.
             kwargs: Inputs by name.
         """
+        # The run compared operators below autograd.
         with torch.no_grad():
             try:
                 # The reference first: a call that it cannot run shows nothing about the target.
@@ -220,9 +229,9 @@ class CallReplayer:
                     call, (args, kwargs), actual, expected, shared=self._shared, here=here
                 )
         judged = self._sink.take()
-        return (
-            None if judged is None else dataclasses.replace(judged, findings=self._judge.found, case=self._judge.case)
-        )
+        if judged is None:
+            return None
+        return dataclasses.replace(judged, findings=self._judge.mismatched, case=self._judge.case)
 
     def _run(self, executor: Executor, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         if not self._shared:
@@ -245,3 +254,94 @@ def operator(name: str, *, checked: bool = True) -> OpPlan:
         Refused: It does more than compute tensors.
     """
     return make_plan(operator_named(name, checked=checked), 0)
+
+
+def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.Captured:
+    """What was kept of a call.
+
+    Raises:
+        DataFileError: It cannot be read, or is that of another operator.
+    """
+    name = captured_inputs.captured_calls(data)[record.call.seq][2]
+    call = captured_inputs.load(data.tensors, name)
+    if call.op != record.call.op:
+        raise DataFileError(
+            f"The captured inputs {name!r} are those of {ascii(call.op)[1:-1]}.", slug="captured-inputs"
+        )
+    return call
+
+
+def captured_plan(call: captured_inputs.Captured, *, checked: bool) -> OpPlan:
+    """The operator, with arguments that fit its schema."""
+    try:
+        plan = operator(call.op, checked=checked)
+    except Refused as why:
+        raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
+    except (AttributeError, RuntimeError):
+        raise UsageError(
+            f"This torch has no operator {call.op}: import the library that brings it, or use the version of the run.",
+            slug="no-repro",
+        ) from None
+    try:
+        check_arguments(plan.func, call.args, call.kwargs, checked=checked)
+    except Refused as why:
+        raise DataFileError(f"The captured inputs do not fit {call.op}: {why}.", slug="captured-inputs") from None
+    if plan.action in (Action.PASS, Action.EMPTY):
+        raise DataFileError(f"The captured inputs do not fit {call.op}.", slug="captured-inputs")
+    return plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """How a call came to its verdict.
+
+    Attributes:
+        record: The call as it was recorded.
+        recorded: What the record says of the steps.
+        verdict: The verdict of the call run again; None where it was not.
+        steps: Its steps.
+        note: Why it was not run again, or what the second verdict means.
+    """
+
+    record: OpRecord
+    recorded: tuple[Step, ...]
+    verdict: Verdict | None = None
+    steps: tuple[Step, ...] = ()
+    note: str = ""
+
+
+def explain(data: DataFile, record: OpRecord, *, kept: bool, allowed: Allowed) -> Explanation:
+    """Explain the verdict of a call.
+
+    Args:
+        data: The run's data file.
+        record: The call.
+        kept: Whether its inputs were kept: then it is run and judged again.
+        allowed: What the data file may have started.
+    """
+    recorded = tuple(recorded_steps(record.verdict, record.diffs))
+    if not kept:
+        return Explanation(record, recorded, note="its inputs were not kept: it cannot be judged again")
+    trace = Trace()
+    try:
+        verdict = _judged_again(data, record, allowed, trace)
+    except ShadowrunError as error:
+        return Explanation(record, recorded, note=f"not judged again: {error}")
+    if verdict is None:
+        return Explanation(record, recorded, note="not judged again: the reference cannot run it here")
+    same = (verdict.status, verdict.cause) == (record.verdict.status, record.verdict.cause)
+    note = "" if same else "another verdict than in the run: it depends on earlier calls, on this machine, or on chance"
+    return Explanation(record, recorded, verdict, tuple(trace), note)
+
+
+def _judged_again(data: DataFile, record: OpRecord, allowed: Allowed, trace: Trace) -> Verdict | None:
+    info = allowed_platforms(data.info, allowed)
+    check_harmless(info, allowed)
+    call = load_captured(data, record)
+    plan = captured_plan(call, checked=not allowed.modules)
+    # A call from an untrusted file must not take all memory.
+    bound = contextlib.nullcontext() if allowed.modules else bounded_memory()
+    # A comparison may be running: this is none of its calls.
+    with bound, as_in_handler(), CallReplayer(info, trace=trace) as replayer:
+        judged = replayer.judge(plan, call.args, call.kwargs)
+    return None if judged is None else judged.verdict

@@ -29,6 +29,7 @@ __all__ = [
 def named_inputs(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tensors and lists of tensors among the arguments, by their names in the schema."""
     names = [a.name for a in schema_of(plan.func).arguments]
+    # Not strict: the last arguments may be left to their defaults.
     given = dict(zip(names, args, strict=False)) | kwargs
     return {name: _listed(value) for name, value in given.items() if any(True for _ in tensors_in((value,)))}
 
@@ -75,19 +76,20 @@ def result_text(plan: OpPlan, name: str) -> Code:
 
 def returned_arguments(plan: OpPlan) -> dict[str, Code]:
     """Expressions for results that should be an argument that the call wrote to, by the argument's name."""
-    schema, found = schema_of(plan.func), {}
+    schema, expressions = schema_of(plan.func), {}
     for i, value in enumerate(schema.returns):
         info = value.alias_info
         for a in schema.arguments:
             given = a.alias_info if str(a.type) == "Tensor" else None
             if info is not None and given is not None and given.is_write and given.before_set & info.before_set:
-                found[a.name] = code("out") if plan.n_returns == 1 else code("out[{}]", i)
-    return found
+                expressions[a.name] = code("out") if plan.n_returns == 1 else code("out[{}]", i)
+    return expressions
 
 
 def needs_layout(inputs: Mapping[str, Any]) -> bool:
     """Whether a plain copy would change the strides of tensors, or which of them share memory."""
     tensors = [t for t in tensors_in(inputs.values()) if t.layout is torch.strided]
+    # Empty tensors have no memory, and all of them the address 0.
     memory = [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
     return len(set(memory)) < len(memory) or not all(t.is_contiguous() for t in tensors)
 

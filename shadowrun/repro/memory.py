@@ -67,6 +67,7 @@ def _left() -> int | None:
         left = int(machine.split()[1]) << 10
     except (OSError, StopIteration, ValueError):
         return None
+    # A container may have less than the machine; its group then says so.
     with contextlib.suppress(OSError, ValueError, IndexError):  # "max", or no such group
         most, used = (int(_lines(f"/sys/fs/cgroup/memory.{name}")[0]) for name in ("max", "current"))
         left = min(left, most - used)
@@ -75,8 +76,8 @@ def _left() -> int | None:
 
 def _held() -> int:
     """Bytes of private memory that this process has now, used or not."""
-    found = next((line for line in _lines("/proc/self/status") if line.startswith("VmData:")), "VmData: 0 kB")
-    return int(found.split()[1]) << 10
+    size = next((line for line in _lines("/proc/self/status") if line.startswith("VmData:")), "VmData: 0 kB")
+    return int(size.split()[1]) << 10
 
 
 def _lines(path: str) -> list[str]:

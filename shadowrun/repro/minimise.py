@@ -53,11 +53,11 @@ def minimised(
 
     def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         nonlocal last
-        found = judge(args, kwargs)
-        if found is None or kind(found) != wanted:
+        judged = judge(args, kwargs)
+        if judged is None or kind(judged) != wanted:
             return False
         # The verdict belongs to the smallest call, not to the one that was captured.
-        last = found
+        last = judged
         return True
 
     minimiser = Minimiser(holds, seconds)
@@ -104,7 +104,7 @@ class Minimiser:
             for proposal in step(best):
                 if not self._in_time():
                     return best
-                if _cost(proposal) >= _cost(best):  # else two proposals could undo each other for ever
+                if _cost(proposal) >= _cost(best):  # two proposals could undo each other without end
                     continue
                 self.n_runs += 1
                 if self._keeps(proposal):
@@ -153,6 +153,7 @@ def _is_plain(t: torch.Tensor) -> bool:
 def _shorter_lists(call: Arguments) -> Iterator[Arguments]:
     """Lists of tensors, all of one length together, without a half or one of their entries."""
     for n in sorted({len(v) for v in _values(call) if _is_list(v) and len(v) > 1}, reverse=True):
+        # Halves first: a long list needs few runs, and single entries are left to the end.
         halves: list[Sequence[int]] = [range(n // 2), range(n // 2, n)]
         keeps = halves + [[k for k in range(n) if k != i] for i in range(n)]
         for keep in keeps:

@@ -92,6 +92,7 @@ def platform_setup_of(spec: str, facts: dict[str, Any]) -> PlatformSetup:
     flaws = simulated_flaws(facts)
     if flaws is not None:
         modules, starting = ("os",), code(_SIMULATED, name=kind, flaws=",".join(flaws))
+    # A plug-in without a row there registers itself by its entry point.
     elif kind in BACKENDS:
         package = BACKENDS[kind].package
         starting = code("import {}", dotted_name(package)) if package else code(BACKENDS[kind].script_setup)
@@ -111,7 +112,7 @@ def allowed_platforms(info: RunInfo, allowed: Allowed) -> RunInfo:
 
     Args:
         info: As the file has it.
-        allowed: What the person at the keyboard named.
+        allowed: What the user named.
 
     Raises:
         PlatformError: A platform takes more than this process, and the user did not name it.
@@ -129,7 +130,7 @@ def check_harmless(info: RunInfo, allowed: Allowed) -> None:
 
     Args:
         info: As the file has it.
-        allowed: What the person at the keyboard named.
+        allowed: What the user named.
 
     Raises:
         PlatformError: The simulated device has such flaws, and the user did not name it.
@@ -140,7 +141,7 @@ def check_harmless(info: RunInfo, allowed: Allowed) -> None:
     if fatal and not allowed.modules and spec_of_user(info.target, allowed.names) is None:
         raise PlatformError(
             f"The simulated device of this file has {fatal[0]}, which would end or block this process, and only the "
-            "data file names it, which may be somebody else's. If you know what it is, name the device: "
+            "data file names it, which may come from another person. If you know what it is, name the device: "
             f"--target {shlex.quote(ascii(info.target)[1:-1][:300])}.",
             slug="platform-refused",
         )

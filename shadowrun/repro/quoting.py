@@ -44,6 +44,7 @@ def literal(value: Any) -> Code:
     """
     if isinstance(value, Code):
         return value
+    # A tuple becomes a list: operators take both, and a text needs one form.
     if isinstance(value, (list, tuple)):
         return Code(f"[{', '.join(map(literal, value))}]")
     if isinstance(value, dict):
@@ -53,8 +54,8 @@ def literal(value: Any) -> Code:
         return Code("device")
     if isinstance(value, str):
         # In ASCII no bidirectional mark or look-alike character hides what the text is.
-        found = ascii(str(value))
-        return Code(found if "'" in found[1:-1] or '"' in found else f'"{found[1:-1]}"')
+        quoted = ascii(str(value))
+        return Code(quoted if "'" in quoted[1:-1] or '"' in quoted else f'"{quoted[1:-1]}"')
     if isinstance(value, float) and not math.isfinite(value):
         return Code(f'float("{float(value)}")')
     if isinstance(value, complex) and not (math.isfinite(value.real) and math.isfinite(value.imag)):

@@ -20,6 +20,7 @@ from shadowrun.replay.memory_effects import GUARD_BYTES
 from shadowrun.repro.calls import needs_layout
 from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, literal
 from shadowrun.store.captured_inputs import write_private
+from shadowrun.types import Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,17 @@ if TYPE_CHECKING:
     from shadowrun.repro.checks import Check
     from shadowrun.repro.platform_setup import PlatformSetup
 
-__all__ = ["EXIT_STATUS", "Repro", "ScriptSpec", "publish", "render", "run_script", "versions_text", "write_new"]
+__all__ = [
+    "EXIT_STATUS",
+    "Repro",
+    "ReproOptions",
+    "ScriptSpec",
+    "publish",
+    "render",
+    "run_script",
+    "versions_text",
+    "write_new",
+]
 
 EXIT_STATUS = "Exit status: 1 while the fault is there, 0 when it is gone, 2 if this machine cannot show it."
 TIME_LIMIT_S = 120.0
@@ -62,6 +73,26 @@ class Repro:
     shows_fault: bool | None
     said: str
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReproOptions:
+    """How a script is made, be it of a call, a compiled region or a case of a sweep.
+
+    Attributes:
+        minimise: Make the inputs smaller and simpler while the fault stays, if the target is on this machine.
+        time_limit_s: Time limit of the minimisation.
+        allowed: Platforms and modules that the data file may have started and imported.
+    """
+
+    minimise: bool = True
+    time_limit_s: float = 30.0
+    allowed: Allowed = Allowed()  # noqa: RUF009 - frozen
+
+    @property
+    def seconds(self) -> float:
+        """Time limit of the minimisation; 0 where there is to be none."""
+        return self.time_limit_s if self.minimise else 0.0
 
 
 @dataclass(frozen=True)
@@ -221,6 +252,7 @@ def run_script(script: Path, limit_s: float, path: Path | None = None) -> subpro
         TimeoutExpired: It takes too long.
     """
     # Files in the folder of the script, which may have been there before, are not to be imported as modules.
+    # The variable holds for processes that the script starts too; `-P` for the script only.
     environment = {k: v for k, v in os.environ.items() if k != "SIM_FLAWS"} | {"PYTHONSAFEPATH": "1"}
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), environment.get("PYTHONPATH"))))

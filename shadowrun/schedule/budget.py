@@ -32,12 +32,12 @@ _PLAIN_STEPS = 2
 _DISCOVER_EVERY = 16
 """In the first window, and then on average once in so many, every call is looked at: if not, a call in a part of the
 step where the credit is always spent would be missed. A signature counts as recent for so many windows."""
-_MOST_FOR_WATCHING = 1 / 3
+_MAX_FOR_WATCHING = 1 / 3
 _REPLAYS_FOR_WATCHING = 2.0
 """In a step on credit, time for replays per time for watching."""
-_MOST_IN_STEP = 8.0
+_MAX_IN_STEP = 8.0
 """Most overhead of one step, in plain steps, unless a single call takes more."""
-_MOST_FOR_JUDGING = 6.0
+_MAX_FOR_JUDGING = 6.0
 """Most time for judging postponed calls after one step, in plain steps; a call in progress is finished."""
 _CHOSEN_FOR_STEPS = 1.0
 """Cost of the signatures chosen at once, in allowances of a step. With more, calls early in a step would be replayed
@@ -48,9 +48,9 @@ _FACTOR_AT_FIRST = 2.0
 _OVERDRAFT_NS = 5e6
 """Debt up to which each step is watched while some signatures were never verified."""
 _SHORT_STEP_NS = 5e6
-_MOST_UNWATCHED = 64
+_MAX_UNWATCHED = 64
 """Most steps that end without a new decision."""
-_MOST_SIGNATURES = 50_000
+_MAX_SIGNATURES = 50_000
 """Above this, the least recent signatures are forgotten: with dynamic shapes, memory would grow without bound."""
 
 
@@ -182,7 +182,7 @@ class Budget:
             return True
         if not self._window:
             # The first step has no plain time yet: its measured time is mostly due to cold caches.
-            self._sparse = self._ratio - 1 < 1 / _MOST_FOR_WATCHING
+            self._sparse = self._ratio - 1 < 1 / _MAX_FOR_WATCHING
         if not self._n_calls % _WINDOW_CALLS and not self._n_steps + self._n_stretches:
             self._end_window()
             self._sparse = False
@@ -195,6 +195,7 @@ class Budget:
         """Whether a step on credit leaves this call out: it was looked at in an earlier step, or the step is full."""
         if self._is_full or self._n_in_step <= self._looked_at:
             return True
+        # At least one call of each watched step is looked at: else a step that is too expensive would never advance.
         if self._fits(0.0) or not self._n_looked:
             return False
         self._fill()
@@ -218,7 +219,7 @@ class Budget:
         passing_ns = max(self._calls_in_step - self._n_in_step, 0) * self._passing_ns
         factor = clock.factor if clock.weighed else _FACTOR_AT_FIRST
         taken_ns = factor * (clock.spent_in_step_ns / clock.factor + cost_ns) + passing_ns
-        return taken_ns <= max(_MOST_IN_STEP, self._ratio - 1) * plain_ns
+        return taken_ns <= max(_MAX_IN_STEP, self._ratio - 1) * plain_ns
 
     def wants(self, signature: Hashable, operator: Hashable = None) -> bool:
         """Whether a call with this signature should be replayed; if so, it counts as verified.
@@ -261,6 +262,7 @@ class Budget:
         self._replays_ns += cost_ns
         known = self._signatures.get(signature)
         if known is not None:
+            # The mean over first replays is the estimate for a signature that was not replayed yet.
             if not known.cost_ns:
                 self._first_looks_ns += cost_ns
                 self._n_first_looks += 1
@@ -268,7 +270,7 @@ class Budget:
 
     def _meet(self, signature: Hashable) -> _Signature:
         self._n_signatures += 1
-        if len(self._signatures) >= _MOST_SIGNATURES:
+        if len(self._signatures) >= _MAX_SIGNATURES:
             oldest = next(iter(self._signatures))
             del self._signatures[oldest]
             self._new.discard(oldest)
@@ -304,7 +306,7 @@ class Budget:
         allowed_ns = clock.allowed_ns
         # If watching takes much of the allowance, steps are watched on credit, to their ends: if not, all time would
         # go into watching, and none into replays.
-        self._sparse = not clock.calibrated or self._watching_ns > allowed_ns * _MOST_FOR_WATCHING
+        self._sparse = not clock.calibrated or self._watching_ns > allowed_ns * _MAX_FOR_WATCHING
         ceiling_ns = self._watching_ns + allowed_ns if self._sparse else 0.0
         clock.cap_credit(ceiling_ns)
         self.watched = must_watch or (may_watch and self._affords(ceiling_ns) and not self._calibrates())
@@ -322,7 +324,7 @@ class Budget:
         if clock.credit_ns <= -_OVERDRAFT_NS:
             return 0.0
         if self._sparse:
-            return _MOST_FOR_JUDGING * clock.plain_step_ns
+            return _MAX_FOR_JUDGING * clock.plain_step_ns
         return max(clock.credit_ns, 0.0) + clock.allowed_ns / 2
 
     def judged(self, took_ns: float) -> None:
@@ -345,7 +347,7 @@ class Budget:
             return 0
         if clock.in_cold_steps:  # these steps are timed, to learn how much slower they are
             return 0
-        return max(0, min(int(-clock.credit_ns / clock.allowed_ns) - 1, _MOST_UNWATCHED))
+        return max(0, min(int(-clock.credit_ns / clock.allowed_ns) - 1, _MAX_UNWATCHED))
 
     def end_unwatched_steps(self, now: int, n_steps: int, own_ns: int, *, by_hook: bool = False) -> None:
         """Count unwatched steps; arguments as for `OverheadClock.end_unwatched`."""
@@ -380,6 +382,7 @@ class Budget:
         n_calls, self._calls_before = self._n_in_step, self._n_calls
         self._calls_in_step = n_calls
         self._looked_at, self._looked_at_next = self._looked_at_next, 0
+        # A pass is over where nothing is left for a later step, and nothing was passed for want of credit.
         self._n_passes += not self._looked_at and (self._sparse or self._n_looked >= n_calls)
         self._n_looked, self._is_full = 0, False
         self._watching_ns = n_calls * self._handing_over_ns * clock.factor
@@ -407,11 +410,11 @@ class Budget:
         self._random.shuffle(of_late)
         of_late.sort(key=lambda item: item[1].verified_in)
         clock = self._clock
-        most_ns = _REPLAYS_FOR_WATCHING * self._looking_ns if self._sparse else _CHOSEN_FOR_STEPS * clock.allowed_ns
+        max_ns = _REPLAYS_FOR_WATCHING * self._looking_ns if self._sparse else _CHOSEN_FOR_STEPS * clock.allowed_ns
         for signature, known in of_late:
             self._chosen.add(signature)
             self._chosen_ns += known.cost_ns * clock.factor
-            if 0 < most_ns <= self._chosen_ns:
+            if 0 < max_ns <= self._chosen_ns:
                 break
 
     def _of_late(self) -> Iterator[tuple[Hashable, _Signature]]:

@@ -22,7 +22,7 @@ _LOOK_EVERY = 16
 """One in so many unwatched steps computes a new median, the slowest part of ending a step."""
 _FACTORS = (1.0, 6.0)
 _MUCH = 3.0
-_COLD_NS, _MOST_COLD_STEPS = 2e6, 4
+_COLD_NS, _MAX_COLD_STEPS = 2e6, 4
 """Time, and number of steps, for which the program runs slower after a watched step, with cold caches."""
 _PASSED_NS = 11e3
 """Unmeasured overhead of an unwatched step: its end, and the wrapper of `nn.Module.__call__`.
@@ -70,8 +70,8 @@ class OverheadClock:
         self._first_ns: list[float] = []
         self._n_cold = 0
         self._cold_until_ns = 0.0
-        self._cold_steps_ns: list[deque[float]] = [deque(maxlen=_RECENT_STEPS) for _ in range(_MOST_COLD_STEPS)]
-        self._slower_ns = [0.0] * _MOST_COLD_STEPS
+        self._cold_steps_ns: list[deque[float]] = [deque(maxlen=_RECENT_STEPS) for _ in range(_MAX_COLD_STEPS)]
+        self._slower_ns = [0.0] * _MAX_COLD_STEPS
         self._early: list[tuple[float, float]] = []
         self._ratios: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -146,7 +146,7 @@ class OverheadClock:
         """Number of slower steps after a watched one."""
         if self.plain_step_ns >= _LONG_STEP_NS:
             return 0.0
-        return min(_COLD_NS / self.plain_step_ns, _MOST_COLD_STEPS) if self.plain_step_ns > 0 else 1.0
+        return min(_COLD_NS / self.plain_step_ns, _MAX_COLD_STEPS) if self.plain_step_ns > 0 else 1.0
 
     def end_step(self, *, watched: bool) -> None:
         """End a step, and update all estimates."""
@@ -185,7 +185,7 @@ class OverheadClock:
     @property
     def in_cold_steps(self) -> bool:
         """Whether the next step may be slower, since a watched one came before it."""
-        return self.elapsed_ns < self._cold_until_ns and self._n_cold < _MOST_COLD_STEPS
+        return self.elapsed_ns < self._cold_until_ns and self._n_cold < _MAX_COLD_STEPS
 
     def end_unwatched(self, now: int, n_steps: int, by_our_clock_ns: float, *, by_hook: bool = False) -> None:
         """End unwatched steps that were not timed one by one.
@@ -196,6 +196,7 @@ class OverheadClock:
             by_our_clock_ns: Time taken to count them.
             by_hook: Whether an optimizer's hook ended them.
         """
+        # A call of another thread may have advanced the clock since the last of these steps ended.
         self.advance(max(now, self._now))
         self.spend_seen(by_our_clock_ns)
         self.spent_ns += n_steps * min(_PASSED_NS + (_PASSED_BY_HOOK_NS if by_hook else 0.0), self.allowed_ns / 2)
@@ -221,7 +222,7 @@ class OverheadClock:
         if not self.calibrated:
             self._first_ns.append(elapsed_ns)
         k, self._n_cold = self._n_cold, self._n_cold + 1
-        in_cold_steps = began_ns < self._cold_until_ns and k < _MOST_COLD_STEPS and elapsed_ns < _LONG_STEP_NS
+        in_cold_steps = began_ns < self._cold_until_ns and k < _MAX_COLD_STEPS and elapsed_ns < _LONG_STEP_NS
         if not in_cold_steps:
             self.n_plain += 1
             self.since_plain = 0

@@ -53,11 +53,6 @@ class Selection:
         self.begin_step(0)
 
     @property
-    def ops_named(self) -> bool:
-        """Whether the user chose operators by name, custom ones included."""
-        return self._config.ops is not None
-
-    @property
     def compares_step(self) -> bool:
         """Whether any call of the current step may be compared."""
         return not self._step_reason
@@ -67,6 +62,7 @@ class Selection:
         config = self._config
         if config.steps is not None and step not in config.steps:
             self._step_reason = "step not selected"
+        # Asked once for each step, as `torch.profiler` asks it: a schedule may keep a state.
         elif config.schedule is not None and not _records(config.schedule(step)):
             self._step_reason = "schedule"
         else:
@@ -82,6 +78,7 @@ class Selection:
         reason = self._by_plan.get(plan.index)
         if reason is None:
             ops = self._config.ops
+            # All operators called, for the near names that `unmatched` lists.
             self._names[plan.name] = None
             found = ops is None or any(fits_operator(p, plan.name) for p in ops)
             reason = self._by_plan[plan.index] = "" if found else "operator not selected"

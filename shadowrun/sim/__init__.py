@@ -66,7 +66,7 @@ def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", 
 
     Args:
         name: Device type, ``"sim"``; one per process.
-        flaws: Names from `CATALOGUE` or `FATAL`, active besides those of the preset.
+        flaws: Names from `CATALOGUE` or `FATAL`, active in addition to those of the preset.
         preset: Name from `PRESETS`.
         asynchronous: Copies to the host with ``non_blocking=True`` are written only when the program synchronizes, as
             on an accelerator whose stream has not got there; until then they hold a poison pattern.
@@ -75,6 +75,7 @@ def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", 
         PlatformError: An unknown flaw or preset; a second name; another backend holds PrivateUse1.
     """
     global _device  # noqa: PLW0603 - torch has one PrivateUse1 per process as well
+    # Before anything is registered, which cannot be undone: a wrong name must change nothing.
     names = _checked(flaws, preset)
     if _device is None:
         _device = _register(name)

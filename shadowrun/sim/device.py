@@ -65,7 +65,7 @@ need(
 _CPU = torch.device("cpu")
 _DL_EXTENSION = 12
 
-# The offset of `DLTensor.device.device_type` behind the `void* data` of DLPack's ABI.
+# The offset of `DLTensor.device.device_type` after the `void* data` of DLPack's ABI.
 _DEVICE_TYPE_OFFSET = 8
 _int32_at = ctypes.c_int32.from_address
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -243,7 +243,7 @@ class _Engine(torch._C._ImperativeEngine):
             return super().run_backward(*args, **kwargs)
         except BaseException as error:
             _exit_slowly()
-            # C++ says SystemError when the exception that it wants to hand over is gone.
+            # C++ says SystemError when the exception that it wants to pass on does not exist any more.
             if not isinstance(error, SystemError) or not _in_flight:
                 raise
             original = _in_flight[0]

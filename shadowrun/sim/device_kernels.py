@@ -209,6 +209,7 @@ def _convolution(source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 
 
 def _convolution_backward(grad: torch.Tensor, source: torch.Tensor, weight: torch.Tensor, *options: Any) -> Any:
+    # The overrideable form is not given the size of the bias, which the operator of the CPU needs.
     transposed, groups = options[3], options[5]
     bias_size = [weight.size(1) * groups if transposed else weight.size(0)]
     return _aten.convolution_backward.default(grad, source, weight, bias_size, *options)

@@ -25,6 +25,7 @@ __all__ = ["GENERATOR", "CpuKernel", "DeviceKernel", "kernels_on_cpu", "kernels_
 GENERATOR = torch.Generator(device="cpu")
 """Draws for operators that take a generator; its state is the device's RNG state."""
 
+# The default generator of the CPU is one for the process, whichever thread draws.
 _LOCK = threading.RLock()
 
 
@@ -152,6 +153,7 @@ class CpuKernel:
             kind = _kind(type(value))
         if kind == _TENSOR:
             if value.is_cpu:
+                # Of no dimensions, a tensor of the CPU counts as a number on every device.
                 if value.dim() and not self._allows_mixed:
                     raise RuntimeError(_two_devices(value))
                 return value
@@ -162,6 +164,7 @@ class CpuKernel:
             alias = device.to_cpu(value)
             pairs.append((alias, value))
             return alias
+        # Sizes, strides and dimensions have no tensors in them.
         if kind == _LIST and value and type(value[0]) not in (int, float, bool):
             return [self._input(v, pairs) for v in value]
         return value
@@ -268,6 +271,7 @@ def _output(value: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]])
 @functools.cache
 def _names_on_cpu() -> tuple[str, ...]:
     reserved = {*device_kernels.ON_DEVICE, *device_kernels.METADATA, *_CPU_ONLY}
+    # An operator without a kernel of its own for the CPU is composite: torch decomposes it into some that have one.
     return tuple(
         name
         for name in device.all_operators()

@@ -23,14 +23,14 @@ _OWN_FOLDER = str(Path(__file__).parent.parent)
 _NOT_DEVICE_CALLS = frozenset({"compare", "compile_check", "resolve", "parse", "hasattr", "getattr", "print"})
 """Functions whose arguments are platforms or plain text, not devices of torch."""
 _PLATFORMS = ("target", "ref")
-_MOST_FRAMES = 100
+_MAX_FRAMES = 100
 
 
 def is_named_by_callers(name: str) -> bool:
     """Whether the source of a function that is being called, or the rest of its file, names the device."""
     files = set()
     frame = sys._getframe(1)
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         files.add(frame.f_code.co_filename)
         if frame.f_back is None:
             break
@@ -61,6 +61,7 @@ def is_named_in_source(source: str, name: str) -> bool:
 
 def _names(node: ast.AST, name: str) -> bool:
     match node:
+        # `shadowrun.sim` is this package's module, and no device.
         case ast.Attribute(value=ast.Name("shadowrun")):
             return False
         case ast.Attribute(attr=attribute):
@@ -70,6 +71,7 @@ def _names(node: ast.AST, name: str) -> bool:
         case ast.Assign(targets=targets, value=value):
             return any(_is_device(t) for t in targets) and _has(value, name)
         case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.For(target=target, iter=value):
+            # `for device in ("cpu", "sim")` names it as an assignment does.
             return _is_device(target) and _has(value, name)
         case ast.arguments():
             places = [*node.posonlyargs, *node.args]
@@ -86,6 +88,7 @@ def _in_call(call: ast.Call, name: str) -> bool:
     # `compare("sim")` names a platform: the program itself stays on the CPU.
     if function in _NOT_DEVICE_CALLS:
         return False
+    # `add_argument("--device", default="sim")` names it; of `--platform` it may be the target of a comparison.
     if function == "add_argument" and not any(_is_device(a) for a in call.args):
         return False
     given = [*call.args, *(k.value for k in call.keywords if k.arg not in _PLATFORMS)]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STREAM", "Event", "Stream", "current_stream"]
 
+# As float32 -1.2e17, as int32 -606348325: what no test computes by chance.
 _POISON = 0xDB
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shadowrun.errors import DataFileError
-from shadowrun.store import plain_json as values
+from shadowrun.store import plain_json
 from shadowrun.store.plain_json import Unkeepable
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def clear(path: Path) -> None:
     if not folder.is_dir() or folder.is_symlink():
         return
     for file in folder.iterdir():
-        if _NAME.fullmatch(file.name.removesuffix(".part")):
+        if _NAME.fullmatch(file.name.removesuffix(".part")):  # `.part`: of a process that was killed while it wrote
             with contextlib.suppress(OSError):
                 file.unlink()
     with contextlib.suppress(OSError):
@@ -155,6 +155,7 @@ def file_of(folder: Path, name: str) -> Path:
         DataFileError: The name leads out of the folder, or the file is gone.
     """
     path = folder / name
+    # A link could lead to any file of the user's.
     if not _NAME.fullmatch(name) or path.is_symlink() or folder.is_symlink():
         raise DataFileError(
             f"{name!r} is not a name of captured inputs: the data file was not written by shadowrun, or was changed.",
@@ -351,6 +352,7 @@ def _encode(value: Any, tensors: list[Any]) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
+        # By identity: arguments that are one tensor are one tensor again when they are loaded.
         known = next((i for i, t in enumerate(tensors) if t is value), None)
         if known is None:
             known = len(tensors)
@@ -358,7 +360,7 @@ def _encode(value: Any, tensors: list[Any]) -> Any:
         return {"tensor": known}
     if isinstance(value, (list, tuple)):
         return [_encode(v, tensors) for v in value]
-    return values.encode(value)
+    return plain_json.encode(value)
 
 
 def _decode(value: Any, tensors: list[Any]) -> Any:
@@ -368,4 +370,4 @@ def _decode(value: Any, tensors: list[Any]) -> Any:
     if type(value) is not dict:
         return _of_type(value, *_VALUES)
     ((kind, content),) = value.items()
-    return tensors[_of_type(content, int)] if kind == "tensor" else values.decode(kind, content)
+    return tensors[_of_type(content, int)] if kind == "tensor" else plain_json.decode(kind, content)

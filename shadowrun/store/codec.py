@@ -36,7 +36,7 @@ __all__ = [
 
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
-MOST_RANKS = 2**20
+MOST_RANKS = 2**20  # `combine` makes a set of all ranks: a number from a hostile file must not size it
 MOST_NESTED = 20
 SIZES = re.compile(r"\[(-?\d{1,19}(, ?-?\d{1,19}){0,999})?\]", re.ASCII)
 """A JSON list of whole numbers, such as a shape."""
@@ -86,16 +86,23 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, set | frozenset):
+        # The order of a set differs from process to process: equal options of two ranks have to be equal texts.
         return sorted((jsonable(v) for v in value), key=str)
     if isinstance(value, list | tuple):
         return [jsonable(v) for v in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {_key(f): jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return str(value)
+
+
+def _key(field: dataclasses.Field[Any]) -> str:
+    """The key of a field in JSON: its name, unless the field was renamed since files have it."""
+    return str(field.metadata.get("key", field.name))
 
 
 def encode_info(info: RunInfo) -> str:
     """A `RunInfo` as JSON."""
+    # Sorted: `combine` recognises a run that is in two files by this text.
     return json.dumps(jsonable(info), sort_keys=True, allow_nan=False)
 
 
@@ -125,7 +132,7 @@ def decode_facts(kind: type[_Facts], text: str) -> _Facts:
     """
     try:
         found = _of_type(dict)(json.loads(text))
-        given = {f.name: (str(f.type), found[f.name]) for f in dataclasses.fields(kind) if f.name in found}
+        given = {f.name: (str(f.type), found[_key(f)]) for f in dataclasses.fields(kind) if _key(f) in found}
         return kind(**{name: _DECODERS[type_name](value) for name, (type_name, value) in given.items()})
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise ValueError(f"its information cannot be read: {type(error).__name__} {error}"[:200]) from error
@@ -164,6 +171,7 @@ def _of_type(*types: type) -> Callable[[Any], Any]:
 
 def _dictionary(value: Any) -> dict[str, Any]:
     _of_type(dict)(value)
+    # `jsonable` and its like call themselves for each level.
     if _depth(value) > MOST_NESTED:
         raise ValueError("nested too deeply")
     return dict(value)
@@ -215,6 +223,7 @@ def _encode_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int | str |
 
 
 def _decode_index(place: int | str | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    # A hostile file may name an element of an empty tensor, where `divmod` would divide by 0.
     if place is None or (0 in shape and not isinstance(place, str)):
         return ()
     if isinstance(place, str):

@@ -35,6 +35,7 @@ __all__ = ["DEFAULT_OUTPUT", "Combined", "check_platforms", "choose", "combine_f
 
 
 DEFAULT_OUTPUT = Path(".shadowrun")
+# What SQLite and `combine` itself leave next to a data file if their process is killed.
 _NOT_DATA = ("-journal", ".part")
 _RANK = re.compile(r"(?P<before>.+)\.\d+(?P<after>\.[^.]*)?")
 
@@ -52,6 +53,7 @@ def choose(given: Iterable[str | PathLike[str]], out: Path | None) -> list[Path]
         path = Path(name)
         if path.is_dir():
             found = _of_folder(path)
+        # A file whose name has brackets is that file, not a pattern.
         elif not path.exists() and glob.has_magic(str(path)):
             found = sorted(map(Path, glob.glob(str(path))), key=_natural)  # noqa: PTH207 - may be absolute
         else:
@@ -121,9 +123,9 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
     # Ranks run at the same time, so the slowest gives the wall time. Other runs ran one after the other.
     if are_ranks(sources):
         slowest = max(infos, key=lambda i: i.wall_s)
-        wall_s, own_s, behind_s = slowest.wall_s, slowest.own_s, slowest.behind_s
+        wall_s, own_s, async_compare_s = slowest.wall_s, slowest.own_s, slowest.async_compare_s
     else:
-        wall_s, own_s, behind_s = (sum(times) for times in zip(*map(_times, infos), strict=True))
+        wall_s, own_s, async_compare_s = (sum(times) for times in zip(*map(_times, infos), strict=True))
     return dataclasses.replace(
         first,
         target=_common(infos, lambda i: i.target),
@@ -136,7 +138,7 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
         started=min(i.started for i in infos),
         wall_s=wall_s,
         own_s=own_s,
-        behind_s=behind_s,
+        async_compare_s=async_compare_s,
         complete=all(i.complete for i in infos),
         notes=tuple(_notes(sources)),
         raised=next((i.raised for i in infos if i.raised), ""),
@@ -145,7 +147,7 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
 
 
 def _times(info: RunInfo) -> tuple[float, float, float]:
-    return info.wall_s, info.own_s, info.behind_s
+    return info.wall_s, info.own_s, info.async_compare_s
 
 
 def _platforms(info: RunInfo) -> tuple[str, str]:
@@ -177,6 +179,7 @@ def _notes(sources: Sequence[SourceRun]) -> Iterator[str]:
             yield f"The files of {which} {ranges(missing)} of {max(worlds)} are not among those that were combined."
     elif max(worlds) > 1:
         yield "These files are not each a rank of one run: the runs in it are named by their files."
+    # If no run ended, `RunInfo.complete` says it, and a note would repeat it.
     incomplete = [source.number for source in sources if not source.info.complete]
     if incomplete and len(incomplete) < len(sources):
         yield f"Had not ended, or was killed: {name_runs(sources, incomplete)}."
@@ -184,6 +187,7 @@ def _notes(sources: Sequence[SourceRun]) -> Iterator[str]:
         ("target", lambda i: _facts(i.target_fingerprint)),
         ("reference", lambda i: _facts(i.ref_fingerprint)),
         ("versions", lambda i: i.versions),
+        # Where a run is written changes nothing of what it compares.
         ("options", lambda i: {k: v for k, v in i.config.items() if k not in ("file", "append")}),
         ("program", lambda i: {"command line": " ".join(i.argv)}),
     ):
@@ -345,6 +349,7 @@ def _copy(
     sources: list[SourceRun] = []
     files: list[Path] = []
     done = 0
+    # File by file: a file is opened, and upgraded to the present schema, once for all its runs.
     for path, same in itertools.groupby(parts, key=lambda part: part.path):
         runs = list(same)
         with _collecting(problems, ignore=ignore):

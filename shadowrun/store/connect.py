@@ -248,6 +248,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     try:
         application = connection.execute("pragma application_id").fetchone()[0]
         version = connection.execute("pragma user_version").fetchone()[0]
+        # Has SQLite parse the schema: a malformed one is found here, and one of a foreign file is never parsed.
         connection.execute("select 1 from sqlite_master").fetchall() if application == APPLICATION_ID else None
     except sqlite3.OperationalError:
         raise
@@ -269,6 +270,7 @@ def _check_magic(path: Path) -> None:
         raise DataFileError(
             f"Cannot read the data file {str(path)!r}: {error.strerror}.", slug="data-file-unreadable"
         ) from error
+    # SQLite's header has the application id at its byte 68.
     if not start.startswith(MAGIC) or start[68:] != APPLICATION_ID.to_bytes(4, "big"):
         raise _not_ours(path)
 
@@ -286,7 +288,7 @@ def check_writable(path: Path) -> None:
         )
     if not path.exists():
         return
-    if path.is_dir() or path.stat().st_size > 0:
+    if path.is_dir() or path.stat().st_size > 0:  # in an empty file, nothing can be lost
         _check_magic(path)  # only the header: a damaged data file may be replaced
 
 

@@ -59,6 +59,8 @@ _OF_RUN = (
 """Statements for each run; the calls of a run get their block of numbers."""
 
 
+# `where true`: in an insert from a select, SQLite's parser takes `on` for the condition of a join without it.
+# `or ignore`: ranks compile the same graphs, and the first description of a name stays.
 _OF_FILE = (
     """
     insert into verdict select v.id + :verdicts, o.new, evidence, confidence
@@ -147,10 +149,12 @@ class Copier:
         """Write the tables that all runs share."""
         run = self._connection.execute
         run("begin")
+        # Last: until the last file is read, an equal row of it may have to be found here.
         for table in _SHARED:
             run(f"insert into {table} select * from new_{table} order by id")  # noqa: S608 - names from above
         self._connection.executemany(
             "insert into source values (?, ?, ?, ?)",
+            # A file name may have bytes that are not UTF-8.
             ((s.number, storable(s.file), encode_info(s.info), s.first_seq) for s in sources),
         )
         run("insert into meta values ('info', ?)", (info,))

@@ -13,10 +13,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
-from shadowrun.store import connect as opening
+from shadowrun.store import connect
 from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
-from shadowrun.store.pending import INTERNED, MOST, Pending
+from shadowrun.store.pending import INTERNED, MAX_FIRST_NUMBER, Pending
 from shadowrun.store.retention import RetentionLimit
 from shadowrun.store.sources import SourceRun, block_of, read_sources
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENDED_EARLY", "FLUSH_ROWS", "DataFile"]
 
+# A killed process loses no more than this.
 FLUSH_ROWS = 1000
 FLUSH_S = 0.5
 MAX_WAITING_ROWS = 200 * FLUSH_ROWS
@@ -102,14 +103,15 @@ class DataFile:
         """
         if append and path is not None and path.exists():
             cls.check(path, info, append=True)
-            opening.upgrade(path)
-            data = cls(path, opening.connect_existing(path, write=True), writable=True)
+            connect.upgrade(path)
+            data = cls(path, connect.connect_existing(path, write=True), writable=True)
             data._continue()
         else:
-            data = cls(path, opening.connect_new(path), writable=True)
+            data = cls(path, connect.connect_new(path), writable=True)
             if path is not None:
-                clear(path)
+                clear(path)  # only now: `connect_new` refuses a path whose folder of tensors is not ours
         if fold or (fold is None and path is None):
+            # Only a run in memory is packed: calls that should survive a kill have to be in the file.
             data._bound = RetentionLimit(max_records, packed=path is None)
             if path is None:
                 from shadowrun.store.packed_rows import Packed  # imports numpy, which no reader needs
@@ -133,7 +135,7 @@ class DataFile:
             finally:
                 data.connection.close()
         else:
-            opening.check_writable(path)
+            connect.check_writable(path)
 
     @classmethod
     def open(cls, path: Path, *, salvage: bool = False) -> DataFile:
@@ -146,8 +148,8 @@ class DataFile:
         Raises:
             DataFileError: The file is missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         """
-        connect = opening.salvage if salvage else opening.connect_existing
-        return cls(path, connect(path), writable=False)
+        open_connection = connect.salvage if salvage else connect.connect_existing
+        return cls(path, open_connection(path), writable=False)
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -239,11 +241,11 @@ class DataFile:
             return self._info
         row = next(self.query("select value from meta where key = 'info'"), None)
         if row is None:
-            raise opening.corrupt(self.path, ValueError("it has no run information"))
+            raise connect.corrupt(self.path, ValueError("it has no run information"))
         try:
             return decode_info(row[0])
         except ValueError as error:
-            raise opening.corrupt(self.path, error) from error
+            raise connect.corrupt(self.path, error) from error
 
     @functools.cached_property
     def sources(self) -> tuple[SourceRun, ...]:
@@ -266,9 +268,13 @@ class DataFile:
     def update_info(self, info: RunInfo) -> None:
         """Replace the description of the run; in a file that is appended to, earlier times are added."""
         with self._lock:
-            wall, own, behind = self._earlier_s
+            # Callers give the times of their own run; the file gives the sum over all runs in it.
+            wall, own, async_compare = self._earlier_s
             self._info = dataclasses.replace(
-                info, wall_s=info.wall_s + wall, own_s=info.own_s + own, behind_s=info.behind_s + behind
+                info,
+                wall_s=info.wall_s + wall,
+                own_s=info.own_s + own,
+                async_compare_s=info.async_compare_s + async_compare,
             )
             self._waiting["meta"].append(("info", encode_info(self._info)))
 
@@ -324,16 +330,16 @@ class DataFile:
         """
         if self.path is None:
             return
-        opening.check_writable(path)
+        connect.check_writable(path)
         with self._lock:
             self.flush()
             self._connection.close()  # an open connection would give its journal the old name
             try:
-                opening.move(self.path, path)
+                connect.move(self.path, path)
                 self._move_tensors(path)
                 self.path = path
             finally:
-                self._hold(opening.connect_existing(self.path, write=True))
+                self._hold(connect.connect_existing(self.path, write=True))
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Rows of a query, fetched at once so that no lock is held while they are used.
@@ -346,7 +352,7 @@ class DataFile:
             try:
                 return iter(self._connection.execute(sql, values).fetchall())
             except (sqlite3.DatabaseError, UnicodeError) as error:
-                raise opening.corrupt(self.path, error) from error
+                raise connect.corrupt(self.path, error) from error
 
     def _move_tensors(self, path: Path) -> None:
         clear(path)
@@ -397,13 +403,14 @@ class DataFile:
     def _continue(self) -> None:
         """Continue the numbering of a file that is appended to."""
         earlier = self.info
-        self._earlier_s = (earlier.wall_s, earlier.own_s, earlier.behind_s)
+        self._earlier_s = (earlier.wall_s, earlier.own_s, earlier.async_compare_s)
         known = {"op": "select name, id from op", "site": "select text, id from site"}
         self._pending.continue_from(
             {table: dict(self.query(sql)) for table, sql in known.items()},
             {table: self._greatest("id", table) for table in INTERNED},
         )
         self.next_seq = self._greatest("seq", "call") + 1
+        # The row of a step is written at its end: a killed run has calls of one step more.
         self.next_step = max(self._greatest("step", "call"), self._greatest("step", "step")) + 1
 
     def _check_platforms(self, info: RunInfo) -> None:
@@ -423,8 +430,8 @@ class DataFile:
 
     def _greatest(self, column: str, table: str) -> int:
         row = next(self.query(f"select coalesce(max({column}), -1) from {table}"))  # noqa: S608 - names from above
-        if row[0] > MOST:  # numbers of further rows would not be exact in float64
-            raise opening.corrupt(self.path, ValueError(f"the greatest {column} of {table} is {row[0]}"))
+        if row[0] > MAX_FIRST_NUMBER:  # numbers of further rows would not be exact in float64
+            raise connect.corrupt(self.path, ValueError(f"the greatest {column} of {table} is {row[0]}"))
         return int(row[0])
 
 

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.store.schema import SEVERITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from shadowrun.store.datafile import DataFile
 
     Query = Callable[..., Iterable[tuple[Any, ...]]]
     Key = tuple[int, int, int]
     Observe = Callable[[int, list[float], list[float]], None]
-    from collections.abc import Iterable, Iterator
 
-    from shadowrun.store.datafile import DataFile
-
-__all__ = ["PIECE", "Group", "Sums", "compute", "merge", "read_folded", "read_groups", "scan"]
+__all__ = ["PIECE", "Group", "Sums", "compute", "greatest", "merge", "read_folded", "read_groups", "scan"]
 
 
 PIECE = 20_000
@@ -199,6 +198,7 @@ def read_groups(data: DataFile, observe: Observe | None = None) -> list[Group]:
 
 def compute(query: Query, block: int, where: str = "1", observe: Observe | None = None) -> Iterator[Group]:
     """Groups of the calls that are kept one by one, each of one run; the arguments are those of `scan`."""
+    # Most runs have no differences at all, and then no row has to be ranked.
     diffs = {row[:3]: row[3:] for row in query(_FROM_DIFFS.format(block=block, where=where))}
     worst = _worst(query, _SEVERITIES.format(block=block, where=where)) if diffs else {}
     drift = {row[:3]: row[3:] for row in query(_DRIFT.format(block=block, where=where))}
@@ -244,6 +244,7 @@ def _worst(query: Query, sql: str) -> dict[Key, tuple[float, int]]:
 
 
 def _group(row: tuple[Any, ...]) -> Group:
+    # As in `compute`: a sum may be the text 'nan', and a distance in ULP past 63 bits is a float.
     i, f = int, float
     return Group(
         i(row[0]), i(row[1]), (i(row[2]),), i(row[3]), i(row[4]), i(row[5]), i(row[6]), f(row[7]), f(row[8]),
@@ -256,6 +257,7 @@ def _join(groups: list[Group]) -> Group:
     # Runs that were combined have numbers of their own: the first call is that of the earliest step.
     first = min(groups, key=lambda g: (g.first_step, g.first_seq))
     worse = max(groups, key=lambda g: (g.severity, -g.worst_seq))
+    # The severity and the worst call are those of one group: a report shows that call.
     return dataclasses.replace(
         worse,
         sources=tuple(sorted({number for g in groups for number in g.sources})),
@@ -268,15 +270,15 @@ def _join(groups: list[Group]) -> Group:
         n_target=sum(g.n_target for g in groups),
         target_us_total=sum(g.target_us_total for g in groups),
         target_us_min=_least(g.target_us_min for g in groups),
-        max_abs=_greatest(g.max_abs for g in groups),
-        max_rel=_greatest(g.max_rel for g in groups),
+        max_abs=greatest(g.max_abs for g in groups),
+        max_rel=greatest(g.max_rel for g in groups),
         max_ulp=max(g.max_ulp for g in groups),
         remaining_bits=int(_least(g.remaining_bits for g in groups)),
         n_mismatched=sum(g.n_mismatched for g in groups),
         n_nan=sum(g.n_nan for g in groups),
         n_inf=sum(g.n_inf for g in groups),
-        drift_abs=_greatest(g.drift_abs for g in groups),
-        drift_rel=_greatest(g.drift_rel for g in groups),
+        drift_abs=greatest(g.drift_abs for g in groups),
+        drift_rel=greatest(g.drift_rel for g in groups),
     )
 
 
@@ -285,6 +287,7 @@ def _least(values: Iterable[float]) -> float:
     return min((v for v in values if v >= 0), default=-1.0)
 
 
-def _greatest(values: Iterable[float]) -> float:
-    """The greatest; NaN is greater than everything, as the text 'nan' is in SQLite."""
-    return max(values, key=lambda v: (v != v, v))  # noqa: PLR0124 - the fastest NaN test
+def greatest(values: Iterable[float], default: float = 0.0) -> float:
+    """The greatest value; NaN counts as greater than all others, as the text 'nan' is in SQLite."""
+    # `max` alone returns NaN or not by the order of the values.
+    return max(values, key=lambda v: (v != v, v), default=default)  # noqa: PLR0124 - the fastest NaN test

@@ -24,6 +24,7 @@ _TABLES = {
 }
 """Tables to the first schema whose rows are copied unchanged; for the columns of `diff`, see `DIFF_COLUMNS_SINCE`."""
 
+# Letter for letter as shadowrun wrote it then: `validation.check_schema` compares a file of that age with it.
 _BEFORE_5 = """
 create table call (
     seq integer primary key, step integer not null, context_id integer not null references context (id),
@@ -77,6 +78,7 @@ _NUMBERS_5 = {
     name: _unpacked(name) for name, kind in DIFF_COLUMNS.items() if kind in ("float", "SignedFloat", "Excess")
 }
 
+# `cast` truncates, so half is added to round. Before schema 5, -1 stood for not measured.
 _NS = "case when {0} >= 0 then cast({0} * 1000 + 0.5 as integer) end"
 _CALLS = f"""
 insert into call select seq, step, context_id, verdict_id, {_NS.format("ref_us")}, {_NS.format("target_us")},

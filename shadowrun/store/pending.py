@@ -16,26 +16,23 @@ from shadowrun.native import core
 from shadowrun.store.codec import DIFF_PLACEHOLDERS, encode_diff, encode_float, encode_form, storable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from shadowrun.store.packed_rows import Packed
-
-    Row = tuple[int, int, int, int, float, float, float, float]
-    Numbers = tuple[float, float, float, float, float, float, float, float]
-    from collections.abc import Mapping
+    import sqlite3
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
     import numpy.typing as npt
 
-    Calls = npt.NDArray[np.float64]
-    import sqlite3
-
+    from shadowrun.store.packed_rows import Packed
     from shadowrun.types import Phase, TensorDiff, TensorMeta, Verdict
+
+    Row = tuple[int, int, int, int, float, float, float, float]
+    Numbers = tuple[float, float, float, float, float, float, float, float]
+    Calls = npt.NDArray[np.float64]
 
 __all__ = [
     "INSERT_CALLS",
     "INTERNED",
-    "MOST",
+    "MAX_FIRST_NUMBER",
     "Pending",
     "PythonRows",
     "Rows",
@@ -50,7 +47,7 @@ _VERDICT = attrgetter("status", "cause", "explanation", "evidence", "confidence"
 _ROW = struct.Struct("8d")  # whole numbers are exact up to 2^53
 _pack = _ROW.pack
 
-MOST = 2**52
+MAX_FIRST_NUMBER = 2**52
 """Greatest first number of a run: from here to 2^53, all whole numbers are exact in float64."""
 
 
@@ -181,6 +178,7 @@ _INSERTS = {
     "capture gone": "delete from capture where file = ?",
     "region": "insert or ignore into region values (?, ?, ?, ?)",
     "step": "insert or replace into step (step, started_s, wall_s) values (?, ?, ?)",
+    # Each flush brings the number since the flush before.
     "skipped": "insert into skipped values (?, ?, ?, ?) "
     "on conflict (op_id, device, reason) do update set n = n + excluded.n",
     "meta": "insert or replace into meta values (?, ?)",
@@ -362,6 +360,7 @@ class Pending:
         key = (diff.name, _FORM(diff.actual), _FORM(diff.expected), diff.n_elements)
         number = self._ids["tensor"].get(key)
         if number is None:
+            # Asked again under the lock: another thread may have given the number in between.
             with self._lock:
                 number = self._ids["tensor"].get(key)
                 if number is None:

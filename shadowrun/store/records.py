@@ -31,11 +31,13 @@ join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
 where call.seq > ? {conditions} order by call.seq limit ?
 """
 
+# Ranks run at the same time: `seq % block`, the number of a call in its own run, orders calls of different runs.
 _FIRST_MISMATCH = """
 select call.seq from call join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
 where status = 'mismatch' and context_id not in ({excused}) order by step, call.seq % ?, call.seq limit 1
 """
 
+# `cross join` fixes the join order: the few calls that are asked for come first.
 _DIFFS = f"""
 with wanted (seq) as (values {{numbers}})
 select wanted.seq, name,

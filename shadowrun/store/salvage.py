@@ -98,7 +98,9 @@ class Pages:
     def __post_init__(self) -> None:
         size = int.from_bytes(self.data[16:18], "big")
         size = 65536 if size == 1 else size
+        # The header may be what is damaged: then the size that SQLite gives a new file.
         self.size = size if size >= 512 and size & (size - 1) == 0 else _DEFAULT_SIZE
+        # SQLite allows no page with fewer than 480 usable bytes.
         (reserved,) = self.data[20:21]
         self._usable = self.size - reserved if reserved <= self.size - 480 else self.size
         self.n_present = len(self.data) // self.size
@@ -152,6 +154,7 @@ class Pages:
         begin, start = (number - 1) * self.size, self._start(number)
         page = self.data[begin : begin + self.size]
         inner = kind in (_INNER_INDEX, _INNER_TABLE)
+        # The header of an inner page ends in the number of its last child.
         head = start - begin + (12 if inner else 8)
         (n_cells,) = struct.unpack_from(">H", page, start - begin + 3)
         n_cells = min(n_cells, (self.size - head) // 2)
@@ -211,7 +214,7 @@ def _varint(data: Sequence[int], at: int) -> tuple[int, int]:
     value = 0
     for k in range(9):
         byte = data[at + k]
-        if k == 8:
+        if k == 8:  # the ninth byte gives all its bits, the others seven
             value = value << 8 | byte
             return (value - 2**64 if value >= 2**63 else value), at + 9
         value = value << 7 | byte & 127
@@ -333,6 +336,7 @@ def _database(file: Path | str, schema: str) -> GuardedConnection:
 def _fill(connection: sqlite3.Connection, pages: Pages) -> None:
     tables = {table.name: table for table in _tables(connection)}
     connection.execute("begin")
+    # Page 1 is the root of `sqlite_master`, which names the root pages of all tables.
     for _, master in list(pages.rows(1)):
         if len(master) == 5 and master[0] == "table" and master[1] in tables and isinstance(master[3], int):
             _insert(connection, tables[master[1]], pages.rows(master[3]))

@@ -19,6 +19,7 @@ ONE_RUN = 2**62
 """Block of numbers of a file of one run: all its calls are in it."""
 MAX_NAMED = 3
 
+# Not of `call` alone: a call that was folded has left it.
 _GREATEST = (
     "select max(seq) from call where seq >= ? and seq < ?",
     "select max(seq) from diff where seq >= ? and seq < ?",
@@ -54,6 +55,7 @@ def read_sources(data: DataFile) -> tuple[SourceRun, ...]:
 
 def block_of(sources: Sequence[SourceRun]) -> int:
     """Call numbers that each run of a combined file has."""
+    # Blocks are adjacent and of one length (`validation.check_sources`).
     return sources[1].first_seq if len(sources) > 1 else ONE_RUN
 
 
@@ -67,6 +69,7 @@ def are_ranks(sources: Sequence[SourceRun]) -> bool:
     """Whether the runs are different ranks of one distributed run."""
     ranks = {source.info.rank for source in sources}
     worlds = {source.info.world_size for source in sources}
+    # The same rank twice is that of two runs.
     return len(worlds) == 1 and max(worlds) > 1 and len(ranks) == len(sources)
 
 

@@ -69,12 +69,14 @@ SHAPE = "typeof({0}) = 'text' and is_shape({0})"
 """A JSON list of whole numbers."""
 
 _TOKEN = re.compile(
-    r"""(?P<skipped>--[^\n\0]*|/\*[^\0]*?\*/|[ \t\n\f\r]+)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|\w+|.""",
+    r"""(?P<skipped>--[^\n\0]*|/\*[^\0]*?(?:\*/|(?=\0)|\Z)|[ \t\n\f\r]+)"""
+    r"""|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*(?:\]|\Z)|\w+|.""",
     re.DOTALL | re.ASCII,
 )
 """Tokens of SQL, comments and white space apart. Strings and quoted names are tokens: they may contain ``--``.
 
-The rules are those of SQLite: every character beyond ASCII is part of a name, white space too, and NUL ends the text.
+The rules are those of SQLite: every character beyond ASCII is part of a name, white space too, and NUL ends the text. A
+comment that nothing closes ends with the text: to look for its end from each ``/*`` again would take hours.
 """
 
 

@@ -183,8 +183,8 @@ def test_coverage_verdicts() -> None:
     assert make({}, unverified).coverage().n_by_state["supported"] == 1
 
 
-def test_own_failures_are_never_the_targets_fault(run: Run) -> None:
-    assert [(n.op, n.n_calls) for n in run.own_failures()] == [("aten::bmm", 3)]
+def test_internal_failures_are_never_the_targets_fault(run: Run) -> None:
+    assert [(n.op, n.n_calls) for n in run.internal_failures()] == [("aten::bmm", 3)]
     assert "aten::bmm" not in {f.op for f in run.findings()}
     row = next(s for s in run.summary() if s.op == "aten::bmm")
     assert (row.n_error, row.n_own_failures) == (0, 3)

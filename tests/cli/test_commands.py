@@ -106,7 +106,7 @@ def test_demo_finds_the_flaws(tmp_path):
     run = shadowrun.load(tmp_path / "out" / "shadowrun-demo.shadowrun")
     kinds = {finding.kind for finding in run.findings()}
     assert {"unsupported", "mismatch", "fallback"} <= kinds
-    assert run.own_failures() == []
+    assert run.internal_failures() == []
     found = {finding.op for finding in run.findings()}
     for name in PRESETS["young"]:
         flaw = CATALOGUE[name]
@@ -124,7 +124,7 @@ def test_demo_on_a_clean_device_finds_nothing(tmp_path):
     run = shadowrun.load(tmp_path / "shadowrun-demo.shadowrun")
     assert [f for f in run.findings() if f.kind != "slow"] == []
     assert run.info.notes == ()
-    assert run.own_failures() == []
+    assert run.internal_failures() == []
     assert run.counts()[shadowrun.Status.MATCH] > 500
 
 

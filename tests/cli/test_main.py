@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from shadowrun.analysis.findings import KINDS as ANALYSIS_KINDS
 from shadowrun.cli import main as cli
-from shadowrun.cli import options, run
+from shadowrun.cli import options
 
 COMMANDS = cli.COMMANDS
 
@@ -103,8 +102,17 @@ def test_reader_that_leaves(tmp_path):
     assert done.stderr == b""
 
 
-def test_tables_kept_apart_for_speed_agree():
-    assert run.KINDS == ANALYSIS_KINDS
+@pytest.mark.parametrize("text", ["", "mismatch,", "mismatches"])
+def test_a_gate_without_a_kind_is_refused(text, capsys):
+    assert usage("run", "--target", "cpu", f"--fail-on={text}", "x.py") == 2
+    assert usage("sweep", "--target", "cpu", f"--fail-on={text}") == 2
+    assert capsys.readouterr().err.count("is no kind of finding") == 2
+
+
+@pytest.mark.parametrize("argv", [["--jobs=0"], ["--samples=x"], ["--timeout=nan"], ["--memory=-1"]])
+def test_a_number_that_cannot_be_used_is_refused(argv, capsys):
+    assert usage("sweep", "--target", "cpu", *argv) == 2
+    assert "number >" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

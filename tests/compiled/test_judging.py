@@ -5,10 +5,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from shadowrun import Status
-from shadowrun.compiled.graph import Graph
+from shadowrun.compiled.graph import Graph, Snapshot
 from shadowrun.compiled.judging import judge
 from shadowrun.compiled.rounding import RandomResults
-from shadowrun.compiled.snapshot import Snapshot
 
 
 def verdict(function, inputs, change):

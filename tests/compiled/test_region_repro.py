@@ -213,7 +213,7 @@ def test_what_inductor_draws_becomes_an_input(tmp_path):
     out, seed = shown.module(*shown.inputs)
     assert torch.equal(out, results[0].relu())
     assert torch.equal(seed, results[1])
-    assert (shown.how.name, shown.how.dynamic) == ("inductor", None)
+    assert (shown.compile_spec.name, shown.compile_spec.dynamic) == ("inductor", None)
 
 
 def test_what_is_too_large_says_so(tmp_path):

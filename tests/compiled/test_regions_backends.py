@@ -119,7 +119,7 @@ def test_the_program_gets_what_it_would_have_got(backend):
     assert torch.equal(model.n_calls, alone.n_calls)  # written once a call
     for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
         assert torch.equal(ours.grad, theirs.grad)
-    assert run.own_failures() == []
+    assert run.internal_failures() == []
 
 
 @pytest.mark.parametrize("backend", [traced, split(), called, "eager"])

@@ -52,7 +52,7 @@ def test_where_torch_keeps_no_graphs_ours_are_kept(monkeypatch):
     assert torch.equal(out, compiled(x))
     assert not torch.equal(out, (x * 2).relu() + 1)
     (row,) = run.regions().rows
-    assert (row.status, row.n_operators, run.own_failures()) == (MISMATCH, 3, [])
+    assert (row.status, row.n_operators, run.internal_failures()) == (MISMATCH, 3, [])
     assert [len(graph.graph.nodes) for graph in kept] == [5]
     with compare() as later:
         compiled(x)

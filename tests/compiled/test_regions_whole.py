@@ -94,7 +94,7 @@ def test_a_right_one_is_told_nothing_of():
         run = train(backend)
         assert [status for *_, status in rows(run)] == [MATCH, MATCH]
         assert run.regions().skipped == ()
-        assert run.own_failures() == []
+        assert run.internal_failures() == []
 
 
 def test_the_program_gets_what_it_would_have_got():

@@ -144,7 +144,7 @@ class Bench:
         """What is found on the clean device: nothing."""
         run = self.compare(None, program, drift=drift, device=device)
         found = [f"{f.kind} {f.op}: {f.cause}, {f.evidence}" for f in run.findings()]
-        found += [f"own failure: {n.op} {n.evidence}" for n in run.own_failures()]
+        found += [f"own failure: {n.op} {n.evidence}" for n in run.internal_failures()]
         if drift:
             grown = [r for r in run.records() if r.drift_abs > 0]
             found += [f"drift {grown[0].drift_abs:.3g} at {grown[0].call.op}"] if grown else []

@@ -115,7 +115,7 @@ def run_cases(setup, batch, begin):
         for r in run.records():
             by_step[r.call.step].append(r)
         if not setup.contiguous:
-            notes = [_note(n.op, "own failure", "", "", n.evidence, setup) for n in run.own_failures()]
+            notes = [_note(n.op, "own failure", "", "", n.evidence, setup) for n in run.internal_failures()]
     for step, case in enumerate(batch):
         row = {"case": case.name} | tally(by_step[step], setup)
         if case.name in raised:

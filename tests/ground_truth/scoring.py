@@ -83,7 +83,7 @@ def score(flaw, program, mode, run, isolated):
     first = next((r for r in records if r.verdict.status in WRONG), None)
     s.first = s.found and (first is None or first.call.op in flaw.operators)
     others = [f for f in findings if f.op not in flaw.operators]
-    own = run.own_failures()
+    own = run.internal_failures()
     s.quiet = not others and not own
     s.notes += [f"false: {f.kind} {f.op}, {f.cause}, {f.explanation}, {f.evidence}" for f in others]
     s.notes += [f"own failure: {n.op} {n.evidence}" for n in own]

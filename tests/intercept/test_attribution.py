@@ -132,7 +132,7 @@ def test_threads_have_module_stacks_of_their_own():
     assert only(run, "aten::neg").module == "Waits"
 
 
-def test_somebody_else_s_wrapper_is_left_alone():
+def test_the_wrapper_of_another_library_is_left_alone():
     plain = nn.Module.__call__
     run = shadowrun.compare("cpu").start()
     ours = nn.Module.__call__

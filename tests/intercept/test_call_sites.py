@@ -243,7 +243,7 @@ def test_code_that_is_gone_leaves_its_id_to_other_code():
 
 
 def test_what_is_remembered_of_code_is_bounded(monkeypatch):
-    monkeypatch.setattr(call_sites, "_MOST", 10)
+    monkeypatch.setattr(call_sites, "_MAX_SITES", 10)
     finder = Sites()
 
     def find():

@@ -32,7 +32,7 @@ def test_nothing_waits_when_a_recording_begins(graph):
         recorded.pipeline = run._replayer._paths._pipeline
         assert recorded.capture_begin("pool", capture_error_mode="relaxed") == ("pool", "relaxed")
         assert recorded.waiting is False
-        assert run._replayer._paths._asynchronous._snapshots.held_bytes == 0
+        assert run._replayer._paths._asynchronous._snapshots._budget.held == 0
     assert vars(graph)["capture_begin"] is plain
     assert run.counts()[Status.MATCH] >= 40
 

@@ -9,7 +9,7 @@ import torch.optim.optimizer
 from torch import nn
 
 import shadowrun
-from shadowrun.intercept.implicit_steps import OptimizerTurns
+from shadowrun.comparison.steps import OptimizerTurns
 from shadowrun.studies.slowdown.calls import read_mix
 
 
@@ -117,7 +117,7 @@ def test_a_gan_has_a_step_for_each_of_its_iterations():
             for optimizer in (of_critic, of_generator):
                 critic(generator(torch.ones(2, 3))).backward()
                 optimizer.step()
-    # Of the first iteration nobody knows yet that another optimizer follows.
+    # In the first iteration it is not known yet that another optimizer follows.
     assert squares(run) == [0, 1, 1, 1, 2, 2, 3, 3]
 
 
@@ -217,9 +217,9 @@ def test_a_budget_counts_them(budget, clean_sim):
 
 
 def test_with_a_budget_inference_after_a_training_has_stretches(clean_sim, monkeypatch):
-    from shadowrun.intercept import implicit_steps
+    from shadowrun.comparison import steps
 
-    monkeypatch.setattr(implicit_steps, "_MIN_STRETCH_NS", 0)
+    monkeypatch.setattr(steps, "_MIN_STRETCH_NS", 0)
     run = shadowrun.compare("sim", budget=1e6)
     with run:
         train(5, after=lambda model: [model(torch.ones(1, 4)) for _ in range(200)])

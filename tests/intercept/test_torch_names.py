@@ -106,39 +106,40 @@ def outcomes(place, platform):
     command = [sys.executable, "-m", "tests.intercept.without_names", platform, *names]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [t["name"] for t in told] == names
-    return {t["name"]: t for t in told}
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [t["name"] for t in found] == names
+    return {t["name"]: t for t in found}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each name is deleted in a forked process")
 @pytest.mark.parametrize(("place", "name"), [(place, name) for place in PLACES for name in sorted(asked_for(place))])
 def test_without_a_name(place, name):
-    told = outcomes(place, platform_for(place, name))[name]
-    if not told["deleted"]:
+    outcome = outcomes(place, platform_for(place, name))[name]
+    if not outcome["deleted"]:
         pytest.skip("a name of a C type stays, or this torch has none")
-    if "error" in told:
-        assert told["error"] == "PlatformError", told
-        assert told["slug"] in ("torch-lacks", "absent-device")
-        assert told["slug"] == "absent-device" or name in told["message"]
+    if "error" in outcome:
+        assert outcome["error"] == "PlatformError", outcome
+        assert outcome["slug"] in ("torch-lacks", "absent-device")
+        assert outcome["slug"] == "absent-device" or name in outcome["message"]
         assert (
-            told["slug"] == "absent-device" or f"{torch_versions.OLDEST} to {torch_versions.NEWEST}" in told["message"]
+            outcome["slug"] == "absent-device"
+            or f"{torch_versions.OLDEST} to {torch_versions.NEWEST}" in outcome["message"]
         )
         assert name not in optional(place)
         return
-    assert told["failures"] == []
-    assert set(told["statuses"]) <= {"match", "skipped"}
-    assert len(told["warned"]) == 1
-    assert all(what in told["warned"][0] for what in told["off"])
-    assert told["off"] or name not in optional(place)
+    assert outcome["failures"] == []
+    assert set(outcome["statuses"]) <= {"match", "skipped"}
+    assert len(outcome["warned"]) == 1
+    assert all(what in outcome["warned"][0] for what in outcome["off"])
+    assert outcome["off"] or name not in optional(place)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each name is deleted in a forked process")
 def test_most_names_can_be_deleted():
-    told = [t for place in PLACES for t in outcomes(place, PLACES[place]).values()]
-    assert sum(t["deleted"] for t in told) > 0.8 * len(told)
-    assert sum("statuses" in t for t in told) >= 5
-    assert sum("error" in t for t in told) >= 30
+    found = [t for place in PLACES for t in outcomes(place, PLACES[place]).values()]
+    assert sum(t["deleted"] for t in found) > 0.8 * len(found)
+    assert sum("statuses" in t for t in found) >= 5
+    assert sum("error" in t for t in found) >= 30
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cu130", "2.15.3"])
@@ -148,7 +149,7 @@ def test_versions_that_were_tested(version, monkeypatch):
 
 
 @pytest.mark.parametrize("version", ["2.16.0a0+git1", "3.0.0", "2.10.0", "unknown"])
-def test_a_version_that_was_not_is_told_of_once(version, monkeypatch):
+def test_a_version_that_was_not_is_outcome_of_once(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(torch_versions, "_warned", False)
     monkeypatch.setitem(torch_versions._off, "torch._C._x", "something")

@@ -1,4 +1,4 @@
-"""Deletes private names of torch, each in a forked process of its own, and tells what a comparison there does.
+"""Deletes private names of torch, each in a forked process of its own, and prints what a comparison there does.
 
 ``python -m tests.intercept.without_names PLATFORM NAME …`` writes one line of JSON for each name: what became of it.
 """
@@ -77,7 +77,7 @@ def outcome(path: str, platform: str) -> dict[str, object]:
     value = vars(found(owner)).get(name)
     if not delete(path):
         return {"name": path, "deleted": False}
-    told: dict[str, object] = {"name": path, "deleted": True}
+    outcome: dict[str, object] = {"name": path, "deleted": True}
     try:
         import shadowrun
         from shadowrun import native, torch_versions
@@ -93,16 +93,16 @@ def outcome(path: str, platform: str) -> dict[str, object]:
             shadowrun.compare(platform, ref="cpu", compiled=compiled)
             with run:
                 compiled_program() if compiled else program(platform.partition("[")[0])
-        told |= {
+        outcome |= {
             "statuses": sorted({r.verdict.status.value for r in run.records()}),
-            "failures": [str(f) for f in run.own_failures()],
+            "failures": [str(f) for f in run.internal_failures()],
             "warned": [str(w.message) for w in caught if issubclass(w.category, shadowrun.ShadowrunWarning)],
             "off": torch_versions.switched_off(),
             "native": native.state(),
         }
     except Exception as error:
-        told |= {"error": type(error).__name__, "slug": getattr(error, "slug", ""), "message": str(error)}
-    return told
+        outcome |= {"error": type(error).__name__, "slug": getattr(error, "slug", ""), "message": str(error)}
+    return outcome
 
 
 def main() -> None:

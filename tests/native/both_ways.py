@@ -31,7 +31,7 @@ def in_python() -> Iterator[None]:
         patch.setattr(native_handler, "core", None)
         patch.setattr(attribution, "core", None)
         patch.setattr(recorder, "_key", recorder._python_key)
-        patch.setattr(bits, "_quickly_equal", None)
+        patch.setattr(bits, "_native_plainly_equal", None)
         for user in (bits, same_device, comparator):
             patch.setattr(user, "plainly_equal", bits._plainly_equal)
         yield

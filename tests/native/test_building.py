@@ -82,7 +82,7 @@ def test_a_wheel_from_the_archive_of_sources(unpacked, tmp_path, compiler):
     if compiler and not CAN_BUILD:
         pytest.skip("there is no C compiler, or no Python.h")
     tree = shutil.copytree(unpacked, tmp_path / "tree")
-    wheel, told = build("wheel", tree, tmp_path / "out", **({} if compiler else {"CC": str(tmp_path / "no-compiler")}))
+    wheel, log = build("wheel", tree, tmp_path / "out", **({} if compiler else {"CC": str(tmp_path / "no-compiler")}))
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         file.extractall(tmp_path / "installed")
@@ -95,7 +95,7 @@ def test_a_wheel_from_the_archive_of_sources(unpacked, tmp_path, compiler):
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     ).stdout
     assert str(tmp_path) in printed
-    assert printed.endswith(" on\n" if compiler else " off (not built)\n"), told
+    assert printed.endswith(" on\n" if compiler else " off (not built)\n"), log
 
 
 def test_an_editable_install_is_a_line_in_a_file_and_keeps_no_former_build(unpacked, tmp_path):

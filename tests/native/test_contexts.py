@@ -39,7 +39,7 @@ tensors = st.one_of(
     forms.map(lambda f: torch.empty(f[0], dtype=f[1], device="meta")),
     forms.map(lambda f: torch.zeros(f[0], dtype=f[1]).to_sparse()),
 )
-# From few values, so that equal ones are common. No True beside 1: Python takes them for one, rightly or not.
+# From few values, so that equal ones are common. No True next to 1: Python takes them for one, rightly or not.
 leaves = st.one_of(
     tensors,
     st.sampled_from([0, 1, -1, 2, 1023, 1024, 1025, -1024, -1025, 2**31, 2**63, -(2**63), 2**200]),

@@ -137,7 +137,7 @@ def test_a_method_that_was_left_hands_calls_to_python():
 
 
 class Doubling(torchapi.DispatchMode):
-    """Somebody else's mode, which changes results."""
+    """A mode of the program, which changes results."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))

@@ -224,7 +224,7 @@ def test_warnings_that_are_errors(either):
 
     outcome, run = once(program)
     assert outcome.error == ""
-    assert not run.own_failures()
+    assert not run.internal_failures()
 
 
 def test_an_exception_of_an_operator_has_no_frame_of_ours():
@@ -445,8 +445,10 @@ def test_rows_that_cannot_be_written_are_told_of_once_for_each(monkeypatch, eith
     assert torch.equal(outcome.state["out"][1], torch.full((2,), 70.0))
     found = [r for r in run.records(op="aten::add.Tensor") if r.verdict.status is not Status.ERROR]
     assert len(found) == 138
-    told = sum(n.n_calls for n in run.own_failures()) + sum(n for *_, reason, n in skipped(run) if reason == "OSError")
-    assert told >= 3  # of each 64th row, which is there all the same
+    n_reported = sum(n.n_calls for n in run.internal_failures()) + sum(
+        n for *_, reason, n in skipped(run) if reason == "OSError"
+    )
+    assert n_reported >= 3  # of each 64th row, which is there all the same
 
 
 # -- where the handler is and where it is not ------------------------------------------------------------------

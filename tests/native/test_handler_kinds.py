@@ -1,4 +1,4 @@
-"""Kinds of calls that the handler in C takes, besides those of one result: the same as by Python, and without it."""
+"""Kinds of calls that the handler in C takes, those of one result apart: the same as by Python, and without it."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_what_is_known_needs_no_python(monkeypatch, name, way):
     seen = []
 
     def telling(original):
-        def told(self, plan, *rest):
+        def counted(self, plan, *rest):
             seen.append(plan.name)
             return original(self, plan, *rest)
 
-        return told
+        return counted
 
     for method in ("observe", "run_and_count"):
         monkeypatch.setattr(Replayer, method, telling(getattr(Replayer, method)))

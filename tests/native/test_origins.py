@@ -249,7 +249,7 @@ def places(**changed):
         "node": lambda: None,
         "number": lambda: 7,
         "find": lambda _: ("slow", "", ""),
-        "most_links": 10,
+        "max_links": 10,
     }
     return native.core.Origins(**parts | changed)
 
@@ -314,7 +314,7 @@ def test_what_the_slow_way_raises_comes_out():
 
 
 def test_wrong_parts():
-    for changed in ({"kinds": []}, {"phases": ("forward",)}, {"phases": []}, {"most_links": "many"}):
+    for changed in ({"kinds": []}, {"phases": ("forward",)}, {"phases": []}, {"max_links": "many"}):
         with pytest.raises((TypeError, ValueError)):
             places(**changed)
 

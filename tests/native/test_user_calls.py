@@ -84,15 +84,15 @@ def test_errors_are_the_same():
     ]
 
     def program(_):
-        told = []
+        outcomes = []
         x = torch.ones(2, 3)
         for call in calls:
             for _ in range(3):
                 try:
-                    told.append(call(x))
+                    outcomes.append(call(x))
                 except Exception as error:
-                    told.append(f"{type(error).__mro__}: {error}")
-        return told
+                    outcomes.append(f"{type(error).__mro__}: {error}")
+        return outcomes
 
     both_ways(program)
     plain = program(None)

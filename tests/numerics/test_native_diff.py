@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shadowrun.numerics.diff import diff
-from shadowrun.numerics.native import native_diff
+from shadowrun.numerics.diff import diff, native_diff
 from tests.numerics.by_specification import by_specification, same
 from tests.numerics.test_native_statistics import numbers
 

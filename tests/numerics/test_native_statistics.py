@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from shadowrun.native import core
 from shadowrun.numerics import diff as diff_module
-from shadowrun.numerics.diff import CHUNK, Totals, diff
-from shadowrun.numerics.native import format_of
+from shadowrun.numerics.diff import CHUNK, Totals, diff, format_of
 from shadowrun.numerics.precision import FORMATS
 from tests.numerics.by_specification import by_specification, same
 from tests.numerics.test_realistic_pairs import OTHERS

@@ -110,7 +110,7 @@ def test_segments_are_used_again_and_bounded(monkeypatch):
 
 
 @needs_memfd
-def test_nothing_is_left_when_both_ends_are_gone():
+def test_nothing_is_left_when_both_ends_are_closed():
     gc.collect()
     before = n_descriptors()
     with ends() as (asking, answering):
@@ -189,7 +189,7 @@ def test_a_time_limit_is_for_the_whole_message(shared):
 
 
 @pytest.mark.parametrize("n", [0, 3])
-def test_an_end_that_is_gone(n):
+def test_an_end_that_is_closed(n):
     here, there = socket.socketpair()
     with there:
         here.sendall(b"x" * n)

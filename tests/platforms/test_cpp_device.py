@@ -120,7 +120,7 @@ print(json.dumps([causes, reported(run)["own"]]))
 
 @pytest.mark.parametrize("manner", [1, 2])
 def test_the_user_s_warnings_come_as_without_us(in_process, manner):
-    """In a process each: the device tells once. In backward they come from a thread without Python."""
+    """In a process each: the device warns once. In backward they come from a thread without Python."""
     script = f"""
 manner({manner})
 def step():
@@ -175,7 +175,7 @@ except NotImplementedError as error:
 found = []
 for r in (run, other):
     found.append([[f.kind, f.op, str(f.cause), list(f.missing_kernels)] for f in r.findings()])
-    assert not r.own_failures()
+    assert not r.internal_failures()
 print(json.dumps([values == body("cpu"), *found, raised]))
 """)
     same, own, other, raised = result

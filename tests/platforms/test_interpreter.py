@@ -1,7 +1,7 @@
 """Platforms with an interpreter of their own: another environment, with another torch or without one.
 
 CI has one torch. The environment here has the same one, and nothing of ours; what another version would lack or have in
-another form is taken away or added at its start. `docs/howto/cpu.md` tells with which other versions it really ran.
+another form is taken away or added at its start. `docs/howto/cpu.md` says with which other versions it really ran.
 """
 
 import os

@@ -48,7 +48,7 @@ def test_a_platform_that_the_processor_cannot_be_is_refused(monkeypatch, spec):
     assert platform.remote.pid == 0
 
 
-def test_torch_is_asked_where_the_system_does_not_tell(monkeypatch):
+def test_torch_is_asked_where_the_system_does_not_know(monkeypatch):
     """An interpreter whose torch takes no notice of the word, as on another architecture."""
     processor(monkeypatch, "", ())
     worker = resolve("cpu[isa=default]").remote

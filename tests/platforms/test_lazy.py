@@ -24,7 +24,7 @@ def reported(run):
     return {
         "counts": {str(k): v for k, v in run.counts().items()},
         "findings": [[f.kind, f.op, str(f.cause), f.evidence] for f in run.findings()],
-        "own": [str(n) for n in run.own_failures()],
+        "own": [str(n) for n in run.internal_failures()],
     }
 
 def cnn():

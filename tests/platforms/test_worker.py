@@ -80,7 +80,7 @@ def assert_equal(got, sent):
     assert raw(got) == raw(sent)
 
 
-def gone(pid, seconds=120.0):
+def has_ended(pid, seconds=120.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -361,7 +361,7 @@ def test_a_hang_is_ended_and_the_next_call_works(own_worker):
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(WorkerDied, match=r"worker hung: no answer within 0.5 s"):
         own_worker.call("aten::relu", (torch.ones(1),), {}, ONE, [])
-    assert gone(pid)
+    assert has_ended(pid)
     own_worker.limit_s = 60.0
     assert own_worker.call("aten::relu", (torch.ones(1),), {}, ONE, [])[0][0].item() == 1
 
@@ -407,11 +407,11 @@ def test_it_ends_with_stop_and_with_its_owner():
     pid = made.pid
     made.stop()
     made.stop()
-    assert gone(pid)
+    assert has_ended(pid)
     made.start()
     pid = made.pid
     del made
-    assert gone(pid)
+    assert has_ended(pid)
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -431,7 +431,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert gone(int(done.stdout))
+    assert has_ended(int(done.stdout))
 
 
 # -- in a comparison -----------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def test_it_lives_as_long_as_the_comparison():
     torch.ones(3).exp()
     pid = run._target.remote.pid
     run.stop()
-    assert gone(pid)
+    assert has_ended(pid)
     with run:
         torch.ones(3).exp()
         assert run._target.remote.pid not in (0, pid)

@@ -63,7 +63,7 @@ def test_the_worst_call_of_each_finding_is_kept_beside_the_first(clean_sim, tmp_
     assert finding.captured == seqs[0]
     assert finding.worst_seq not in (seqs[0], seqs[-1])
     assert set(finding.kept) == {finding.captured, finding.worst_seq}
-    assert len(files(file)) == 2, "those that were the worst for a while are gone"
+    assert len(files(file)) == 2, "those that were the worst for a while are deleted"
     name = captured_inputs.captured_calls(run._data)[finding.worst_seq][2]
     assert captured_inputs.load(run._data.tensors, name).args[0][0, 0] == torch.tensor(1.0117)
     assert finding.commands == (
@@ -73,7 +73,7 @@ def test_the_worst_call_of_each_finding_is_kept_beside_the_first(clean_sim, tmp_
 
 
 def test_where_each_call_is_worse_than_the_last_not_each_is_written(clean_sim, tmp_path, monkeypatch):
-    monkeypatch.setattr(capturing, "_MOST_WORSE", 3)
+    monkeypatch.setattr(capturing, "_MAX_WORSE", 3)
     saved = []
     monkeypatch.setattr(
         captured_inputs, "save", lambda *given, save=captured_inputs.save: saved.append(1) or save(*given)

@@ -1,6 +1,6 @@
 """A target that runs behind its host is compared later, on another thread, without stopping it.
 
-The simulated device then poisons host memory until somebody waits, so a missing wait shows in every test here.
+The simulated device then poisons host memory until the host waits, so a missing wait shows in every test here.
 """
 
 import gc
@@ -48,21 +48,21 @@ def chain(x, n=20):
     return x
 
 
-def test_the_time_of_the_thread_behind_is_told_apart_and_added_up(tmp_path):
+def test_the_time_of_the_comparing_thread_is_counted_apart_and_added_up(tmp_path):
     file = tmp_path / "a.shadowrun"
     work_s = []
     for _ in range(2):
         with shadowrun.compare("sim", file=file, append=file.exists()) as run:
             chain(torch.rand(64, 64, device="sim"))
         work_s.append(run._replayer.async_compare_ns / 1e9)
-        behind_s = run.info.behind_s
+        async_compare_s = run.info.async_compare_s
     assert min(work_s) > 0
-    assert behind_s == pytest.approx(sum(work_s))
-    assert shadowrun.load(file).info.behind_s == pytest.approx(behind_s)
+    assert async_compare_s == pytest.approx(sum(work_s))
+    assert shadowrun.load(file).info.async_compare_s == pytest.approx(async_compare_s)
     assert "an asynchronous comparison thread used" in overhead(run.info)
     with shadowrun.compare("sim", asynchronous=False) as run:
         chain(torch.rand(64, 64, device="sim"))
-    assert run.info.behind_s == 0
+    assert run.info.async_compare_s == 0
     assert "asynchronous" not in overhead(run.info)
 
 
@@ -82,7 +82,7 @@ def test_training_is_unchanged_and_all_calls_match(make, sharing):
 
 @pytest.mark.parametrize("make", [digits, tokens])
 def test_a_tiny_queue_and_little_memory_report_nothing(make, sharing, monkeypatch):
-    monkeypatch.setattr(replayer, "_MOST_PENDING", 1)
+    monkeypatch.setattr(replayer, "_MAX_PENDING", 1)
     plain = train(make, "sim", steps=6)
     run = shadowrun.compare("sim", max_bytes=200_000)
     assert_same(train(make, "sim", steps=6, run=run), plain)
@@ -108,7 +108,7 @@ def test_the_same_calls_get_the_same_records_in_the_same_order(sharing):
 
 
 def test_nobody_waits_for_the_device_at_each_call(sharing, monkeypatch):
-    monkeypatch.setattr(replayer, "_MOST_PENDING", 1000)  # a full queue makes the program wait: on a busy machine
+    monkeypatch.setattr(replayer, "_MAX_PENDING", 1000)  # a full queue makes the program wait: on a busy machine
     x = torch.randn(64, 64).to("sim")
     with shadowrun.compare("sim", slow_ratio=1e9) as run:
         chain(x)  # the first call of an operator is run twice, to hear its warnings
@@ -172,7 +172,7 @@ class UntrackedThreads:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_memory_that_somebody_unseen_wrote_to_is_no_mismatch(monkeypatch, guarded):
+def test_memory_that_an_unseen_kernel_wrote_to_is_no_mismatch(monkeypatch, guarded):
     monkeypatch.setattr(snapshots, "_SHARED_FROM_BYTES", 0)
     if not guarded:
         monkeypatch.setattr(torch, "equal", lambda a, b: True)
@@ -222,7 +222,7 @@ def test_the_copies_take_no_more_than_allowed(monkeypatch, sharing):
 
     def reserve(self, n_bytes):
         original(self, n_bytes)
-        held.append(self.held_bytes + n_bytes)
+        held.append(self._budget.held + n_bytes)
 
     monkeypatch.setattr(snapshots.Snapshots, "_reserve", reserve)
     with shadowrun.compare("sim", max_bytes=most) as run:
@@ -350,7 +350,7 @@ def test_an_interrupt_drops_what_waits_with_a_record(monkeypatch):
     assert counts[Status.UNVERIFIED] == 8
 
 
-def test_stopping_from_another_thread_ends_the_thread_behind():
+def test_stopping_from_another_thread_ends_the_comparing_thread():
     x = torch.randn(64, 64).to("sim")
     run = shadowrun.compare("sim").start()
     chain(x)
@@ -431,7 +431,7 @@ def test_it_can_be_switched_off_and_insisted_on(clean_sim):
 
 
 def test_a_slow_reference_is_waited_for_by_the_queue_alone(monkeypatch):
-    monkeypatch.setattr(replayer, "_MOST_PENDING", 4)
+    monkeypatch.setattr(replayer, "_MAX_PENDING", 4)
     original = snapshots.Copies.wait
     monkeypatch.setattr(snapshots.Copies, "wait", lambda self: (time.sleep(0.002), original(self))[1])
     with shadowrun.compare("sim") as run:
@@ -453,7 +453,7 @@ def test_what_is_run_again_at_the_end_of_a_step_is_not_the_program_s(clean_sim, 
     assert run.counts()[Status.MISMATCH] == 3
 
 
-def test_the_optimizer_s_numbers_on_the_cpu_stop_nobody():
+def test_the_optimizer_s_numbers_on_the_cpu_stop_no_comparison():
     torch.manual_seed(0)
     _, optimizer, loss_of = tokens("sim")
     with shadowrun.compare("sim", slow_ratio=1e9) as run:

@@ -1,4 +1,4 @@
-"""What operators do to memory beside their results: found on guarded copies, and only where the reference does not."""
+"""What operators do to memory, their results apart: found on guarded copies, and only where the reference does not."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def aliases(x):
     return x.view_as(x) if odd() else x.clone()
 
 
-def writes_beside(x):
+def writes_after_the_end(x):
     x.mul_(2)
     if odd():
         behind = x.storage_offset() + x.stride(0) * (x.shape[0] - 1) + 1
@@ -56,7 +56,7 @@ def elsewhere(x):
 OPERATORS = {
     "overwrites": ("(Tensor x) -> Tensor", overwrites),
     "aliases": ("(Tensor x) -> Tensor", aliases),
-    "writes_beside": ("(Tensor(a!) x) -> Tensor(a!)", writes_beside),
+    "writes_after_the_end": ("(Tensor(a!) x) -> Tensor(a!)", writes_after_the_end),
     "share": ("(Tensor x) -> (Tensor, Tensor)", share),
     "interleaved": ("(Tensor x) -> (Tensor, Tensor)", interleaved),
     "elsewhere": ("(Tensor(a!) x) -> Tensor(a!)", elsewhere),
@@ -110,7 +110,7 @@ def test_each_promise_that_is_broken_is_a_mismatch(name, explanation, evidence):
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_write_beside_a_view_is_found_on_copies_whether_or_not_the_program_has_memory_there(step):
     x = torch.randn(12)[: 6 * step : step]
-    run = compared("writes_beside", x)
+    run = compared("writes_after_the_end", x)
     found = [f for f in run.findings() if f.kind == "mismatch"]
     assert [(f.cause, f.explanation) for f in found] == [(Cause.MEMORY_EFFECTS, "memory outside the argument written")]
     first = 4 * (5 * step + 1)
@@ -127,7 +127,7 @@ def test_what_the_reference_does_too_is_no_finding(name):
 def test_values_and_memory_of_the_program_stay_its_own():
     x = torch.randn(6)
     before = x.clone()
-    compared("writes_beside", x[:3])
+    compared("writes_after_the_end", x[:3])
     assert torch.equal(x, torch.cat([before[:3] * 2, before[3:]]))  # the program runs on the reference
 
 

@@ -1,4 +1,4 @@
-"""NaN payloads: copies keep them, and what changes one is told; in arithmetic and conversions they are anyone's."""
+"""NaN payloads: copies keep them, and what changes one is reported; in arithmetic and conversions any is right."""
 
 import math
 

@@ -41,7 +41,7 @@ def train(run, steps=3):
     return weight.detach()
 
 
-def told(run):
+def recorded(run):
     return [
         (r.call.op, r.call.step, r.verdict.status, r.verdict.cause, r.diffs)
         for r in run.records()
@@ -56,8 +56,8 @@ def test_verdicts_are_those_of_a_judgement_at_once(always, clean_sim):
         with shadowrun.compare("sim", budget=100.0) as later:
             again = train(later)
     assert torch.equal(weight, again)
-    assert told(later) == told(run) != []
-    assert {cause for *_, cause, _ in told(later)} == {Cause.REDUCED_PRECISION}
+    assert recorded(later) == recorded(run) != []
+    assert {cause for *_, cause, _ in recorded(later)} == {Cause.REDUCED_PRECISION}
     seqs = [r.call.seq for r in later.records()]
     assert sorted(seqs) == list(range(len(seqs))), "each call has its own number"
 
@@ -67,18 +67,18 @@ def test_while_the_program_runs_they_wait_and_a_report_has_them(always, clean_si
         train(run, 1)
         assert run._replayer.has_postponed
         assert torchapi.top_mode() is not None
-        assert told(run)
+        assert recorded(run)
         assert not run._replayer.has_postponed
         assert torchapi.top_mode() is not None
 
 
-@pytest.mark.parametrize(("name", "value"), [("_MOST", 1), ("_MOST_BYTES", 0)])
+@pytest.mark.parametrize(("name", "value"), [("_MAX_WAITING", 1), ("_MAX_BYTES", 0)])
 def test_what_finds_no_room_is_judged_at_once(always, clean_sim, monkeypatch, name, value):
     monkeypatch.setattr(module, name, value)
     with sim.flaws(FLAW), shadowrun.compare("sim", budget=100.0) as run:
         train(run, 2)
-        assert len(run._replayer._postponed._waiting) == (name == "_MOST")
-    assert len(told(run)) == 4
+        assert len(run._replayer._postponed._waiting) == (name == "_MAX_WAITING")
+    assert len(recorded(run)) == 4
 
 
 def test_an_interrupt_leaves_a_record_for_each(always, clean_sim, monkeypatch):

@@ -81,7 +81,7 @@ def test_flags_are_fetched_in_batches(monkeypatch):
 
 
 def test_little_memory_and_small_batches(monkeypatch):
-    monkeypatch.setattr(two_settings, "_MOST_PENDING", 3)
+    monkeypatch.setattr(two_settings, "_MAX_PENDING", 3)
     run = shadowrun.compare("sim[tf32=on]", ref="sim", max_bytes=100_000)
     train(digits, "sim", steps=2, run=run)
     assert run.counts()[Status.ERROR] == 0

@@ -1,4 +1,4 @@
-"""Views: their form is checked, their values are nobody's."""
+"""Views: their form is checked, their values are not."""
 
 import pytest
 import torch

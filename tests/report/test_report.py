@@ -216,7 +216,7 @@ def test_an_unfinished_run_says_so() -> None:
     assert "The run still records, was killed" in report.render(Run(data), "txt")
 
 
-def test_own_failures_are_shown_apart(run: Run) -> None:
+def test_internal_failures_are_shown_apart(run: Run) -> None:
     text = report.render(run, "txt")
     assert "3 error 6 unverified 544 skipped 3 own failures" in " ".join(text.split())
     assert "aten::bmm" in text.split("shadowrun's own failures")[1]

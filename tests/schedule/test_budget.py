@@ -280,7 +280,7 @@ def test_where_to_look_at_all_calls_takes_too_long_the_next_step_goes_on_where_o
     program = Program(1.2, {f"op{k}": us for k in range(200)}, looking_us=20 * us)
     for _ in range(4000):
         program.step()
-    assert max(program.times) <= 10.0, "of the first step too, in which nobody knows how long one is"
+    assert max(program.times) <= 10.0, "of the first step too, in which the length of one is not known"
     counts = collections.Counter(name for step in program.replayed for name in step)
     assert len(counts) == 200
     assert program.budget.report().n_passes > 1

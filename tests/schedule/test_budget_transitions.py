@@ -1,4 +1,4 @@
-"""The overhead budget takes our mode off for whole steps and puts it back: nobody notices, and nothing gets lost."""
+"""The overhead budget takes our mode off for whole steps and puts it back: the program is unchanged, nothing lost."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_compiled_module_is_not_compiled_anew_by_leaving_steps_out(clean_sim):
 
 
 def test_signatures_that_never_come_again_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(budgets, "_MOST_SIGNATURES", 100)
+    monkeypatch.setattr(budgets, "_MAX_SIGNATURES", 100)
     budget = budgets.Budget(100.0, 1000)
     budget.start(0)
     for n in range(1000):

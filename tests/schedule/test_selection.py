@@ -65,7 +65,6 @@ def test_operators(pattern, found):
     selection = Selection(Config.make(ops=pattern))
     assert reason(selection) == ("" if found else "operator not selected")
     assert reason(selection) == reason(selection), "also the second time"
-    assert selection.ops_named
 
 
 def test_one_operator_s_answer_is_not_another_s():
@@ -81,7 +80,6 @@ def test_modules():
     assert reason(selection, module="Net.head") == ""
     for module in ("Net.features", "Net", "", "Net.head.0"):
         assert reason(selection, module=module) == "module not selected"
-    assert not selection.ops_named
 
 
 def test_all_must_hold():

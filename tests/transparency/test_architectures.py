@@ -35,7 +35,7 @@ def step(name, device="cpu", run=None):
 
 def assert_clean(run):
     assert [(f.kind, f.op, f.evidence) for f in run.findings() if f.kind != "slow"] == []
-    assert [(n.op, n.evidence) for n in run.own_failures()] == []
+    assert [(n.op, n.evidence) for n in run.internal_failures()] == []
     assert run.counts()[Status.MATCH] > 100
 
 

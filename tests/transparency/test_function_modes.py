@@ -81,7 +81,7 @@ def test_a_function_mode_sees_and_changes_nothing(prepare, make, options):
     with shadowrun.compare("cpu", **options) as comparison:
         compared = run(prepare, make)
     assert compared == plain
-    assert comparison.own_failures() == []
+    assert comparison.internal_failures() == []
     statuses = {r.verdict.status for r in comparison.records()}
     assert statuses <= {Status.MATCH, Status.SKIPPED}
     assert sum(comparison.counts().values()) > 0

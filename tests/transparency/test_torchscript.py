@@ -14,4 +14,4 @@ def test_traced_code_with_numbers_in_it_runs_as_without_us():
             out = function(x)
     assert torch.equal(out, alone)
     assert run.gate().passed
-    assert run.own_failures() == []
+    assert run.internal_failures() == []

@@ -60,4 +60,4 @@ def test_a_call_of_meta_tensors_and_others_is_unverified(clean_sim, target):
         warnings.simplefilter("error")
         net(x)
     assert run.counts()[Status.ERROR] == 0
-    assert not run.own_failures()
+    assert not run.internal_failures()

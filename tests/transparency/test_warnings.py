@@ -90,7 +90,7 @@ def test_warnings_come_as_without(options, prepare, told):
         compared = seen(told, prepare)
     assert len({line for _, _, file, line in plain if file == __file__}) >= 7
     assert compared == plain
-    assert run.own_failures() == []
+    assert run.internal_failures() == []
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

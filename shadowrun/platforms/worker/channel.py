@@ -61,7 +61,7 @@ class _Segment:
 
         As long as one of them lives, also as the memory of another tensor, the segment is in use.
         """
-        # Each tensor keeps this view alive, so the weak reference shows when the last one is gone.
+        # Each tensor keeps this view alive, so the weak reference shows when the last one is freed.
         view = memoryview(self._map)
         self._use = weakref.ref(view)
         return [torch.frombuffer(view, dtype=torch.uint8, count=n, offset=at) for at, n in places]
@@ -113,8 +113,8 @@ class SegmentPool:
         free = [s for s in self._segments.values() if not s.in_use and s.number not in held]
         fitting = [s for s in free if n_bytes <= s.size <= max(_SMALL, _WASTE * n_bytes)]
         chosen = min(fitting, key=lambda s: s.size, default=None)
-        gone = self._given_back([s for s in free if s is not chosen], chosen)
-        return chosen or self._make(n_bytes), gone
+        freed = self._given_back([s for s in free if s is not chosen], chosen)
+        return chosen or self._make(n_bytes), freed
 
     def _make(self, n_bytes: int) -> _OwnSegment | None:
         size = -(-n_bytes // _PAGE) * _PAGE
@@ -136,14 +136,14 @@ class SegmentPool:
     def _given_back(self, idle: list[_OwnSegment], chosen: _OwnSegment | None) -> list[int]:
         """Drop the oldest of the idle segments, until what is kept is within bounds."""
         total = sum(s.size for s in idle) + (chosen.size if chosen is not None else 0)
-        gone = []
+        freed = []
         for segment in idle:
             if total <= self._kept_bytes:
                 break
             total -= segment.size
-            gone.append(segment.number)
+            freed.append(segment.number)
             self._segments.pop(segment.number).close()
-        return gone
+        return freed
 
 
 def _close_all(segments: dict[int, Any]) -> None:
@@ -160,7 +160,7 @@ _IN_MESSAGE, _IN_SEGMENT, _IN_RECEIVED = range(3)
 
 
 class Closed(Exception):  # noqa: N818 - an end, not a failure
-    """The other end is gone."""
+    """The other end is closed."""
 
 
 class Channel:
@@ -196,16 +196,16 @@ class Channel:
 
         Raises:
             Unsendable: It has a value of another kind; nothing was sent.
-            OSError: The other end is gone, or does not read.
+            OSError: The other end is closed, or does not read.
         """
         # Encoded before anything is sent: an unsendable value must leave the channel usable.
         tree, regions = encode(message)
         self._last = None
         spans, total = self._lay_out(regions)
-        gone: list[int] = []
+        freed: list[int] = []
         segment = None
         if total and self._pool is not None:
-            segment, gone = self._pool.take(total, self._held_there)
+            segment, freed = self._pool.take(total, self._held_there)
         self._sent = segment
         if segment is None:
             spans = [(low, high, at, where if where != _IN_SEGMENT else _IN_MESSAGE) for low, high, at, where in spans]
@@ -216,7 +216,7 @@ class Channel:
         # The worker must not overwrite a segment in which the program still has a result.
         held = [] if self._answers else [number for number, mapped in self._others.items() if mapped.in_use]
         name = None if segment is None else (segment.number, segment.size)
-        text = marshal.dumps((tree, spans, name, gone, held), _MARSHAL)
+        text = marshal.dumps((tree, spans, name, freed, held), _MARSHAL)
         head = _HEAD.pack(len(text))
         if segment is not None and segment.fd >= 0:
             # Once for each segment: both ends then know it by its number.
@@ -235,7 +235,7 @@ class Channel:
 
         Raises:
             Unsendable: It has a dtype or layout that this torch does not know; the channel stays usable.
-            Closed: The other end is gone.
+            Closed: The other end is closed.
             TimeoutError: The time of `limit` is over.
         """
         head = bytearray(_HEAD.size)
@@ -243,8 +243,8 @@ class Channel:
         text = bytearray(_HEAD.unpack(head)[0])
         # A deadline is for the whole message: a slow sender may give one byte at a time.
         self._fill(memoryview(text))
-        tree, spans, name, gone, self._held_there = marshal.loads(text)  # noqa: S302 - words of our own other end
-        for number in gone:
+        tree, spans, name, freed, self._held_there = marshal.loads(text)  # noqa: S302 - words of our own other end
+        for number in freed:
             self._others.pop(number, None)
         self._received = None
         if name is not None:

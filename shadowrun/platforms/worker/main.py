@@ -33,7 +33,7 @@ _clock = time.perf_counter_ns
 
 
 def main(descriptor: int) -> None:
-    """Serve calls until the parent is gone."""
+    """Serve calls until the parent has ended."""
     with contextlib.suppress(ImportError, ValueError, OSError):  # a crash is reported; its core file has no use
         import resource
 
@@ -53,7 +53,7 @@ def main(descriptor: int) -> None:
         with torch.no_grad(), torchplatform.below_autograd():
             while True:
                 _serve(channel, server)
-    # The parent is gone: no clean-up of torch may delay the end.
+    # The parent has ended: no clean-up of torch may delay the end.
     except (Closed, OSError):
         os._exit(0)
 
@@ -71,7 +71,7 @@ def _serve(channel: Channel, server: _Server) -> None:
 
 
 def _end_with_parent(descriptor: int, parent: int) -> None:
-    """Exit as soon as the parent is gone: a call that hangs would never return."""
+    """Exit as soon as the parent has ended: a call that hangs would never return."""
     poll = select.poll()
     poll.register(descriptor, 0)
     while not poll.poll(1000) and os.getppid() == parent:

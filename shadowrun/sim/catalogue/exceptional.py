@@ -53,6 +53,7 @@ def maximum_drops_nan(kernels: KernelChanges) -> None:
 def reduced_max_drops_nan(kernels: KernelChanges) -> None:
     def dropping(least: float) -> Any:
         def compute(kernel: Kernel, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            # Infinities are given: by default, `nan_to_num` replaces them too.
             return kernel(value.nan_to_num(least, _INF, -_INF) if value.is_floating_point() else value, *args, **kwargs)
 
         return compute
@@ -90,6 +91,7 @@ def clamp_nan_to_bound(kernels: KernelChanges) -> None:
 def nan_to_zero_integer(kernels: KernelChanges) -> None:
     def copy(kernel: Kernel, source: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if source.is_floating_point() and target.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+            # `_copy_from` gets the tensors of the device: on its alias, `nan_to_num` is no call of the device.
             source = device_kernels.as_cpu(source).nan_to_num(0.0, _INF, -_INF)
         return kernel(source, target, *args, **kwargs)
 
@@ -125,6 +127,7 @@ def _trigger_baddbmm_beta_zero(device: str) -> Any:
 def baddbmm_beta_zero(kernels: KernelChanges) -> None:
     def compute(op: Kernel, addend: torch.Tensor, *args: Any, beta: Any = 1, **kwargs: Any) -> Any:
         result = op(addend, *args, beta=beta, **kwargs)
+        # 0 * NaN is NaN: with beta=0, torch promises not to read the addend.
         return result + beta * addend if beta == 0 else result
 
     kernels.replace_variants(compute, "aten::baddbmm")
@@ -150,6 +153,7 @@ def hypot_overflows(kernels: KernelChanges) -> None:
 )
 def sinh_overflows(kernels: KernelChanges) -> None:
     def compute(op: Kernel, value: torch.Tensor) -> Any:
+        # In float32, exp is infinite from 88.73 on, sinh only from 89.42 on.
         return (
             torch.where(value.abs().exp().isinf(), value.sign() * _INF, op(value))
             if value.is_floating_point()
@@ -168,6 +172,7 @@ def sinh_overflows(kernels: KernelChanges) -> None:
 )
 def cosh_overflows(kernels: KernelChanges) -> None:
     def compute(op: Kernel, value: torch.Tensor) -> Any:
+        # As for sinh: half of exp(88.8) is still finite.
         return torch.where(value.abs().exp().isinf(), _INF, op(value)) if value.is_floating_point() else op(value)
 
     kernels.replace_variants(compute, "aten::cosh")

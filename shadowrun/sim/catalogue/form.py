@@ -79,6 +79,7 @@ def logsumexp_float32(kernels: KernelChanges) -> None:
 )
 def leaky_relu_ignores_strides(kernels: KernelChanges) -> None:
     def compute(op: Kernel, value: torch.Tensor, *args: Any) -> Any:
+        # Of an expanded tensor, contiguous strides would lead outside of its storage.
         if value.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(value):
             return op(value, *args)
         strides = torch.empty(value.shape, device="meta").stride()

@@ -190,6 +190,7 @@ def sort_ties_reversed(kernels: KernelChanges) -> None:
         values, indices = kernel(value.flip(dim), k, dim, *args)
         return values, value.shape[dim] - 1 - indices if value.dim() else indices
 
+    # `sort` without `stable=` arrives here too: torch implements it by this overload.
     kernels.replace(reverse, "aten::sort.stable")
     kernels.replace(topk, "aten::topk")
 

@@ -50,7 +50,7 @@ def _trigger_mul_writes_past_the_view(device: str) -> Any:
 
 @flaw(
     "mul-writes-past-the-view",
-    "mul_ by a number also multiplies what lies behind the last element",
+    "mul_ by a number also multiplies what lies after the last element",
     issue="none: a vector loop whose tail is not masked",
     operators=("aten::mul_.Tensor", "aten::mul_.Scalar"),
     explanation="memory outside the argument written",
@@ -61,10 +61,11 @@ def mul_writes_past_the_view(kernels: KernelChanges) -> None:
         result = kernel(target, factor)
         is_number = not isinstance(factor, torch.Tensor) or factor.dim() == 0
         if target.numel() and is_number:
-            behind = target.storage_offset() + 1
-            behind += sum((n - 1) * s for n, s in zip(target.shape, target.stride(), strict=True))
-            if (behind + 1) * target.element_size() <= target.untyped_storage().nbytes():
-                kernel(target.as_strided((1,), (1,), behind), factor)
+            after = target.storage_offset() + 1
+            after += sum((n - 1) * s for n, s in zip(target.shape, target.stride(), strict=True))
+            # Inside of the storage only: a write outside of it would damage this process.
+            if (after + 1) * target.element_size() <= target.untyped_storage().nbytes():
+                kernel(target.as_strided((1,), (1,), after), factor)
         return result
 
     kernels.replace(compute, "aten::mul_.Tensor", "aten::mul_.Scalar")

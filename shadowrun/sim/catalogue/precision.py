@@ -164,6 +164,7 @@ def tanh_one_ulp_off(kernels: KernelChanges) -> None:
         result = op(value)
         if result.dtype not in (torch.float32, torch.float64):
             return result
+        # A tanh above 1 would be wrong, and not only rounded in another way.
         return torch.where(result.abs() < 1, result.nextafter(result.sign() * 1.0), result)
 
     kernels.replace_variants(compute, "aten::tanh")

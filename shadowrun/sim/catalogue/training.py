@@ -94,6 +94,7 @@ def _trigger_biased_running_variance(device: str) -> Any:
 )
 def biased_running_variance(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, x: Any, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> Any:
+        # `_batch_norm_with_update` has no flag `training`: it always trains.
         training = args[0] if isinstance(args[0], bool) else True
         momentum = args[1] if isinstance(args[0], bool) else args[0]
         if var is None or not training:
@@ -128,6 +129,7 @@ def embedding_loses_duplicates(kernels: KernelChanges) -> None:
         result = grad.new_zeros(rows, grad.shape[-1])
         for row, index in zip(grad.reshape(-1, grad.shape[-1]), indices.reshape(-1).tolist(), strict=True):
             if index != padding:
+                # Assigned where it has to be added: the last row stays.
                 result[index] = row
         return result
 
@@ -150,6 +152,7 @@ def _trigger_index_put_loses_duplicates(device: str) -> Any:
 def index_put_loses_duplicates(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, target: Any, indices: Any, values: Any, accumulate: bool = False, *args: Any) -> Any:
         if accumulate:
+            # All rows are read before any is written: of equal indices the last write stays.
             return kernel(target, indices, target[tuple(slice(None) if i is None else i for i in indices)] + values)
         return kernel(target, indices, values, accumulate, *args)
 
@@ -211,6 +214,7 @@ def addcdiv_scaled(kernels: KernelChanges) -> None:
 def dropout_ignores_p(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, value: torch.Tensor, p: float, train: bool | None) -> Any:
         result, mask = kernel(value, 0.5, train)
+        # Scaled as the given p asks, so that only the number of dropped elements is wrong.
         return result * (0.5 / (1 - p)), mask
 
     kernels.replace(compute, "aten::native_dropout")

@@ -187,7 +187,7 @@ def _fingerprint(name: str, record: dict[str, Any], cloud: str) -> dict[str, Any
         "cpu": str(cpu["brand_raw"]),
         "architecture": _architecture(cpu),
         "cores": int(cpu["count"]),
-        "flags": flags,
+        "cpu_flag_list": flags,
         "cloud": cloud,
     }
     accelerator = device.get("physical_description")

@@ -170,13 +170,8 @@ def _fingerprint(recording: Recording) -> Mapping[str, object]:
 
 
 def _flags(fingerprint: Mapping[str, object]) -> frozenset[str]:
-    # Data files keep a digest of the flags, one word; recordings the flags.
-    for name in ("flags", "cpu_flags"):
-        flags = fingerprint.get(name)
-        words = flags.split() if isinstance(flags, str) else flags
-        if isinstance(words, list) and len(words) > 1:
-            return frozenset(str(word) for word in words)
-    return frozenset()
+    flags = fingerprint.get("cpu_flag_list")
+    return frozenset(map(str, flags)) if isinstance(flags, list | tuple) else frozenset()
 
 
 def _unique_names(paths: Sequence[Path]) -> list[str]:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.inputs import Sample
 
     Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-    from shadowrun.studies.slowdown.calls import Call
-    from shadowrun.studies.slowdown.database import Entry
+    from shadowrun.studies.slowdown.calls import Call, Entry
 
 __all__ = ["FunctionJob", "Job", "Measured", "OperatorJob", "Spread", "Timer", "measure"]
 
@@ -222,6 +221,7 @@ def measure(
     """
     try:
         job = call.job(seed)
+        # The reference first: new values that it refuses say nothing about the target.
         on_ref = Timer(ref, job)
     except OverBudget:
         return Measured(call.summary, failed="its inputs are larger than 2 GiB")

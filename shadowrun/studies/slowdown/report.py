@@ -25,51 +25,52 @@ _LIMITS = Limits(20, 20, 300)
 _REST = "-f csv lists all"
 
 
-def slowdown_document(found: Slowdown, title: str) -> Document:
+def slowdown_document(slowdown: Slowdown, title: str) -> Document:
     """Report of all timed operators, and of the calls that could not be timed."""
-    blocks: list[Block] = [Note(line) for line in _summary(found)]
-    if found.operators:
-        blocks.append(Section("Operators", (_operators(found),), count=len(found.operators)))
-    failures = [(m, f"the target: {m.failed}") for m in found.failing] + [(m, m.failed) for m in found.left_out]
+    blocks: list[Block] = [Note(line) for line in _summary(slowdown)]
+    if slowdown.operators:
+        blocks.append(Section("Operators", (_operators(slowdown),), count=len(slowdown.operators)))
+    failures = [(m, f"the target: {m.failed}") for m in slowdown.failing] + [(m, m.failed) for m in slowdown.left_out]
     if failures:
         rows = tuple((m.call.op, clip(m.call.inputs, MAX_INPUTS), why) for m, why in failures)
         table = Table((Column("operator", "name"), Column("inputs"), Column("why")), rows, noun=_REST, limits=_LIMITS)
         blocks.append(Section("Not timed", (table,), count=len(failures)))
-    return Document(f"slowdown of {title}", tuple(blocks), _data(found, title), _records(found, failures))
+    return Document(f"slowdown of {title}", tuple(blocks), _data(slowdown, title), _records(slowdown, failures))
 
 
-def _summary(found: Slowdown) -> Iterator[str]:
-    step, n = found.step, len(found.operators)
+def _summary(slowdown: Slowdown) -> Iterator[str]:
+    step, n = slowdown.step, len(slowdown.operators)
     part = "" if step.complete else ", without the calls that could not be timed"
-    if found.of_program:
+    if slowdown.of_program:
         yield f"operators of a step: {_us(step.ref_us)} on the reference, {_us(step.target_us)} on the target"
         yield f"expected step: {step.ratio:.2f} times as long on the target{part}"
     else:
-        yield f"{n} operators timed, {len(found.failing)} fail on the target, {len(found.left_out)} cannot be timed"
+        n_failing, n_left_out = len(slowdown.failing), len(slowdown.left_out)
+        yield f"{n} operators timed, {n_failing} fail on the target, {n_left_out} cannot be timed"
     if n:
-        yield f"median operator: {found.median_ratio:.2f} times as long"
+        yield f"median operator: {slowdown.median_ratio:.2f} times as long"
     for bound in BOUNDS:
-        slower, surely = len(found.slower(bound)), len(found.surely_slower(bound))
+        slower, surely = len(slowdown.slower(bound)), len(slowdown.surely_slower(bound))
         noise = f" ({slower - surely} of them within the noise)" if surely < slower else ""
-        share = f" ({100 * slower / n:.1f} %)" if n and not found.of_program else ""
+        share = f" ({100 * slower / n:.1f} %)" if n and not slowdown.of_program else ""
         yield f"more than {bound:g} times slower: {slower} of {n} operators{share}{noise}"
-    critical = found.surely_slower(found.critical_ratio)
+    critical = slowdown.surely_slower(slowdown.critical_ratio)
     if critical:
         more = len(critical) - MAX_NAMES
         names = ", ".join(o.op for o in critical[:MAX_NAMES])
-        yield f"critical, more than {found.critical_ratio:g} times: {names}{f' and {more} more' if more > 0 else ''}"
-    yield f"faster than the reference: {len(found.faster)} of {n}"
+        yield f"critical, more than {slowdown.critical_ratio:g} times: {names}{f' and {more} more' if more > 0 else ''}"
+    yield f"faster than the reference: {len(slowdown.faster)} of {n}"
 
 
-def _operators(found: Slowdown) -> Table:
+def _operators(slowdown: Slowdown) -> Table:
     ratio = (Column("times slower", "number"), Column("spread", "number"))
     name, inputs = Column("operator", "name"), Column("slowest inputs")
-    if found.of_program:
+    if slowdown.of_program:
         columns = (name, Column("calls", "number"), *ratio, Column("lost per step", "number"), inputs)
-        rows = tuple((o.op, f"{o.n_calls:,}", *_ratio(o), _us(o.lost_us), _inputs(o)) for o in found.operators)
+        rows = tuple((o.op, f"{o.n_calls:,}", *_ratio(o), _us(o.lost_us), _inputs(o)) for o in slowdown.operators)
     else:
         columns = (name, *ratio, Column("reference", "number"), Column("target", "number"), inputs)
-        rows = tuple((o.op, *_ratio(o), *_times(o), _inputs(o)) for o in found.operators)
+        rows = tuple((o.op, *_ratio(o), *_times(o), _inputs(o)) for o in slowdown.operators)
     return Table(columns, rows, noun=f"operators: {_REST}", limits=_LIMITS)
 
 
@@ -91,26 +92,26 @@ def _us(us: float) -> str:
     return f"{sign}{us:.3g} µs" if us < 1e3 else f"{sign}{us / 1e3:.3g} ms" if us < 1e6 else f"{sign}{us / 1e6:.3g} s"
 
 
-def _data(found: Slowdown, title: str) -> dict[str, Any]:
+def _data(slowdown: Slowdown, title: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "of": title,
-        "step": {**dataclasses.asdict(found.step), "ratio": found.step.ratio} if found.of_program else None,
-        "median_ratio": found.median_ratio,
-        "n_operators": len(found.operators),
-        "n_slower": {f"{bound:g}": len(found.slower(bound)) for bound in BOUNDS},
-        "n_surely_slower": {f"{bound:g}": len(found.surely_slower(bound)) for bound in BOUNDS},
+        "step": {**dataclasses.asdict(slowdown.step), "ratio": slowdown.step.ratio} if slowdown.of_program else None,
+        "median_ratio": slowdown.median_ratio,
+        "n_operators": len(slowdown.operators),
+        "n_slower": {f"{bound:g}": len(slowdown.slower(bound)) for bound in BOUNDS},
+        "n_surely_slower": {f"{bound:g}": len(slowdown.surely_slower(bound)) for bound in BOUNDS},
         "critical": {
-            "ratio": found.critical_ratio,
-            "ops": [o.op for o in found.surely_slower(found.critical_ratio)],
+            "ratio": slowdown.critical_ratio,
+            "ops": [o.op for o in slowdown.surely_slower(slowdown.critical_ratio)],
         },
         "operators": [
             {f.name: getattr(o, f.name) for f in dataclasses.fields(o) if f.name != "worst"}
             | {"worst": _measured_data(o.worst)}
-            for o in found.operators
+            for o in slowdown.operators
         ],
-        "failing": list(map(_measured_data, found.failing)),
-        "left_out": list(map(_measured_data, found.left_out)),
+        "failing": list(map(_measured_data, slowdown.failing)),
+        "left_out": list(map(_measured_data, slowdown.left_out)),
     }
 
 
@@ -119,10 +120,10 @@ def _measured_data(m: Measured) -> dict[str, Any]:
     return {**figures, "call": {k: getattr(m.call, k) for k in ("op", "inputs", "n", "shapes")}}
 
 
-def _records(found: Slowdown, failures: list[tuple[Measured, str]]) -> Records:
+def _records(slowdown: Slowdown, failures: list[tuple[Measured, str]]) -> Records:
     rows: list[tuple[object, ...]] = [
         (o.op, o.n_calls, *(f"{x:.4g}" for x in (o.ratio, o.lower, o.upper, o.lost_us)), o.worst.call.inputs, "")
-        for o in found.operators
+        for o in slowdown.operators
     ]
     rows += [(m.call.op, "", "", "", "", "", m.call.inputs, why) for m, why in failures]
     head = ("operator", "calls", "ratio", "lower", "upper", "lost_us_per_step", "worst_inputs", "failed")

@@ -120,8 +120,8 @@ class Slowdown:
 
     def slower(self, bound: float) -> tuple[OperatorSlowdown, ...]:
         """Operators slower by more than `bound`, the slowest first."""
-        found = [o for o in self.operators if o.ratio > bound]
-        return tuple(sorted(found, key=lambda o: -o.ratio))
+        slow = [o for o in self.operators if o.ratio > bound]
+        return tuple(sorted(slow, key=lambda o: -o.ratio))
 
     def surely_slower(self, bound: float) -> tuple[OperatorSlowdown, ...]:
         """Those of `slower` whose lower quartile exceeds the bound too: beyond the noise of the machine."""

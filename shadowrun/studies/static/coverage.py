@@ -101,8 +101,8 @@ def cover_statically(
     """
 
     def states(op: str) -> tuple[str, ...]:
-        found = (state(op) for _, state in devices.values())
-        return tuple(SPECIFIC if s in ("absent", "unknown") and is_specific(op) else s for s in found)
+        listed = (state(op) for _, state in devices.values())
+        return tuple(SPECIFIC if s in ("absent", "unknown") and is_specific(op) else s for s in listed)
 
     operators = [StaticOperator(op, states(op), n) for op, n in n_calls.items()]
     operators.sort(key=lambda o: (-o.states.count("absent"), -o.states.count("fallback"), -o.n_calls, o.op))

@@ -30,6 +30,7 @@ IN_TREE = frozenset(b.dispatch_key for b in BACKENDS.values() if b.native_functi
 _EXPLICIT = "CompositeExplicitAutograd"
 _OUT_OF_PLACE = "CompositeExplicitAutogradNonFunctional"
 _IMPLICIT = "CompositeImplicitAutograd"
+# ROCm builds of torch register their kernels under CUDA.
 _KEY_OF = {"gpu": "CUDA", "rocm": "CUDA", "hip": "CUDA"}
 
 
@@ -160,6 +161,7 @@ def _read(functions: list[dict[str, Any]]) -> dict[str, Declared]:
         if not keys and not through:  # the default of the code generator
             keys = {_IMPLICIT}
         operators[name] = Declared(frozenset(keys), f"aten::{through}" if through else "")
+        # Generated variants call the operator that they were made of.
         for generated in filter(None, (n.strip() for n in function.get("autogen", "").split(","))):
             operators[f"aten::{generated}"] = Declared(frozenset({_EXPLICIT}), name)
     return operators

@@ -83,6 +83,7 @@ The database does not state whether derived inputs are valid: a case counts only
 """
 
 
+# Ordered: the first case of a finding must be the same in each reading of a file.
 @dataclass(frozen=True, slots=True, order=True)
 class Case:
     """One call to test.
@@ -217,9 +218,10 @@ class CaseOutcome:
     @classmethod
     def of(cls, findings: list[CaseFinding], inputs: str = "") -> CaseOutcome:
         """Sort findings by severity and drop duplicates."""
+        # A finding on a pass is a remark, and comes last.
         order = (*FAILURES, Kind.HARNESS, Kind.REFERENCE, Kind.UNVERIFIED, Kind.NOT_VALID, Kind.PASS)
-        found = sorted(dict.fromkeys(findings), key=lambda f: order.index(f.kind))
-        return cls(tuple(found), inputs if found else "")
+        ordered = sorted(dict.fromkeys(findings), key=lambda f: order.index(f.kind))
+        return cls(tuple(ordered), inputs if ordered else "")
 
 
 class Support(enum.StrEnum):

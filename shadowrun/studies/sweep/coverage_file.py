@@ -158,6 +158,7 @@ class CoverageFile:
         self._connection = connection
         self.path = path
         self._operators = {name: number for number, name in self._rows("select id, name from operator")}
+        # Many cases share a finding: a look-up here saves a query for each.
         self._findings = {
             tuple(key): number
             for number, *key in self._rows("select id, kind, op, kernel, cause, explanation from finding")
@@ -189,12 +190,14 @@ class CoverageFile:
     def _begun(cls, path: Path, info: SweepInfo) -> CoverageFile:
         new = not path.exists() or path.stat().st_size == 0
         if not new:
+            # Checked before anything is written: a file of another program must stay as it is.
             with contextlib.closing(_checked(path)):
                 pass
         try:
             if new:
                 path.unlink(missing_ok=True)  # SQLite would follow a dangling symbolic link and create its target
             connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None)
+            # No write-ahead log: one file is to be copied and sent, and a reader refuses a log.
             connection.execute("pragma journal_mode = delete")
             connection.execute("pragma synchronous = off")  # consistent after a kill; only a power failure needs more
             if new:
@@ -207,6 +210,7 @@ class CoverageFile:
             file._write_info(info)
         else:
             file._check_same(info)
+        # One transaction holds many cases; `_commit_if_due` ends it.
         connection.execute("begin")
         return file
 
@@ -309,10 +313,10 @@ class CoverageFile:
 
     def done(self) -> dict[tuple[str, str], set[tuple[Part, int]]]:
         """Part and sample of the cases in the file, by operator and dtype."""
-        found: dict[tuple[str, str], set[tuple[Part, int]]] = {}
+        cases: dict[tuple[str, str], set[tuple[Part, int]]] = {}
         for _, operator, dtype, part, sample, *_rest in self._rows(_RESULTS):
-            found.setdefault((operator, dtype), set()).add((Part(part), sample))
-        return found
+            cases.setdefault((operator, dtype), set()).add((Part(part), sample))
+        return cases
 
     def duplicates(self) -> int:
         """Number of cases that were skipped because they repeat another case."""
@@ -351,6 +355,7 @@ class CoverageFile:
         self._connection.execute("insert or replace into meta values ('info', ?)", (text,))
 
     def _operator(self, name: str) -> int:
+        # A name may contain half of a surrogate pair, which SQLite cannot store.
         name = storable(name)
         number = self._operators.get(name)
         if number is None:
@@ -390,6 +395,7 @@ def is_coverage_file(path: Path) -> bool:
         return False
     try:
         with path.open("rb") as file:
+            # The header of SQLite: its magic string at byte 0, the application id at byte 68.
             start = file.read(72)
     except OSError:
         return False

@@ -24,6 +24,8 @@ __all__ = ["batches", "bounded", "exceptional", "ordinary", "probes", "repeat_wi
 
 
 _ORDINARY = (0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.0, -2.0, 3.0, -7.25, 0.1, -0.1, 10.0, math.pi, -math.e, 0.75)
+# Where floats stop to hold all integers, and integers of 8, 32 and 64 bits end; 2**31 - 128 is the last float32 below
+# 2**31.
 _INTEGERS = (2.0**24 + 1, 2.0**31, -(2.0**31), 2.0**31 - 128, 2.0**32, 2.0**53, 2.0**53 - 1, 2.0**63, 255.0, 127.5)
 _VIEWS = {
     **dict.fromkeys((torch.float16, torch.bfloat16), torch.int16),
@@ -64,17 +66,17 @@ def bounded(dtype: torch.dtype, *, infinite: bool, large: bool) -> torch.Tensor:
     """
     info = torch.finfo(dtype)
     subnormal = info.smallest_normal * info.eps
-    found = [0.0, subnormal, info.smallest_normal - subnormal, info.smallest_normal, 2.5 * info.smallest_normal]
+    chosen = [0.0, subnormal, info.smallest_normal - subnormal, info.smallest_normal, 2.5 * info.smallest_normal]
     if infinite:
-        found.append(math.inf)
+        chosen.append(math.inf)
     if large:
         exp, least = math.log(info.max), math.log(info.smallest_normal)
-        found += [info.max, info.max * (1 - info.eps), info.max / 2, math.sqrt(info.max), math.sqrt(info.max) * 1.01]
-        found += [exp * (1 - 2 * info.eps), exp * (1 + 2 * info.eps), exp + 0.5 * math.log(2), exp + 2 * math.log(2)]
-        found += [-least, -least + 1.0, math.log(subnormal), math.log2(info.max), math.log10(info.max)]
-        found += [math.sqrt(info.smallest_normal), *_INTEGERS]
+        chosen += [info.max, info.max * (1 - info.eps), info.max / 2, math.sqrt(info.max), math.sqrt(info.max) * 1.01]
+        chosen += [exp * (1 - 2 * info.eps), exp * (1 + 2 * info.eps), exp + 0.5 * math.log(2), exp + 2 * math.log(2)]
+        chosen += [-least, -least + 1.0, math.log(subnormal), math.log2(info.max), math.log10(info.max)]
+        chosen += [math.sqrt(info.smallest_normal), *_INTEGERS]
     values = torch.tensor(
-        [*found, *(-v for v in found), *_ORDINARY, 1 + info.eps, 1 - info.eps / 2], dtype=torch.float64
+        [*chosen, *(-v for v in chosen), *_ORDINARY, 1 + info.eps, 1 - info.eps / 2], dtype=torch.float64
     )
     # A number out of the range of the dtype would become one more infinity.
     values = values[values.isinf() | (values.abs() <= info.max)].to(dtype)
@@ -97,6 +99,7 @@ def repeat_with_tail(values: torch.Tensor) -> torch.Tensor:
 
 def _nans(dtype: torch.dtype) -> torch.Tensor:
     bits = torch.tensor([math.nan], dtype=dtype).view(_VIEWS[dtype])
+    # The lowest bits are the payload; the least integer has the bit of the sign only.
     return torch.cat([bits, bits | 5, bits | torch.iinfo(bits.dtype).min]).view(dtype)
 
 
@@ -109,6 +112,7 @@ def _distinct(values: torch.Tensor) -> torch.Tensor:
 
 _MAX_MODIFIED = 6
 _WIDTH = 37
+# The last one is in the scalar tail: a row has no multiple of any vector length.
 _POSITIONS = (0, 5, 18, _WIDTH - 1)
 _CONVERSIONS: tuple[torch.dtype, ...] = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -167,6 +171,7 @@ def probes(name: str, info: Any, dtype: str, samples: Callable[[], list[Sample]]
     """
     wide = getattr(torch, dtype)
     kind = type(info).__name__
+    # There the result of an infinity depends on the algorithm.
     if wide.is_complex or kind == "SpectralFuncInfo":
         return
     values = exceptional(wide)
@@ -243,12 +248,14 @@ def _binary_inputs(name: str, values: torch.Tensor) -> Iterator[tuple[torch.Tens
         if any(word in name for word in _DIVIDES) or name in ("__rdiv__", "gcd", "lcm"):
             others = values[values > 0]  # on x86, dividing the minimum integer by -1 raises SIGFPE
             values = others if name.startswith("__r") or name in ("gcd", "lcm") else values
+        # Shifts by the width or more are undefined in C, and negative powers of integers raise.
         elif "shift" in name or "pow" in name:
             others = torch.tensor([0, 1, 2, 5], dtype=values.dtype)
     yield repeat_with_tail(values.repeat_interleave(others.numel())), repeat_with_tail(others.repeat(values.numel()))
 
 
 def _sort_inputs(name: str, values: torch.Tensor) -> Iterator[Sample]:
+    # A separate generator: the orders must be the same when a script rebuilds the case.
     generator = torch.Generator().manual_seed(len(name))
     numbers = values[~values.isnan()] if values.is_floating_point() else values
     for row in (values, numbers):
@@ -284,6 +291,7 @@ def _reduction_inputs(values: torch.Tensor, samples: list[Sample]) -> Iterator[S
     args = next((s.args for s in samples if all(not isinstance(a, (torch.Tensor, tuple, list)) for a in s.args)), ())
     yield Sample(rows, args, {"dim": -1})
     yield Sample(rows.t().contiguous(), args, {"dim": 0})
+    # One more than the number of positions: each row has another value at another position.
     for row in rows[:: len(_POSITIONS) + 1]:
         yield Sample(row.clone(), args, {} if samples else {"dim": 0})
 

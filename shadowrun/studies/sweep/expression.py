@@ -101,21 +101,22 @@ def expression_of(rebuilt: RebuiltCase, *, whole: bool) -> Expression:
     if whole or part in (Part.OUT, Part.BACKWARD):
         expected = _run_on_cpu(rebuilt, grad=part is Part.BACKWARD, inplace=inplace)
     if part is Part.OUT:
+        # As in `programs`: samples of odd numbers get an empty tensor.
         outs = outs_for(expected, resized=rebuilt.case.sample % 2 == 1)
         named.append(code("out={}", writer.text("out", outs)))
     call = code("{}({})", function, joined([*first, *places, *named]))
     stay = tuple(["input", *(f"arg{i}" for i in range(1, 9))][place] for place in sample.stays)
-    found = Expression(call, writer.inputs, _result_paths(expected, code("out")), setup, imports, on_cpu=stay)
+    expression = Expression(call, writer.inputs, _result_paths(expected, code("out")), setup, imports, on_cpu=stay)
     if part is Part.BACKWARD:
-        return _with_gradients(found, rebuilt, writer.given, expected)
+        return _with_gradients(expression, rebuilt, writer.given, expected)
     written = {name: value for name, value in inputs.items() if inplace or "::" in rebuilt.case.operator}
     if part is Part.OUT:
         written = {"out": outs}
-    results = {name: expression for key, value in written.items() for name, expression in _tensor_names(key, value)}
-    return replace(found, results={**found.results, **results} or {"output 0": code("out")})
+    results = {name: text for key, value in written.items() for name, text in _tensor_names(key, value)}
+    return replace(expression, results={**expression.results, **results} or {"output 0": code("out")})
 
 
-def _with_gradients(found: Expression, rebuilt: RebuiltCase, given: Mapping[str, Any], expected: Any) -> Expression:
+def _with_gradients(forward: Expression, rebuilt: RebuiltCase, given: Mapping[str, Any], expected: Any) -> Expression:
     sample = rebuilt.sample
     if sample.process is not None and sample.process(expected) is not expected:
         raise UsageError(
@@ -137,8 +138,8 @@ def _with_gradients(found: Expression, rebuilt: RebuiltCase, given: Mapping[str,
         if t.requires_grad
     }
     return replace(
-        found,
-        inputs={**found.inputs, **gradients},
+        forward,
+        inputs={**forward.inputs, **gradients},
         before=(code("torch.set_grad_enabled(True)"), *(code("{}.requires_grad_()", text) for text in wanted)),
         after=(code("torch.autograd.backward({}, {})", [results[name] for name in outs], given_gradients),),
         results={f"gradient of {name}": code("{}.grad", text) for text, name in wanted.items()},
@@ -168,14 +169,14 @@ def _function(entry: Any, *, inplace: bool) -> tuple[Code, tuple[Code, ...], tup
 @functools.cache
 def _public_names() -> dict[int, str]:
     """Names of public functions by `id`; the first module of `_MODULES` that has a function names it."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for prefix, module in _MODULES:
         for name, value in vars(module).items():
             if callable(value) and not isinstance(value, type):
-                found.setdefault(id(value), f"{prefix}.{name}")
+                names.setdefault(id(value), f"{prefix}.{name}")
     for name in dir(torch.Tensor):  # `vars` has no inherited methods
-        found.setdefault(id(getattr(torch.Tensor, name, None)), f"torch.Tensor.{name}")
-    return found
+        names.setdefault(id(getattr(torch.Tensor, name, None)), f"torch.Tensor.{name}")
+    return names
 
 
 class _Writer:
@@ -205,6 +206,7 @@ class _Writer:
             return literal(inner) if isinstance(value, list) else code("({},)", joined(inner))
         if isinstance(value, dict) and any(True for _ in leaves(value)):
             return literal({k: self.text(f"{name}[{k}]", v) for k, v in value.items()})
+        # A numpy number, whose `repr` names numpy.
         text = literal(value.item() if hasattr(value, "item") and not isinstance(value, torch.Tensor) else value)
         try:  # the script is executed: text that is no expression must not get into it
             ast.parse(text, mode="eval")

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _MOST_PRINTED = 400
+# Samples of the database are small; those of a file are bounded where they are made.
 _NO_LIMIT = 1 << 62
 
 
@@ -94,16 +95,20 @@ def copied(sample: Sample, device: torch.device, *, grad: bool) -> tuple[Any, tu
         grad: Whether copies of tensors that require gradients require them too.
     """
     given = (sample.input, *sample.args)
+    # Some arguments have to be on the CPU for any device, such as the indices of `tensor_split`.
     stay = [t for place in sample.stays for t in leaves(given[place : place + 1])]
     old = list({id(t): t for t in leaves(tuple(sample))}.values())
     with torch.no_grad():
+        # As if all were written to: tensors that share memory then share it in the copy too.
         (new,), _ = mirror((old,), {}, device, _NO_LIMIT, written=old, kept=stay)
+    # By identity: an input that occurs twice must be one tensor on the device too.
     memo = {id(t): n for t, n in zip(old, new, strict=True)}
     if grad:
         for t, n in zip(old, new, strict=True):
             n.requires_grad_(t.requires_grad)
     x, args, kwargs = (_mapped(value, lambda t: t, memo) for value in sample)
     if kwargs.get("device") is not None:
+        # Factories (`zeros_like`) take it; the sample names the CPU.
         kwargs["device"] = device
     return x, args, kwargs
 
@@ -112,6 +117,7 @@ def transposed(t: torch.Tensor) -> torch.Tensor:
     """The same values, with the first and the last dimension exchanged in memory."""
     if not is_plain(t) or t.dim() < 2 or t.numel() < 2 or t.is_conj() or t.is_neg():
         return t
+    # Detached: gradients are read from inputs, which have to be leaves.
     return t.detach().transpose(0, -1).contiguous().transpose(0, -1).requires_grad_(t.requires_grad)
 
 

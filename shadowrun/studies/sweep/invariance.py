@@ -85,6 +85,7 @@ def batch_arguments(
     x = args[places[0]]
     if any(args[p].dim() < 1 or args[p].shape[0] != n for p in places) or x.dim() < _MIN_DIMS.get(name, 1):
         return (), 0
+    # A norm over all dimensions has no batch.
     if name in {"native_layer_norm", "_fused_rms_norm"}:
         return (places, n) if x.dim() > len(args[1]) else ((), 0)
     return (places, n) if _keeps_batch_dim(func, args, kwargs, x.dim()) else ((), 0)
@@ -186,12 +187,15 @@ class CallTracer(DispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         plans: Plans by the `id` of the operator; new ones are added.
+
+    Attributes:
+        calls: Plan, args and kwargs of each call.
     """
 
     def __init__(self, plans: dict[int, OpPlan]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plans = plans
-        self.found: list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]] = []
+        self.calls: list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -205,7 +209,7 @@ class CallTracer(DispatchMode):  # type: ignore[no-untyped-call]
                 and tensors
                 and all(is_plain(t) and not t.is_conj() and not t.is_neg() for t in tensors)
             ):
-                self.found.append((plan, *map_tensors(args, kwargs, exact_copy)))
+                self.calls.append((plan, *map_tensors(args, kwargs, exact_copy)))
         return func(*args, **kwargs)
 
 
@@ -245,7 +249,7 @@ class VariantMismatch:
     Attributes:
         variant: The two variants.
         verdict, diffs, wrong: What the judge says of the variant that is wrong.
-        case: What it looked element.
+        case: The call as the judge got it.
     """
 
     variant: LayoutVariant
@@ -264,6 +268,7 @@ class Invariance:
 
     def __init__(self, platform: Platform) -> None:
         self._executor = Executor(platform)
+        # The finding names the two variants: no hypothesis on the cause is needed.
         self._judge = Judge(hypotheses=False)
         self._plans: dict[int, OpPlan] = {}
 
@@ -296,10 +301,10 @@ class Invariance:
 
     def calls(self, prepared: Callable[[], Any]) -> list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]]:
         """The operator calls of a function on the CPU, with copies of their inputs."""
-        calls = CallTracer(self._plans)
-        with torch.no_grad(), calls:
+        tracer = CallTracer(self._plans)
+        with torch.no_grad(), tracer:
             prepared()
-        return calls.found[:_MOST_CALLS]
+        return tracer.calls[:_MOST_CALLS]
 
     def first_mismatch(
         self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -314,9 +319,9 @@ class Invariance:
         """
         try:
             for pair in self._pairs(part, plan, args, kwargs):
-                found = self._compare(plan, pair)
-                if found is not None and found.verdict.status is Status.MISMATCH:
-                    return found
+                mismatch = self._compare(plan, pair)
+                if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
+                    return mismatch
         except _Refused:
             return None
         return None
@@ -337,6 +342,7 @@ class Invariance:
             return
         step = max(1, -(-n // _MOST_SINGLE))  # a call per element is slow: of a long vector, every `step`-th
         picked = range(0, n, step)
+        # One element each: a vector of length 1 is all scalar tail.
         alone = [self._run(plan, *map_tensors(args, kwargs, lambda t, k=k: element(t, k)))[1] for k in picked]
         variant = LayoutVariant(args, kwargs)
         if step > 1:
@@ -378,8 +384,10 @@ class Invariance:
                 and (w.shape[:1], o.shape[:1]) == ((n,), (1,))
                 and w.shape[1:] == o.shape[1:]
             ]
+            # Names belong to results by position: only the first ones may be kept.
             if kept != list(range(len(kept))):
                 continue
+            # Strides are compared too, and a slice has those of the batch.
             part = tuple(whole[i][k : k + 1].contiguous() for i in kept)  # type: ignore[index]
             variant = LayoutVariant(args, kwargs, places=places, item=k)
             yield _Pair(variant, names[: len(kept)], alone, kwargs, part, tuple(one[i] for i in kept))
@@ -397,10 +405,10 @@ class Invariance:
             values = self._executor.values(plan, ran)
             names = ran.names(plan)[: len(values)]
         except Exception as error:
-            found = finding_of_error(error, plan.name)
+            finding = finding_of_error(error, plan.name)
             if first and not isinstance(error, WorkerDied):
-                found = CaseFinding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", found.message)
-            raise _Refused(found) from None
+                finding = CaseFinding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", finding.message)
+            raise _Refused(finding) from None
         return names, tuple(as_contiguous(v) if isinstance(v, torch.Tensor) else v for v in values)
 
     def _compare(self, plan: OpPlan, pair: _Pair) -> VariantMismatch | None:
@@ -424,10 +432,10 @@ class Invariance:
         return VariantMismatch(pair.variant, verdict, diffs, wrong, case)
 
     def _findings(self, part: Part, plan: OpPlan, pair: _Pair) -> list[CaseFinding]:
-        found = self._compare(plan, pair)
-        if found is None:
+        mismatch = self._compare(plan, pair)
+        if mismatch is None:
             return []
-        verdict, wrong = found.verdict, found.wrong
+        verdict, wrong = mismatch.verdict, mismatch.wrong
         if verdict.status is Status.MISMATCH:
             cause = Cause.EXCEPTIONAL_VALUES if wrong and all(f.has_only_classes for f in wrong) else Cause.LAYOUT
             return [

@@ -71,33 +71,39 @@ class CasePlatform:
 
 
 def last_call(
-    found: SweepFinding, origin: Origin, platform: CasePlatform, seconds: float
+    sweep_finding: SweepFinding, origin: Origin, platform: CasePlatform, seconds: float
 ) -> captured_inputs.Captured | None:
     """The call that was running when the process of a case died or timed out; None if no call was running.
 
     Args:
-        found: The finding of the sweep.
+        sweep_finding: The finding of the sweep.
         origin: Source of the inputs.
         platform: Platform that runs the case.
         seconds: Time limit of the case.
     """
+    case = sweep_finding.first
     with tempfile.TemporaryDirectory(prefix="shadowrun-") as folder:
         facts = {
-            "case": astuple(found.first),
-            "inputs": found.inputs,
+            "case": astuple(case),
+            "inputs": sweep_finding.inputs,
             "seed": origin.seed,
-            "samples": origin.samples.get((found.first.operator, found.first.dtype, found.first.part)),
+            "samples": origin.samples.get((case.operator, case.dtype, case.part)),
             "source": None if origin.source is None else str(origin.source.absolute()),
             "torch": origin.torch,
             "platform": astuple(platform),
         }
         command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), json.dumps(facts), folder]
         process = subprocess.Popen(  # noqa: S603 - our own module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            # The child ends when its standard input closes: it must not survive its parent.
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         with process:
             _wait_or_kill(process, seconds)
         try:
+            # The process may have died while it wrote the file.
             return captured_inputs.load(Path(folder), _NAME)
         except DataFileError:
             return None
@@ -139,11 +145,13 @@ def main(facts: dict[str, Any], folder: str) -> None:
     torch.manual_seed(0)
     with platform.context(), _LastCallRecorder(Path(folder), platform):
         prepared()
+    # What was launched last may crash after the program has returned.
     platform.synchronize()
 
 
 def _end_with_parent() -> None:
     os.read(0, 1)
+    # Not `sys.exit`, which ends this thread only: the main thread may hang in a kernel.
     os._exit(0)
 
 
@@ -160,6 +168,7 @@ class _LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, torch._ops.OpOverload):
             call = captured_inputs.Captured(str(func.name()), self._on_cpu(args), self._on_cpu(kwargs))  # type: ignore[no-untyped-call]
             try:
+                # Before the call: a process that dies in it writes nothing afterwards.
                 captured_inputs.save(self._folder, _NAME, call)
             except captured_inputs.Unkeepable:
                 (self._folder / _NAME).unlink(missing_ok=True)

@@ -64,13 +64,13 @@ def database() -> Mapping[str, Any]:
             "pip install 'shadowrun[sweep]'. `--from run.shadowrun` sweeps recorded calls without it.",
             slug="sweep-database",
         ) from None
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for info in entries:
         name = info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
-        while name in found:  # two entries may have the same name and variant
+        while name in by_name:  # two entries may have the same name and variant
             name += "'"
-        found[name] = info
-    return found
+        by_name[name] = info
+    return by_name
 
 
 def dtypes(info: Any) -> frozenset[str]:
@@ -161,6 +161,7 @@ def operators_called(name: str) -> tuple[str, ...]:
     entries = [entry for entry, info in entries_by_name.items() if name in (entry, info.name, info.aten_name)]
     entries = entries or [entry for entry, info in entries_by_name.items() if info.name.rpartition(".")[2] == name]
     recorder = _OperatorRecorder()
+    # The samples seed torch's global generator, which here is the user's.
     with torch.random.fork_rng(devices=()):
         for entry in entries:
             info = entries_by_name[entry]

@@ -34,6 +34,7 @@ _START_LIMIT_S = 300.0
 _MUCH_MEMORY = 1 << 28
 _MOST_DEATHS = 3
 """Workers that may die in one part of an operator."""
+# With the module path of this process: a worker has to find the same modules, those of `--import` too.
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shadowrun.studies.sweep.worker import main; main(json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
@@ -95,6 +96,7 @@ class WorkerProcess:
         self.step = Step()
         self.is_ready = False
         self._buffer = b""
+        # A file, not a pipe: a worker that prints much would wait for a reader.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._lines, writable = os.pipe()
         # The worker exits when this pipe closes, also if the sweep is killed and cannot clean up.
@@ -114,11 +116,13 @@ class WorkerProcess:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 command,
                 stdin=subprocess.PIPE,
+                # Kernels and libraries print; messages have a pipe of their own.
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 pass_fds=(writable, lifeline),
             )
         finally:
+            # The ends of the worker: while this process holds them, no pipe reports that the worker has ended.
             os.close(writable)
             os.close(lifeline)
 
@@ -262,6 +266,7 @@ class Pool:
                 for key, _ in self._selector.select(_LOOK_S):
                     self._receive(key.data)
                 for worker in list(self._workers):
+                    # `_replace` removes workers, hence the copy of the list.
                     self._enforce_limits(worker)
         finally:
             for worker in list(self._workers):
@@ -275,6 +280,7 @@ class Pool:
             self._selector.register(worker, selectors.EVENT_READ, worker)
         for worker in self._workers:
             if worker.is_ready and worker.task is None and self._waiting:
+                # Only when it has started: its imports take seconds, which no case is to pay for.
                 task = self._waiting.popleft()
                 worker.begin(task, None if self._calls is None else self._calls[task.operator, task.dtype])
 
@@ -284,6 +290,7 @@ class Pool:
         worker.end()
 
     def _receive(self, worker: WorkerProcess) -> None:
+        # Messages before the end: the last ones say which case ended the process.
         lines, closed = worker.read()
         for line in lines:
             self._read(worker, line)
@@ -356,6 +363,7 @@ class Pool:
         """Remove a worker: record the outcome of its current case, and queue the rest of its task."""
         task, step = worker.task, worker.step
         if task is not None and step.case is not None:
+            # Until the reference has run the case, nothing is known against the target.
             if not step.on_target:
                 words = f"on the reference: {finding.kind}, {finding.explanation}"
                 finding = CaseFinding(Kind.HARNESS, explanation=words, message=finding.message)
@@ -381,5 +389,6 @@ class Pool:
             f"{_MOST_DEATHS} processes ended in it: the rest of this part was not tried; the same command resumes it"
         )
         outcome = CaseOutcome((CaseFinding(Kind.UNVERIFIED, explanation=words, message=finding.explanation),))
+        # No case has the sample -1: readers know the note by it.
         self._on_result(Case(task.operator, task.dtype, part, -1), outcome)
         self.n_given_up += 1

@@ -63,6 +63,7 @@ def varied(samples: list[Sample], part: Part) -> Iterator[tuple[int, Sample]]:
         n += 1
         if part in (Part.ZERO_DIM, Part.EMPTY) and n > _MOST_DERIVED:
             return
+        # The number of the database: a case keeps its name when other samples are left out.
         yield number, new
 
 
@@ -84,6 +85,7 @@ def program(info: Any, part: Part, number: int, sample: Sample) -> Program:
         return _backward(function, sample)
     if part is Part.MEMORY:
         return _memory(function, getattr(info, "inplace_variant", None), sample)
+    # A recorded operator may write to its inputs, so they are results; functions of the database do not.
     return _forward(function, sample, inputs_too=not hasattr(info, "op"))
 
 
@@ -178,6 +180,7 @@ class NoGradient(Exception):  # noqa: N818 - a reason, caught inside
 def gradient(out: torch.Tensor) -> torch.Tensor:
     """The gradient that a backward pass starts with; the same numbers for the same shape."""
     if out.layout is not torch.strided or out.is_nested:
+        # `randn` makes dense tensors only.
         return torch.ones_like(out)
     # Drawn on the CPU: random generators of devices give other numbers for the same seed.
     generator = torch.Generator().manual_seed(_SEED)

@@ -131,14 +131,14 @@ class RebuiltCase:
     program: Program
 
 
-def rebuild_case(found: SweepFinding, origin: Origin) -> RebuiltCase:
+def rebuild_case(sweep_finding: SweepFinding, origin: Origin) -> RebuiltCase:
     """Rebuild the first case of a finding.
 
     Raises:
         UsageError: This torch generates other inputs for it, or none.
         DataFileError: The data file whose calls were swept cannot be read.
     """
-    case = found.first
+    case = sweep_finding.first
     try:
         sample = _recorded(case, origin) if origin.source is not None else _of_database(case, origin)
     except ShadowrunError:
@@ -147,11 +147,12 @@ def rebuild_case(found: SweepFinding, origin: Origin) -> RebuiltCase:
         raise UsageError(
             f"The inputs of {case} cannot be made again: {type(error).__name__} {str(error)[:200]}", slug="no-repro"
         ) from None
-    if sample is None or printed(sample) != found.inputs:
+    # Another torch has other samples: then the script would show something else.
+    if sample is None or printed(sample) != sweep_finding.inputs:
         now = "it has none" if sample is None else f"they are {printed(sample)[:100]}"
         raise UsageError(
-            f"The inputs of {case} ({found.inputs[:100]}) cannot be made again: {now}. The sweep was made by torch "
-            f"{origin.torch}, this is torch {torch.__version__}.",
+            f"The inputs of {case} ({sweep_finding.inputs[:100]}) cannot be made again: {now}. The sweep was made by "
+            f"torch {origin.torch}, this is torch {torch.__version__}.",
             slug="no-repro",
         )
     entry = _recorded_function(case.operator) if origin.source is not None else opinfo.database()[case.operator]

@@ -30,7 +30,7 @@ __all__ = ["MAX_BYTES", "Unreadable", "function", "read_calls", "sample"]
 
 _CALLS = "select distinct op.name, inputs, dtypes from context join op on op.id = op_id order by op.name, inputs"
 _SHAPE = re.compile(r"\[([\d, ]*)\]")
-_TENSOR = re.compile(r"([a-z]+\w*)\[([\d, ]*)\]")
+_TENSOR = re.compile(r"([a-z]\w*)\[([\d, ]*)\]")
 _MORE = re.compile(r"… (\d+) more")
 _KEYWORD = re.compile(r"([a-z_]\w*)=")
 _WORD = re.compile(r"[^,\]]+")
@@ -52,14 +52,12 @@ def read_calls(path: Path) -> dict[tuple[str, str], list[str]]:
         DataFileError: Missing, or no data file.
     """
     data = DataFile.open(path)
-    found: dict[tuple[str, str], list[str]] = {}
+    texts: dict[tuple[str, str], dict[str, None]] = {}  # not lists: a file may have a million inputs of one operator
     for op, inputs, dtypes in data.query(_CALLS):
         short = dtypes.partition(",")[0]
         dtype = _dtypes().get(short)
-        calls = found.setdefault((op, str(dtype).removeprefix("torch.") if dtype else short or "any"), [])
-        if inputs not in calls:
-            calls.append(inputs)
-    return found
+        texts.setdefault((op, str(dtype).removeprefix("torch.") if dtype else short or "any"), {})[inputs] = None
+    return {key: list(calls) for key, calls in texts.items()}
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -113,6 +111,7 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
             _fill(t, min([2, *sizes]))
     except Unreadable:
         raise
+    # The text may name any shape, dtype and number.
     except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as why:
         raise Unreadable(f"its inputs cannot be made: {why}") from None
     return Sample(None, tuple(args), kwargs)
@@ -124,9 +123,10 @@ class _Reader:
     def __init__(self, text: str, shapes: str) -> None:
         self._text = text
         self._at = 0
-        self._shapes = [_shape(found[1]) for found in _SHAPE.finditer(shapes)]
+        self._shapes = [_shape(match[1]) for match in _SHAPE.finditer(shapes)]
         self._n_tensors = 0
         self._n_bytes = 0
+        self._n_unwritten = 0
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         args: list[Any] = []
@@ -166,24 +166,25 @@ class _Reader:
 
     def _list(self) -> list[Any]:
         self._at += 1
-        found: list[Any] = []
+        entries: list[Any] = []
         while not self._text.startswith("]", self._at):
             if self._at >= len(self._text):
                 raise Unreadable("its inputs were recorded in part")
             more = _MORE.match(self._text, self._at)
             if more is None:
-                found.append(self._value())
+                entries.append(self._value())
                 self._skip_comma()
             else:
                 self._at = more.end()
-                found += self._unwritten(int(more[1]), found)
+                entries += self._unwritten(int(more[1]), entries)
         self._at += 1
-        return found
+        return entries
 
     def _unwritten(self, n: int, before: list[Any]) -> list[Any]:
         last = before[-1] if before else None
-        if n > _MOST_UNWRITTEN:
-            raise Unreadable(f"a list of {n} more entries")
+        self._n_unwritten += n  # of the whole text, which can name a list every few characters
+        if self._n_unwritten > _MOST_UNWRITTEN:
+            raise Unreadable(f"lists with {self._n_unwritten} more entries")
         if not isinstance(last, torch.Tensor):
             return [last] * n
         shapes = self._shapes[self._n_tensors : self._n_tensors + n]

@@ -120,10 +120,10 @@ def _cases(table: SupportTable) -> Table:
 
 def _failures(table: SupportTable) -> tuple[Entry, ...]:
     """One entry for each operator and reason, the worst kinds first; parts with the same reason share an entry."""
-    found = [(operator, f) for operator in table.operators for f in operator.failing]
-    found.sort(key=lambda pair: (FAILURES.index(pair[1].finding.kind), pair[0].name))
+    failures = [(operator, f) for operator in table.operators for f in operator.failing]
+    failures.sort(key=lambda pair: (FAILURES.index(pair[1].finding.kind), pair[0].name))
     grouped: dict[tuple[str, ...], list[FailingPart]] = {}
-    for operator, f in found:
+    for operator, f in failures:
         where = f.finding.kernel or f.finding.op
         grouped.setdefault((operator.name, operator.support, f.finding.kind, where, _reason(f)), []).append(f)
     entries = []
@@ -135,6 +135,7 @@ def _failures(table: SupportTable) -> tuple[Entry, ...]:
             Fact("why", why, "strong"),
             Fact("first", f"sample {first.first.sample} of {first.part}, {first.inputs or 'no inputs'}"),
         )
+        # A fallback computes the right result.
         tone = "warn" if kind in (Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK) else "bad"
         entries.append(Entry(name, facts, f"[{support}]: {kind}{place}", tone=tone))
     return tuple(entries)
@@ -150,9 +151,9 @@ def _records(table: SupportTable) -> Records:
     rows = []
     for operator in table.operators:
         for (dtype, part), support in operator.parts.items():
-            found = [f for f in operator.failing if (f.dtype, f.part) == (dtype, part)]
-            kinds = "; ".join(dict.fromkeys(f.finding.kind for f in found))
-            why = "; ".join(_reason(f) for f in found)
+            failing = [f for f in operator.failing if (f.dtype, f.part) == (dtype, part)]
+            kinds = "; ".join(dict.fromkeys(f.finding.kind for f in failing))
+            why = "; ".join(_reason(f) for f in failing)
             rows.append((operator.name, str(operator.support), dtype, str(part), str(support), kinds, why))
     return Records(("operator", "operator_support", "dtype", "part", "support", "failing", "why"), tuple(rows))
 

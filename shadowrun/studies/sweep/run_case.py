@@ -146,6 +146,7 @@ class CaseRunner:
         self._on_device = self._target.has_program_settings  # if false, on the reference
         away = self._target if self._on_device else self._ref
         self._device = away.device if away.has_program_settings else _CPU
+        # All cases write to one data file: the records of a case are those after this number.
         self._last = -1
         self._invariance = Invariance(self._target)
         self._error_catchers = ErrorCatcher(self._target), ErrorCatcher(self._ref)
@@ -174,6 +175,7 @@ class CaseRunner:
 
     def _compare_results(self, part: Part, program: Program) -> list[CaseFinding] | None:
         try:
+            # The reference first: a case that it cannot run says nothing about the target.
             expected = self._on_reference(program)
         except NoGradient:
             return None
@@ -190,6 +192,7 @@ class CaseRunner:
             return None
         rows = self._records()
         shown = [(row, finding) for row in rows if (finding := finding_of_row(row)) is not None]
+        # The forward pass has a part of its own: its faults are not counted twice.
         findings = [finding for row, finding in shown if part is not Part.BACKWARD or row[2] == Phase.BACKWARD]
         if memory:
             return [finding for finding in findings if finding.cause == Cause.MEMORY_EFFECTS]
@@ -205,6 +208,7 @@ class CaseRunner:
             findings += self._compare_whole(program, rows if same_memory else [], actual, expected)
         # A mismatch of values means nothing if the reference itself returns different values each time.
         if any(f.kind in _VALUE_KINDS for f in findings) and not self._is_deterministic(program):
+            # What else was found (a form, an exception) does not depend on the values.
             findings = [f for f in findings if f.kind not in _VALUE_KINDS]
             findings.append(
                 CaseFinding(Kind.UNVERIFIED, "", "", Cause.UNDEFINED, "the reference does not repeat itself")
@@ -240,6 +244,7 @@ class CaseRunner:
             return [_NOT_DISPATCHED]
         except Exception as error:
             return [_reference_failed(Part.INVALID, error)]
+        # Then the database is wrong, and nothing is known against the target.
         if expected is None:
             return [CaseFinding(Kind.HARNESS, explanation="the reference accepts it")]
         if isinstance(expected, (Unsendable, WorkerDied)):
@@ -250,8 +255,8 @@ class CaseRunner:
         except NotDispatched:
             return [_NOT_DISPATCHED]
         except Exception as error:
-            found = finding_of_error(error, _COPY)
-            return [found] if found.kind is not Kind.ERROR else []
+            finding = finding_of_error(error, _COPY)
+            return [finding] if finding.kind is not Kind.ERROR else []
         if raised is not None:
             return _exception_difference(raised, expected)
         message = f"the reference raises {type(expected).__name__}: {first_sentence(str(expected))}"
@@ -377,11 +382,12 @@ def _exception_difference(error: Exception, expected: Exception) -> list[CaseFin
         return [finding_of_error(error)]
     if isinstance(error, type(expected)) or isinstance(expected, type(error)):
         failure = classify(error)
+        # NotImplementedError is a RuntimeError: a missing kernel must not pass as a refusal of the inputs.
         if failure.supported or type(error) is type(expected):
             return []
-    found = finding_of_error(error)
-    if found.kind is not Kind.ERROR:
-        return [found]
+    finding = finding_of_error(error)
+    if finding.kind is not Kind.ERROR:
+        return [finding]
     words = f"{type(error).__name__} against {type(expected).__name__}"
     message = f"{failure_text(error)}; the reference: {failure_text(expected)}"
     return [CaseFinding(Kind.WRONG_ERROR, "", "", "", words, message)]

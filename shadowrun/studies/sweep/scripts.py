@@ -27,7 +27,7 @@ from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.memory import bounded_memory
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless, platform_setups
-from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, Repro, ScriptSpec, publish
+from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, Repro, ReproOptions, ScriptSpec, publish
 from shadowrun.studies.sweep.cases import INVARIANCE, Kind, Part
 from shadowrun.studies.sweep.expression import expression_of
 from shadowrun.studies.sweep.invariance import Invariance
@@ -36,7 +36,7 @@ from shadowrun.studies.sweep.rebuild_case import rebuild_case
 from shadowrun.studies.sweep.run_case import CaseRunner
 from shadowrun.studies.sweep.sweep_findings import ON_REFERENCE
 from shadowrun.torch_private import schema_of
-from shadowrun.types import Allowed, RunInfo
+from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.invariance import VariantMismatch
     from shadowrun.studies.sweep.rebuild_case import Origin, RebuiltCase
     from shadowrun.studies.sweep.sweep_findings import SweepFinding
+    from shadowrun.types import Allowed
 
 __all__ = ["write_script"]
 
@@ -75,35 +76,27 @@ _GIB = re.compile(r"more than ([\d.]+) GiB")
 
 
 def write_script(
-    found: SweepFinding,
-    info: SweepInfo,
-    origin: Origin,
-    directory: Path,
-    *,
-    minimise: bool = True,
-    time_limit_s: float = 30.0,
-    allowed: Allowed = Allowed(),  # noqa: B008 - frozen
+    sweep_finding: SweepFinding, info: SweepInfo, origin: Origin, directory: Path, options: ReproOptions
 ) -> Repro:
     """Write a script for a finding of a sweep.
 
     Args:
-        found: The finding.
+        sweep_finding: The finding.
         info: Platforms of the sweep.
         origin: Source of the inputs.
         directory: Folder to write to; it is created if needed.
-        minimise: Make the inputs smaller and simpler while the fault stays, if one operator shows it.
-        time_limit_s: Time limit of the minimisation.
-        allowed: Platforms that the coverage file may start.
+        options: How to make it; inputs are made smaller only if one operator shows the fault.
 
     Raises:
         UsageError: No script can show the fault, or its inputs cannot be rebuilt.
         PlatformError: A platform of the sweep is absent, or it needs more than this process and the user did not
             name it.
     """
-    run = allowed_platforms(_run_of(info), allowed)
+    run = allowed_platforms(_run_of(info), options.allowed)
+    # A coverage file may name inputs of any size.
     with bounded_memory(), _simulated(run):
-        writer = _Writer(found, run, origin, directory, time_limit_s if minimise else 0.0)
-        return writer.write(allowed)
+        writer = _Writer(sweep_finding, run, origin, directory, options.seconds)
+        return writer.write(options.allowed)
 
 
 def _run_of(info: SweepInfo) -> RunInfo:
@@ -128,9 +121,11 @@ def _simulated(info: RunInfo) -> Iterator[None]:
 class _Writer:
     """Writes one script."""
 
-    def __init__(self, found: SweepFinding, run: RunInfo, origin: Origin, directory: Path, seconds: float) -> None:
+    def __init__(
+        self, sweep_finding: SweepFinding, run: RunInfo, origin: Origin, directory: Path, seconds: float
+    ) -> None:
         self._run = run
-        self._found, self._finding, self._case = found, found.finding, found.first
+        self._sweep_finding, self._finding, self._case = sweep_finding, sweep_finding.finding, sweep_finding.first
         self._origin, self._directory, self._seconds = origin, directory, seconds
         self._flaws = simulated_flaws(run.target_fingerprint)
         self._target, self._ref = platform_setups(run)
@@ -140,12 +135,14 @@ class _Writer:
         """Write the smallest script that shows the fault."""
         on_reference = self._finding.explanation.startswith(ON_REFERENCE)
         ends = self._finding.kind in _PROCESS_ENDS and not self._finding.op
-        rebuilt = rebuild_case(self._found, self._origin)
+        rebuilt = rebuild_case(self._sweep_finding, self._origin)
+        # In this process such a case would end the process.
         if on_reference or (ends and not self._is_exception()):
             return self._process_end_script(rebuilt, on_reference=on_reference)
         check_harmless(self._run, allowed)  # from here on the case runs in this process
         if self._case.part in INVARIANCE:
             return self._invariance_script(rebuilt)
+        # Invalid inputs are refused by the function, often before any operator is called.
         if "::" in self._finding.op and self._case.part is not Part.INVALID:
             made = self._operator_script(rebuilt)
             if made is not None:
@@ -164,6 +161,7 @@ class _Writer:
         run = runner.watch(rebuilt.program)
         kind = _KINDS[self._finding.kind]
         same = [f for f in run.findings() if (f.op, f.kind) == (self._finding.op, kind) and f.captured >= 0]
+        # One operator may have several findings in the case: the one of the sweep comes first.
         same.sort(key=lambda f: ((f.cause or "") != self._finding.cause, f.explanation != self._finding.explanation))
         if not same:
             return None
@@ -181,13 +179,13 @@ class _Writer:
         platform = resolve(self._run.target)
         platform.start()
         try:
-            plan, found = self._smallest_mismatch(Invariance(platform), rebuilt)
+            plan, mismatch = self._smallest_mismatch(Invariance(platform), rebuilt)
         finally:
             platform.stop()
-        variant = found.variant
-        checks = checks_of(ReplayOutcome(found.verdict, found.diffs, found.wrong, case=found.case))
+        variant = mismatch.variant
+        checks = checks_of(ReplayOutcome(mismatch.verdict, mismatch.diffs, mismatch.wrong, case=mismatch.case))
         # Without a check of its own the judge condemned the whole result: the script compares every result.
-        checks = checks or tuple(Check(name) for name in found.case.names)
+        checks = checks or tuple(Check(name) for name in mismatch.case.names)
         names = [a.name for a in schema_of(plan.func).arguments]
         return self._publish(
             kind="itself",
@@ -205,6 +203,7 @@ class _Writer:
     def _smallest_mismatch(self, invariance: Invariance, rebuilt: RebuiltCase) -> tuple[OpPlan, VariantMismatch]:
         """The call whose two variants differ, with minimised inputs."""
         part = self._case.part
+        # As before each case of the sweep: functions of the database may draw.
         torch.manual_seed(0)
         for plan, args, kwargs in invariance.calls(rebuilt.program(torch.device("cpu"))):
             if plan.name != self._finding.op:
@@ -232,7 +231,7 @@ class _Writer:
         platform = CasePlatform(run.ref) if on_reference else CasePlatform(run.target, device, self._flaws)
         if resolve(platform.spec).remote is not None:
             raise UsageError(f"{platform.spec} runs in a worker process, which takes no whole cases.", slug="no-repro")
-        call = last_call(self._found, self._origin, platform, limits[0])
+        call = last_call(self._sweep_finding, self._origin, platform, limits[0])
         values: dict[str, Any] = {"seconds": limits[0], "n_bytes": limits[1]}
         if call is None:
             self._notes.append("no operator that torch's dispatcher sees ends it: this is the whole case")
@@ -270,7 +269,7 @@ class _Writer:
         why = ", ".join(filter(None, (finding.cause, finding.explanation.removeprefix(ON_REFERENCE))))
         ends = facts["kind"] == "ends"
         what = "ends its process" if ends else _TITLES.get(finding.kind, f"fails ({finding.kind})")
-        swept = "" if shown == self._found.inputs else f"; in the sweep {self._found.inputs}"
+        swept = "" if shown == self._sweep_finding.inputs else f"; in the sweep {self._sweep_finding.inputs}"
         spec = ScriptSpec(
             title=f"{facts['operator']} {what} on {target.name}: {why}.",
             story=(
@@ -284,13 +283,14 @@ class _Writer:
             target=target,
             **facts,
         )
+        # The limit of the call, and the time to start Python and import torch.
         limit_s += TIME_LIMIT_S
         return publish(spec, self._directory, run_versions(run), self._notes, shown=shown, limit_s=limit_s)
 
 
-def _signature(found: VariantMismatch) -> tuple[object, bool]:
+def _signature(mismatch: VariantMismatch) -> tuple[object, bool]:
     """What minimisation must preserve: the cause, and whether only NaN, infinities or signs of zero differ."""
-    return found.verdict.cause, all(wrong.has_only_classes for wrong in found.wrong)
+    return mismatch.verdict.cause, all(wrong.has_only_classes for wrong in mismatch.wrong)
 
 
 def _limits(explanation: str) -> tuple[float, int]:

@@ -110,6 +110,7 @@ class SupportTable:
         tallies: dict[str, dict[tuple[str, Part], _Tally]] = {}
         not_invariant: set[str] = set()
         for case, outcome in results:
+            # Kept apart: the case passes.
             not_invariant.update(f.op for f in outcome.findings if f.explanation == NOT_INVARIANT)
             tallies.setdefault(case.operator, {}).setdefault((case.dtype, case.part), _Tally()).add(case, outcome)
         counts: dict[tuple[str, Part], Counter[Kind]] = {}
@@ -166,6 +167,7 @@ def _operator(name: str, parts: dict[tuple[str, Part], _Tally]) -> OperatorSuppo
     return OperatorSupport(name, support_of(total), by_part, dict(total), tuple(failing))
 
 
+# Without `UNTESTED`: what one sweep could not test is not compared.
 _RANK = {Support.NONE: 0, Support.PARTIAL: 1, Support.FULL: 2}
 
 
@@ -257,7 +259,7 @@ def _parts(table: SupportTable) -> dict[_Key, tuple[Support, OperatorSupport]]:
 def _change(key: _Key, old: tuple[Support, OperatorSupport], new: tuple[Support, OperatorSupport]) -> Change | None:
     name, dtype, part = key
     before, after = ([f for f in o.failing if (f.dtype, f.part) == (dtype, part)] for _, o in (old, new))
-    kinds_before, kinds_after = (tuple(dict.fromkeys(f.finding.kind for f in found)) for found in (before, after))
+    kinds_before, kinds_after = (tuple(dict.fromkeys(f.finding.kind for f in failing)) for failing in (before, after))
     reasons = [
         {(f.finding.kind, f.finding.op, f.finding.kernel, f.finding.cause) for f in fs} for fs in (before, after)
     ]
@@ -338,9 +340,9 @@ class Platforms:
     @classmethod
     def of(cls, sweeps: Sequence[Sweep]) -> Platforms:
         """Join sweeps by operator."""
-        found = [{o.name: o for o in sweep.table.operators} for sweep in sweeps]
-        names = sorted(set().union(*found))
-        rows = [SupportRow(name, tuple(f.get(name) for f in found)) for name in names]
+        by_name = [{o.name: o for o in sweep.table.operators} for sweep in sweeps]
+        names = sorted(set().union(*by_name))
+        rows = [SupportRow(name, tuple(f.get(name) for f in by_name)) for name in names]
         return cls(tuple(sweeps), tuple(sorted(rows, key=_rank)))
 
     @property

@@ -83,6 +83,7 @@ def finding_of_error(error: BaseException, op: str = "") -> CaseFinding:
     """The finding of an exception that the target raised and the reference did not."""
     if isinstance(error, WorkerDied):
         return CaseFinding(_kind_of_error("", str(error)), op, "", Cause.IMPLEMENTATION, str(error)[:_MOST_TEXT])
+    # A limit of the protocol with the worker process, no fault of the target.
     if isinstance(error, Unsendable):
         return CaseFinding(Kind.UNVERIFIED, op, explanation=str(error)[:_MOST_TEXT])
     if is_out_of_memory(error):
@@ -105,6 +106,7 @@ def _kind_of_error(cause: str, explanation: str) -> Kind:
 
 def _kind_of_unverified(explanation: str) -> Kind:
     words = explanation.removeprefix(_REFERENCE)
+    # A reference whose process died says nothing about the target.
     died = words != explanation and _kind_of_error("", words) is not Kind.ERROR
     return Kind.HARNESS if died else Kind.UNVERIFIED
 
@@ -177,9 +179,10 @@ def findings_of_sweep(results: Iterable[tuple[Case, CaseOutcome]]) -> list[Sweep
             if f.kind in FAILURES or f.kind is Kind.REFERENCE or on_reference:
                 key = (case.operator, case.dtype, f.kind, f.op, f.kernel, f.cause, f.explanation)
                 grouped.setdefault(key, []).append((case, f, outcome.inputs))
-    found = [_found(sorted(shown, key=lambda s: s[0])) for shown in grouped.values()]
+    # Sorted: workers return cases in any order, and the numbers of findings must not depend on that.
+    findings = [_found(sorted(shown, key=lambda s: s[0])) for shown in grouped.values()]
     return sorted(
-        found,
+        findings,
         key=lambda f: (_ORDER.index(f.finding.kind), f.first, f.finding.op, f.finding.cause, f.finding.explanation),
     )
 

@@ -77,9 +77,10 @@ def plan(request: SweepRequest) -> Plan:
         DataFileError: The data file cannot be read.
     """
     if request.source is not None:
+        # Imported here: torch takes seconds, and what else this module needs works without it.
         from shadowrun.studies.sweep.recorded import read_calls
 
-        calls = {key: found[: request.samples] for key, found in read_calls(request.source).items()}
+        calls = {key: texts[: request.samples] for key, texts in read_calls(request.source).items()}
         tasks = [Task(op, dtype, (Part.FORWARD,)) for op, dtype in calls if _fits(op, request.ops)]
     else:
         calls = None
@@ -160,6 +161,7 @@ def sweep(
             pool.run(tasks)
             n_open = pool.n_given_up
         complete = not n_open
+    # What was run is in the file: the same command resumes the sweep.
     except KeyboardInterrupt:
         return False
     finally:

@@ -56,6 +56,7 @@ def main(settings: dict[str, Any], lines: int, lifeline: int) -> None:
 
 def _exit_with_parent(lifeline: int) -> None:
     os.read(lifeline, 1)
+    # Not `sys.exit`, which ends this thread only: the main thread may hang in a kernel.
     os._exit(0)
 
 
@@ -65,6 +66,7 @@ class _MessageWriter:
 
     def __call__(self, **line: Any) -> None:
         text = (json.dumps(line) + "\n").encode()
+        # A full pipe takes a part only.
         while text:
             text = text[os.write(self._descriptor, text) :]
 
@@ -109,6 +111,7 @@ class _Worker:
                 self._send_findings([CaseFinding(Kind.HARNESS, explanation="its inputs cannot be made", message=text)])
                 cases = []
             for number, sample in cases:
+                # `out=` has the right shape for even samples and is empty for odd ones.
                 identity = key(sample), part is Part.OUT and number % 2
                 if identity in seen and part not in PROBES:  # probes may have equal descriptions and different values
                     n_duplicates += 1
@@ -120,6 +123,7 @@ class _Worker:
         self._send(task=True)
 
     def _case(self, name: str, part: Part, number: int, sample: Sample) -> None:
+        # First of all: what ends the process from here on is the outcome of this case.
         self._send(case=[part, number], inputs=printed(sample))
         try:
             function = recorded.function(name) if "::" in name else opinfo.database()[name]

@@ -18,7 +18,7 @@ def start(library: str, name: str) -> tuple[Callable[[], list[str]], Callable[[i
     """Start the device under a name; ``privateuseone`` is the one that needs none.
 
     Returns:
-        A function that gives the kernels that fell back since its last call, and one that says how the device tells.
+        A function that gives the kernels that fell back since its last call, and one that says how the device reports.
     """
     torch.ops.load_library(library)
     device = types.ModuleType(f"torch.{name}")

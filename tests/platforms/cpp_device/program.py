@@ -103,5 +103,5 @@ def told(run):
     return {
         "calls": [[op, str(v.status), str(v.cause), v.evidence] for op, v in verdicts],
         "skipped": sorted({s.op for s in run.coverage().skipped}),
-        "own": [str(n) for n in run.own_failures()],
+        "own": [str(n) for n in run.internal_failures()],
     }

@@ -10,7 +10,7 @@ from shadowrun import UsageError
 from shadowrun.cli.main import main
 from shadowrun.platforms import resolve
 from shadowrun.report.document import render
-from shadowrun.studies.slowdown.database import entries, names_of
+from shadowrun.studies.slowdown.calls import entries, names_of
 from shadowrun.studies.slowdown.measuring import measure
 from shadowrun.studies.slowdown.report import slowdown_document
 from shadowrun.studies.slowdown.table import Slowdown

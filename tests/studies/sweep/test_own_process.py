@@ -11,7 +11,7 @@ from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.studies.sweep import opinfo
 from shadowrun.studies.sweep.cases import Kind, Part
 from shadowrun.studies.sweep.programs import program
-from tests.studies.sweep.test_trial import Bench, X
+from tests.studies.sweep.test_run_case import Bench, X
 
 pytestmark = pytest.mark.usefixtures("clean_sim")
 

@@ -9,6 +9,7 @@ from shadowrun import UsageError
 from shadowrun.cli.main import main
 from shadowrun.platforms import resolve
 from shadowrun.platforms.fingerprint import fingerprint, versions
+from shadowrun.repro import ReproOptions
 from shadowrun.studies.sweep import opinfo, programs
 from shadowrun.studies.sweep.cases import ANY_DTYPE, FAILURES, Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
@@ -50,7 +51,7 @@ def written(path, folder, **options):
     file = CoverageFile.open(path)
     try:
         found = findings_of_sweep(file.results())
-        return found[0], write_script(found[0], file.info, Origin.of(file, None), folder, **options)
+        return found[0], write_script(found[0], file.info, Origin.of(file, None), folder, ReproOptions(**options))
     finally:
         file.close()
 
@@ -233,7 +234,7 @@ def test_inputs_that_cannot_be_made_again(tmp_path):
     file = CoverageFile.open(path)
     found = findings_of_sweep([(case, CaseOutcome(outcome.findings, "f32[77]")) for case, outcome in file.results()])
     with pytest.raises(UsageError, match=r"The inputs of exp float32 forward 0 \(f32\[77\]\) cannot be made again"):
-        write_script(found[0], file.info, Origin.of(file, None), tmp_path / "script")
+        write_script(found[0], file.info, Origin.of(file, None), tmp_path / "script", ReproOptions())
     file.close()
 
 

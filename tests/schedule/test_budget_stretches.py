@@ -1,4 +1,4 @@
-"""A program that tells of no steps has stretches instead: from one call of its module to the next."""
+"""A program without steps has stretches instead: from one call of its module to the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.intercept import implicit_steps, torchapi
+from shadowrun.comparison import steps
+from shadowrun.intercept import torchapi
 from shadowrun.report.descriptions import overhead
 from tests.schedule.modes import Counting
 
@@ -36,7 +37,7 @@ class Looking(nn.Module):
 @pytest.fixture(autouse=True)
 def any_length(monkeypatch):
     """A stretch may be as short as it likes: no time enters."""
-    monkeypatch.setattr(implicit_steps, "_MIN_STRETCH_NS", 0)
+    monkeypatch.setattr(steps, "_MIN_STRETCH_NS", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def train(run, n=40):
 
 
 @pytest.mark.parametrize("budget", [LITTLE, 1.2, MUCH])
-def test_training_is_unchanged_and_no_step_is_told(budget, clean_sim):
+def test_training_is_unchanged_and_has_no_steps(budget, clean_sim):
     plain = train(None)
     run = shadowrun.compare("sim", budget=budget)
     compared = train(run)
@@ -94,7 +95,7 @@ def test_the_first_is_watched_and_later_ones_are_left_alone(clean_sim):
 
 
 def test_where_all_may_be_watched_every_call_has_its_whole_path(clean_sim):
-    """Also those of a stretch before which nobody watched."""
+    """Also those of a stretch after an unwatched one."""
     run = shadowrun.compare("sim", budget=MUCH)
     seen = train(run)[3]
     assert seen.count(False) >= 3  # to see how long a plain one is
