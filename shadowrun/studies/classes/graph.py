@@ -102,20 +102,23 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
     results = np.array([t.results[c] for t, c in zip(traces, calls, strict=True)])
     inputs = np.array([t.inputs[c] for t, c in zip(traces, calls, strict=True)])
     made = results.any(axis=0)
+    first, all_keys = traces[0], tuple(platforms[0].calls[0])
     with np.errstate(over="ignore"):
         both = mix(mix(inputs) + results)
     n_before, n_classes, n_both = (_n_distinct(column) for column in (inputs, results, both))
     changes = []
     for i in np.flatnonzero(made).tolist():
         at = calls[:, i].tolist()
-        first = traces[0]
-        precision, mantissa = _least(traces, [t.results_of(c) for t, c in zip(traces, at, strict=True)])
-        before = _least(traces, [t.inputs_of(c) for t, c in zip(traces, at, strict=True)])
+        # Where all agree, one recording says what there is to say.
+        those = traces if n_classes[i] > 1 else traces[:1]
+        precision, mantissa = _least(those, [t.results_of(c) for t, c in zip(those, at, strict=False)])
+        those = traces if n_before[i] > 1 else traces[:1]
+        before = _least(those, [t.inputs_of(c) for t, c in zip(those, at, strict=False)])
         changes.append(
             Change(
                 keys[i],
                 first.recording.context_of(at[0]).site,
-                first.parents(at[0], platforms[0]),
+                tuple(dict.fromkeys(all_keys[call] for call in first.parents(at[0]))),
                 int(n_before[i]),
                 int(n_classes[i]),
                 int(n_both[i] - n_before[i]),
@@ -176,12 +179,12 @@ class _Trace:
     def inputs_of(self, call: int) -> list[int]:
         return [row for row in self.recording.inputs_of(call).tolist() if row != NONE]
 
-    def parents(self, call: int, platform: Platform) -> tuple[Key, ...]:
+    def parents(self, call: int) -> list[int]:
+        """Calls that made its inputs."""
         rows = [self.recording.source(row) for row in self.inputs_of(call)]
         rows = [row for row in rows if self.recording.results["kind"][row] != Kind.LEAF]
-        numbers = np.searchsorted(self.recording.first_result, rows, side="right") - 1
-        keys = tuple(platform.calls[0])
-        return tuple(dict.fromkeys(keys[n] for n in numbers.tolist()))
+        found: list[int] = (np.searchsorted(self.recording.first_result, rows, side="right") - 1).tolist()
+        return found
 
 
 def _sources(recording: Recording) -> npt.NDArray[np.int64]:
