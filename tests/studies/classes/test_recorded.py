@@ -46,7 +46,7 @@ def test_runs_of_one_program(record, tmp_path):
     first = next(c for c in found.changes if c.n_added)
     assert (first.key.module, first.key.op) == ("Sequential.1", "aten::full_like")
     assert "forward" in first.site
-    addmm = [c for c in found.changes if c.key.op == "aten::addmm" and c.key.module == "Sequential.2"][0]
+    addmm = next(c for c in found.changes if c.key.op == "aten::addmm" and c.key.module == "Sequential.2")
     assert (addmm.n_before, addmm.n_classes, addmm.n_added) == (2, 2, 0)
     assert "aten::mul.Tensor" in {key.op for key in addmm.parents}
 
