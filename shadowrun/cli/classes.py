@@ -10,7 +10,7 @@ Examples:
   shadowrun classes a.shadowrec b.shadowrec --values         NaNs of any payload are equal, and both zeros
   shadowrun classes runs/ --repeats                          equal fingerprints: repeats on one machine
   shadowrun classes new.shadowrec --known known_classes.toml     exit with 1 if its class is new
-  shadowrun classes runs/ --write-known known_classes.toml --reason 'torch 2.13, first release'
+  shadowrun classes runs/ --write-known known_classes.toml --reason release-1
   shadowrun classes --published results/ --where device=gpu  results of Schlögl et al. (NeurIPS 2023)
 
 Exit status:
