@@ -66,7 +66,7 @@ CALL: Final = np.dtype([
 RESULT: Final = np.dtype([
     ("form", "<i4"),
     ("kind", "u1"),
-    ("position", "u1"),  # which result or argument of the call, 255 for all beyond
+    ("position", "u1"),  # which result or argument of the call, 255 for all beyond; equal ones of a call are repeats
     ("n_samples", "u1"),
     ("n_rungs", "u1"),  # of its ladder: 0 for views and what was not digested
     ("n_rows", "<i4"),  # ladders of single rows, see `rows=`

@@ -27,6 +27,7 @@ __all__ = [
     "Entry",
     "Fact",
     "Facts",
+    "Figure",
     "Filter",
     "GateLine",
     "Limits",
@@ -216,6 +217,19 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture, which HTML alone shows: what it says is also in a table.
+
+    Attributes:
+        svg: An ``<svg>`` element, in which all texts are escaped.
+        caption: Below it.
+    """
+
+    svg: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """Blocks under a heading.
 
@@ -236,7 +250,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Section
+Block = Note | Facts | Table | Entries | Figure | Section
 
 
 @dataclass(frozen=True, slots=True)

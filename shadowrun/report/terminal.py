@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from shadowrun.report.document import Entries, Facts, Note, Section, Table, plain, shown, visible
+from shadowrun.report.document import Entries, Facts, Figure, Note, Section, Table, plain, shown, visible
 from shadowrun.report.sanitize import clip
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class _Page:
             for entry in block.entries[:n]:
                 self._entry(entry)
             self._more(more)
-        else:
+        elif not isinstance(block, Figure):
             self._section(block)
 
     def _section(self, section: Section) -> None:

@@ -1,1 +1,1 @@
-"""Experiments made of comparisons: sweep, slowdown, static coverage."""
+"""Experiments made of comparisons: sweep, slowdown, static coverage, classes of many machines."""
