@@ -27,13 +27,16 @@ __all__ = [
     "Entry",
     "Fact",
     "Facts",
+    "Figure",
     "Filter",
     "GateLine",
+    "Label",
     "Limits",
     "Note",
     "Records",
     "Section",
     "Span",
+    "Stroke",
     "Table",
     "plain",
     "render",
@@ -216,6 +219,55 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
+class Stroke:
+    """A line of a figure.
+
+    Attributes:
+        points: Its corners, x and y in turn, in pixels from the top left.
+        tone: As of a `Span`.
+    """
+
+    points: tuple[float, ...]
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text of a figure.
+
+    Attributes:
+        x, y: Its anchor on the base line, in pixels from the top left.
+        text: The text.
+        anchor: start, middle or end.
+    """
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A drawing: inline SVG in HTML, an outline in all other formats.
+
+    Attributes:
+        title: What it shows.
+        width, height: In pixels.
+        strokes: Its lines.
+        labels: Its texts.
+        outline: The same as text: level of indentation and line.
+    """
+
+    title: str
+    width: float
+    height: float
+    strokes: tuple[Stroke, ...]
+    labels: tuple[Label, ...]
+    outline: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """Blocks under a heading.
 
@@ -236,7 +288,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Section
+Block = Note | Facts | Table | Entries | Figure | Section
 
 
 @dataclass(frozen=True, slots=True)

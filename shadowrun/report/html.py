@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shadowrun.report.document import Document, Entries, Facts, Note, Section, Table, shown
+from shadowrun.report.document import Document, Entries, Facts, Figure, Note, Section, Table, shown
 from shadowrun.report.sanitize import sanitize
 
 if TYPE_CHECKING:
@@ -46,7 +46,14 @@ def _environment() -> Environment:
 
 def _kind_of(block: Block) -> str:
     """Macro that shows a block."""
-    kinds = {Note: "note", Facts: "facts", Table: "table", Entries: "entries", Section: "section"}
+    kinds = {
+        Note: "note",
+        Facts: "facts",
+        Table: "table",
+        Entries: "entries",
+        Figure: "figure",
+        Section: "section",
+    }
     return kinds[type(block)]
 
 

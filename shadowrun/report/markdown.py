@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shadowrun.report.document import Entries, Facts, Note, Section, Table, plain, shown, visible
+from shadowrun.report.document import Entries, Facts, Figure, Note, Section, Table, plain, shown, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,6 +50,10 @@ def _block(block: Block, level: int) -> Iterator[str]:
             yield f"{'#' * (level + 1)} {number}{_text(entry.name)}{detail}\n"
             yield from _facts(entry.facts)
         yield from [f"{more}\n"] if more else []
+    elif isinstance(block, Figure):
+        yield f"{_text(block.title)}\n"
+        yield from (f"{'  ' * depth}- {_text(line)}" for depth, line in block.outline)
+        yield ""
     else:
         yield from _section(block, level)
 

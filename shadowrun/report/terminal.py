@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from shadowrun.report.document import Entries, Facts, Note, Section, Table, plain, shown, visible
+from shadowrun.report.document import Entries, Facts, Figure, Note, Section, Table, plain, shown, visible
 from shadowrun.report.sanitize import clip
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ class _Page:
             for entry in block.entries[:n]:
                 self._entry(entry)
             self._more(more)
+        elif isinstance(block, Figure):
+            self._wrapped(Text(block.title, "bold"))
+            for depth, line in block.outline:
+                self.console.print(Text(_INDENT * (depth + 1) + line), soft_wrap=True)
         else:
             self._section(block)
 
