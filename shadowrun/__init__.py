@@ -22,6 +22,7 @@ from shadowrun.types import Cause, OpCall, OpRecord, Phase, RunInfo, Status, Ten
 
 if TYPE_CHECKING:
     from shadowrun.comparison import Comparison, compare, current
+    from shadowrun.comparison.record import record
     from shadowrun.compiled.check import compile_check
     from shadowrun.run import Run, combine, load
 
@@ -50,6 +51,7 @@ __all__ = [
     "compile_check",
     "current",
     "load",
+    "record",
 ]
 
 _LAZY = {
@@ -57,6 +59,7 @@ _LAZY = {
     "compare": "shadowrun.comparison",
     "compile_check": "shadowrun.compiled.check",
     "current": "shadowrun.comparison",
+    "record": "shadowrun.comparison.record",
     "Run": "shadowrun.run",
     "combine": "shadowrun.run",
     "load": "shadowrun.run",

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "judge": {"types", "numerics", "facts", "operators", "torch_private"},
     "schedule": {"errors", "settings", "config", "intercept"},
     "replay": CALL | {"judge", "schedule"},
-    "recording": CALL | {"replay"},
+    "recording": CALL | {"replay", "schedule"},
     "analysis": {"types", "errors", "settings", "store"},
     "report": {"types", "errors", "store", "analysis", "run"},
     "repro": CALL | {"sim", "judge", "replay", "recording", "analysis"},

@@ -98,7 +98,7 @@ def test_nested_compare():
 
     with (
         shadowrun.compare("cpu[threads=1]"),
-        pytest.raises(NestingError, match="comparisons cannot be nested") as caught,
+        pytest.raises(NestingError, match="comparisons and recordings cannot be nested") as caught,
         shadowrun.compare("cpu"),
     ):
         pass

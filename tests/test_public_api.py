@@ -31,6 +31,7 @@ NAMES = [
     "compile_check",
     "current",
     "load",
+    "record",
 ]
 METHODS = {
     "compare_and_record": False,
@@ -51,7 +52,7 @@ METHODS = {
 
 def test_the_names():
     assert sorted(shadowrun.__all__) == NAMES
-    assert len(NAMES) <= 22
+    assert len(NAMES) <= 23
     for name in NAMES:
         assert getattr(shadowrun, name) is not None
     assert set(NAMES) <= set(dir(shadowrun))

@@ -26,6 +26,7 @@ __all__ = [
     "add_import_argument",
     "add_known_arguments",
     "add_output_arguments",
+    "add_selection_arguments",
     "add_simulation_arguments",
     "check_outputs",
     "compare_options",
@@ -132,11 +133,7 @@ def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The keyword arguments of `shadowrun.compare` that make sense on a command line."""
     group = parser.add_argument_group("comparison")
-    group.add_argument("--steps", type=step_numbers, metavar="0,2,5-7", help="training steps to compare (default: all)")
-    group.add_argument(
-        "--ops", type=words, metavar="GLOBS", help="operators to compare, such as 'aten::*mm*', or functions: matmul"
-    )
-    group.add_argument("--modules", type=words, metavar="GLOBS", help="modules to compare, such as '*.attn.*'")
+    add_selection_arguments(group, "compare")
     group.add_argument("--rtol", type=float, help="relative tolerance, instead of the rounding analysis; needs --atol")
     group.add_argument("--atol", type=float, help="absolute tolerance; needs --rtol")
     settings = group.add_mutually_exclusive_group()
@@ -194,6 +191,22 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
     group.add_argument("--append", action="store_true", help="append to the data file instead of replacing it")
+
+
+def add_selection_arguments(parser: argparse._ActionsContainer, verb: str) -> None:
+    """Which calls.
+
+    Args:
+        parser: Gets the options.
+        verb: What is done with the calls: compare, record.
+    """
+    parser.add_argument(
+        "--steps", type=step_numbers, metavar="0,2,5-7", help=f"training steps to {verb} (default: all)"
+    )
+    parser.add_argument(
+        "--ops", type=words, metavar="GLOBS", help=f"operators to {verb}, such as 'aten::*mm*', or functions: matmul"
+    )
+    parser.add_argument("--modules", type=words, metavar="GLOBS", help=f"modules to {verb}, such as '*.attn.*'")
 
 
 def compare_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""`compare()` and the `Comparison` that it returns, which connects all stages.
-
-`begin` and `end` keep the one comparison that runs in this process: comparisons cannot be nested, and a forked child
-abandons the one of its parent.
-"""
+"""`compare()` and the `Comparison` that it returns, which connects all stages."""
 
 from __future__ import annotations
 
@@ -10,21 +6,18 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
 from shadowrun.comparison.output import Output, run_info
+from shadowrun.comparison.running import Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
-from shadowrun.errors import NestingError, ShadowrunWarning, UsageError
-from shadowrun.intercept import forks, torch_compiler
+from shadowrun.errors import ShadowrunWarning, UsageError
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.call_sites import site_of
 from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
@@ -41,99 +34,13 @@ from shadowrun.types import Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from typing_extensions import Unpack
 
     from shadowrun.compiled.regions import Regions
 
-__all__ = ["Comparison", "Running", "begin", "compare", "comparison", "current", "end", "prepare_process"]
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """The comparison that runs, and its fork handlers.
-
-    Attributes:
-        comparison: The comparison itself.
-        description: ``sim against cpu``.
-        hold: Returns a context manager that is entered before a fork, and left after it in parent and child.
-        abandon: Called in each forked child.
-    """
-
-    comparison: Any
-    description: str
-    hold: Callable[[], AbstractContextManager[None]]
-    abandon: Callable[[], None]
-
-
-_now: Running | None = None
-_lock = threading.Lock()
-_watching_forks = False
-_dynamo_skips_us = False
-
-
-def begin(running: Running) -> None:
-    """Register the comparison that begins to run.
-
-    Raises:
-        NestingError: Another comparison runs.
-    """
-    global _now  # noqa: PLW0603 - one in the process
-    with _lock:
-        if _now is not None:
-            raise NestingError(
-                f"A comparison ({_now.description}) is running already: comparisons cannot be nested, since each "
-                "would replay the other's replays. Stop the first, or compare each platform in a separate run.",
-                slug="nested-compare",
-            )
-        _now = running
-
-
-def end(comparison: object) -> None:
-    """Unregister a comparison, if it is the one that runs."""
-    global _now  # noqa: PLW0603
-    with _lock:
-        if _now is not None and _now.comparison is comparison:
-            _now = None
-
-
-def comparison() -> Any:
-    """The comparison that runs; None if there is none."""
-    return None if _now is None else _now.comparison
-
-
-def prepare_process() -> None:
-    """Set up process-wide hooks, once, before the first comparison; they cannot be removed."""
-    _watch_forks()
-    _keep_dynamo_off()
-
-
-def _watch_forks() -> None:
-    """Register the fork handlers: a forked child, such as a DataLoader worker, is not compared."""
-    global _watching_forks  # noqa: PLW0603 - fork hooks of a process cannot be removed
-    if not _watching_forks:
-        _watching_forks = True
-        forks.add_fork_hooks(lambda: _now.hold() if _now is not None else None, _begin_child)
-
-
-def _begin_child() -> None:
-    global _lock  # noqa: PLW0603
-    # Another thread of the parent may have held the lock during the fork; in the child, it would never be released.
-    _lock = threading.Lock()
-    ShadowMode.forked()
-    if _now is not None:
-        _now.abandon()
-
-
-def _keep_dynamo_off() -> None:
-    """Exclude shadowrun from compilation: Dynamo would compile its handlers."""
-    global _dynamo_skips_us  # noqa: PLW0603 - Dynamo's table is process-wide
-    # Only if Dynamo is loaded: the call imports it, which takes 2 s.
-    if not _dynamo_skips_us and "torch._dynamo" in sys.modules:
-        torch_compiler.skip_compilation_of("shadowrun")
-        _dynamo_skips_us = True
+__all__ = ["Comparison", "compare", "current"]
 
 
 _SAMPLED = (
@@ -182,7 +89,7 @@ class Comparison(Run):
             DataFileError: The data file cannot be written.
         """
         began_ns = time.perf_counter_ns()
-        begin(Running(self, self.describe(), self._held, self._abandon))
+        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._abandon))
         try:
             self._disinherit()
             prepare_process()
@@ -450,5 +357,5 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
 
 def current() -> Comparison | None:
     """The comparison that is running, for code that has no handle on it (``current().step()``)."""
-    found: Comparison | None = comparison()
+    found: Comparison | None = running()
     return found

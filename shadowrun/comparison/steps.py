@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shadowrun.intercept.dispatch import ShadowMode
+    from shadowrun.recording.call_recorder import CallRecorder
     from shadowrun.recording.recorder import Recorder
     from shadowrun.replay.replayer import Replayer
     from shadowrun.schedule.budget import Budget
@@ -155,7 +156,7 @@ class _Stretches:
 
 
 class Steps:
-    """The steps of a comparison, and its dispatch mode, which the budget takes off the stack in unwatched steps.
+    """The steps of a comparison or recording, and its dispatch mode, which the budget takes off in unwatched steps.
 
     The order of calls is `listen`, `begin`, the methods that end a step, `leave`, `release`, `finish`.
 
@@ -164,11 +165,16 @@ class Steps:
         watching: The dispatch mode on the stack of the program; None before `begin`.
     """
 
-    def __init__(self, recorder: Recorder, replayer: Replayer, selection: Selection, budget: Budget | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder | CallRecorder,
+        observer: Replayer | CallRecorder,
+        selection: Selection,
+        budget: Budget | None = None,
+    ) -> None:
         self._recorder = recorder
-        self._add_step = recorder.data.add_step
         self._attribution = recorder.attribution
-        self._replayer = replayer
+        self._replayer: Any = observer  # with a budget, it is a `Replayer`
         self._selection = selection
         self._budget = budget
         self._first_step = recorder.step
@@ -335,7 +341,7 @@ class Steps:
         self._wall_s += now - self._began
         if self._recorder.recorded_in_step:
             with contextlib.suppress(Exception):
-                self._add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+                self._recorder.add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
         # A later block of this comparison begins with the next step.
         if self._due:
             self._due = False
@@ -349,7 +355,7 @@ class Steps:
         """Record the step that ended, and begin the next."""
         recorder, step_began = self._recorder, self._step_began
         step = recorder.step
-        self._add_step(step, step_began - self._began, now - step_began)
+        recorder.add_step(step, step_began - self._began, now - step_began)
         self._step_began = now
         recorder.step = step = step + 1
         # `steps=` and a schedule count from this comparison on, also where the file has steps of an earlier one.

@@ -26,7 +26,7 @@ from shadowrun.native import core
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType, ModuleType
 
     from shadowrun.intercept.call_sites import FoundSite
@@ -282,6 +282,13 @@ class Attribution:
         except Exception:  # an origin is not worth the user's program
             return NOWHERE
         return module, _FORWARD, site
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All modules that were called, and those in them, with their paths."""
+        for reference, path in list(self._paths.values()):
+            module = reference()
+            if module is not None:
+                yield path, module
 
     def end_step(self) -> None:
         """Forget the forward calls of all steps but the last: their graphs have been used."""

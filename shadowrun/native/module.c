@@ -1,6 +1,7 @@
 /* The module `shadowrun.native._core`. */
 
 #include "core.h"
+#include "digest.h"
 
 #include <stdlib.h>
 #include <structmember.h>
@@ -63,6 +64,9 @@ static PyMethodDef functions[] = {
     {"differing", (PyCFunction)(void (*)(void))sr_differing, METH_FASTCALL, NULL},
     {"context_key", (PyCFunction)(void (*)(void))sr_context_key, METH_FASTCALL, NULL},
     {"install_dispatch_slot", sr_install_dispatch_slot, METH_O, NULL},
+    {"setup_digests", sr_setup_digests, METH_O, NULL},
+    {"digest", (PyCFunction)(void (*)(void))sr_digest, METH_FASTCALL, NULL},
+    {"digest_memory", (PyCFunction)(void (*)(void))sr_digest_memory, METH_FASTCALL, NULL},
     {"keep_heap", (PyCFunction)module_keep_heap, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shadowrun.platforms.spec import Setting
 
-__all__ = ["CpuSettings", "flushes_denormals", "missing_instructions", "settings_without_effect"]
+__all__ = ["CpuSettings", "flushes_denormals", "instruction_sets", "missing_instructions", "settings_without_effect"]
 
 _AVX512 = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _VNNI = (*_AVX512, "avx512_vnni")
@@ -84,6 +84,11 @@ def settings_without_effect(environment: dict[str, str], *, mkl: bool, mkldnn: b
         if branch not in ("", "AUTO", "COMPATIBLE"):
             notes.append(f"MKL_CBWR={branch} is the same as AUTO: MKL has that branch on Intel's processors only")
     return notes
+
+
+def instruction_sets() -> list[str]:
+    """The processor's flags as Linux lists them, sorted; empty elsewhere."""
+    return sorted(_cpuinfo()[1])
 
 
 @functools.cache

@@ -88,6 +88,10 @@ class Recorder:
         """Whether the current step has records: after the last `step()` usually nothing comes."""
         return self._rows.last_step == self._rows.step
 
+    def add_step(self, step: int, began_s: float, took_s: float) -> None:
+        """Note a step: its number, when it began, and how long it took."""
+        self.data.add_step(step, began_s, took_s)
+
     def context(self, call: Call) -> int:
         """Number of the call's context (operator, forms of the inputs, module, phase, line, device), also set there."""
         number = call.context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 
 import shadowrun
 from shadowrun import Cause, Status
+from shadowrun.comparison.record import RecordRun
 from shadowrun.intercept import torchapi
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from tests.transparency.cases import Case, cases, seed
@@ -36,14 +38,14 @@ class Result:
 
     Attributes:
         cases: Programs run; each is either identical or in one of the first four lists.
-        calls: Operator calls that were replayed and compared.
+        calls: Operator calls that were replayed and compared, or recorded.
         different: Programs that shadowrun changed.
         crashed: Programs that could not be run.
         unmade: Samples that the database itself cannot make in a dtype that it names; no comparison was running.
         by_torch: Programs that any dispatch mode changes, one that does nothing included, and that shadowrun changes
             in just the same way: torch takes other paths where a mode is active.
         unstable: Programs that are not the same twice by themselves.
-        false_reports: Reported by a comparison of a platform with itself.
+        false_reports: Reported by a comparison of a platform with itself; failures of a recording.
         unverified: Calls that were not compared, by reason.
     """
 
@@ -62,12 +64,14 @@ class Result:
     unverified: dict[str, int] = field(default_factory=dict)
 
 
-def check(
-    run: shadowrun.Comparison, db: str, name: str, info: Any, dtype: str, samples: int | None, device: str = "cpu"
-) -> Result:
-    """Run all cases of an entry plainly and under a comparison, which gets a step of its own."""
+Observed = shadowrun.Comparison | RecordRun
+
+
+def check(run: Observed, db: str, name: str, info: Any, dtype: str, samples: int | None, device: str = "cpu") -> Result:
+    """Run all cases of an entry plainly and under a comparison or recording, which gets a step of its own."""
     result = Result(db, dtype, name)
-    before = sum(run.counts().values())
+    before = _n_calls(run)
+    failures = _failures(run)
     step = run._recorder.step
     generated: Iterator[Case] = cases(db, info, dtype, samples, device)
     while True:
@@ -82,7 +86,10 @@ def check(
             break
         _check_case(run, case, result)
     run.step()
-    result.calls = sum(run.counts().values()) - before
+    result.calls = _n_calls(run) - before
+    if isinstance(run, RecordRun):
+        result.false_reports += [f"{n} calls: {why}" for why, n in (_failures(run) - failures).items()]
+        return result
     for record in run.records(status=[Status.MISMATCH, Status.ERROR, Status.UNVERIFIED], step=step):
         verdict = record.verdict
         text = f"{record.call.op}: {verdict.explanation}"
@@ -95,7 +102,18 @@ def check(
     return result
 
 
-def _check_case(run: shadowrun.Comparison, case: Case, result: Result) -> None:
+def _n_calls(run: Observed) -> int:
+    return run.n_calls if isinstance(run, RecordRun) else sum(run.counts().values())
+
+
+def _failures(run: Observed) -> Counter[str]:
+    """Calls that a recording lost by a fault of its own."""
+    if not isinstance(run, RecordRun):
+        return Counter()
+    return Counter({reason: n for reason, n in run.skipped.items() if "failure" in reason})
+
+
+def _check_case(run: Observed, case: Case, result: Result) -> None:
     try:
         kind, found = classify(case, run)
     except NotPrepared as error:

@@ -45,6 +45,8 @@ class Setup:
     ref: str = "cpu"
     device: str = "cpu"
     samples: int | None = None
+    record: bool = False
+    """Run under `shadowrun.record`, which compares nothing."""
 
     @property
     def uses_sim(self) -> bool:
@@ -55,11 +57,15 @@ class Setup:
 def sweep(db: str, dtype: str, names: list[str], setup: Setup) -> Any:
     """Check entries of a database in this process, one after another; gives a `Result` for each."""
     infos = operators(db, dtype)
-    with shown_always(), warnings.catch_warnings():
+    with shown_always(), warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         # Operators of others are compared where they are named.
         named = {"ops": "*"} if db in ("custom", "hop") else {}
-        run = shadowrun.compare(setup.target, ref=setup.ref, **named)
+        run: Any = (
+            shadowrun.record(Path(folder) / "sweep.shadowrec", **named)
+            if setup.record
+            else shadowrun.compare(setup.target, ref=setup.ref, **named)
+        )
         for name in names:
             yield check(run, db, name, infos[name], dtype, setup.samples, setup.device)
 
@@ -199,6 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--ref", default="cpu")
     parser.add_argument("--device", default="cpu", help="where the program runs")
+    parser.add_argument("--record", action="store_true", help="record digests instead of comparing")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("transparency.json"))
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -207,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         work(json.loads(options.worker[0]), Path(options.worker[1]))
         return 0
     samples = options.samples or (FAST_SAMPLES if options.tier == "fast" else None)
-    setup = Setup(options.target, options.ref, options.device, samples)
+    setup = Setup(options.target, options.ref, options.device, samples, options.record)
     plan = [
         (db, dtype, names)
         for db in options.db

@@ -52,3 +52,21 @@ def test_other_platforms_change_nothing_and_mismatch_nowhere(clean_sim, target, 
     ]
     assert found == []
     assert sum(r.identical for r in results) > 0.7 * sum(r.cases for r in results)
+
+
+@pytest.mark.parametrize(
+    ("db", "dtype", "every", "offset"),
+    [("op", "float32", 4, 1), ("op", "bfloat16", 12, 3), ("op", "complex64", 9, 1), ("op", "int64", 9, 4)]
+    + [(db, "float32", 1 if db in ("hop", "custom") else 3, 1) for db in DATABASES if db != "op"],
+)
+def test_recording_changes_nothing_and_fails_nowhere(one_thread, db, dtype, every, offset):
+    names = names_of(db, dtype)[offset % every :: every]
+    results = list(sweep(db, dtype, names, Setup(samples=1, record=True)))
+    found = [
+        f"{what}: {r.op} {line}"
+        for r in results
+        for what in ("different", "crashed", "false_reports")
+        for line in getattr(r, what)
+    ]
+    assert found == []
+    assert sum(r.calls for r in results) > len(names)

@@ -1,0 +1,374 @@
+"""`record()`: one pass over a program that keeps digests of all results, to be compared on another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar
+
+import torch
+
+from shadowrun.comparison.output import distributed_rank, file_of_rank
+from shadowrun.comparison.running import Running, begin, end, prepare_process
+from shadowrun.comparison.steps import Steps
+from shadowrun.config import Config
+from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.intercept.attribution import Attribution
+from shadowrun.intercept.dispatch import ShadowMode
+from shadowrun.intercept.patches import SubclassConstructor
+from shadowrun.intercept.threads import Threads
+from shadowrun.platforms.cpu import instruction_sets
+from shadowrun.platforms.device import resolve
+from shadowrun.platforms.fingerprint import fingerprint
+from shadowrun.recording.block_buffer import BlockBuffer
+from shadowrun.recording.call_recorder import CallRecorder
+from shadowrun.recording.model import Process
+from shadowrun.recording.provenance import Provenance, at_start, generator_state
+from shadowrun.recording.recording_file import SUFFIX, Writer
+from shadowrun.schedule.selection import Selection, check_operators
+from shadowrun.store.lock import FileLock
+from shadowrun.torch_versions import warn_of_untested
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from os import PathLike
+    from types import TracebackType
+
+    from typing_extensions import Unpack
+
+__all__ = ["RecordRun", "record"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MAX_ROWS: Final = 1 << 20
+
+
+class RecordOptions(TypedDict, total=False):
+    """Keyword arguments of `record`, which says what they mean."""
+
+    steps: int | Iterable[int] | None
+    schedule: Callable[[int], Any] | None
+    modules: str | Iterable[str] | None
+    ops: str | Iterable[str] | None
+    rows: int
+
+
+class RecordRun:
+    """A recording, running or finished. Made by `record`.
+
+    Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a stop: calls
+    add up. It cannot be nested.
+
+    Attributes:
+        path: File that is written; known once it was started, since each rank of a distributed run has its own.
+        platform: Spec of the platform that the program is run as; empty where it runs as it is.
+    """
+
+    def __init__(self, path: Path, config: Config, rows: int) -> None:
+        self.path = path
+        self.platform = ""
+        self._wanted = path
+        self._config = config
+        self._rows = rows
+        self._selection = Selection(config)
+        self._attribution = Attribution()
+        # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
+        self._constructor = SubclassConstructor()
+        self._mode: ShadowMode | None = None
+        self._marks_steps = False
+        self._assemble()
+
+    def _assemble(self) -> None:
+        """Make what belongs to one file."""
+        self._pid = os.getpid()
+        self._process = Process(self._wanted.name)
+        self._fingerprints: dict[str, dict[str, Any]] = {}
+        self._generators: dict[str, str] = {}
+        self._provenance = Provenance()
+        self._recorder = CallRecorder(
+            self._attribution, self._selection, self._provenance, self._rows, self._first_call_on
+        )
+        self._threads = Threads(self._recorder, self._attribution)
+        self._steps = Steps(self._recorder, self._recorder, self._selection)
+        self._writer: Writer | None = None
+        self._buffer: BlockBuffer | None = None
+        self._claim: FileLock | None = None
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Begin to record the operator calls of this thread, and of threads that start from now on.
+
+        Raises:
+            NestingError: A comparison or recording is running already.
+            DataFileError: The file cannot be written.
+        """
+        began_ns = time.perf_counter_ns()
+        begin(Running(self, f"A recording ({self._wanted.name})", self._recorder.between_calls, self._abandon))
+        try:
+            if self._pid != os.getpid():  # a forked child: the file is the parent's
+                _inherited.append(self._writer)
+                self._assemble()
+            prepare_process()
+            self._open()
+            self._steps.listen(None if self._marks_steps else self._end_step)
+            self._attribution.start()
+            self._constructor.start()
+            self._threads.start()
+            ShadowMode.clear_detached()
+            assert self._buffer is not None
+            self._recorder.start(self._buffer)
+            self._mode = ShadowMode(self._recorder)
+            self._steps.begin(self._mode, began_ns)
+        except BaseException:
+            self._mode = None
+            self._release()
+            raise
+        return self
+
+    def stop(self) -> Self:
+        """End the recording, and write what waits. Does nothing if it is not running."""
+        mode, self._mode = self._mode, None
+        if mode is None:
+            return self
+        self._threads.look()
+        # The mode leaves the stack first: the calls below must not be intercepted.
+        try:
+            self._steps.leave()
+        finally:
+            with self._recorder.between_calls():
+                self._release()
+            self._steps.finish()
+            self._finish()
+        return self
+
+    def step(self) -> None:
+        """Mark the end of a training step.
+
+        In a program without this call, each step of its optimizer ends a step.
+        """
+        if not self._steps.marked:
+            self._marks_steps = True
+            self._steps.mark()
+        self._end_step()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: each call is recorded, and is a step unless it calls `step` itself."""
+        if not callable(function):
+            raise TypeError(f"record(...) decorates functions, not {type(function).__name__}")
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError("record(...) cannot decorate a coroutine or generator: use `with record(...)` inside it")
+
+        self._marks_steps = True
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self._mode is not None:  # recursion: the outer call is recorded already
+                return function(*args, **kwargs)
+            with self:
+                result = function(*args, **kwargs)
+                if not self._steps.marked:
+                    self.step()
+                return result
+
+        wrapper.run = self  # type: ignore[attr-defined]
+        return wrapper  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        state = "running" if self._mode is not None else "stopped"
+        return f"<shadowrun.RecordRun {self.path.name}, {self.n_calls} calls, {state}>"
+
+    @property
+    def n_calls(self) -> int:
+        """Calls that were recorded so far."""
+        return 0 if self._buffer is None else self._buffer.n_calls
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Calls that were not recorded, by reason."""
+        return dict(self._recorder.skipped)
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _end_step(self) -> None:
+        self._threads.look_if_new()
+        with contextlib.suppress(Exception):
+            self._follow_rank()  # a program may destroy its process group before the end
+        self._steps.end(time.perf_counter_ns())
+
+    def _open(self) -> None:
+        """Open the file of this rank, or go on with it."""
+        if self._writer is not None and self._claim is not None:
+            self._claim.renew()
+            self._writer.resume()
+            return
+        rank, world = distributed_rank()
+        claim = FileLock(file_of_rank(self._wanted, rank, world))
+        try:
+            self._process = Process(
+                name=claim.path.name,
+                rank=rank,
+                world_size=world,
+                started=datetime.now(UTC).isoformat(timespec="seconds"),
+                argv=(Path(sys.argv[0]).name, *sys.argv[1:]) if sys.argv else (),
+                options=self._printable(),
+            )
+            self._generators = at_start()
+            self._first_call_on(torch.device("cpu"))
+            self._writer = Writer(claim.path, self._described(complete=False))
+        except BaseException:
+            claim.release()
+            raise
+        self._claim, self.path = claim, claim.path
+        self._buffer = BlockBuffer(self._writer, self._before_block)
+
+    def _printable(self) -> dict[str, Any]:
+        names = ("steps", "modules", "ops")
+        printed = self._config.printable()
+        found = {name: printed[name] for name in names if printed[name] is not None}
+        own = {"rows": self._rows, "platform": self.platform}
+        return found | {name: value for name, value in own.items() if value}
+
+    def _first_call_on(self, device: torch.device) -> None:
+        """Note a device and the state of its generator before the program's first call there."""
+        platform = resolve(str(device))
+        self._fingerprints[str(device)] = fingerprint(platform)
+        self._generators |= generator_state(platform)
+
+    def _before_block(self) -> None:
+        if self._provenance.changed and self._writer is not None:
+            self._provenance.changed = False
+            self._writer.describe(self._described(complete=False))
+
+    def _described(self, *, complete: bool) -> Process:
+        # Where the program's tensors live: on the first accelerator that it used, if any.
+        facts = next((f for f in reversed(self._fingerprints.values()) if f["device"] != "cpu"), None)
+        facts = facts or next(iter(self._fingerprints.values()), {})
+        return dataclasses.replace(
+            self._process,
+            complete=complete,
+            fingerprint=facts | {"cpu_flag_list": instruction_sets()},
+            provenance=self._generators | self._provenance.digests,
+            skipped=dict(self._recorder.skipped),
+        )
+
+    def _release(self) -> None:
+        self._threads.stop()
+        self._recorder.stop()
+        self._constructor.stop()
+        self._attribution.stop()
+        self._steps.release()
+        end(self)
+
+    def _finish(self) -> None:
+        failure = self._recorder.failure
+        try:
+            if self._writer is not None:
+                self._recorder.flush()
+                self._follow_rank()
+                self._close(self._writer, complete=not failure)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        finally:
+            if self._claim is not None:
+                self._claim.release()
+        if failure:
+            with contextlib.suppress(ShadowrunWarning):
+                warnings.warn(
+                    f"shadowrun could not record everything: {failure}. Your program was not affected.",
+                    ShadowrunWarning,
+                    stacklevel=3,
+                )
+
+    def _follow_rank(self) -> None:
+        """Note the rank if the program has made its process group since the start."""
+        rank, world = distributed_rank()
+        if world > 1:
+            self._process = dataclasses.replace(self._process, rank=rank, world_size=world)
+
+    def _close(self, writer: Writer, *, complete: bool) -> None:
+        """Finish the file, which gets the name of its rank if that was not known when it was opened."""
+        rank, world = self._process.rank, self._process.world_size
+        wanted = file_of_rank(self._wanted, rank, world)
+        claim = FileLock(wanted) if self._claim is not None and wanted != self._claim.wanted else None
+        if claim is not None:
+            self._process = dataclasses.replace(self._process, name=claim.path.name)
+        writer.finish(self._described(complete=complete))
+        if claim is not None and self._claim is not None:
+            writer.move(claim.path)
+            self._claim.release()
+            self._claim, self.path = claim, claim.path
+
+    def _abandon(self) -> None:
+        """Stop recording in a forked child; nothing of it is recorded."""
+        mode, self._mode = self._mode, None
+        self._recorder.forked()
+        if mode is not None:
+            self._steps.abandon(mode)
+        if self._claim is not None:
+            self._claim.release()
+        with contextlib.suppress(Exception):
+            self._release()
+
+
+_inherited: list[Any] = []
+"""Writers of parent processes, kept so that no destructor closes them: SQLite forbids that in a forked child."""
+
+
+def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> RecordRun:
+    """Record digests of the results of every operator call, to compare this run with one on another machine.
+
+    Args:
+        file: File to write, ``a.shadowrec``. In a distributed run each rank writes its own, ``a.1.shadowrec``.
+        **options: `steps`, `schedule`, `modules` and `ops` as in `compare`. `rows`: also keep a ladder for each of the
+            first so many rows of each result; a row is all of the last dimension.
+
+    Returns:
+        A context manager that is also a decorator and an object with start(), stop() and step(). The program runs
+        once; its results, gradients and random streams stay as they are.
+
+    Raises:
+        UsageError: Unknown or wrong option.
+        DataFileError: The file cannot be written.
+
+    Example:
+        >>> import torch, shadowrun
+        >>> with shadowrun.record("doctest.shadowrec") as run:  # doctest: +SKIP
+        ...     _ = torch.ones(2, 2) @ torch.ones(2, 2)
+    """
+    if callable(file):
+        raise TypeError('Name the file: @shadowrun.record("a.shadowrec"), not @shadowrun.record.')
+    given: dict[str, Any] = dict(options)
+    known = sorted(RecordOptions.__annotations__)
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"record() has no option {name!r}. Options: {', '.join(known)}.",
+                slug="unknown-option",
+            )
+    rows = given.pop("rows", 0)
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 0 <= rows <= _MAX_ROWS:
+        raise UsageError(f"rows={rows!r}: use a whole number from 0 to {_MAX_ROWS}.", slug="bad-option")
+    path = Path(file)
+    if path.suffix != SUFFIX:
+        raise UsageError(f"The recording {str(path)!r}: give it a name that ends in {SUFFIX}.", slug="bad-option")
+    config = Config.make(**given, settings=False, known=False)
+    check_operators(config.ops or ())
+    warn_of_untested(stacklevel=2)
+    return RecordRun(path, config, rows)

@@ -1,0 +1,293 @@
+/* Digests of tensors on the CPU, as bytes of a recording's columns: recording/digests.py is the specification. */
+
+#include "digest.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MOST_FORMATS = 32, DLPACK_COMPLEX = 5, N_SAMPLES = 64, MOST_SAMPLES = 2 * N_SAMPLES, N_PARTS = 4 };
+
+typedef struct {
+    int code, width, mantissa; /* code and width: as in DLPack */
+    sr_number number;
+    double normal;      /* smallest normal number of a format of 8-bit codes */
+    float numbers[256]; /* of its codes */
+} DigestFormat;
+
+static DigestFormat digest_formats[MOST_FORMATS];
+static Py_ssize_t digest_n_formats;
+static sr_instructions digest_best; /* that the processor has */
+
+static void digest_find_instructions(void) {
+    digest_best = SR_PLAIN;
+#ifdef SR_HAS_X86_SETS
+    if (__builtin_cpu_supports("avx2")) { /* every processor with AVX2 converts float16 too */
+        int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                     __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
+        digest_best = avx512 ? SR_AVX512 : SR_AVX2;
+    }
+#endif
+}
+
+static int digest_read_instructions(PyObject *name, sr_instructions *found) {
+    static const char *const names[] = {"plain", "avx2", "avx512"};
+    const char *wanted = PyUnicode_AsUTF8(name);
+    for (int i = 0; wanted != NULL && i <= (int)digest_best; i++) {
+        if (!strcmp(wanted, names[i])) {
+            *found = (sr_instructions)i;
+            return 0;
+        }
+    }
+    if (wanted != NULL) {
+        PyErr_Format(PyExc_ValueError, "this processor, or this build, has no instructions \"%s\"", wanted);
+    }
+    return -1;
+}
+
+/* setup_digests(formats): for each (code, width, mantissa, kind of number, smallest normal, 256 float32 or None). */
+PyObject *sr_setup_digests(PyObject *module, PyObject *formats) {
+    (void)module;
+    if (!PyTuple_Check(formats) || PyTuple_GET_SIZE(formats) > MOST_FORMATS) {
+        return sr_wrong_count("setup_digests");
+    }
+    sr_set_up_ladders();
+    digest_find_instructions();
+    digest_n_formats = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(formats); i++) {
+        DigestFormat *f = digest_formats + i;
+        int number;
+        const char *numbers;
+        Py_ssize_t n_bytes;
+        if (!PyArg_ParseTuple(
+                PyTuple_GET_ITEM(formats, i), "iiiidz#", &f->code, &f->width, &f->mantissa, &number, &f->normal, &numbers, &n_bytes)) {
+            return NULL;
+        }
+        if (number < SR_FLOAT || number > SR_CODES || f->mantissa < 0 || f->mantissa >= f->width ||
+            (f->width != 8 && f->width != 16 && f->width != 32 && f->width != 64) || (number == SR_BFLOAT && f->width != 16) ||
+            (number == SR_FLOAT && f->width == 8) ||
+            (number == SR_CODES && (f->width != 8 || numbers == NULL || n_bytes != sizeof f->numbers))) {
+            return PyErr_Format(PyExc_ValueError, "no digests of format %zd", i);
+        }
+        f->number = (sr_number)number;
+        if (number == SR_CODES) {
+            memcpy(f->numbers, numbers, sizeof f->numbers);
+        }
+        digest_n_formats = i + 1;
+    }
+    Py_RETURN_NONE;
+}
+
+/* The last columns of `RESULT` in recording/model.py. */
+typedef struct {
+    int64_t n_nan, n_pos_inf, n_neg_inf, n_zero, n_neg_zero, n_subnormal;
+    double min, max, norm;
+} DigestStatistics;
+
+/* One tensor: dense, of real numbers. */
+typedef struct {
+    const unsigned char *at;
+    size_t n;       /* elements */
+    size_t n_rows;  /* of the leading dimension; 0 without one */
+    size_t n_ladders; /* of its first rows, each with a ladder of its own */
+    int parts;      /* of each sampled element: 2 of a complex number */
+    const DigestFormat *format;
+} DigestInput;
+
+/* Add the planes of n elements, and where `values` is given, these too. */
+static void digest_add(
+    const DigestFormat *f, const unsigned char *at, size_t n, sr_instructions instructions, uint64_t *planes, SrValues *values) {
+    uint64_t room[SR_CHUNK_BLOCKS + 1];
+    unsigned char last[SR_LANES * sizeof(uint64_t)];
+    sr_add_planes add_planes = sr_planes_function(f->width, instructions);
+    sr_add_values add_values = sr_values_function(f->number, f->width, instructions);
+    size_t bytes = (size_t)f->width / 8, most = (size_t)SR_CHUNK_BLOCKS * SR_LANES;
+    for (size_t first = 0; first < n; first += most) {
+        size_t m = n - first < most ? n - first : most, n_blocks = m / SR_LANES, rest = m % SR_LANES;
+        const unsigned char *from = at + first * bytes;
+        const uint64_t *keys = sr_keys(first / SR_LANES, n_blocks + (rest != 0), room);
+        add_planes(from, n_blocks, keys, planes);
+        if (rest) {
+            memset(last, 0, sizeof last);
+            memcpy(last, from + n_blocks * SR_LANES * bytes, rest * bytes);
+            add_planes(last, 1, keys + n_blocks, planes);
+        }
+        if (values != NULL) {
+            add_values(values, from, m);
+        }
+    }
+}
+
+static void digest_ladder(const DigestInput *in, size_t first, size_t n, sr_instructions instructions, SrValues *values, uint64_t *rungs) {
+    uint64_t planes[SR_MOST_PLANES] = {0};
+    const DigestFormat *f = in->format;
+    digest_add(f, in->at + first * (size_t)f->width / 8, n, instructions, planes, values);
+    sr_rungs(planes, f->width, n, f->mantissa, rungs);
+}
+
+static void digest_statistics(const DigestInput *in, SrValues *values, DigestStatistics *found) {
+    const DigestFormat *f = in->format;
+    if (f->number == SR_CODES) {
+        sr_sum_counts(values, f->numbers, f->normal);
+    }
+    *found = (DigestStatistics){
+        (int64_t)values->n_nan, (int64_t)values->n_pos_inf, (int64_t)values->n_neg_inf, (int64_t)values->n_zero,
+        (int64_t)values->n_neg_zero, (int64_t)values->n_subnormal, (double)NAN, (double)NAN, (double)NAN};
+    if (values->n_finite) {
+        found->min = values->min + 0.0, found->max = values->max + 0.0; /* -0 becomes +0: equal numbers in equal bytes */
+        found->norm = sr_norm(values, in->at, in->n, f->number, f->width);
+    }
+}
+
+/* Everything of a digest but its samples. */
+static void digest_compute(
+    const DigestInput *in, sr_instructions instructions, DigestStatistics *found, uint64_t *rungs, uint64_t *row_rungs) {
+    SrValues values;
+    sr_clear_values(&values, in->format->number);
+    digest_ladder(in, 0, in->n, instructions, &values, rungs);
+    digest_statistics(in, &values, found);
+    size_t each = in->n_rows ? in->n / in->n_rows : 0, n_rungs = (size_t)in->format->mantissa + 1;
+    for (size_t r = 0; r < in->n_ladders; r++) {
+        digest_ladder(in, r * each, each, instructions, NULL, row_rungs + r * n_rungs);
+    }
+}
+
+/* `sample_positions` of recording/model.py: (at most N_SAMPLES,). Returns how many. With the GIL: the last answers are kept. */
+static size_t digest_positions(uint64_t n, const uint64_t **positions) {
+    enum { N_KEPT = 32 };
+    static struct {
+        uint64_t n, positions[N_SAMPLES];
+    } kept[N_KEPT];
+    size_t slot = sr_mix(n) % N_KEPT;
+    if (n > N_SAMPLES && kept[slot].n != n) {
+        for (uint64_t i = 0; i < N_SAMPLES; i++) {
+            uint64_t begin = i * n / N_SAMPLES, end = (i + 1) * n / N_SAMPLES;
+            kept[slot].positions[i] = begin + sr_mix(i + n) % (end - begin);
+        }
+        kept[slot].n = n;
+    }
+    *positions = kept[slot].positions;
+    return n < N_SAMPLES ? n : N_SAMPLES;
+}
+
+static size_t digest_samples(const DigestInput *in, uint64_t *samples) {
+    size_t bytes = (size_t)in->format->width / 8, parts = (size_t)in->parts, n = in->n / parts;
+    const uint64_t *positions;
+    size_t n_samples = digest_positions(n, &positions);
+    for (size_t i = 0; i < n_samples; i++) {
+        const unsigned char *from = in->at + (n > N_SAMPLES ? positions[i] : i) * parts * bytes;
+        for (size_t part = 0; part < parts; part++, from += bytes) {
+            uint8_t one;
+            uint16_t two;
+            uint32_t four;
+            uint64_t *sample = samples + i * parts + part;
+            switch (bytes) {
+            case 1: memcpy(&one, from, 1), *sample = one; break;
+            case 2: memcpy(&two, from, 2), *sample = two; break;
+            case 4: memcpy(&four, from, 4), *sample = four; break;
+            default: memcpy(sample, from, 8);
+            }
+        }
+    }
+    return n_samples * parts;
+}
+
+/* (statistics, rungs, samples, rungs of rows), as bytes. */
+static PyObject *digest_memory(const DigestInput *in, sr_instructions instructions) {
+    DigestStatistics found;
+    uint64_t rungs[SR_MOST_PLANES], samples[MOST_SAMPLES];
+    size_t n_rungs = (size_t)in->format->mantissa + 1;
+    if (in->n_ladders > PY_SSIZE_T_MAX / sizeof rungs) {
+        return PyErr_NoMemory();
+    }
+    PyObject *rows = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(in->n_ladders * n_rungs * sizeof *rungs));
+    if (rows == NULL) {
+        return NULL;
+    }
+    uint64_t *row_rungs = (uint64_t *)(void *)PyBytes_AS_STRING(rows);
+    if (in->n * (size_t)in->format->width / 8 <= SR_FEW_BYTES) {
+        digest_compute(in, instructions, &found, rungs, row_rungs);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        digest_compute(in, instructions, &found, rungs, row_rungs);
+        Py_END_ALLOW_THREADS
+    }
+    size_t n_samples = digest_samples(in, samples);
+    PyObject *parts[N_PARTS] = {
+        PyBytes_FromStringAndSize((const char *)&found, sizeof found),
+        PyBytes_FromStringAndSize((const char *)rungs, (Py_ssize_t)(n_rungs * sizeof *rungs)),
+        PyBytes_FromStringAndSize((const char *)samples, (Py_ssize_t)(n_samples * sizeof *samples)),
+        rows,
+    };
+    PyObject *tuple = parts[0] == NULL || parts[1] == NULL || parts[2] == NULL ? NULL : PyTuple_New(N_PARTS);
+    for (int i = 0; i < N_PARTS; i++) {
+        if (tuple == NULL) {
+            Py_XDECREF(parts[i]);
+        } else {
+            PyTuple_SET_ITEM(tuple, i, parts[i]);
+        }
+    }
+    return tuple;
+}
+
+static const DigestFormat *digest_format(const SrTensor *t) {
+    for (Py_ssize_t i = 0; i < digest_n_formats; i++) {
+        if (digest_formats[i].code == t->dtype.code && digest_formats[i].width == t->dtype.bits && t->dtype.lanes == 1) {
+            return digest_formats + i;
+        }
+    }
+    return NULL;
+}
+
+/* digest(tensor, n_ladders): of a plain tensor, as `digest_memory`; None where Python has to prepare the tensor. */
+PyObject *sr_digest(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    SrTensor t;
+    DigestInput in = {.n = 1, .parts = 1};
+    if (n_args != 2) {
+        return sr_wrong_count("digest");
+    }
+    if (!sr_is_tensor(args[0]) || !sr_read_tensor(args[0], &t) || !sr_is_on_cpu(&t) || t.dtype.code == DLPACK_COMPLEX ||
+        !sr_is_contiguous(&t) || (in.format = digest_format(&t)) == NULL) {
+        Py_RETURN_NONE;
+    }
+    for (int32_t d = 0; d < t.ndim; d++) {
+        in.n *= (size_t)t.shape[d];
+    }
+    int negated = sr_is_negated(args[0]);
+    size_t n_ladders = negated < 0 ? 0 : PyLong_AsSize_t(args[1]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (negated || (t.data == NULL && in.n)) { /* a tensor of zeros without memory */
+        Py_RETURN_NONE;
+    }
+    in.at = (const unsigned char *)t.data + t.byte_offset;
+    in.n_rows = t.ndim ? (size_t)t.shape[0] : 0;
+    in.n_ladders = in.n_rows < n_ladders ? in.n_rows : n_ladders;
+    return digest_memory(&in, digest_best);
+}
+
+/* digest_memory(address, n, n_rows, n_ladders, format, parts, instructions=None): as `digest`, of n real numbers of a dense
+ * tensor. `format`: its place in what setup_digests was given. */
+PyObject *sr_digest_memory(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    if (n_args < 6 || n_args > 7) {
+        return sr_wrong_count("digest_memory");
+    }
+    DigestInput in = {.at = PyLong_AsVoidPtr(args[0]), .n = PyLong_AsSize_t(args[1]), .n_rows = PyLong_AsSize_t(args[2])};
+    size_t n_ladders = PyLong_AsSize_t(args[3]);
+    Py_ssize_t format = PyLong_AsSsize_t(args[4]);
+    long parts = PyLong_AsLong(args[5]);
+    sr_instructions instructions = digest_best;
+    if (PyErr_Occurred() || (n_args == 7 && args[6] != Py_None && digest_read_instructions(args[6], &instructions))) {
+        return NULL;
+    }
+    if (format < 0 || format >= digest_n_formats || parts < 1 || parts > 2 || in.n % (size_t)parts || (in.at == NULL && in.n)) {
+        PyErr_SetString(PyExc_ValueError, "no memory that can be digested");
+        return NULL;
+    }
+    in.format = digest_formats + format, in.parts = (int)parts;
+    in.n_ladders = in.n_rows < n_ladders ? in.n_rows : n_ladders;
+    return digest_memory(&in, instructions);
+}

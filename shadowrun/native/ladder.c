@@ -1,0 +1,346 @@
+/* The truncation-hash ladder: numerics/ladder.py is its specification.
+ *
+ * Nearly all work is to turn 32 elements of w bits into w words of 32 bits, one for each bit plane; then each word costs
+ * one multiplication by the key of the block. A word has 32 bits, so that the product is two of 32 by 32 bits: the sums of
+ * both are kept apart, and one is shifted at the very end.
+ */
+
+#include "digest.h"
+
+#include <string.h>
+
+#define GAMMA 0x9E3779B97F4A7C15u
+#define FACTOR_SEED 0x5DEECE66Du
+
+uint64_t sr_mix(uint64_t value) {
+    uint64_t z = value + GAMMA;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static uint64_t ladder_factors[SR_MOST_PLANES];
+static uint64_t ladder_first_keys[SR_CHUNK_BLOCKS + 1]; /* most tensors need no others */
+
+/* Where the bytes of 32 elements, or of two blocks of 8-bit elements, come from: 32 of one byte of each element, then 32 of
+ * the next byte or block. GFNI takes the rows of a matrix from the last one to the first, hence 7 - i of each 8. */
+static unsigned char ladder_bytes_8[64], ladder_bytes_16[64], ladder_bytes_32[2][64];
+
+void sr_set_up_ladders(void) {
+    for (int i = 0; i < 64; i++) {
+        int element = (i % 32) ^ 7, byte = i / 32;
+        ladder_bytes_8[i] = (unsigned char)(i ^ 7);
+        ladder_bytes_16[i] = (unsigned char)(2 * element + byte);
+        ladder_bytes_32[0][i] = (unsigned char)(4 * element + byte);
+        ladder_bytes_32[1][i] = (unsigned char)(4 * element + byte + 2);
+    }
+    for (uint64_t j = 0; j < SR_MOST_PLANES; j++) {
+        ladder_factors[j] = sr_mix(j + FACTOR_SEED) | 1;
+    }
+    for (uint64_t i = 0; i <= SR_CHUNK_BLOCKS; i++) {
+        ladder_first_keys[i] = sr_mix(i * GAMMA) | 1;
+    }
+}
+
+const uint64_t *sr_keys(size_t first, size_t n, uint64_t *room) {
+    if (first == 0) {
+        return ladder_first_keys;
+    }
+    for (size_t i = 0; i <= n; i++) { /* one more: kernels of 8-bit elements take two blocks at once */
+        room[i] = sr_mix((first + i) * GAMMA) | 1;
+    }
+    return room;
+}
+
+void sr_rungs(const uint64_t *planes, int width, uint64_t n_elements, int mantissa, uint64_t *rungs) {
+    uint64_t above = n_elements;
+    for (int j = width - 1; j > mantissa; j--) {
+        above += ladder_factors[j] * planes[j];
+    }
+    for (int j = mantissa; j >= 0; j--) {
+        above += ladder_factors[j] * planes[j];
+        rungs[j] = above;
+    }
+    for (int j = 0; j <= mantissa; j++) {
+        rungs[j] = sr_mix(rungs[j]);
+    }
+}
+
+/* For all processors: transposition of a matrix of bits by halves (Warren, Hacker's Delight, 7-3). Row i has element i,
+ * and, for elements of 8 or 16 bits, those 8 or 16 rows further in its upper bits. */
+
+#define LADDER_SWAP(rows, n, j, mask)                                                                                  \
+    for (int k = 0; k < (n); k += 2 * (j)) {                                                                           \
+        for (int i = k; i < k + (j); i++) {                                                                            \
+            uint32_t t = ((rows[i] >> (j)) ^ rows[i + (j)]) & (mask);                                                  \
+            rows[i] ^= t << (j);                                                                                       \
+            rows[i + (j)] ^= t;                                                                                        \
+        }                                                                                                              \
+    }
+
+static inline void ladder_multiply(const uint32_t *rows, int n, uint64_t key, uint64_t *planes) {
+    for (int j = 0; j < n; j++) {
+        planes[j] += rows[j] * key;
+    }
+}
+
+static void ladder_planes_8_plain(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    for (size_t b = 0; b < n_blocks; b++, at += SR_LANES) {
+        uint32_t rows[8];
+        for (int i = 0; i < 8; i++) {
+            rows[i] = (uint32_t)at[i] | (uint32_t)at[i + 8] << 8 | (uint32_t)at[i + 16] << 16 | (uint32_t)at[i + 24] << 24;
+        }
+        LADDER_SWAP(rows, 8, 4, 0x0F0F0F0Fu)
+        LADDER_SWAP(rows, 8, 2, 0x33333333u)
+        LADDER_SWAP(rows, 8, 1, 0x55555555u)
+        ladder_multiply(rows, 8, keys[b], planes);
+    }
+}
+
+static void ladder_planes_16_plain(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    for (size_t b = 0; b < n_blocks; b++, at += 2 * SR_LANES) {
+        uint16_t elements[SR_LANES];
+        uint32_t rows[16];
+        memcpy(elements, at, sizeof elements);
+        for (int i = 0; i < 16; i++) {
+            rows[i] = (uint32_t)elements[i] | (uint32_t)elements[i + 16] << 16;
+        }
+        LADDER_SWAP(rows, 16, 8, 0x00FF00FFu)
+        LADDER_SWAP(rows, 16, 4, 0x0F0F0F0Fu)
+        LADDER_SWAP(rows, 16, 2, 0x33333333u)
+        LADDER_SWAP(rows, 16, 1, 0x55555555u)
+        ladder_multiply(rows, 16, keys[b], planes);
+    }
+}
+
+static inline void ladder_block_32_plain(uint32_t *rows, uint64_t key, uint64_t *planes) {
+    LADDER_SWAP(rows, 32, 16, 0x0000FFFFu)
+    LADDER_SWAP(rows, 32, 8, 0x00FF00FFu)
+    LADDER_SWAP(rows, 32, 4, 0x0F0F0F0Fu)
+    LADDER_SWAP(rows, 32, 2, 0x33333333u)
+    LADDER_SWAP(rows, 32, 1, 0x55555555u)
+    ladder_multiply(rows, 32, key, planes);
+}
+
+static void ladder_planes_32_plain(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    for (size_t b = 0; b < n_blocks; b++, at += 4 * SR_LANES) {
+        uint32_t rows[SR_LANES];
+        memcpy(rows, at, sizeof rows);
+        ladder_block_32_plain(rows, keys[b], planes);
+    }
+}
+
+static void ladder_planes_64_plain(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    for (size_t b = 0; b < n_blocks; b++, at += 8 * SR_LANES) {
+        uint64_t elements[SR_LANES];
+        uint32_t low[SR_LANES], high[SR_LANES];
+        memcpy(elements, at, sizeof elements);
+        for (int i = 0; i < SR_LANES; i++) {
+            low[i] = (uint32_t)elements[i], high[i] = (uint32_t)(elements[i] >> 32);
+        }
+        ladder_block_32_plain(low, keys[b], planes);
+        ladder_block_32_plain(high, keys[b], planes + 32);
+    }
+}
+
+#ifdef SR_HAS_X86_SETS
+#include <immintrin.h>
+
+/* AVX2: the bytes of 32 elements that hold the same 8 bit planes are brought together, and each plane is the sign bits of
+ * these bytes. Words wait in memory for a few blocks: one read back at once would stall for the stores. */
+
+#define AVX2 __attribute__((target("avx2")))
+enum { LADDER_BATCH = 16 };
+
+AVX2 static inline void ladder_words_avx2(__m256i bytes, uint32_t *words) {
+    for (int j = 7; j >= 0; j--) {
+        words[j] = (uint32_t)_mm256_movemask_epi8(bytes);
+        bytes = _mm256_add_epi8(bytes, bytes);
+    }
+}
+
+AVX2 static void ladder_multiply_avx2(const uint32_t *words, int width, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    for (int first = 0; first < width; first += 8) {
+        __m256i even_low = _mm256_setzero_si256(), even_high = even_low, odd_low = even_low, odd_high = even_low;
+        for (size_t b = 0; b < n_blocks; b++) {
+            __m256i low = _mm256_set1_epi64x((long long)keys[b]), high = _mm256_srli_epi64(low, 32);
+            __m256i even = _mm256_loadu_si256((const void *)(words + b * (size_t)width + first));
+            __m256i odd = _mm256_srli_epi64(even, 32); /* a multiplication takes the lower half of each 64 bits */
+            even_low = _mm256_add_epi64(even_low, _mm256_mul_epu32(even, low));
+            even_high = _mm256_add_epi64(even_high, _mm256_mul_epu32(even, high));
+            odd_low = _mm256_add_epi64(odd_low, _mm256_mul_epu32(odd, low));
+            odd_high = _mm256_add_epi64(odd_high, _mm256_mul_epu32(odd, high));
+        }
+        uint64_t sums[8];
+        _mm256_storeu_si256((void *)sums, _mm256_add_epi64(even_low, _mm256_slli_epi64(even_high, 32)));
+        _mm256_storeu_si256((void *)(sums + 4), _mm256_add_epi64(odd_low, _mm256_slli_epi64(odd_high, 32)));
+        for (int i = 0; i < 4; i++) {
+            planes[first + 2 * i] += sums[i];
+            planes[first + 2 * i + 1] += sums[4 + i];
+        }
+    }
+}
+
+AVX2 static inline void ladder_block_8_avx2(const unsigned char *at, uint32_t *words) {
+    ladder_words_avx2(_mm256_loadu_si256((const void *)at), words);
+}
+
+AVX2 static inline void ladder_block_16_avx2(const unsigned char *at, uint32_t *words) {
+    __m256i a = _mm256_loadu_si256((const void *)at), b = _mm256_loadu_si256((const void *)(at + 32));
+    __m256i byte = _mm256_set1_epi16(0xFF);
+    __m256i low = _mm256_packus_epi16(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte));
+    __m256i high = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+    ladder_words_avx2(_mm256_permute4x64_epi64(low, 0xD8), words);
+    ladder_words_avx2(_mm256_permute4x64_epi64(high, 0xD8), words + 8);
+}
+
+/* Elements 4 k to 4 k + 3 and 16 + 4 k to 16 + 4 k + 3, their lowest bytes first. */
+AVX2 static inline __m256i ladder_quads_avx2(const unsigned char *at, int k) {
+    const __m256i by_byte = _mm256_setr_epi8(
+        0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m256i lower = _mm256_castsi128_si256(_mm_loadu_si128((const void *)(at + 16 * k)));
+    __m256i both = _mm256_inserti128_si256(lower, _mm_loadu_si128((const void *)(at + 64 + 16 * k)), 1);
+    return _mm256_shuffle_epi8(both, by_byte);
+}
+
+AVX2 static inline void ladder_block_32_avx2(const unsigned char *at, uint32_t *words) {
+    __m256i a = ladder_quads_avx2(at, 0), b = ladder_quads_avx2(at, 1);
+    __m256i c = ladder_quads_avx2(at, 2), d = ladder_quads_avx2(at, 3);
+    __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
+    __m256i cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
+    ladder_words_avx2(_mm256_unpacklo_epi64(ab_low, cd_low), words);
+    ladder_words_avx2(_mm256_unpackhi_epi64(ab_low, cd_low), words + 8);
+    ladder_words_avx2(_mm256_unpacklo_epi64(ab_high, cd_high), words + 16);
+    ladder_words_avx2(_mm256_unpackhi_epi64(ab_high, cd_high), words + 24);
+}
+
+AVX2 static inline void ladder_block_64_avx2(const unsigned char *at, uint32_t *words) {
+    uint32_t halves[2][SR_LANES];
+    for (int i = 0; i < SR_LANES; i += 8) {
+        __m256 a = _mm256_loadu_ps((const void *)(at + 8 * i)), b = _mm256_loadu_ps((const void *)(at + 8 * i + 32));
+        __m256i low = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+        __m256i high = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD));
+        _mm256_storeu_si256((void *)(halves[0] + i), _mm256_permute4x64_epi64(low, 0xD8));
+        _mm256_storeu_si256((void *)(halves[1] + i), _mm256_permute4x64_epi64(high, 0xD8));
+    }
+    ladder_block_32_avx2((const unsigned char *)halves[0], words);
+    ladder_block_32_avx2((const unsigned char *)halves[1], words + 32);
+}
+
+#define LADDER_PLANES_AVX2(width)                                                                                      \
+    AVX2 static void ladder_planes_##width##_avx2(                                                                     \
+        const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {                            \
+        uint32_t words[LADDER_BATCH * width];                                                                          \
+        for (size_t first = 0; first < n_blocks; first += LADDER_BATCH) {                                              \
+            size_t n = n_blocks - first < LADDER_BATCH ? n_blocks - first : LADDER_BATCH;                              \
+            for (size_t b = 0; b < n; b++, at += width / 8 * SR_LANES) {                                               \
+                ladder_block_##width##_avx2(at, words + b * width);                                                    \
+            }                                                                                                          \
+            ladder_multiply_avx2(words, width, n, keys + first, planes);                                               \
+        }                                                                                                              \
+    }
+
+LADDER_PLANES_AVX2(8)
+LADDER_PLANES_AVX2(16)
+LADDER_PLANES_AVX2(32)
+LADDER_PLANES_AVX2(64)
+
+/* AVX-512 with GFNI and VBMI: bytes that hold the same 8 bit planes are brought together, 8 elements in 64 bits; an affine
+ * transformation of the unit matrix transposes each 8 by 8 bits; and the bytes of each word are brought together. */
+
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni")))
+
+typedef struct {
+    __m512i even_low, even_high, odd_low, odd_high; /* of 16 words */
+} LadderSums;
+
+AVX512 static inline __m512i ladder_words_avx512(__m512i bytes) {
+    const __m512i unit = _mm512_set1_epi64((long long)0x8040201008040201u);
+    const __m512i by_word = _mm512_set_epi8(
+        63, 55, 47, 39, 62, 54, 46, 38, 61, 53, 45, 37, 60, 52, 44, 36, 59, 51, 43, 35, 58, 50, 42, 34, 57, 49, 41, 33, 56, 48, 40, 32,
+        31, 23, 15, 7, 30, 22, 14, 6, 29, 21, 13, 5, 28, 20, 12, 4, 27, 19, 11, 3, 26, 18, 10, 2, 25, 17, 9, 1, 24, 16, 8, 0);
+    return _mm512_permutexvar_epi8(by_word, _mm512_gf2p8affine_epi64_epi8(unit, bytes, 0));
+}
+
+AVX512 static inline void ladder_add_avx512(LadderSums *sums, __m512i words, __m512i low, __m512i high) {
+    __m512i odd = _mm512_srli_epi64(words, 32);
+    sums->even_low = _mm512_add_epi64(sums->even_low, _mm512_mul_epu32(words, low));
+    sums->even_high = _mm512_add_epi64(sums->even_high, _mm512_mul_epu32(words, high));
+    sums->odd_low = _mm512_add_epi64(sums->odd_low, _mm512_mul_epu32(odd, low));
+    sums->odd_high = _mm512_add_epi64(sums->odd_high, _mm512_mul_epu32(odd, high));
+}
+
+/* Add the sums of 16 words to n planes: word i to plane i % n. */
+AVX512 static inline void ladder_store_avx512(const LadderSums *sums, int n, uint64_t *planes) {
+    uint64_t even[8], odd[8];
+    _mm512_storeu_si512(even, _mm512_add_epi64(sums->even_low, _mm512_slli_epi64(sums->even_high, 32)));
+    _mm512_storeu_si512(odd, _mm512_add_epi64(sums->odd_low, _mm512_slli_epi64(sums->odd_high, 32)));
+    for (int i = 0; i < 8; i++) {
+        planes[2 * i % n] += even[i];
+        planes[(2 * i + 1) % n] += odd[i];
+    }
+}
+
+AVX512 static void ladder_planes_8_avx512(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    const __m512i by_byte = _mm512_loadu_si512(ladder_bytes_8);
+    LadderSums sums = {0};
+    for (size_t b = 0; b < n_blocks; b += 2, at += 2 * SR_LANES) {
+        __mmask64 there = n_blocks - b > 1 ? ~(__mmask64)0 : 0xFFFFFFFFu;
+        __m512i words = ladder_words_avx512(_mm512_permutexvar_epi8(by_byte, _mm512_maskz_loadu_epi8(there, at)));
+        __m512i low = _mm512_inserti64x4(
+            _mm512_set1_epi64((long long)keys[b]), _mm256_set1_epi64x((long long)keys[b + 1]), 1);
+        ladder_add_avx512(&sums, words, low, _mm512_srli_epi64(low, 32));
+    }
+    ladder_store_avx512(&sums, 8, planes);
+}
+
+AVX512 static void ladder_planes_16_avx512(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    const __m512i by_byte = _mm512_loadu_si512(ladder_bytes_16);
+    LadderSums sums = {0};
+    for (size_t b = 0; b < n_blocks; b++, at += 2 * SR_LANES) {
+        __m512i words = ladder_words_avx512(_mm512_permutexvar_epi8(by_byte, _mm512_loadu_si512(at)));
+        __m512i low = _mm512_set1_epi64((long long)keys[b]);
+        ladder_add_avx512(&sums, words, low, _mm512_srli_epi64(low, 32));
+    }
+    ladder_store_avx512(&sums, 16, planes);
+}
+
+AVX512 static void ladder_planes_32_avx512(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    const __m512i by_byte = _mm512_loadu_si512(ladder_bytes_32[0]);
+    const __m512i by_upper_byte = _mm512_loadu_si512(ladder_bytes_32[1]);
+    LadderSums lower = {0}, upper = {0};
+    for (size_t b = 0; b < n_blocks; b++, at += 4 * SR_LANES) {
+        __m512i x = _mm512_loadu_si512(at), y = _mm512_loadu_si512(at + 64);
+        __m512i low = _mm512_set1_epi64((long long)keys[b]), high = _mm512_srli_epi64(low, 32);
+        ladder_add_avx512(&lower, ladder_words_avx512(_mm512_permutex2var_epi8(x, by_byte, y)), low, high);
+        ladder_add_avx512(&upper, ladder_words_avx512(_mm512_permutex2var_epi8(x, by_upper_byte, y)), low, high);
+    }
+    ladder_store_avx512(&lower, 16, planes);
+    ladder_store_avx512(&upper, 16, planes + 16);
+}
+
+AVX512 static void ladder_planes_64_avx512(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    const __m512i by_half = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    for (size_t b = 0; b < n_blocks; b += LADDER_BATCH) {
+        size_t n = n_blocks - b < LADDER_BATCH ? n_blocks - b : LADDER_BATCH;
+        unsigned char low[LADDER_BATCH * 4 * SR_LANES], high[LADDER_BATCH * 4 * SR_LANES];
+        for (size_t i = 0; i < 2 * n; i++, at += 128) {
+            __m512i x = _mm512_loadu_si512(at), y = _mm512_loadu_si512(at + 64);
+            _mm512_storeu_si512(low + 64 * i, _mm512_permutex2var_epi32(x, by_half, y));
+            __m512i upper = _mm512_permutex2var_epi32(_mm512_srli_epi64(x, 32), by_half, _mm512_srli_epi64(y, 32));
+            _mm512_storeu_si512(high + 64 * i, upper);
+        }
+        ladder_planes_32_avx512(low, n, keys + b, planes);
+        ladder_planes_32_avx512(high, n, keys + b, planes + 32);
+    }
+}
+
+#define LADDER_SET(width) {ladder_planes_##width##_plain, ladder_planes_##width##_avx2, ladder_planes_##width##_avx512}
+#else
+#define LADDER_SET(width) {ladder_planes_##width##_plain, ladder_planes_##width##_plain, ladder_planes_##width##_plain}
+#endif
+
+sr_add_planes sr_planes_function(int width, sr_instructions instructions) {
+    static const sr_add_planes functions[4][3] = {LADDER_SET(8), LADDER_SET(16), LADDER_SET(32), LADDER_SET(64)};
+    return functions[width == 8 ? 0 : width == 16 ? 1 : width == 32 ? 2 : 3][instructions];
+}

@@ -1,0 +1,455 @@
+"""The observer of a recording: the program's call runs once, then its tensors are digested and written as rows.
+
+Inputs are looked up before the call, since it may write to them; results are digested after it. Between the two no lock
+is held: a collective or a custom operator may wait for another thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import warnings
+from collections import Counter
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from shadowrun.errors import ShadowrunError, ShadowrunWarning
+from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.intercept.user_call import own_call
+from shadowrun.platforms.backends import FUNCTIONALIZING
+from shadowrun.recording.data_flow import DataFlow, Leaf
+from shadowrun.recording.digests import digest
+from shadowrun.recording.model import NONE, Kind
+from shadowrun.replay.call import argument
+from shadowrun.torch_private import is_zero_tensor, schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shadowrun.intercept.attribution import Attribution, Origin
+    from shadowrun.numerics.ladder import Hashes
+    from shadowrun.recording.block_buffer import BlockBuffer
+    from shadowrun.recording.digests import Digest
+    from shadowrun.recording.provenance import Provenance
+    from shadowrun.schedule.selection import Selection
+
+__all__ = ["CallRecorder"]
+
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_NUMBERS: Final = frozenset({bool, int, float, complex})
+_WIDE: Final = {float: torch.float64, complex: torch.complex128}
+_FRAMES: Final = 3  # of shadowrun, above `_before`: the search for the program's line skips them
+_ITEM: Final = "aten::_local_scalar_dense"
+_MAX_ROWS: Final = 0xFFFF
+_RAISED: Final = "raised"
+_NESTED: Final = "called while another call was being recorded"
+_IN_GRAPH: Final = "captured into a graph"
+
+
+class _Returns(NamedTuple):
+    """What an operator's schema says of its results.
+
+    Attributes:
+        written: Number of the returns that are arguments which the call writes to.
+        outs: Names of keyword arguments that are written to and not read.
+        has_values: The results have values that mean something.
+        is_view: Results may lie on the memory of an argument.
+    """
+
+    written: frozenset[int]
+    outs: frozenset[str]
+    has_values: bool
+    is_view: bool
+
+
+class _NewLeaf(NamedTuple):
+    leaf: Leaf
+    position: int
+    form: int
+    digest: Digest | None
+    rows: Sequence[Hashes]
+
+
+class _Noted:
+    """A call that runs."""
+
+    __slots__ = ("device", "first", "inputs", "leaves", "origin")
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.inputs: list[int | Leaf] = []
+        self.leaves: list[_NewLeaf] = []
+        self.first: torch.Tensor | None = None
+        self.device = "cpu"
+
+
+class CallRecorder:
+    """Records each call of the program that is selected.
+
+    Args:
+        attribution: Finds where a call comes from.
+        selection: What the program wants recorded.
+        provenance: Gets the leaves.
+        n_rows: See `rows=` of `shadowrun.record`.
+        first_call_on: Called before the first call on each device, with its name.
+
+    Attributes:
+        plans: Plans by the id of their operator.
+        native_handler: None: each call comes here.
+        running: Calls are recorded now.
+        skipped: Calls that were not recorded, by reason.
+        failure: Why nothing more is recorded; empty while all is well.
+    """
+
+    native_handler: Any = None
+
+    def __init__(
+        self,
+        attribution: Attribution,
+        selection: Selection,
+        provenance: Provenance,
+        n_rows: int,
+        first_call_on: Callable[[torch.device], None],
+    ) -> None:
+        self.attribution = attribution
+        self._selection = selection
+        self._provenance = provenance
+        self._n_rows = n_rows
+        self._first_call_on = first_call_on
+        self.plans: dict[int, OpPlan] = {}
+        self.running = False
+        self.skipped: Counter[str] = Counter()
+        self.failure = ""
+        self.recorded_in_step = False
+        self._buffer: BlockBuffer | None = None
+        self._returns: dict[int, _Returns] = {}
+        self._devices: dict[torch.device, str] = {}
+        self._flow = DataFlow()
+        self._occurrences: dict[tuple[int, str, str], int] = {}
+        self._step = 0
+        self._busy = self._warned = self._has_graphs = False
+        self.lock = threading.RLock()
+
+    def start(self, buffer: BlockBuffer) -> None:
+        """Record into a buffer from here on."""
+        self._buffer = buffer
+        # What the program did between two blocks was not observed.
+        self._flow = DataFlow()
+        self.running = True
+
+    def stop(self) -> None:
+        """Only run calls from here on."""
+        self.running = False
+        self._flow = DataFlow()
+
+    def forked(self) -> None:
+        """In a forked child: the thread that held the lock may not exist."""
+        self.lock = threading.RLock()
+        self.running = False
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The current training step."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        self._occurrences.clear()
+        self.recorded_in_step = False
+
+    def add_step(self, step: int, began_s: float, took_s: float) -> None:
+        """A step has ended; its times are no part of a recording."""
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self.lock:
+            if self._buffer is not None:
+                self._buffer.flush()
+
+    def between_calls(self) -> AbstractContextManager[Any]:
+        """Hold the lock: no call is being recorded."""
+        return self.lock
+
+    # -- calls ---------------------------------------------------------------------------------------
+
+    def learn(self, plan: OpPlan) -> None:
+        """An operator has got its plan."""
+        schema = schema_of(plan.func)
+        written = (i for i, r in enumerate(schema.returns) if r.alias_info is not None and r.alias_info.is_write)
+        self._returns[plan.index] = _Returns(
+            frozenset(written) if plan.mutated else frozenset(),
+            frozenset(a.name for a in plan.mutated if a.kwarg_only),
+            plan.action is not Action.EMPTY,
+            plan.action is Action.VIEW,
+        )
+
+    def count(self, name: str, reason: str) -> None:
+        """Count a call that has no plan."""
+        with self.lock:
+            self.skipped[f"{name}: {reason}"] += 1
+
+    def run_and_count(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that is never recorded, and count it."""
+        if self.running:
+            self._skip(plan.reason or "fake or traced tensors", plan, args, kwargs)
+        return own_call(plan.run, args, kwargs)
+
+    def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call for the program, and record it."""
+        noted = self._before(plan, args, kwargs) if self.running else None
+        if noted is None:
+            return own_call(plan.run, args, kwargs)
+        done = False
+        try:
+            out = own_call(plan.run, args, kwargs)
+            done = True
+        finally:
+            if not done:  # what it has written to until then is not known
+                noted.first = None
+                self._skip(_RAISED, plan, args, kwargs, noted.leaves)
+        self._after(noted, plan, args, kwargs, out)
+        return out
+
+    def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Noted | None:
+        """Find the rows of the inputs; None for a call that is not recorded."""
+        with self.lock:
+            if self._busy:  # the garbage collector may run code of the program inside ours
+                self.skipped[_NESTED] += 1
+                return None
+            self._busy = True
+            try:
+                return self._noted(plan, args, kwargs)
+            except Exception as error:
+                self._flow = DataFlow()  # it may have leaves that no call will record
+                self._failed(plan, error)
+                return None
+            finally:
+                self._busy = False
+
+    def _noted(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Noted | None:
+        selection = self._selection
+        if not selection.everything and (reason := selection.unwanted(plan)):
+            self.attribution.note_origin(_FRAMES + 1)  # its backward may be recorded
+            self._skip(reason, plan, args, kwargs)
+            return None
+        origin = self.attribution.find_origin(_FRAMES + 1)
+        if not selection.everything and (reason := selection.reason_to_skip(plan, origin)):
+            self._skip(reason, plan, args, kwargs)
+            return None
+        if self._is_captured(args):
+            self._has_graphs = True
+            self._skip(_IN_GRAPH, plan, args, kwargs)
+            return None
+        noted = _Noted(origin)
+        outs = self._returns[plan.index].outs
+        for a in args:
+            self._note_inputs(noted, a)
+        for name, a in kwargs.items():
+            if name not in outs:
+                self._note_inputs(noted, a)
+        self._note_device(noted, kwargs)
+        return noted
+
+    def _note_inputs(self, noted: _Noted, a: Any) -> None:
+        kind = type(a)
+        if kind is list or kind is tuple:
+            for v in a:
+                self._note_inputs(noted, v)
+        elif kind in _PLAIN or isinstance(a, torch.Tensor):
+            if noted.first is None or (noted.first.is_cpu and not a.is_cpu):
+                noted.first = a
+            noted.inputs.append(self._input(noted, a))
+
+    def _input(self, noted: _Noted, t: torch.Tensor) -> int | Leaf:
+        if not _has_memory(t):
+            return NONE
+        # A graph that is replayed writes to its memory, and nothing counts it.
+        row = None if self._has_graphs and t.is_cuda else self._flow.row_of(t)
+        if row is not None:
+            return row
+        buffer = self._buffer
+        assert buffer is not None
+        leaf = self._flow.leaf(t)
+        found = self._digest(t)
+        noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found, self._row_ladders(t)))
+        self._provenance.add(t, found, self.attribution.modules())
+        return leaf
+
+    def _note_device(self, noted: _Noted, kwargs: dict[str, Any]) -> None:
+        """Where the call runs: a tensor of an accelerator decides, then `device=` of a factory."""
+        first = noted.first
+        wanted = kwargs.get("device") if first is None or first.is_cpu else None
+        device = wanted if isinstance(wanted, torch.device) else _CPU if first is None else first.device
+        name = self._devices.get(device)
+        if name is None:
+            name = self._devices[device] = device.type
+            self._first_call_on(device)
+        noted.device = name
+        noted.first = None  # the program's tensor must not be held while its call runs
+
+    def _after(self, noted: _Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Record a call that has run."""
+        with self.lock:
+            buffer = self._buffer
+            if self._busy or not self.running or buffer is None:
+                return
+            self._busy = True
+            done = False
+            try:
+                buffer.begin_call()
+                self._add(buffer, noted, plan, args, kwargs, out)
+                done = True
+            except Exception as error:
+                self._failed(plan, error)
+            finally:
+                if not done:  # an interrupt too: half a call must not stay in the buffer, nor its rows be referred to
+                    buffer.drop_call()
+                    self._flow = DataFlow()
+                self._busy = False
+
+    def _add(
+        self, buffer: BlockBuffer, noted: _Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        first_row = buffer.n_results
+        for new in noted.leaves:
+            new.leaf.row = buffer.add_result(Kind.LEAF, new.position, new.form, new.digest, rows=new.rows)
+        inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
+        returns = self._returns[plan.index]
+        base = inputs[0] if inputs else NONE
+        for position, (number, value) in enumerate(_results(out, plan.n_returns)):
+            if number not in returns.written:
+                has_values = returns.has_values and number not in plan.uninitialised
+                self._add_result(buffer, plan, position, value, base, has_values=has_values)
+        position = 0
+        for mutated in plan.mutated:
+            for value in _flat(argument(mutated, args, kwargs)):
+                if returns.is_view:  # `t_`: the form of the tensor changes, and no value
+                    self._add_result(buffer, plan, position, value, base, has_values=False)
+                else:
+                    self._add_written(buffer, position, value, has_values=returns.has_values)
+                position += 1
+        n_results = buffer.n_results - first_row
+        if n_results > _MAX_ROWS:
+            raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
+        module, phase, _ = noted.origin
+        key = plan.index, module, phase
+        occurrence = self._occurrences.get(key, 0)
+        self._occurrences[key] = occurrence + 1
+        context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
+        self.recorded_in_step = True
+        buffer.add_call(self._step, context, occurrence, n_results, inputs)
+
+    def _add_result(
+        self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, *, has_values: bool
+    ) -> None:
+        returns = self._returns[plan.index]
+        if plan.name == _ITEM and base != NONE:  # the value is that of its tensor
+            t = torch.empty((), dtype=_WIDE.get(type(value), torch.int64), device="cpu")
+            buffer.add_result(Kind.VIEW, position, buffer.form(t), None, base)
+        elif type(value) in _NUMBERS:
+            # On the CPU: the program may have set another default device.
+            t = torch.tensor(value, dtype=_WIDE.get(type(value)), device="cpu")
+            buffer.add_result(Kind.RESULT, position, buffer.form(t), self._digest(t))
+        elif isinstance(value, torch.Tensor):
+            form = buffer.form(value)
+            if not _has_memory(value):
+                buffer.add_result(Kind.RESULT, position, form, None)
+            elif returns.is_view and self._flow.viewed(value, buffer.n_results, counts=bool(plan.mutated)):
+                buffer.add_result(Kind.VIEW, position, form, None, base)
+            else:
+                found = self._digest(value) if has_values or returns.is_view else None
+                rows = () if found is None else self._row_ladders(value)
+                self._flow.made(value, buffer.add_result(Kind.RESULT, position, form, found, rows=rows))
+
+    def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
+        if not isinstance(value, torch.Tensor):
+            return
+        form = buffer.form(value)
+        if not _has_memory(value):
+            buffer.add_result(Kind.WRITTEN, position, form, None)
+            return
+        found = self._digest(value) if has_values else None
+        rows = () if found is None else self._row_ladders(value)
+        base = self._flow.written(value, buffer.n_results)
+        buffer.add_result(Kind.WRITTEN, position, form, found, base, rows=rows)
+
+    def _digest(self, t: torch.Tensor) -> Digest | None:
+        return digest(t)
+
+    def _row_ladders(self, t: torch.Tensor) -> list[Hashes]:
+        """Ladders of the first rows: a row is all of the last dimension."""
+        if not self._n_rows or t.dim() < 2 or not t.numel():
+            return []
+        rows = t.reshape(-1, t.shape[-1])[: self._n_rows]
+        found = (self._digest(row) for row in rows.unbind())
+        return [d.rungs for d in found if d is not None]
+
+    def _is_captured(self, args: tuple[Any, ...]) -> bool:
+        """Whether a CUDA graph is being captured: no value can be fetched then."""
+        first = next(_flat(args), None)
+        return isinstance(first, torch.Tensor) and first.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def _skip(
+        self,
+        reason: str,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: Sequence[_NewLeaf] = (),
+    ) -> None:
+        """Count a call that is not recorded, and forget what it may write to."""
+        with self.lock, suppress(Exception):
+            self.skipped[reason] += 1
+            if plan.mutated or plan.custom or plan.action is Action.PASS or leaves:
+                for value in (*args, *kwargs.values()):
+                    for t in _flat(value):
+                        if isinstance(t, torch.Tensor) and _has_memory(t):
+                            self._flow.forget(t)
+
+    def _failed(self, plan: OpPlan, error: Exception) -> None:
+        """An internal failure: one warning, and no exception in the program."""
+        self.skipped["failure of shadowrun"] += 1
+        text = f"{plan.name}: {type(error).__name__}: {error}"[:500]
+        if isinstance(error, (sqlite3.Error, OSError, ShadowrunError)):  # the disk is full, say: it will not get better
+            self.failure, self.running = text, False
+        if not self._warned:
+            self._warned = True
+            what = "The recording ends here" if self.failure else "The call is not in the recording"
+            with suppress(ShadowrunWarning):
+                warnings.warn(
+                    f"shadowrun failed while recording {text}. {what}; your program continues unchanged. "
+                    "Please report it.",
+                    ShadowrunWarning,
+                    stacklevel=2,
+                )
+
+
+_CPU: Final = torch.device("cpu")
+
+
+def _has_memory(t: torch.Tensor) -> bool:
+    """Whether a tensor lies on a storage of its own device."""
+    if t.layout is not torch.strided or t.is_nested or t.is_meta or is_zero_tensor(t):
+        return False
+    return t.is_cpu or t.device.type not in FUNCTIONALIZING
+
+
+def _results(out: Any, n_returns: int) -> Iterator[tuple[int, Any]]:
+    """Results with the numbers of their returns; lists are taken apart."""
+    returned = (out,) if n_returns == 1 else out if isinstance(out, (list, tuple)) else ()
+    for number, value in enumerate(returned):
+        for v in _flat(value):
+            yield number, v
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _flat(v)
+    elif value is not None:
+        yield value

@@ -1,0 +1,111 @@
+"""Provenance of a recording: digests of all that a program's results follow from but the machine.
+
+Two recordings whose provenances are equal ran the same program on the same data; what differs then is the platform's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from shadowrun.platforms.fingerprint import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+    from torch import nn
+
+    from shadowrun.platforms.device import Platform
+    from shadowrun.recording.digests import Digest
+
+__all__ = ["Provenance", "at_start", "generator_state"]
+
+_MAX_INPUTS: Final = 256
+_SHOWN: Final = 16  # digits of a digest
+
+
+def at_start() -> dict[str, str]:
+    """What is known before the program's first call: script, arguments, versions, generators."""
+    found = {"argv": _text("\0".join(sys.argv[1:]))}
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is not None and Path(script).is_file():
+        found["script"] = hashlib.sha256(Path(script).read_bytes()).hexdigest()[:_SHOWN]
+    known = versions()
+    found |= {f"version:{name}": known[name] for name in ("numpy", "python", "torch")}
+    return found
+
+
+def generator_state(platform: Platform) -> dict[str, str]:
+    """Digest of the state of a device's default generator; empty where it cannot be read."""
+    state = platform.rng_state()
+    if state is None:
+        return {}
+    return {f"generator:{platform.device}": hashlib.sha256(state.numpy().tobytes()).hexdigest()[:_SHOWN]}
+
+
+class Provenance:
+    """Names and digests of the tensors that the program brought.
+
+    Attributes:
+        digests: Of all leaves so far, by name.
+        changed: Whether there are new ones since this was last set to False.
+    """
+
+    def __init__(self) -> None:
+        self.digests: dict[str, str] = {}
+        self.changed = False
+        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self._seen: set[int] = set()
+        self._n_inputs = 0
+        self._more = hashlib.sha256()
+
+    def add(self, t: torch.Tensor, digest: Digest | None, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Note a leaf.
+
+        Args:
+            t: The leaf.
+            digest: Of its values; None where it has none.
+            modules: All modules that the program called, with their paths.
+        """
+        value = "" if digest is None else f"{int(digest.rungs[0]):016x}"
+        name = self._name(t, modules)
+        if name and name not in self.digests:
+            self.digests[name] = value
+        elif not name and self._n_inputs < _MAX_INPUTS:
+            self.digests[f"input:{self._n_inputs}"] = value
+            self._n_inputs += 1
+        elif not name:  # a program of many steps brings a batch in each
+            self._more.update(value.encode())
+            self.digests["input:more"] = self._more.hexdigest()[:_SHOWN]
+        self.changed = True
+
+    def _name(self, t: torch.Tensor, modules: Iterable[tuple[str, nn.Module]]) -> str:
+        """``parameter:`` or ``buffer:`` with the name, empty for any other tensor."""
+        if id(t) not in self._names:
+            self._look_at(modules)
+        known = self._names.get(id(t))
+        # An id may belong to a new tensor at the address of an old one: the weak reference decides.
+        return known[1] if known is not None and known[0]() is t else ""
+
+    def _look_at(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Name the parameters and buffers of modules that were not there before."""
+        for path, module in modules:
+            if id(module) in self._seen:
+                continue
+            self._seen.add(id(module))
+            prefix = f"{path}." if path else ""
+            kinds: tuple[tuple[str, Any], ...] = (
+                ("parameter", module.named_parameters(recurse=False)),
+                ("buffer", module.named_buffers(recurse=False)),
+            )
+            for kind, tensors in kinds:
+                for name, t in tensors:
+                    self._names.setdefault(id(t), (weakref.ref(t), f"{kind}:{prefix}{name}"))
+
+
+def _text(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_SHOWN]
