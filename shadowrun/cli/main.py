@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
-    *("run", "report", "export", "explain", "repro", "compile", "combine", "record"),
+    *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "classes"),
     *("coverage", "static", "sweep", "support", "slowdown", "study", "platforms", "demo"),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""

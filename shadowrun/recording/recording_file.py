@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.validation import Columns
 
-__all__ = ["SUFFIX", "Block", "Writer", "is_recording", "read", "read_all"]
+__all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "read", "read_all"]
 
 SUFFIX: Final = ".shadowrec"
 APPLICATION_ID: Final = 0x73687263  # "shrc"
@@ -192,6 +192,17 @@ class Writer:
             raise
         self._connection.execute("commit")
         self._pending.clear()
+
+
+def in_memory(
+    name: str, process: Process, block: Block, contexts: Sequence[Context], forms: Sequence[Form]
+) -> Recording:
+    """The recording that a `Writer` of one process, one block and no kernels would leave.
+
+    Raises:
+        ValueError: A number refers to no row.
+    """
+    return _joined(name, [process], [[block]], tuple(contexts), tuple(forms), ())
 
 
 def is_recording(path: Path) -> bool:

@@ -30,13 +30,11 @@ __all__ = [
     "Figure",
     "Filter",
     "GateLine",
-    "Label",
     "Limits",
     "Note",
     "Records",
     "Section",
     "Span",
-    "Stroke",
     "Table",
     "plain",
     "render",
@@ -219,52 +217,16 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Stroke:
-    """A line of a figure.
-
-    Attributes:
-        points: Its corners, x and y in turn, in pixels from the top left.
-        tone: As of a `Span`.
-    """
-
-    points: tuple[float, ...]
-    tone: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A text of a figure.
-
-    Attributes:
-        x, y: Its anchor on the base line, in pixels from the top left.
-        text: The text.
-        anchor: start, middle or end.
-    """
-
-    x: float
-    y: float
-    text: str
-    anchor: str = "start"
-
-
-@dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing: inline SVG in HTML, an outline in all other formats.
+    """A picture, which HTML alone shows: what it says is also in a table.
 
     Attributes:
-        title: What it shows.
-        width, height: In pixels.
-        strokes: Its lines.
-        labels: Its texts.
-        outline: The same as text: level of indentation and line.
+        svg: An ``<svg>`` element, in which all texts are escaped.
+        caption: Below it.
     """
 
-    title: str
-    width: float
-    height: float
-    strokes: tuple[Stroke, ...]
-    labels: tuple[Label, ...]
-    outline: tuple[tuple[int, str], ...]
+    svg: str
+    caption: str = ""
 
 
 @dataclass(frozen=True, slots=True)

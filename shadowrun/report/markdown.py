@@ -50,11 +50,7 @@ def _block(block: Block, level: int) -> Iterator[str]:
             yield f"{'#' * (level + 1)} {number}{_text(entry.name)}{detail}\n"
             yield from _facts(entry.facts)
         yield from [f"{more}\n"] if more else []
-    elif isinstance(block, Figure):
-        yield f"{_text(block.title)}\n"
-        yield from (f"{'  ' * depth}- {_text(line)}" for depth, line in block.outline)
-        yield ""
-    else:
+    elif not isinstance(block, Figure):
         yield from _section(block, level)
 
 

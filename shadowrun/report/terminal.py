@@ -86,11 +86,7 @@ class _Page:
             for entry in block.entries[:n]:
                 self._entry(entry)
             self._more(more)
-        elif isinstance(block, Figure):
-            self._wrapped(Text(block.title, "bold"))
-            for depth, line in block.outline:
-                self.console.print(Text(_INDENT * (depth + 1) + line), soft_wrap=True)
-        else:
+        elif not isinstance(block, Figure):
             self._section(block)
 
     def _section(self, section: Section) -> None:

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shadowrun.report.document import Figure, Label, Stroke
+from shadowrun.report.document import Column, Figure, Limits, Section, Table
 
 if TYPE_CHECKING:
+    from shadowrun.report.document import Block
     from shadowrun.studies.published.summation_tree import SummationTree
 
-__all__ = ["tree_figure"]
+__all__ = ["tree_section"]
 
 _LEAF_PX = 15.0
 _MARGIN_PX = 12.0
 _LEVEL_PX = 18.0
 _TALLEST_PX = 480.0
+_PLAIN, _FUSED = "var(--accent, #0b6bcb)", "var(--red, #b3261e)"
 
 
-def tree_figure(title: str, tree: SummationTree, max_leaves: int) -> Figure:
-    """A summation tree: summands at the bottom, the sum at the top.
+def tree_section(title: str, tree: SummationTree, max_leaves: int) -> Section:
+    """A summation tree as an outline, and drawn: summands at the bottom, the sum at the top.
 
     Args:
         title: What it is.
         tree: The tree.
         max_leaves: A larger one has an outline only.
     """
-    outline = tuple(tree.outline())
-    if tree.n_leaves > max_leaves:
-        return Figure(title, 0.0, 0.0, (), (), outline)
+    rows = tuple(("· " * level + line,) for level, line in tree.outline())
+    outline = Table((Column("sum"),), rows, noun="lines", limits=Limits(40, 100, 500))
+    blocks: tuple[Block, ...] = (outline,)
+    if tree.n_leaves <= max_leaves:
+        fused = " Red: fused additions." if tree.widest > 2 else ""
+        blocks = (Figure(_svg(tree), f"Summands below, their sum above.{fused}"), outline)
+    return Section(title, blocks)
+
+
+def _svg(tree: SummationTree) -> str:
     heights = [0] * tree.n_leaves
     for children in tree.nodes:
         heights.append(1 + max(heights[child] for child in children))
@@ -35,18 +44,23 @@ def tree_figure(title: str, tree: SummationTree, max_leaves: int) -> Figure:
     bottom = _MARGIN_PX + level * heights[-1]
     x = dict(zip(_leaves_in_order(tree), _positions(tree.n_leaves), strict=True))
     y = [round(bottom - level * height, 1) for height in heights]
-    strokes = []
+    parts = []
     for number, children in enumerate(tree.nodes, tree.n_leaves):
         ends = sorted(x[child] for child in children)
         x[number] = round((ends[0] + ends[-1]) / 2, 1)
-        # A fused addition is marked: it has more than two children.
-        tone = "warn" if len(children) > 2 else ""
-        strokes += [Stroke((x[c], y[c], x[c], y[number]), tone) for c in children]
-        strokes.append(Stroke((ends[0], y[number], ends[-1], y[number]), tone))
-    strokes.append(Stroke((x[tree.root], y[tree.root], x[tree.root], y[tree.root] - _MARGIN_PX / 2)))
-    labels = tuple(Label(x[leaf], round(bottom + 12, 1), str(leaf), "middle") for leaf in range(tree.n_leaves))
-    width = round(2 * _MARGIN_PX + _LEAF_PX * tree.n_leaves, 1)
-    return Figure(title, width, round(bottom + 20, 1), tuple(strokes), labels, outline)
+        path = f"M{ends[0]},{y[number]} H{ends[-1]}" + "".join(f" M{x[c]},{y[c]} V{y[number]}" for c in children)
+        colour = _FUSED if len(children) > 2 else _PLAIN
+        parts.append(f'<path d="{path}" style="fill: none; stroke: {colour}"/>')
+    parts += [
+        f'<text x="{x[leaf]}" y="{bottom + 12:.1f}" text-anchor="middle" font-size="10" '
+        f'style="fill: var(--ink, #1d2126)">{leaf}</text>'
+        for leaf in range(tree.n_leaves)
+    ]
+    width, height = 2 * _MARGIN_PX + _LEAF_PX * tree.n_leaves, bottom + 20
+    return (
+        f'<svg role="img" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}"><title>Summation tree</title>{"".join(parts)}</svg>'
+    )
 
 
 def _positions(n: int) -> list[float]:

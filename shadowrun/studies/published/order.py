@@ -12,8 +12,9 @@ from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms import resolve
 from shadowrun.replay.executor import Executor
 from shadowrun.report.document import Block, Column, Document, Fact, Facts, Limits, Note, Records, Section, Table
-from shadowrun.studies.published.drawing import tree_figure
-from shadowrun.studies.published.machine import letters, machine_fact
+from shadowrun.studies.published.drawing import tree_section
+from shadowrun.studies.classes.equivalence import letter
+from shadowrun.studies.published.machine import machine_fact
 from shadowrun.studies.published.mask_probe import DTYPES, TRIALS, MaskProbe, Order, orders
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def order_document(probed: Sequence[ProbedKernel], absent: Iterable[tuple[str, s
         absent: Platforms that this machine lacks, and why.
     """
     trees = {o.tree.digest: o.tree for p in probed for o in p.orders if o.tree is not None}
-    names = letters(trees)
+    names = {digest: letter(number) for number, digest in enumerate(trees)}
     platforms = list(dict.fromkeys(p.platform for p in probed))
     blocks: list[Block] = [
         Facts((machine_fact(), Fact("platforms", ", ".join(platforms)))),
@@ -133,7 +134,7 @@ def order_document(probed: Sequence[ProbedKernel], absent: Iterable[tuple[str, s
         _table(probed, names, platforms),
         Note(PUBLISHED, "dim"),
     ]
-    figures = tuple(tree_figure(f"{names[d]}: {tree.shape()} ({d})", tree, MAX_DRAWN) for d, tree in trees.items())
+    figures = tuple(tree_section(f"{names[d]}: {tree.shape()} ({d})", tree, MAX_DRAWN) for d, tree in trees.items())
     if figures:
         blocks.append(Section("Orders", figures, count=len(figures)))
     records = Records(

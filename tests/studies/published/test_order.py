@@ -301,7 +301,7 @@ def test_the_command(capsys, tmp_path):
     assert len(order["outputs"]) == 4
     text = page.read_text(encoding="utf-8")
     assert "<svg" in text
-    assert "<polyline" in text
+    assert "<path" in text
 
 
 def test_a_platform_in_another_process(capsys):

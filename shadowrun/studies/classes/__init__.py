@@ -1,0 +1,1 @@
+"""Which of many machines give the same results: equivalence classes over recordings. Needs no torch."""

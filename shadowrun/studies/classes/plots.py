@@ -1,0 +1,160 @@
+"""Pictures of classes as SVG: the cumulative curve, classes along the graph, and the dendrogram.
+
+Colours are those of the HTML report where there is one around the picture, and of a light page elsewhere.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from shadowrun.studies.classes.equivalence import letter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shadowrun.studies.classes.equivalence import Classes
+    from shadowrun.studies.classes.explain import Point
+    from shadowrun.studies.classes.graph import Change
+
+__all__ = ["curve_svg", "dendrogram_svg", "graph_svg", "leaf_order"]
+
+_INK, _SOFT, _LINE, _CARD = "var(--ink, #1d2126)", "var(--soft, #5c6670)", "var(--line, #dfe3e6)", "var(--card, #fff)"
+_BLUE, _RED, _GREEN = "var(--accent, #0b6bcb)", "var(--red, #b3261e)", "var(--green, #1b6b3a)"
+_FONT: Final = 'font-family="system-ui, sans-serif" font-size="12"'
+_LEFT, _RIGHT, _TOP = 46, 46, 30
+_ROW: Final = 20
+_MAX_LABEL: Final = 60
+
+
+def curve_svg(points: Sequence[Point]) -> str:
+    """Cumulative number of classes over platforms, with a mark where another group begins."""
+    step = max(13.0, min(24.0, 760 / max(1, len(points))))
+    width, height = _LEFT + step * len(points) + _RIGHT, 390.0
+    base, top = 210.0, max(p.n_classes for p in points)
+    parts = _axis(width, base, top, "classes so far")
+    path, begun = [], ""
+    for i, point in enumerate(points):
+        x, y = _LEFT + step * i, _height(point.n_classes, top, base)
+        path.append(f"{x:.1f},{y:.1f} {x + step:.1f},{y:.1f}")
+        if point.group != begun:
+            begun = point.group
+            parts.append(_line(x, _TOP, x, base + 6, _LINE))
+            parts.append(_text(x + 3, base + 12, begun, _SOFT, turn=90))
+    parts.append(f'<polyline points="{" ".join(path)}" style="fill: none; stroke: {_BLUE}; stroke-width: 2"/>')
+    parts.append(_text(_LEFT + step * len(points) + 6, _height(top, top, base) + 4, str(top), _BLUE))
+    return _svg(width, height, "Cumulative number of classes", parts)
+
+
+def graph_svg(changes: Sequence[Change]) -> str:
+    """Classes (line) and least remaining precision (dots) of each call; red where classes are added, green merged."""
+    step = max(2.0, min(16.0, 900 / max(1, len(changes))))
+    width, height, base = _LEFT + step * len(changes) + _RIGHT, 270.0, 220.0
+    top = max(c.n_classes for c in changes)
+    bits = max([1, *(c.mantissa for c in changes)])
+    parts = _axis(width, base, top, "classes")
+    parts.append(_text(width - _RIGHT, 16, f"remaining precision (of {bits} bits)", _SOFT, anchor="end"))
+    path = []
+    for i, change in enumerate(changes):
+        x, y = _LEFT + step * (i + 0.5), _height(change.n_classes, top, base)
+        path.append(f"{x:.1f},{y:.1f}")
+        if change.mantissa > 0:
+            parts.append(_dot(x, _height(change.precision, bits, base), 1.6, _SOFT))
+        if change.n_added or change.n_merged:
+            name = f"{change.key.module}/{change.key.op}: +{change.n_added} -{change.n_merged}"
+            parts.append(_dot(x, y, 4, _RED if change.n_added else _GREEN, name))
+    parts.insert(len(_axis(width, base, top, "")), _polyline(path, _BLUE))
+    parts.append(_text(_LEFT, base + 18, "calls, in the order of the first platform", _SOFT))
+    parts.append(
+        _text(_LEFT, base + 36, "line: classes; grey: remaining precision; red: adds classes; green: merges", _SOFT)
+    )
+    return _svg(width, height, "Classes along the graph", parts)
+
+
+def dendrogram_svg(classes: Classes, notes: Mapping[int, str]) -> str:
+    """Classes joined where they agree to so many bits.
+
+    Args:
+        classes: The classes.
+        notes: For each class what to write after its letter.
+    """
+    order = leaf_order(classes)
+    m = classes.mantissa
+    scale = 420 / (m + 1)
+    base = _TOP + _ROW * len(order)
+    width = _LEFT + 420 + 40 + 7.0 * min(_MAX_LABEL, max(len(notes[c]) for c in order)) + 40
+    labels_at = _LEFT + 440.0
+
+    def x_of(n_lost: int) -> float:
+        return labels_at - 20 - scale * n_lost
+
+    parts = []
+    for bits in range(0, m + 1, max(1, round((m + 1) / 8))):
+        x = x_of(m - bits)
+        parts += [_line(x, _TOP - 6, x, base, _LINE), _text(x, base + 16, str(bits), _SOFT, anchor="middle")]
+    parts.append(_text(_LEFT, base + 34, "remaining precision in bits; left of 0: sign or exponent differs", _SOFT))
+    at: dict[frozenset[int], tuple[float, float]] = {}
+    for place, leaf in enumerate(order):
+        y = _TOP + _ROW * (place + 0.5)
+        at[frozenset((leaf,))] = (x_of(0), y)
+        text = f"{letter(leaf)}  {notes[leaf]}"
+        parts.append(
+            _text(labels_at - 12, y + 4, text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…", _INK)
+        )
+    for n_lost, labels in enumerate([*classes.truncated[1:], [0] * classes.n_classes], 1):
+        for label in sorted(set(labels)):
+            joined = frozenset(c for c, own in enumerate(labels) if own == label)
+            inner = [group for group in at if group <= joined]
+            if len(inner) < 2:
+                continue
+            x, ys = x_of(n_lost), [at[group][1] for group in inner]
+            parts += [_line(x, at[group][1], at[group][0], at[group][1], _BLUE) for group in inner]
+            parts.append(_line(x, min(ys), x, max(ys), _BLUE))
+            for group in inner:
+                del at[group]
+            at[joined] = (x, (min(ys) + max(ys)) / 2)
+    return _svg(width, base + 48, "Dendrogram by remaining precision", parts)
+
+
+def leaf_order(classes: Classes) -> list[int]:
+    """Classes so that those that agree to more bits are closer together."""
+    return sorted(range(classes.n_classes), key=lambda c: [labels[c] for labels in reversed(classes.truncated)])
+
+
+def _axis(width: float, base: float, top: int, title: str) -> list[str]:
+    parts = [_text(_LEFT, 16, title, _SOFT)]
+    for value in range(0, top + 1, max(1, round(top / 5))):
+        y = _height(value, top, base)
+        parts += [_line(_LEFT, y, width - _RIGHT, y, _LINE), _text(_LEFT - 8, y + 4, str(value), _SOFT, anchor="end")]
+    return parts
+
+
+def _height(value: int, top: int, base: float) -> float:
+    return base - (base - _TOP) * value / max(1, top)
+
+
+def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    card = f'<rect width="100%" height="100%" rx="8" style="fill: {_CARD}"/>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_FONT} role="img"><title>{escape(title)}</title>'
+    return "\n".join([head, card, *parts, "</svg>"])
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" style="stroke: {colour}; stroke-width: 1.3"/>'
+    )
+
+
+def _polyline(points: Sequence[str], colour: str) -> str:
+    return f'<polyline points="{" ".join(points)}" style="fill: none; stroke: {colour}; stroke-width: 1.6"/>'
+
+
+def _dot(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
+    inner = f"<title>{escape(title)}</title>" if title else ""
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" style="fill: {colour}">{inner}</circle>'
+
+
+def _text(x: float, y: float, text: str, colour: str, *, anchor: str = "start", turn: int = 0) -> str:
+    turned = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="fill: {colour}"{turned}>{escape(text)}</text>'
