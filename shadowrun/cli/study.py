@@ -2,12 +2,23 @@
 
 Studies:
   order            the order in which sum, dot, mv, mm, bmm and conv add, as trees (FPRev, arXiv 2411.00442)
+  casts            equivalence classes of two nets in float16, bfloat16, float32 and float64
+  cores            classes by number of threads
+  multiplications  classes and remaining precision of a convolution of 10^3 to 10^8 multiplications
+  distributions    classes of one convolution for 3 distributions of weights and 4 of inputs
+  activations      deviating elements and remaining precision before and after ReLU and sigmoid
+  untrained        classes along nets with random weights
+
+All but `order` are of Schlögl et al., NeurIPS 2023. They record nets that are built from code, with weights from a
+seed, on virtual platforms: settings of this CPU, each in a fresh process.
 
 Examples:
   shadowrun study order                                    the operators in float32, on virtual platforms of this CPU
   shadowrun study order --target cuda --dtypes float16     the fused additions of a GPU's matrix units
   shadowrun study order --ops mm --shape mm=4x256x4 -o order.html
   shadowrun study order --quick                            two platforms only
+  shadowrun study casts -o casts.html                      with dendrograms
+  shadowrun study cores --target 'cpu[threads=1]' --target 'cpu[threads=2]'
 
 Exit status:
   0  the study ran; 2  wrong usage, or a platform that is absent
@@ -118,4 +129,31 @@ def _progress(text: str) -> None:
         sys.stderr.flush()
 
 
-_STUDIES: dict[str, Callable[[argparse.Namespace], Document]] = {"order": _order}
+def _recorded(args: argparse.Namespace) -> Document:
+    from shadowrun.studies.published.recorded import record_study
+    from shadowrun.studies.published.tables import study_document
+
+    for option in ("ops", "shape", "dtypes"):
+        if getattr(args, option):
+            raise UsageError(f"--{option} is an option of the study order, not of {args.study}.", slug="bad-option")
+    if len(args.target) == 1:
+        raise UsageError("Classes need two platforms or more: repeat --target.", slug="bad-option")
+    found = record_study(
+        args.study,
+        args.target,
+        quick=args.quick,
+        progress=lambda done, n: _progress(f"{args.study}: {done} of {n} platforms"),
+    )
+    _progress("")
+    return study_document(found)
+
+
+_STUDIES: dict[str, Callable[[argparse.Namespace], Document]] = {
+    "order": _order,
+    "casts": _recorded,
+    "cores": _recorded,
+    "multiplications": _recorded,
+    "distributions": _recorded,
+    "activations": _recorded,
+    "untrained": _recorded,
+}

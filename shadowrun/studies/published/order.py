@@ -12,8 +12,8 @@ from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms import resolve
 from shadowrun.replay.executor import Executor
 from shadowrun.report.document import Block, Column, Document, Fact, Facts, Limits, Note, Records, Section, Table
-from shadowrun.studies.published.drawing import tree_section
 from shadowrun.studies.classes.equivalence import letter
+from shadowrun.studies.published.drawing import tree_section
 from shadowrun.studies.published.machine import machine_fact
 from shadowrun.studies.published.mask_probe import DTYPES, TRIALS, MaskProbe, Order, orders
 
