@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Key
     from shadowrun.studies.classes.platforms import Platform
 
-__all__ = ["PLATFORMS", "QUICK_PLATFORMS", "RecordedStudy", "record_study"]
+__all__ = ["PLATFORMS", "QUICK_PLATFORMS", "RecordedStudy", "read_study", "record_study"]
 
 PLATFORMS: Final = (
     *("cpu[threads=1]", "cpu[threads=2]", "cpu[threads=4]", "cpu[isa=default]", "cpu[isa=avx2]"),
@@ -101,15 +101,27 @@ def record_study(
         if len(done) < 2:
             why = "; ".join(f"{cell.platform}: {cell.outcome} {cell.note}".strip() for cell in cells)
             raise UsageError(f"Fewer than two platforms recorded the study {name!r}: {why}.", slug="no-recordings")
-        platforms = recorded_platforms.load([Path(folder, cell.file) for cell in done])
-        changes = along_graph(platforms)
+        return read_study(name, cells, Path(folder), quick=quick)
+
+
+def read_study(name: str, cells: Sequence[Cell], folder: Path, *, quick: bool) -> RecordedStudy:
+    """Read the recordings of a study.
+
+    Args:
+        name: The study.
+        cells: Its platforms, of which those that were recorded are read.
+        folder: Has their files.
+        quick: As it was recorded.
+    """
+    done = [cell for cell in cells if cell.outcome == RECORDED]
+    platforms = recorded_platforms.load([folder / cell.file for cell in done])
     return RecordedStudy(
         name,
         tuple(programs.variants(name, quick=quick)),
         tuple(platforms),
         tuple(cell.platform for cell in done),
         tuple(cells),
-        tuple(changes),
+        tuple(along_graph(platforms)),
     )
 
 

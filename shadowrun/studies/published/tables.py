@@ -242,8 +242,8 @@ TABLES: Final[dict[str, tuple[str, str, Callable[[RecordedStudy], Made]]]] = {
     "activations": (
         "activations: deviation before and after",
         (
-            "Deviating: share of elements that are not identical on all platforms, of 64 sampled elements of each layer "
-            "and input. Sigmoid nets have Xavier weights, as published."
+            "Deviating: share of elements that are not identical on all platforms, of 64 sampled elements of each "
+            "layer and input. Sigmoid nets have Xavier weights, as published."
         ),
         _activations,
     ),
