@@ -337,7 +337,7 @@ def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> Recor
     Args:
         file: File to write, ``a.shadowrec``. In a distributed run each rank writes its own, ``a.1.shadowrec``.
         **options: `steps`, `schedule`, `modules` and `ops` as in `compare`. `rows`: also keep a ladder for each of the
-            first so many rows of each result; a row is all of the last dimension.
+            first so many indices of the leading dimension of each result, dimensions of size 1 left out.
 
     Returns:
         A context manager that is also a decorator and an object with start(), stop() and step(). The program runs
