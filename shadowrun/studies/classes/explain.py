@@ -196,6 +196,8 @@ def by_fact(classes: Classes, platforms: Sequence[Platform], name: str) -> Fact:
 def deciding_facts(classes: Classes, platforms: Sequence[Platform]) -> list[Fact]:
     """Facts with several values: those that decide the class first, those with few values before others."""
     names = dict.fromkeys(name for p in platforms for name in p.facts if name != "platform")
+    if "threads" in names:
+        names.pop("cores", None)  # the same
     facts = [by_fact(classes, platforms, name) for name in names]
     several = [fact for fact in facts if len(fact.groups) > 1]
     return sorted(several, key=lambda f: (not (f.decides and f.decided), not f.decides, len(f.groups)))

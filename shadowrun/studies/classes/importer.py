@@ -22,6 +22,7 @@ import base64
 import binascii
 import json
 import lzma
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,7 +234,7 @@ def _predictions(record: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...],
         n_repeats = shape[0] if several else 1
         if several or shape[:1] == (1,):
             shape = shape[1:]
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         if size * n_repeats != len(data) or not n_repeats:
             raise binascii.Error(f"{len(data)} bytes for {n_repeats} results of shape {shape} and dtype {dtype}")
         yield from ((dtype, shape, data[i * size : (i + 1) * size]) for i in range(n_repeats))
@@ -278,7 +279,7 @@ def _columns(name: str, machine: _Machine) -> tuple[Process, list[Context], list
 
 
 def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _digest(data: bytes, dtype: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:

@@ -6,6 +6,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
-from shadowrun.recording.recording_file import SUFFIX, read
+from shadowrun.recording.recording_file import SUFFIX, read, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,12 +81,22 @@ def find_recordings(arguments: Sequence[str | Path]) -> list[Path]:
 
 
 def load(paths: Sequence[Path], *, repeats: bool = False) -> list[Platform]:
-    """Read recordings; see `platforms_of`.
+    """Read recordings; see `platforms_of`. The files of the ranks of one run, ``a.0.shadowrec`` and so on, are one.
 
     Raises:
         DataFileError: A file cannot be read.
     """
-    return platforms_of([read(path) for path in paths], _unique_names(paths), repeats=repeats)
+    runs: dict[Path, list[tuple[Path, Recording]]] = {}
+    for path in paths:
+        recording = read(path)
+        ranked = any(process.world_size > 1 for process in recording.processes)
+        run = path.with_name(re.sub(rf"\.\d+(?={re.escape(SUFFIX)}$)", "", path.name)) if ranked else path
+        runs.setdefault(run, []).append((path, recording))
+    recordings = [
+        files[0][1] if len(files) == 1 else read_all([path for path, _ in files], run.name)
+        for run, files in runs.items()
+    ]
+    return platforms_of(recordings, _unique_names(list(runs)), repeats=repeats)
 
 
 def platforms_of(

@@ -30,8 +30,8 @@ _MAX_LABEL: Final = 60
 def curve_svg(points: Sequence[Point]) -> str:
     """Cumulative number of classes over platforms, with a mark where another group begins."""
     step = max(13.0, min(24.0, 760 / max(1, len(points))))
-    width, height = _LEFT + step * len(points) + _RIGHT, 390.0
     base, top = 210.0, max(p.n_classes for p in points)
+    width, height = _LEFT + step * len(points) + _RIGHT, base + 30 + 6.6 * max(len(p.group) for p in points)
     parts = _axis(width, base, top, "classes so far")
     path, begun = [], ""
     for i, point in enumerate(points):

@@ -308,7 +308,7 @@ def _graph(study: Study) -> Section:
                 str(c.n_added or ""),
                 str(c.n_merged or ""),
             ),
-            *(_bits(c), _kernels(c), ", ".join(f"{k.module}/{k.op}" for k in c.parents), c.site),
+            *(_bits(c), _kernels(c), ", ".join(f"{k.module}/{k.op}".lstrip("/") for k in c.parents), c.site),
         )
         for c in changed
     )
@@ -425,8 +425,10 @@ def _records(study: Study) -> Records:
 
 
 def _who(study: Study, classes: Classes) -> dict[int, str]:
-    """For each class its platforms, by architecture and cores: ``Broadwell 2, 4; Haswell 2``."""
+    """For each class its platforms: ``Broadwell 2, 4; Haswell 2``, or their names if all have one architecture."""
     facts = {p.name: p.facts for p in study.platforms}
+    if len({own.get("architecture") for own in facts.values()}) == 1:
+        return {c: ", ".join(m.platform for m in classes.members if m.label == c) for c in range(classes.n_classes)}
     found: dict[int, str] = {}
     for c in range(classes.n_classes):
         groups: dict[str, dict[str, None]] = {}

@@ -88,7 +88,7 @@ def groups_by_magnitude(values: Sequence[Value]) -> list[int]:
 
     Two results differ by more than rounding could explain if a sampled element differs by more than
     2 ** -(mantissa bits / 2) of the greatest magnitude: half of the digits. Such platforms had other inputs or weights,
-    or compute in a shorter format.
+    or compute in a much shorter format, such as TF32 for float32.
     """
     group = list(range(len(values)))
     for i, a in enumerate(values):
