@@ -149,7 +149,7 @@ def _multiplications(study: RecordedStudy) -> Made:
         cells = (f"{c.n_classes} / {c.min_precision}" for c in found.values())
         most = str(max(c.n_classes for c in found.values()))
         rows.append((size, *cells, most, "at most 4", _bits(least), "falls to 0" if size == "1e8" else ""))
-    heads = ("multiplications", *(f"{f}: classes / bits" for f in filters))
+    heads = ("size", *filters)
     return (*heads, "classes", "classes (pub)", "bits", "bits (pub)"), rows, []
 
 
@@ -268,8 +268,8 @@ TABLES: Final[dict[str, tuple[str, str, Callable[[RecordedStudy], Made]]]] = {
     "multiplications": (
         "multiplications: classes and precision of one convolution by its size",
         (
-            "k2f16: windows of 2 x 2, 16 filters. Measured earlier for this project on an Intel Xeon with AVX-512, 11 "
-            "platforms: 15, 10, 6, 5, 0, 0 bits, 3 classes."
+            "k2f16: windows of 2 x 2, 16 filters; classes / bits. Measured earlier for this project on an Intel "
+            "Xeon with AVX-512, 11 platforms: 15, 10, 6, 5, 0, 0 bits, 3 classes."
         ),
         _multiplications,
     ),
