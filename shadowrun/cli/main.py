@@ -33,7 +33,7 @@ __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
     *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "classes"),
-    *("coverage", "static", "sweep", "support", "slowdown", "platforms", "demo"),
+    *("coverage", "static", "sweep", "support", "slowdown", "study", "platforms", "demo"),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 

@@ -1,0 +1,1 @@
+"""The experiments of published work as commands: `shadowrun study NAME`."""

@@ -1,0 +1,224 @@
+"""The study `order`: in which order the kernels of a platform add, and which platforms share an order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.errors import PlatformError
+from shadowrun.intercept.plan import make_plan
+from shadowrun.platforms import resolve
+from shadowrun.replay.executor import Executor
+from shadowrun.report.document import Block, Column, Document, Fact, Facts, Limits, Note, Records, Section, Table
+from shadowrun.studies.classes.equivalence import letter
+from shadowrun.studies.published.drawing import tree_section
+from shadowrun.studies.published.machine import machine_fact
+from shadowrun.studies.published.mask_probe import DTYPES, TRIALS, MaskProbe, Order, orders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shadowrun.platforms.device import Platform
+    from shadowrun.studies.published.mask_probe import SumKernel
+
+__all__ = ["PLATFORMS", "QUICK_PLATFORMS", "ProbedKernel", "order_document", "probe_platform"]
+
+PLATFORMS = (
+    *("cpu", "cpu[isa=default]", "cpu[isa=avx2]", "cpu[mkl_cbwr=COMPATIBLE]", "cpu[onednn_isa=AVX2]"),
+    *("cpu[mkldnn=off]", "cpu[threads=1]"),
+)
+QUICK_PLATFORMS = ("cpu", "cpu[isa=default]")
+
+PUBLISHED = (
+    "Published (FPRev, arXiv 2411.00442): trees for n = 4 to 512 on 3 CPUs and on V100, A100, H100, whose matrix units "
+    "have fused nodes. Measured earlier for this project on an Intel Xeon with AVX-512, n = 64, over MKL's instruction "
+    "sets: dot 4 trees, mm 2; sum, mean, mv, cumsum and a 1x1 convolution 1. Confirmed: the tree reproduces the "
+    f"kernel's results on {TRIALS} random inputs bit for bit, with additions in that dtype."
+)
+"""Beside this machine's figures."""
+
+MAX_BYTES = 1 << 30
+MAX_DRAWN = 128
+"""Leaves of a tree that is drawn; larger ones have an outline only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedKernel:
+    """What the probe found for one kernel on one platform.
+
+    Attributes:
+        kernel: The operator and its shape.
+        dtype: Name of the dtype.
+        platform: As reports show it.
+        orders: Its orders; empty if the platform cannot run it.
+        error: Why it cannot run it.
+        n_calls: Calls that the probe made.
+    """
+
+    kernel: SumKernel
+    dtype: str
+    platform: str
+    orders: tuple[Order, ...]
+    error: str = ""
+    n_calls: int = 0
+
+
+def probe_platform(
+    spec: str,
+    kernels: Sequence[SumKernel],
+    dtypes: Sequence[str],
+    on_kernel: Callable[[SumKernel], None] = lambda _: None,
+) -> list[ProbedKernel]:
+    """Probe every kernel in every dtype on one platform.
+
+    Args:
+        spec: The platform.
+        kernels: What to probe.
+        dtypes: Names, of `DTYPES`.
+        on_kernel: Called before each.
+
+    Raises:
+        PlatformError: This machine does not have it.
+    """
+    platform = resolve(spec)
+    try:
+        platform.start()
+        found = []
+        for dtype in dtypes:
+            for kernel in kernels:
+                on_kernel(kernel)
+                found.append(_probe(platform, kernel, dtype))
+        return found
+    finally:
+        platform.stop()
+
+
+def _probe(platform: Platform, kernel: SumKernel, dtype: str) -> ProbedKernel:
+    executor, plan = Executor(platform), make_plan(kernel.operator, 0)
+
+    def run(inputs: tuple[Any, ...]) -> torch.Tensor:
+        args, kwargs = executor.to_device(plan, inputs, {}, platform.device, MAX_BYTES)
+        result = executor.run(plan, args, kwargs).out
+        platform.synchronize()
+        on_cpu: torch.Tensor = result.cpu()
+        return on_cpu
+
+    probe = MaskProbe(kernel, DTYPES[dtype], run)
+    try:
+        with torch.no_grad():
+            found = tuple(orders(probe))
+    except PlatformError:
+        raise
+    except (RuntimeError, TypeError) as error:  # an unsupported dtype, or what a backend raises
+        text = str(error).partition("\n")[0][:200]
+        return ProbedKernel(kernel, dtype, str(platform), (), text, probe.n_calls)
+    return ProbedKernel(kernel, dtype, str(platform), found, "", probe.n_calls)
+
+
+def order_document(probed: Sequence[ProbedKernel], absent: Iterable[tuple[str, str]]) -> Document:
+    """Report of the orders, each drawn once.
+
+    Args:
+        probed: What the probe found.
+        absent: Platforms that this machine lacks, and why.
+    """
+    trees = {o.tree.digest: o.tree for p in probed for o in p.orders if o.tree is not None}
+    names = {digest: letter(number) for number, digest in enumerate(trees)}
+    platforms = list(dict.fromkeys(p.platform for p in probed))
+    blocks: list[Block] = [
+        Facts((machine_fact(), Fact("platforms", ", ".join(platforms)))),
+        Note("Equal letters: equal order of additions. Where one result has several orders, each has its own row."),
+        *(Note(f"{spec}: left out: {why}", "dim") for spec, why in absent),
+        _table(probed, names, platforms),
+        Note(PUBLISHED, "dim"),
+    ]
+    figures = tuple(tree_section(f"{names[d]}: {tree.shape()} ({d})", tree, MAX_DRAWN) for d, tree in trees.items())
+    if figures:
+        blocks.append(Section("Orders", figures, count=len(figures)))
+    records = Records(
+        ("operator", "shape", "dtype", "platform", "elements", "hash", "order", "depth", "widest", "rounds to", "note"),
+        tuple(row for p in probed for row in _records(p)),
+    )
+    data = {
+        "format": 1,
+        "study": "order",
+        "machine": machine_fact().text,
+        "kernels": [_kernel_data(p) for p in probed],
+        "trees": {d: {"n": t.n_leaves, "nodes": [list(node) for node in t.nodes]} for d, t in trees.items()},
+    }
+    return Document("order of additions", tuple(blocks), data, records)
+
+
+def _table(probed: Sequence[ProbedKernel], names: dict[str, str], platforms: list[str]) -> Table:
+    """One row for each operator, shape, dtype and order, with the platforms that have it."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for p in probed:
+        for row in _cells(p, names):
+            rows.setdefault((p.kernel.name, "x".join(map(str, p.kernel.shape)), p.dtype, *row), []).append(p.platform)
+    columns = (
+        *(Column("operator", "name"), Column("shape"), Column("dtype"), Column("order"), Column("in words")),
+        *(Column("elements", "number", 1), Column("confirmed"), Column("platforms")),
+    )
+    # Rows of one operator follow each other, in the order of the first platform.
+    kernels = list(dict.fromkeys(row[:3] for row in rows))
+    ordered = sorted(rows, key=lambda row: kernels.index(row[:3]))
+    cells = tuple(
+        (*row, f"all {len(platforms)}" if found == platforms else ", ".join(found))
+        for row, found in ((row, rows[row]) for row in ordered)
+    )
+    return Table(columns, cells, noun="rows: -f csv lists all", limits=Limits(100, 200, 1000))
+
+
+def _cells(p: ProbedKernel, names: dict[str, str]) -> Iterable[tuple[str, str, str, str]]:
+    if not p.orders:
+        yield "", f"cannot run: {p.error}", "", ""
+    for o in p.orders:
+        letter = names[o.tree.digest] if o.tree is not None else "?"
+        words = o.tree.shape() if o.tree is not None else f"cannot tell: {o.reason}"
+        yield letter, words, str(len(o.outputs)), _confirmation(o)
+
+
+def _confirmation(order: Order) -> str:
+    """Whether the tree alone explains the kernel's rounding."""
+    if order.tree is None or order.tree.n_leaves < 2:
+        return ""
+    if order.tree.widest > 2:
+        return "no: fused"
+    # A compensated sum has a tree too, but does not round as the tree does.
+    return f"in {order.accumulator}" if order.accumulator else "NO: rounds in another way"
+
+
+def _records(p: ProbedKernel) -> Iterable[tuple[object, ...]]:
+    head = (p.kernel.name, "x".join(map(str, p.kernel.shape)), p.dtype, p.platform)
+    if not p.orders:
+        yield (*head, 0, "", "", "", "", "", f"cannot run: {p.error}")
+    for o in p.orders:
+        if o.tree is None:
+            yield (*head, len(o.outputs), "", "", "", "", "", f"cannot tell: {o.reason}")
+        else:
+            tree = o.tree
+            yield (*head, len(o.outputs), tree.digest, tree.shape(), tree.depth, tree.widest, o.accumulator, "")
+
+
+def _kernel_data(p: ProbedKernel) -> dict[str, Any]:
+    return {
+        "operator": p.kernel.name,
+        "shape": list(p.kernel.shape),
+        "dtype": p.dtype,
+        "platform": p.platform,
+        "n_summands": p.kernel.n,
+        "n_calls": p.n_calls,
+        "error": p.error,
+        "orders": [
+            {
+                "hash": o.tree.digest if o.tree is not None else None,
+                "in_words": o.tree.shape() if o.tree is not None else None,
+                "reason": o.reason,
+                "outputs": list(o.outputs),
+                "confirmed_in": o.accumulator or None,
+            }
+            for o in p.orders
+        ],
+    }
