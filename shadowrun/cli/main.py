@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
-    *("run", "report", "export", "explain", "repro", "compile", "combine", "record"),
+    *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "determinism"),
     *("coverage", "static", "sweep", "support", "slowdown", "platforms", "demo"),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 
-RUN_PROGRAM = ("run", "compile", "record")
+RUN_PROGRAM = ("run", "compile", "record", "determinism")
 """Commands that run the user's program: its output is left unchanged."""
 
 
