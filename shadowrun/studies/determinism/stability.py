@@ -220,11 +220,12 @@ def across_threads(runs: Mapping[int, Iterable[Mapping[Key, CallDigests]]]) -> d
         if not common:
             of_op.n_downstream += 1
             continue
-        differing = [n for n, r in results.items() if any(r[i] != reference[i] for i in common)]
+        differing = [n for n, r in results.items() if r[common[0]] != reference[common[0]]]
         if differing:
-            of_op.add_break(Counter(r[common[0]] for r in results.values()), "")
-            of_op.where.update(dict.fromkeys(f"{n} threads" if n > 1 else f"{n} thread" for n in differing))
-            of_op.where.pop("", None)
+            counts = Counter(r[common[0]] for r in results.values())
+            for n in differing:
+                of_op.where[f"{n} thread{'s' * (n != 1)}"] = None
+            of_op.add_break(counts, next(reversed(of_op.where)))
         else:
             of_op.n_holds += 1
             of_op.n_runs = of_op.mode = max(of_op.n_runs, len(groups))
