@@ -1,4 +1,7 @@
-"""Rates of comparing two tensors: equal ones against memcmp, different ones with all statistics against memcpy."""
+"""Rates of comparing two tensors and of digesting one, against a C function on the same memory.
+
+Equal tensors against memcmp; different ones with all statistics, and the digest of a recording, against memcpy.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 
 from shadowrun.numerics.bits import bits_equal, plainly_equal
 from shadowrun.numerics.diff import diff
+from shadowrun.recording.digests import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +32,7 @@ _libc.memcpy.restype = ctypes.c_void_p
 
 
 def measure_rates(rounds: int) -> list[dict[str, Any]]:
-    """A row for each size and function, with GB/s of one of the two tensors and the ratio to the C function."""
+    """A row for each size and function, with GB/s of one tensor and the ratio to the C function."""
     torch.manual_seed(0)
     rows = []
     for size, n_bytes in SIZES.items():
@@ -49,6 +53,7 @@ def measure_rates(rounds: int) -> list[dict[str, Any]]:
             ("equal, plain", "plainly_equal", "memcmp"): (lambda a=a, b=same: plainly_equal(a, b), memcmp),
             ("equal, any kind", "bits_equal", "memcmp"): (lambda a=a, b=same: bits_equal(a, b), memcmp),
             ("different, all statistics", "diff", "memcpy"): (lambda a=a, b=other: diff("output 0", a, b), memcpy),
+            ("whole ladder, all statistics", "pack", "memcpy"): (lambda a=a: pack(a), memcpy),
         }
         for (name, function, against), (ours, theirs) in pairs.items():
             rows.append(

@@ -45,7 +45,10 @@ def markdown(found: dict[str, Any]) -> str:
             ),
         ]
     if found.get("rates"):
-        blocks += ["**Comparing two tensors**, against the C function on the same memory.", _rates(found["rates"])]
+        blocks += [
+            "**Comparing two tensors, and digesting one**, against the C function on the same memory.",
+            _rates(found["rates"]),
+        ]
     if found.get("startup"):
         rows = [
             [r["name"], f"{r['cpu_ms']:.0f}" if r["cpu_ms"] else "n/a", f"{r['wall_ms']:.0f}"] for r in found["startup"]

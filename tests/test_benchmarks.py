@@ -92,7 +92,7 @@ def test_single_operators_rates_and_startup_have_figures(tmp_path):
     assert {row["name"] for row in found["startup"]} >= {"shadowrun --version", "import shadowrun"}
     assert all(row["cpu_ms"] > 0 for row in found["startup"])
     assert {target["unit"] for target in found["targets"]} == {
-        "µs added", "ms", "of memcmp's rate", "of memcpy's rate",
+        "µs added", "ms", "of memcmp's rate", "of memcpy's rate", "GB/s",
     }  # fmt: skip
 
 

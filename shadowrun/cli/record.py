@@ -7,22 +7,28 @@ Examples:
   shadowrun record -o a.shadowrec train.py --epochs 1
   shadowrun record --steps 0-2 -m package.train
   shadowrun record --flaws matmul-in-tf32 -o flawed.shadowrec train.py sim     (a simulated device)
+  shadowrun record --grid threads=1,2 --grid isa=default,avx2 --out grid train.py   (each platform in its own process)
 
 Exit status:
-  the exit status of the program; 2 wrong usage; 130 after Ctrl-C
+  the exit status of the program; with --grid, 1 if it failed on a platform; 2 wrong usage; 130 after Ctrl-C
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
     from shadowrun.comparison.record import RecordRun
 
 __all__ = ["add_arguments", "run"]
@@ -42,6 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows", type=int, default=0, metavar="N", help="also digest the first N rows of each result one by one"
     )
+    grid = parser.add_argument_group("many platforms on one machine")
+    grid.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="KEY=V1,V2",
+        help="values of a setting of the CPU, such as threads=1,2; several: their product (`shadowrun platforms` "
+        "lists the settings)",
+    )
+    grid.add_argument(
+        "--each", action="append", default=[], metavar="SPEC", help="one more platform, such as 'cpu[mkldnn=off]'"
+    )
+    grid.add_argument("--out", metavar="DIR", help="folder for the recordings of a grid")
+    grid.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
+    parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid is told which one it is
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
 
@@ -54,6 +75,13 @@ def run(args: argparse.Namespace) -> int:
     """
     if not args.module and not args.script:
         raise UsageError("Give the program to run: shadowrun record -o a.shadowrec train.py", slug="missing-script")
+
+    if args.grid or args.each:
+        return _run_grid(args)
+    if args.out:
+        raise UsageError(
+            "--out is the folder of a grid: give --grid or --each, or name one file by -o.", slug="bad-grid"
+        )
 
     from shadowrun.cli.program import Program
 
@@ -73,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
         rows=args.rows,
     )
     process = os.getpid()
-    outcome = program.execute(recording)
+    with _platform(recording, args.platform):
+        outcome = program.execute(recording)
     if os.getpid() != process:  # a child that the program forked
         return outcome.status
     sys.stdout.flush()
@@ -81,6 +110,65 @@ def run(args: argparse.Namespace) -> int:
     if outcome.interrupted:
         raise KeyboardInterrupt  # end the command by the signal, as Python does
     return outcome.status
+
+
+def _platform(recording: RecordRun, spec: str | None) -> AbstractContextManager[None]:
+    """The settings of a platform that a process can change; the others are in its environment."""
+    if spec is None:
+        return contextlib.nullcontext()
+
+    from shadowrun.platforms.cpu import CpuSettings
+    from shadowrun.platforms.spec import parse
+
+    platform = parse(spec)
+    recording.platform = platform.public
+    return CpuSettings(platform.settings)
+
+
+def _run_grid(args: argparse.Namespace) -> int:
+    """Record each platform; returns the exit status."""
+    if not args.out:
+        raise UsageError("Give the folder for the recordings of the grid: --out DIR.", slug="bad-grid")
+    if args.jobs < 1:
+        raise UsageError(f"-j {args.jobs}: use a number of processes >= 1.", slug="bad-grid")
+
+    from shadowrun import report
+    from shadowrun.report.document import render
+    from shadowrun.studies.grid import RECORDED, grid_document, platforms_of, record_grid
+
+    platforms = platforms_of(args.grid, args.each)
+    folder = Path(args.out)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {args.out!r} is no folder.", slug="bad-grid")
+    with _progress() as progress:
+        cells = record_grid(platforms, _forwarded(args), folder, jobs=args.jobs, progress=progress)
+    report.show(render(grid_document(cells, str(folder)), "terminal"))
+    return int(any(cell.outcome != RECORDED for cell in cells))
+
+
+def _forwarded(args: argparse.Namespace) -> list[str]:
+    """The options of one recording, and the program, for a process of its own."""
+    found = [f"--import={name}" for name in args.imports]
+    lists = {"flaws": args.flaws, "ops": args.ops, "modules": args.modules, "steps": args.steps}
+    found += [f"--{name}={','.join(map(str, values))}" for name, values in lists.items() if values]
+    found += [f"--preset={args.preset}"] if args.preset else []
+    found += [f"--rows={args.rows}"] if args.rows else []
+    return [*found, "-m", *args.module] if args.module else [*found, *args.script]
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on standard error with the time left, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("platforms"), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("recording", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _closing_line(recording: RecordRun) -> str:

@@ -69,10 +69,12 @@ class RecordRun:
 
     Attributes:
         path: File that is written; known once it was started, since each rank of a distributed run has its own.
+        platform: Spec of the platform that the program is run as; empty where it runs as it is.
     """
 
     def __init__(self, path: Path, config: Config, rows: int) -> None:
         self.path = path
+        self.platform = ""
         self._wanted = path
         self._config = config
         self._rows = rows
@@ -206,6 +208,8 @@ class RecordRun:
 
     def _end_step(self) -> None:
         self._threads.look_if_new()
+        with contextlib.suppress(Exception):
+            self._follow_rank()  # a program may destroy its process group before the end
         self._steps.end(time.perf_counter_ns())
 
     def _open(self) -> None:
@@ -238,7 +242,8 @@ class RecordRun:
         names = ("steps", "modules", "ops")
         printed = self._config.printable()
         found = {name: printed[name] for name in names if printed[name] is not None}
-        return found | ({"rows": self._rows} if self._rows else {})
+        own = {"rows": self._rows, "platform": self.platform}
+        return found | {name: value for name, value in own.items() if value}
 
     def _first_call_on(self, device: torch.device) -> None:
         """Note a device and the state of its generator before the program's first call there."""
@@ -277,7 +282,7 @@ class RecordRun:
             if self._writer is not None:
                 self._recorder.flush()
                 self._follow_rank()
-                self._writer.finish(self._described(complete=not failure))
+                self._close(self._writer, complete=not failure)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         finally:
@@ -292,10 +297,23 @@ class RecordRun:
                 )
 
     def _follow_rank(self) -> None:
-        """Note the rank if the program has made its process group since the start; its file gets the rank's name."""
+        """Note the rank if the program has made its process group since the start."""
         rank, world = distributed_rank()
         if world > 1:
             self._process = dataclasses.replace(self._process, rank=rank, world_size=world)
+
+    def _close(self, writer: Writer, *, complete: bool) -> None:
+        """Finish the file, which gets the name of its rank if that was not known when it was opened."""
+        rank, world = self._process.rank, self._process.world_size
+        wanted = file_of_rank(self._wanted, rank, world)
+        claim = FileLock(wanted) if self._claim is not None and wanted != self._claim.wanted else None
+        if claim is not None:
+            self._process = dataclasses.replace(self._process, name=claim.path.name)
+        writer.finish(self._described(complete=complete))
+        if claim is not None and self._claim is not None:
+            writer.move(claim.path)
+            self._claim.release()
+            self._claim, self.path = claim, claim.path
 
     def _abandon(self) -> None:
         """Stop recording in a forked child; nothing of it is recorded."""
@@ -319,7 +337,7 @@ def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> Recor
     Args:
         file: File to write, ``a.shadowrec``. In a distributed run each rank writes its own, ``a.1.shadowrec``.
         **options: `steps`, `schedule`, `modules` and `ops` as in `compare`. `rows`: also keep a ladder for each of the
-            first so many rows of each result; a row is all of the last dimension.
+            first so many indices of the leading dimension of each result, dimensions of size 1 left out.
 
     Returns:
         A context manager that is also a decorator and an object with start(), stop() and step(). The program runs

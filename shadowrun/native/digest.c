@@ -11,7 +11,7 @@ typedef struct {
     int code, width, mantissa; /* code and width: as in DLPack */
     sr_number number;
     double normal;      /* smallest normal number of a format of 8-bit codes */
-    float numbers[256]; /* of its codes */
+    double numbers[256]; /* of its codes */
 } DigestFormat;
 
 static DigestFormat digest_formats[MOST_FORMATS];
@@ -45,7 +45,7 @@ static int digest_read_instructions(PyObject *name, sr_instructions *found) {
     return -1;
 }
 
-/* setup_digests(formats): for each (code, width, mantissa, kind of number, smallest normal, 256 float32 or None). */
+/* setup_digests(formats): for each (code, width, mantissa, kind of number, smallest normal, 256 float64 or None). */
 PyObject *sr_setup_digests(PyObject *module, PyObject *formats) {
     (void)module;
     if (!PyTuple_Check(formats) || PyTuple_GET_SIZE(formats) > MOST_FORMATS) {

@@ -32,7 +32,7 @@ typedef void (*sr_add_values)(SrValues *values, const unsigned char *at, size_t 
 sr_add_values sr_values_function(sr_number number, int width, sr_instructions instructions);
 void sr_clear_values(SrValues *values, sr_number number);
 /* After the last chunk of codes, given their 256 numbers and the smallest normal one. */
-void sr_sum_counts(SrValues *values, const float *numbers, double normal);
+void sr_sum_counts(SrValues *values, const double *numbers, double normal);
 double sr_norm(const SrValues *values, const unsigned char *at, size_t n, sr_number number, int width);
 
 /* digest.c */

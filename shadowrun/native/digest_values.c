@@ -6,7 +6,9 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { VALUES_LANES = 16, VALUES_PIECE = 1024 }; /* elements that stay in the L1 cache with their copy */
+enum { VALUES_LANES = 16 };
+enum { VALUES_FEW = 128 };    /* elements that are counted in a type as narrow as theirs */
+enum { VALUES_PIECE = 1024 }; /* elements that stay in the L1 cache with their copy */
 
 #define VALUES_JOIN_(a, b, c) values_##a##_##b##_##c
 #define VALUES_JOIN(a, b, c) VALUES_JOIN_(a, b, c)
@@ -105,10 +107,10 @@ void sr_clear_values(SrValues *v, sr_number number) {
     v->min = (double)INFINITY, v->max = -(double)INFINITY;
 }
 
-void sr_sum_counts(SrValues *v, const float *numbers, double normal) {
+void sr_sum_counts(SrValues *v, const double *numbers, double normal) {
     for (int code = 0; code < 256; code++) {
         uint64_t n = v->counts[code];
-        double value = (double)numbers[code];
+        double value = numbers[code];
         if (n == 0) {
             continue;
         }

@@ -107,13 +107,27 @@ TARGET static void FN(add_piece)(SrValues *v, const UINT *bits, size_t n) {
     SQUARE lanes[VALUES_LANES] = {0};
     for (size_t i = 0; i < n; i++) {
         NUMBER number = (NUMBER)bits[i];
-        n_zero += number == 0;
         low = number < low ? number : low;
         high = number > high ? number : high;
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t first = 0; first < n; first += VALUES_FEW) {
+        size_t stop = n - first < VALUES_FEW ? n : first + VALUES_FEW;
+        UINT zeros = 0;
+        for (size_t i = first; i < stop; i++) {
+            zeros = (UINT)(zeros + (bits[i] == 0));
+        }
+        n_zero += zeros;
+    }
+    size_t whole = n - n % VALUES_LANES;
+    for (size_t i = 0; i < whole; i += VALUES_LANES) {
+        for (size_t j = 0; j < VALUES_LANES; j++) {
+            SQUARE number = (SQUARE)(NUMBER)bits[i + j];
+            lanes[j] += number * number;
+        }
+    }
+    for (size_t i = whole; i < n; i++) {
         SQUARE number = (SQUARE)(NUMBER)bits[i];
-        lanes[i % VALUES_LANES] += number * number;
+        lanes[i - whole] += number * number;
     }
     v->n_finite += n, v->n_zero += n_zero;
     values_range(v, (double)low, (double)high);

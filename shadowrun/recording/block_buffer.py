@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.numerics.ladder import Hashes
-    from shadowrun.recording.digests import Digest
+    from shadowrun.recording.digests import Packed
     from shadowrun.recording.recording_file import Writer
 
 __all__ = ["BlockBuffer"]
@@ -33,9 +32,10 @@ _MAX_KNOWN: Final = 50_000
 """A program with a scalar that changes at each step makes new contexts for ever: after so many, they are forgotten."""
 
 _CALL: Final = struct.Struct("<iiiiHH")
-_RESULT: Final = struct.Struct("<iBBBBiqqqqqqqddd")
-assert (_CALL.size, _RESULT.size) == (CALL.itemsize, RESULT.itemsize)
-_NO_DIGEST: Final = (0, 0, 0, 0, 0, 0, float("nan"), float("nan"), float("nan"))
+_RESULT: Final = struct.Struct("<iBBBBiq")
+"""The columns of a result before those of its digest."""
+_NO_STATISTICS: Final = struct.pack("<6q3d", 0, 0, 0, 0, 0, 0, *[float("nan")] * 3)
+assert (_CALL.size, _RESULT.size + len(_NO_STATISTICS)) == (CALL.itemsize, RESULT.itemsize)
 _MAX_INPUTS: Final = 0xFFFF
 _MAX_POSITION: Final = 255
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -87,7 +87,7 @@ class BlockBuffer:
         self.n_results -= self._n_block_results - n_results
         self._n_block_results = n_results
         del (
-            self._results[n_results * _RESULT.size :],
+            self._results[n_results * RESULT.itemsize :],
             self._inputs[n_inputs:],
             self._calls[self._n_block_calls * _CALL.size :],
         )
@@ -128,15 +128,7 @@ class BlockBuffer:
         self._forms[key] = number
         return number
 
-    def add_result(
-        self,
-        kind: Kind,
-        position: int,
-        form: int,
-        digest: Digest | None,
-        base: int = NONE,
-        rows: Sequence[Hashes] = (),
-    ) -> int:
+    def add_result(self, kind: Kind, position: int, form: int, digest: Packed | None, base: int = NONE) -> int:
         """Add a tensor of the next call.
 
         Returns:
@@ -144,15 +136,17 @@ class BlockBuffer:
         """
         position = min(position, _MAX_POSITION)
         if digest is None:
-            self._results += _RESULT.pack(form, kind, position, 0, 0, 0, base, *_NO_DIGEST)
+            self._results += _RESULT.pack(form, kind, position, 0, 0, 0, base) + _NO_STATISTICS
         else:
-            rungs, samples, *statistics = digest
-            self._results += _RESULT.pack(form, kind, position, len(samples), len(rungs), len(rows), base, *statistics)
-            self._rungs += rungs.tobytes()
-            self._samples += samples.tobytes()
-            for row in rows:
-                self._row_rungs += row.tobytes()
-        row_number, self.n_results = self.n_results, self.n_results + 1
+            statistics, rungs, samples, row_rungs = digest
+            n_rungs = len(rungs) // 8
+            n_rows = len(row_rungs) // len(rungs)
+            self._results += _RESULT.pack(form, kind, position, len(samples) // 8, n_rungs, n_rows, base) + statistics
+            self._rungs += rungs
+            self._samples += samples
+            self._row_rungs += row_rungs
+        row_number = self.n_results
+        self.n_results = row_number + 1
         self._n_block_results += 1
         return row_number
 

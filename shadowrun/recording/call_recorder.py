@@ -20,7 +20,7 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.user_call import own_call
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
-from shadowrun.recording.digests import digest
+from shadowrun.recording.digests import pack
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.replay.call import argument
 from shadowrun.torch_private import is_zero_tensor, schema_of
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shadowrun.intercept.attribution import Attribution, Origin
-    from shadowrun.numerics.ladder import Hashes
     from shadowrun.recording.block_buffer import BlockBuffer
-    from shadowrun.recording.digests import Digest
+    from shadowrun.recording.digests import Packed
     from shadowrun.recording.provenance import Provenance
     from shadowrun.schedule.selection import Selection
 
@@ -68,8 +67,7 @@ class _NewLeaf(NamedTuple):
     leaf: Leaf
     position: int
     form: int
-    digest: Digest | None
-    rows: Sequence[Hashes]
+    digest: Packed | None
 
 
 class _Noted:
@@ -276,7 +274,7 @@ class CallRecorder:
         assert buffer is not None
         leaf = self._flow.leaf(t)
         found = self._digest(t)
-        noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found, self._row_ladders(t)))
+        noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found))
         self._provenance.add(t, found, self.attribution.modules())
         return leaf
 
@@ -317,7 +315,7 @@ class CallRecorder:
     ) -> None:
         first_row = buffer.n_results
         for new in noted.leaves:
-            new.leaf.row = buffer.add_result(Kind.LEAF, new.position, new.form, new.digest, rows=new.rows)
+            new.leaf.row = buffer.add_result(Kind.LEAF, new.position, new.form, new.digest)
         inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
         returns = self._returns[plan.index]
         base = inputs[0] if inputs else NONE
@@ -363,8 +361,7 @@ class CallRecorder:
                 buffer.add_result(Kind.VIEW, position, form, None, base)
             else:
                 found = self._digest(value) if has_values or returns.is_view else None
-                rows = () if found is None else self._row_ladders(value)
-                self._flow.made(value, buffer.add_result(Kind.RESULT, position, form, found, rows=rows))
+                self._flow.made(value, buffer.add_result(Kind.RESULT, position, form, found))
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
         if not isinstance(value, torch.Tensor):
@@ -374,20 +371,17 @@ class CallRecorder:
             buffer.add_result(Kind.WRITTEN, position, form, None)
             return
         found = self._digest(value) if has_values else None
-        rows = () if found is None else self._row_ladders(value)
         base = self._flow.written(value, buffer.n_results)
-        buffer.add_result(Kind.WRITTEN, position, form, found, base, rows=rows)
+        buffer.add_result(Kind.WRITTEN, position, form, found, base)
 
-    def _digest(self, t: torch.Tensor) -> Digest | None:
-        return digest(t)
-
-    def _row_ladders(self, t: torch.Tensor) -> list[Hashes]:
-        """Ladders of the first rows: a row is all of the last dimension."""
-        if not self._n_rows or t.dim() < 2 or not t.numel():
-            return []
-        rows = t.reshape(-1, t.shape[-1])[: self._n_rows]
-        found = (self._digest(row) for row in rows.unbind())
-        return [d.rungs for d in found if d is not None]
+    def _digest(self, t: torch.Tensor) -> Packed | None:
+        n_rows = self._n_rows
+        if n_rows:
+            # A batch of one: its rows are those of what is in it.
+            while t.dim() > 1 and t.shape[0] == 1:
+                t = t[0]
+            n_rows = n_rows if t.dim() > 1 else 0
+        return pack(t, n_rows)
 
     def _is_captured(self, args: tuple[Any, ...]) -> bool:
         """Whether a CUDA graph is being captured: no value can be fetched then."""

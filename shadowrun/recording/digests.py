@@ -1,30 +1,41 @@
-"""Digests of tensors: the ladder of `numerics.ladder`, counts of classes, and sampled elements."""
+"""Digests of tensors: the ladder of `numerics.ladder`, counts of classes, range, and sampled elements.
+
+Tensors on the CPU are digested by `native/digest.c`. Tensors on an accelerator, and all without the C extension, are by
+operators on integers, where they lie (`digest_operators`).
+"""
 
 from __future__ import annotations
 
+import struct
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from shadowrun.intercept import torchapi
-from shadowrun.numerics.bits import resolved
-from shadowrun.numerics.ladder import ladder, mantissa_of
-from shadowrun.numerics.precision import FORMATS
+from shadowrun.native import core
+from shadowrun.native import tensors as native
+from shadowrun.recording.digest_operators import digest_by_operators
 from shadowrun.recording.model import sample_positions
+from shadowrun.recording.number_formats import NUMBER_FORMATS
+from shadowrun.torch_private import is_zero_tensor
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from collections.abc import Callable
 
     from shadowrun.numerics.ladder import Hashes
+    from shadowrun.recording.number_formats import NumberFormat
 
-__all__ = ["Digest", "digest"]
+__all__ = ["Digest", "Packed", "digest", "digest_rows", "pack", "unpack"]
 
-_INTEGERS: Final = frozenset(
-    getattr(torch, name) for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-)
-_AS_COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
-_SAME_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+Packed = tuple[bytes, bytes, bytes, bytes]
+"""Statistics as the last nine columns of `model.RESULT`, then rungs, samples and the rungs of rows, each uint64."""
+
+_COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
+_STATISTICS: Final = struct.Struct("<6q3d")
+_lack_operators: set[str] = set()
+"""Types of devices whose tensors are copied to the CPU, since they lack an operator or a dtype."""
 
 
 class Digest(NamedTuple):
@@ -36,7 +47,8 @@ class Digest(NamedTuple):
         n_nan, n_pos_inf, n_neg_inf, n_zero, n_neg_zero, n_subnormal: Elements of each class; `n_zero` counts +0, and
             the parts of complex elements count one by one.
         min, max: Of the finite elements; NaN where there are none.
-        norm: 2-norm of the finite elements, computed in float64; likewise.
+        norm: 2-norm of the finite elements, computed in float64; likewise. Its last digits depend on the order of the
+            sum.
     """
 
     rungs: Hashes
@@ -62,21 +74,60 @@ def digest(tensor: torch.Tensor) -> Digest | None:
         None for what has no plain values: meta, fake, sparse, quantized, nested and opaque tensors, and dtypes of less
         than a byte.
     """
-    if not _has_values(tensor):
+    packed = pack(tensor)
+    return None if packed is None else unpack(packed)
+
+
+def digest_rows(tensor: torch.Tensor, n_rows: int) -> Hashes | None:
+    """Ladders of the first indices of the leading dimension: (at most n_rows, rungs); None as of `digest`."""
+    packed = pack(tensor, n_rows)
+    if packed is None:
         return None
-    with torchapi.as_in_handler():
-        found: Digest | None = torchapi.with_isolated_warnings(_digest, (), (tensor,), None)
+    _, rungs, _, row_rungs = packed
+    return np.frombuffer(row_rungs, np.uint64).reshape(-1, len(rungs) // 8)
+
+
+def unpack(packed: Packed) -> Digest:
+    """The digest in numbers."""
+    statistics, rungs, samples, _ = packed
+    return Digest(np.frombuffer(rungs, np.uint64), np.frombuffer(samples, np.uint64), *_STATISTICS.unpack(statistics))
+
+
+def _native() -> Callable[[torch.Tensor, int], Packed | None] | None:
+    """`pack` for plain tensors on the CPU; it returns None for others."""
+    if core is None:
+        return None
+    # Without `place` and `ints`, which are Python's.
+    core.setup_digests(tuple(form[1:-1] for form in NUMBER_FORMATS.values()))
+    return core.digest if native.plainly_equal is not None else None
+
+
+_quickly = _native()
+
+
+def pack(tensor: torch.Tensor, n_rows: int = 0) -> Packed | None:
+    """Digest a tensor into bytes of a recording, as `digest`.
+
+    Args:
+        tensor: See `digest`.
+        n_rows: Indices of the leading dimension, at most, that get a ladder each.
+    """
+    found = None if _quickly is None else _quickly(tensor, n_rows)
+    if found is not None or not _has_values(tensor):
         return found
+    unrecorded = torchapi.unrecorded(_pack) if torchapi.profiling() else nullcontext()
+    with torchapi.as_in_handler(), unrecorded:
+        return torchapi.with_isolated_warnings(_pack, (), (tensor, n_rows), None)  # type: ignore[no-any-return]
 
 
 def _has_values(t: torch.Tensor) -> bool:
     if t.layout is not torch.strided or t.is_quantized or t.is_nested or t.is_meta:
         return False
-    if t.dtype not in FORMATS and t.dtype not in _INTEGERS and t.dtype not in _AS_COMPLEX:
+    if t.dtype not in NUMBER_FORMATS and t.dtype not in _COMPLEX:
         return False
     if type(t) is torch.Tensor or type(t) is torch.nn.Parameter:
         return True
-    with torchapi.as_in_handler():
+    with torchapi.as_in_handler(), torchapi.without_modes():
         # Fake tensors and wrappers (DTensor) name a device, but their own storage has no memory.
         try:
             storage = t.untyped_storage()
@@ -85,43 +136,38 @@ def _has_values(t: torch.Tensor) -> bool:
             return False
 
 
-def _digest(tensor: torch.Tensor) -> Digest:
-    t = resolved(tensor.detach().cpu())
-    n_elements = t.numel()
-    t = torch.view_as_real(t) if t.is_complex() else t
-    flat = t.contiguous().reshape(-1)
-    bits = flat.view(_SAME_SIZE[flat.itemsize]).numpy()
-    bits = bits.view(f"u{bits.itemsize}")
-    positions = sample_positions(n_elements)
-    if tensor.is_complex():
-        positions = np.stack([2 * positions, 2 * positions + 1], axis=1).reshape(-1)
-    rungs = ladder(bits, mantissa_of(str(t.dtype).removeprefix("torch.")))
-    samples = bits[positions].astype(np.uint64)
-    if flat.dtype in FORMATS:
-        return Digest(rungs, samples, *_float_statistics(flat, FORMATS[flat.dtype].normal))
-    return Digest(rungs, samples, 0, 0, 0, int((bits == 0).sum()), 0, 0, *_range(flat.numpy().astype(np.float64)))
+def _pack(tensor: torch.Tensor, n_rows: int) -> Packed:
+    """Of a tensor that is brought into the form of real, contiguous values first."""
+    t = tensor.detach()
+    n_leading = t.shape[0] if t.dim() else 0
+    if is_zero_tensor(t):
+        t = torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+    if t.is_conj() or t.is_neg():
+        t = t.resolve_conj().resolve_neg()
+    n_parts = 2 if t.is_complex() else 1
+    t = torch.view_as_real(t) if n_parts == 2 else t
+    form = NUMBER_FORMATS[t.dtype]
+    if not t.is_contiguous():
+        # As integers: any bit pattern is copied as it is.
+        t = t.view(form.ints).contiguous().view(t.dtype)
+    flat = t.view(-1)
+    n_ladders = min(n_rows, n_leading)
+    if not flat.is_cpu and flat.device.type not in _lack_operators:
+        try:
+            return _by_operators(flat, form, n_leading, n_ladders, n_parts)
+        except (NotImplementedError, TypeError):
+            _lack_operators.add(flat.device.type)
+        except RuntimeError:  # no memory for temporary tensors, say
+            pass
+    flat = flat.cpu()
+    if core is None:
+        return _by_operators(flat, form, n_leading, n_ladders, n_parts)
+    # A name for it: the tensor must live as long as its address is used.
+    return core.digest_memory(flat.data_ptr(), flat.numel(), n_leading, n_ladders, form.place, n_parts)  # type: ignore[no-any-return]
 
 
-def _float_statistics(flat: torch.Tensor, normal: float) -> tuple[int, int, int, int, int, int, float, float, float]:
-    values = flat.to(torch.float64).numpy()
-    zero, negative = values == 0, np.signbit(values)
-    infinite = np.isinf(values)
-    return (
-        int(np.isnan(values).sum()),
-        int((infinite & ~negative).sum()),
-        int((infinite & negative).sum()),
-        int((zero & ~negative).sum()),
-        int((zero & negative).sum()),
-        int((~zero & (np.abs(values) < normal)).sum()),
-        *_range(values[np.isfinite(values)]),
-    )
-
-
-def _range(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
-    if not values.size:
-        return float("nan"), float("nan"), float("nan")
-    # Scaled, so that no square overflows or vanishes.
-    low, high = float(values.min()), float(values.max())
-    scale = max(abs(low), abs(high))
-    norm = scale * float(np.sqrt(np.square(values / scale).sum())) if scale else 0.0
-    return low, high, norm
+def _by_operators(flat: torch.Tensor, form: NumberFormat, n_leading: int, n_ladders: int, n_parts: int) -> Packed:
+    positions = sample_positions(flat.numel() // n_parts)
+    if n_parts > 1:
+        positions = (n_parts * positions[:, None] + np.arange(n_parts)).reshape(-1)
+    return digest_by_operators(flat, form, n_leading, n_ladders, positions)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shadowrun.platforms.device import Platform
-    from shadowrun.recording.digests import Digest
+    from shadowrun.recording.digests import Packed
 
 __all__ = ["Provenance", "at_start", "generator_state"]
 
@@ -63,7 +63,7 @@ class Provenance:
         self._n_inputs = 0
         self._more = hashlib.sha256()
 
-    def add(self, t: torch.Tensor, digest: Digest | None, modules: Iterable[tuple[str, nn.Module]]) -> None:
+    def add(self, t: torch.Tensor, digest: Packed | None, modules: Iterable[tuple[str, nn.Module]]) -> None:
         """Note a leaf.
 
         Args:
@@ -71,7 +71,7 @@ class Provenance:
             digest: Of its values; None where it has none.
             modules: All modules that the program called, with their paths.
         """
-        value = "" if digest is None else f"{int(digest.rungs[0]):016x}"
+        value = "" if digest is None else f"{int.from_bytes(digest[1][:8], sys.byteorder):016x}"
         name = self._name(t, modules)
         if name and name not in self.digests:
             self.digests[name] = value

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.validation import Columns
 
-__all__ = ["SUFFIX", "Block", "Writer", "is_recording", "read"]
+__all__ = ["SUFFIX", "Block", "Writer", "is_recording", "read", "read_all"]
 
 SUFFIX: Final = ".shadowrec"
 APPLICATION_ID: Final = 0x73687263  # "shrc"
@@ -221,6 +221,70 @@ def read(path: Path) -> Recording:
             f"The recording {str(path)!r} is damaged, or was not written by shadowrun ({error}). Record it again.",
             slug="data-file-corrupt",
         ) from error
+
+
+def read_all(paths: Sequence[Path], name: str = "") -> Recording:
+    """Read the files of several ranks as one recording, in the order of their ranks.
+
+    Args:
+        paths: At least one.
+        name: What reports call it; that of the first file by default.
+
+    Raises:
+        DataFileError: A file cannot be read, or two are of one rank.
+    """
+    parts = [read(path) for path in paths]
+    if len(parts) == 1:
+        return parts[0]
+    parts.sort(key=lambda part: [process.rank for process in part.processes])
+    ranks = [process.rank for part in parts for process in part.processes]
+    if len(set(ranks)) < len(ranks):
+        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+        raise DataFileError(
+            f"{', '.join(part.name for part in parts)} are not the ranks of one run: several are of rank "
+            f"{', '.join(map(str, twice))}. Compare recordings of one rank one by one.",
+            slug="data-file-ranks",
+        )
+    return _united(name or parts[0].name, parts)
+
+
+def _united(name: str, parts: Sequence[Recording]) -> Recording:
+    """Several recordings in one; numbers of rows, contexts, forms and kernels count through."""
+    calls, results, inputs, processes = [], [], [], []
+    n_contexts = n_forms = n_kernels = n_calls = n_results = 0
+    for part in parts:
+        call, result, given = part.calls.copy(), part.results.copy(), part.inputs.copy()
+        call["context"] += n_contexts
+        call["kernel"][call["kernel"] != NONE] += n_kernels
+        result["form"] += n_forms
+        result["base"][result["base"] != NONE] += n_results
+        given[given != NONE] += n_results
+        processes += [_placed(p, n_calls + p.first_call, p.n_calls) for p in part.processes]
+        calls.append(call)
+        results.append(result)
+        inputs.append(given)
+        n_contexts, n_forms = n_contexts + len(part.contexts), n_forms + len(part.forms)
+        n_kernels += len(part.kernels)
+        n_calls, n_results = n_calls + len(call), n_results + len(result)
+    call, result = np.concatenate(calls), np.concatenate(results)
+    return Recording(
+        name,
+        tuple(processes),
+        tuple(context for part in parts for context in part.contexts),
+        tuple(form for part in parts for form in part.forms),
+        tuple(kernel for part in parts for kernel in part.kernels),
+        call,
+        result,
+        _offsets(call["n_results"]),
+        np.concatenate(inputs),
+        _offsets(call["n_inputs"]),
+        np.concatenate([part.rungs for part in parts]),
+        _offsets(result["n_rungs"]),
+        np.concatenate([part.samples for part in parts]),
+        _offsets(result["n_samples"]),
+        np.concatenate([part.row_rungs for part in parts]),
+        _offsets(result["n_rungs"].astype(np.int64) * result["n_rows"]),
+    )
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -15,7 +15,7 @@ import torch
 
 import shadowrun
 from shadowrun.recording.call_recorder import CallRecorder
-from shadowrun.recording.digests import digest
+from shadowrun.recording.digests import digest, pack
 from shadowrun.recording.model import Kind
 from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
@@ -162,13 +162,15 @@ def test_layouts_without_plain_values_have_a_form(path):
     assert "sparse_coo" in {form.layout for form in read(path).forms}
 
 
-def test_rows_have_ladders_of_their_own(path):
-    x = torch.rand(2, 3, 5)
+@pytest.mark.parametrize("leading", [(), (1,), (1, 1)])
+def test_rows_have_ladders_of_their_own(path, leading):
+    x = torch.rand(*leading, 6, 5)
     with shadowrun.record(path, rows=4):
         y = x * 2
     r = read(path)
     _, row = results_of(r, "aten::mul.Tensor")
     assert r.results["n_rows"][row] == 4
+    assert r.ladder(row).tolist() == digest(y).rungs.tolist()
     ladders = r.row_rungs[r.first_row_rung[row] : r.first_row_rung[row + 1]].reshape(4, 24)
     for ladder, values in zip(ladders, y.reshape(6, 5), strict=False):
         assert ladder.tolist() == digest(values).rungs.tolist()
@@ -349,7 +351,7 @@ def test_a_failure_of_ours_is_one_warning(path, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("shadowrun.recording.call_recorder.digest", broken)
+    monkeypatch.setattr("shadowrun.recording.call_recorder.pack", broken)
     with warnings.catch_warnings(record=True) as warned, shadowrun.record(path) as run:
         warnings.simplefilter("always")
         x = torch.ones(3) + torch.ones(3)
@@ -382,13 +384,13 @@ def test_a_file_that_cannot_be_written_ends_the_recording(path, monkeypatch):
 def test_an_interrupt_in_the_middle_of_a_call_leaves_whole_calls(path, monkeypatch):
     calls = []
 
-    def interrupted(t):
+    def interrupted(t, n_rows):
         calls.append(None)  # to hold the tensor would change what torch does with it
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return digest(t)
+        return pack(t, n_rows)
 
-    monkeypatch.setattr("shadowrun.recording.call_recorder.digest", interrupted)
+    monkeypatch.setattr("shadowrun.recording.call_recorder.pack", interrupted)
     with pytest.raises(KeyboardInterrupt), shadowrun.record(path):
         for _ in range(3):
             torch.ones(3).topk(2)
