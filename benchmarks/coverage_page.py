@@ -30,8 +30,8 @@ CLASSES = {
     "fallback only": FALLBACKS,
 }
 """Reasons for failing, as the published tables have them and further ones."""
-_MOST_ROWS = 15
-_MOST_NAMES = 6
+_MAX_ROWS = 15
+_MAX_NAMES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +163,10 @@ def _thinned(
     order: list[tuple[tuple[str, str, str], dict[str, CaseFinding]]],
 ) -> list[tuple[tuple[str, str, str], dict[str, CaseFinding]]]:
     """The reasons that most operators have, still in order of their kinds."""
-    most = sorted(order, key=lambda item: -len(item[1]))[:_MOST_ROWS]
+    most = sorted(order, key=lambda item: -len(item[1]))[:_MAX_ROWS]
     return [item for item in order if item in most]
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
-    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+    shown = ", ".join(f"`{name}`" for name in names[:_MAX_NAMES])
+    return shown + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DTYPES = "float32,bfloat16,float16"
 N_SAMPLES = 8
 """Of each operator in the table of dtypes."""
-_MOST_DEATHS = 20
+_MAX_DEATHS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ def _run(planned: Planned, path: Path, jobs: str) -> None:
 def _run_dtypes(path: Path) -> None:
     """An operator may end the process: the next process starts with the operator after it."""
     command = [sys.executable, "-m", "tests.ground_truth.dtype_support", str(path.resolve())]
-    for _ in range(_MOST_DEATHS):
+    for _ in range(_MAX_DEATHS):
         if not subprocess.run([*command, "--samples", str(N_SAMPLES)], cwd=ROOT, check=False).returncode:
             return
-    raise SystemExit(f"dtypes: {_MOST_DEATHS} operators ended their process")
+    raise SystemExit(f"dtypes: {_MAX_DEATHS} operators ended their process")
 
 
 if __name__ == "__main__":

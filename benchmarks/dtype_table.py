@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dtype_table"]
 
-_MOST_NAMES = 12
+_MAX_NAMES = 12
 
 
 def dtype_table(path: Path, n_samples: int) -> str:
@@ -65,5 +65,5 @@ def _notes(dtype: str, lines: Sequence[dict[str, Any]], deviating: Sequence[dict
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
-    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+    shown = ", ".join(f"`{name}`" for name in names[:_MAX_NAMES])
+    return shown + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")

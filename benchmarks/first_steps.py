@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _clock = time.process_time_ns
-_WARM, _MOST_SHOWN = 20, 5
+_WARM, _MAX_SHOWN = 20, 5
 _AS_IF_ALONE = "import time; time.perf_counter_ns, time.perf_counter = time.process_time_ns, time.process_time; "
 """Where other programs want the processors, wall times say little: as on a machine of one's own, then."""
 
@@ -141,7 +141,7 @@ def main() -> None:
             env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
             found = json.loads(done.stdout.splitlines()[-1])
-            longest = ", ".join(f"{x:.1f} (step {k + 1})" for k, x in found["longest"][:_MOST_SHOWN])
+            longest = ", ".join(f"{x:.1f} (step {k + 1})" for k, x in found["longest"][:_MAX_SHOWN])
             print(
                 f"{name}: plain {found['plain_ms']:.2f} ms, mean {found['mean']:.2f} (told {found['told']:.2f}), first "
                 f"{found['first']:.1f}, longest {longest}; start {found['setup_ms']:.0f} ms, stop "

@@ -25,9 +25,9 @@ __all__ = ["Timing", "measure", "peak_mb", "summary", "timed", "turns"]
 
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _MEMORY_ROUNDS = 3
-_MOST_S, _LEAST_ROUNDS = 10.0, 3
+_MAX_S, _MIN_ROUNDS = 10.0, 3
 """For a tool that takes a hundred times as long as the plain program, fewer turns are enough."""
-_ROUNDS_OF_MEAN, _MOST_S_OF_MEAN = 10, 90.0
+_ROUNDS_OF_MEAN, _MAX_S_OF_MEAN = 10, 90.0
 """Where one step in fifty takes ten times as long, and only the mean counts, more of them are needed."""
 _MB = 1e6
 
@@ -68,8 +68,8 @@ def measure(workload: Workload, program: Program, tool: Tool, rounds: int) -> di
             for _ in range(tool.warm_up):
                 run()
         pairs = []
-        n_turns, most_s = (rounds * _ROUNDS_OF_MEAN, _MOST_S_OF_MEAN) if tool.by_mean else (rounds, _MOST_S)
-        for _ in turns(n_turns, most_s):
+        n_turns, max_s = (rounds * _ROUNDS_OF_MEAN, _MAX_S_OF_MEAN) if tool.by_mean else (rounds, _MAX_S)
+        for _ in turns(n_turns, max_s):
             plain = timed(step, n)
             with tool.enter() as hooks:
                 pairs.append((plain, timed(hooks.step_of(step, trains=workload.trains), n, after=hooks.after)))
@@ -82,11 +82,11 @@ def measure(workload: Workload, program: Program, tool: Tool, rounds: int) -> di
     return found
 
 
-def turns(rounds: int, most_s: float = _MOST_S) -> Iterator[int]:
+def turns(rounds: int, max_s: float = _MAX_S) -> Iterator[int]:
     """Numbers of the turns, fewer than `rounds` where they take too long."""
-    latest = time.perf_counter() + most_s
+    latest = time.perf_counter() + max_s
     for k in range(rounds):
-        if k >= _LEAST_ROUNDS and time.perf_counter() > latest:
+        if k >= _MIN_ROUNDS and time.perf_counter() > latest:
             return
         yield k
 

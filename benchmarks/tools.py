@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hooks", "Tool", "make_tools"]
 
-_LOOKED_AT, _LEAST_SHARE = 2000, 0.2
+_LOOKED_AT, _MIN_SHARE = 2000, 0.2
 """Calls of the first steps: new ones take another way than those that came before."""
 _FINE = (shadowrun.Status.MATCH, shadowrun.Status.SKIPPED)
 
@@ -144,6 +145,19 @@ class _Ours:
         return f"not all results were equal: {wrong}" if wrong else ""
 
 
+class _Digests:
+    """One recording that is started again for each block."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._run = shadowrun.record(f"{self._folder.name}/benchmark.shadowrec")
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[Hooks]:
+        with self._run as run:
+            yield Hooks(run.step, run._recorder.flush)
+
+
 class _Rounded(_Ours):
     """As on another device: each result of a replay differs by one unit in the last place, but for exact operators.
 
@@ -193,7 +207,7 @@ class _Rounded(_Ours):
         assert self._run is not None
         differed = [bool(record.diffs) for record in itertools.islice(self._run.records(), _LOOKED_AT)]
         share = sum(differed) / len(differed) if differed else 0.0
-        return f"only {share:.0%} of the calls differed" if share < _LEAST_SHARE else ""
+        return f"only {share:.0%} of the calls differed" if share < _MIN_SHARE else ""
 
 
 def _add_one_ulp(values: Any) -> None:
@@ -212,6 +226,7 @@ def make_tools() -> tuple[Tool, ...]:
         Tool("empty mode (floor)", lambda: _mode(Empty)),
         Tool("count only", counting, ours=True),
         Tool("record only", recording, ours=True),
+        Tool("record digests", _Digests(), ours=True),
         # Counted from its first step on, which costs most and is paid for by those that follow.
         Tool("budget 1.2", limited, ours=True, warm_up=0, longer=4, by_mean=True),
         Tool("isolated", isolated, ours=True, problems=isolated.not_equal),

@@ -67,7 +67,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for: the command line's help must not wait for it."""
+    """Import what needs torch at the first access: `--help` must not wait for torch."""
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'shadowrun' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""One frozen `Config`: its fields are the keyword arguments of `compare` and the flags of the CLI."""
+"""`Config`: the options of a comparison. Its fields are the keyword arguments of `compare`, and most are flags."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["Config", "Options"]
 
 ON_UNSUPPORTED = ("fallback", "raise")
-_MOST_SECONDS = 10**9
+_MAX_SECONDS = 10**9
 _CAPTURED_BYTES = 64 << 20
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `compare`, as a program writes them; `Config` says what they mean."""
+    """Keyword arguments of `compare`, before conversion; `Config` describes them."""
 
     on_unsupported: str
     schedule: Callable[[int], Any] | None
@@ -55,47 +55,45 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What to compare and how much to keep.
+    """What to compare, how, and how much to keep.
 
     Attributes:
-        on_unsupported: ``"fallback"`` answers an operator that the target lacks with the reference's
-            result, moved over, so that one run lists them all; ``"raise"`` lets the target's own
-            exception pass.
-        schedule: What `torch.profiler.schedule` returns: step number to `ProfilerAction`; calls are
-            compared in the steps that it records.
+        on_unsupported: ``"fallback"`` returns the reference's result, on the target's device, for an operator that
+            the target lacks, so that one run lists them all; ``"raise"`` raises the target's own exception.
+        schedule: Step number to `ProfilerAction`, such as `torch.profiler.schedule` returns; calls are compared in the
+            steps that it records.
         steps: Step numbers to compare; None for all.
         modules: Glob patterns of module paths to compare (``"*.attn.*"``); None for all.
         ops: Glob patterns of operators to compare (``"aten::*mm*"``); None for all.
         rtol, atol: Tolerances as in `torch.testing.assert_close`, both or neither. They replace the
             rounding analysis, never the comparison of form and of exceptional values.
-        tolerance: The same by operator, dtype and platform, as in ``[tool.shadowrun.tolerance]``:
-            ``{"aten::mm*": {"rtol": 1e-3, "atol": 1e-5}}``. Of the rules that fit a result, the last decides; these
-            come after those of the settings. `rtol` and `atol` come after all.
-        known: Ledger of known divergences: a file, False for none; None takes that of the settings.
+        tolerance: Tolerances by operator, dtype and platform, as in ``[tool.shadowrun.tolerance]``:
+            ``{"aten::mm*": {"rtol": 1e-3, "atol": 1e-5}}``. The last rule that matches a result decides: first come
+            the rules of the settings, then these, then `rtol` and `atol`.
+        known: Ledger of known issues: a file, False for none; None uses that of the settings.
         settings: Settings to read: a file, False for none; None looks upward from the working directory for
             ``shadowrun.toml`` and for a ``pyproject.toml`` with ``[tool.shadowrun]``.
         file: Data file to stream records to; None keeps them in memory.
         append: Add to an existing data file instead of replacing it.
-        replay: False runs nothing a second time: each call is recorded as skipped, with operator, forms of the inputs,
-            module and line, and the program runs as it would alone.
-        drift: Also run a chain of results of the platform where the program does not run, and record the accumulated
-            error.
-        budget: Time that a step may take, in plain steps (1.2: a fifth more). Calls are chosen to keep within it: each
-            signature (operator, forms of the inputs, module, line) once, then those not verified for longest.
-        max_records: Calls kept one by one where there is no `file` (about 60 bytes each); older matches are then
-            only counted. A data file keeps all.
+        replay: False replays nothing: each call is recorded as skipped, with operator, forms of the inputs, module and
+            line.
+        drift: Also continue the other platform with its own results, and record the accumulated error.
+        budget: Limit of a step's time in units of the plain step (1.2: a fifth more). Calls are selected to keep it:
+            each signature (operator, forms of the inputs, module, line) once, then those not verified for longest.
+        max_records: Calls kept one by one without a `file` (about 60 bytes each); older matches are then only counted.
+            A data file keeps all.
         max_bytes: Bytes that shadowrun may hold for copies of one call's tensors; larger calls
             become UNVERIFIED.
-        slow_ratio: A call this many times slower on the target (and a millisecond or more) is reported.
-        call_limit_s: Seconds that a call may take on a platform that runs in another process; then that process is
-            ended, and the call is an ERROR.
-        asynchronous: Compare calls of an asynchronous device (``"cuda"``) on another thread, without a host sync;
-            None where that is possible, True insists on it, False never.
-        compiled: Also compare each graph that torch.compile makes inside of the block, forward and backward, as a
-            whole with eager; it runs compiled all the same.
-        capture: Bytes that the inputs of failing calls may take, kept in a folder next to the data file for
-            `Run.repro`: those of the first and of the worst call of each finding, none of more than a quarter. True is
-            64 MiB, False is none; None is 64 MiB where there is a `file`.
+        slow_ratio: Operators this many times slower on the target (and by a millisecond or more) are reported.
+        call_limit_s: Seconds that a call may take in a worker process; then the process is ended, and the call is an
+            ERROR.
+        asynchronous: Compare calls of an asynchronous device (``"cuda"``) on another thread, without a host sync:
+            None if possible, True or an error, False never.
+        compiled: Also compare each graph that torch.compile compiles inside the block, forward and backward, with
+            eager as a whole; the program still gets the results of the compiled code.
+        capture: Bytes of inputs of failing calls to keep in a folder next to the data file for `Run.repro`: those of
+            the first and of the worst call of each finding, each at most a quarter. True is 64 MiB, False is none;
+            None is 64 MiB if there is a `file`.
     """
 
     on_unsupported: str = "fallback"
@@ -129,13 +127,13 @@ class Config:
         return int(wanted) if not isinstance(wanted, bool) else _CAPTURED_BYTES if wanted else 0
 
     @classmethod
-    def make(cls, **given: Unpack[Options]) -> Config:
+    def make(cls, **keywords: Unpack[Options]) -> Config:
         """Build a config from keyword arguments, converting plain values.
 
         Raises:
-            UsageError: Unknown option or a value that cannot be used.
+            UsageError: An option is unknown, or has an invalid value.
         """
-        options: dict[str, Any] = dict(given)
+        options: dict[str, Any] = dict(keywords)
         names = [f.name for f in dataclasses.fields(cls)]
         for name in options:
             if name not in names:
@@ -144,6 +142,7 @@ class Config:
                 raise UsageError(
                     f"compare() has no option {name!r}.{hint} Options: {', '.join(names)}.", slug="unknown-option"
                 )
+        # Here, not at the first comparison of a call: a wrong settings file must stop the program before it starts.
         _resolve_settings(options)
         if options.get("steps") is not None:
             options["steps"] = _steps(options["steps"])
@@ -157,7 +156,7 @@ class Config:
         return config
 
     def tolerance_on(self, platform: str) -> Callable[[str, str], tuple[float, float] | None] | None:
-        """The tolerances for one target, by operator and dtype of the result; None where there are none.
+        """The tolerances for one target, by operator and dtype of the result; None if there are none.
 
         Args:
             platform: Spec of the target.
@@ -165,11 +164,12 @@ class Config:
         if self.rtol is not None and self.atol is not None:
             everywhere = self.rtol, self.atol
             return lambda _op, _dtype: everywhere
-        # The last rule that fits decides, so it is looked for first.
+        # The last rule that matches decides, so it is looked up first.
         rules = [rule for rule in reversed(self.tolerance) if fits_platform(rule.platform, platform)]
         if not rules:
             return None
 
+        # Once for each operator and dtype: glob patterns are too slow for every result.
         @functools.cache
         def look_up(op: str, dtype: str) -> tuple[float, float] | None:
             fitting = (r for r in rules if fits_operator(r.operator, op) and fnmatchcase(dtype, r.dtype))
@@ -189,6 +189,7 @@ class Config:
             )
         for name in ("rtol", "atol"):
             value = getattr(self, name)
+            # Written so that NaN fails it too: every comparison with NaN is false.
             if value is not None and not 0 <= value < float("inf"):
                 raise UsageError(f"{name}={value!r}: use a finite number >= 0.", slug="bad-option")
         if self.schedule is not None and not callable(self.schedule):
@@ -204,13 +205,13 @@ class Config:
                 )
             if self.drift:
                 raise UsageError(
-                    "drift=True needs every call, and budget= leaves calls out: use only one.",
+                    "drift=True needs every call, and budget= skips calls: use only one.",
                     slug="bad-option",
                 )
         if not self.replay and (self.drift or self.budget is not None or self.compiled):
-            given = "drift=True" if self.drift else "compiled=True" if self.compiled else "budget="
+            other = "drift=True" if self.drift else "compiled=True" if self.compiled else "budget="
             raise UsageError(
-                f"replay=False compares nothing, and {given} is about comparing: use only one of them.",
+                f"replay=False compares nothing, and {other} needs a comparison: use only one of them.",
                 slug="bad-option",
             )
         for name in ("max_records", "max_bytes"):
@@ -219,14 +220,14 @@ class Config:
                 raise UsageError(f"{name}={value!r}: use a whole number >= 1.", slug="bad-option")
         if self.asynchronous not in (None, True, False):
             raise UsageError(f"asynchronous={self.asynchronous!r}: use None, True or False.", slug="bad-option")
-        capture: Any = self.capture or 0
+        capture: Any = self.capture or 0  # None and False are both none here
         if not isinstance(capture, int) or capture < 0:
             raise UsageError(f"capture={self.capture!r}: use True, False or a number of bytes.", slug="bad-option")
         if not self.slow_ratio > 1:
             raise UsageError(f"slow_ratio={self.slow_ratio!r}: use a number > 1.", slug="bad-option")
-        if not 0 < self.call_limit_s <= _MOST_SECONDS:
+        if not 0 < self.call_limit_s <= _MAX_SECONDS:
             raise UsageError(
-                f"call_limit_s={self.call_limit_s!r}: use a number > 0 and up to {_MOST_SECONDS}.", slug="bad-option"
+                f"call_limit_s={self.call_limit_s!r}: use a number > 0 and up to {_MAX_SECONDS}.", slug="bad-option"
             )
 
     def printable(self) -> dict[str, Any]:
@@ -235,7 +236,7 @@ class Config:
         # Of a path, only the name: a data file is shared, and the folders of a machine are private.
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name == "known":  # the ledger is applied when the file is read: today's, not that of the run
+            if f.name == "known":  # reports apply the ledger of the day on which the file is read, not that of the run
                 continue
             if f.name in ("tolerance", "settings"):
                 value = [v.name if isinstance(v, Path) else str(v) for v in value] or None
@@ -244,17 +245,18 @@ class Config:
             elif isinstance(value, Path):
                 value = value.name
             elif callable(value):
+                # Not its repr, which has an address: files of two equal runs would differ.
                 value = getattr(value, "__qualname__", repr(type(value).__name__))
             plain[f.name] = value
         return plain
 
 
 def _resolve_settings(options: dict[str, Any]) -> None:
-    """Read the settings, and put what they say before what was given."""
+    """Read the settings, and put their rules before those of the arguments."""
     found = read_settings(options.get("settings"))
-    known, given = options.get("known"), options.get("tolerance") or {}
+    known, tolerance = options.get("known"), options.get("tolerance") or {}
     ledger = found if known is None else read_settings(known)
-    options["tolerance"] = (*found.tolerance, *tolerance_rules(given, "compare()"))
+    options["tolerance"] = (*found.tolerance, *tolerance_rules(tolerance, "compare()"))
     options["known"] = ledger.known
     options["settings"] = found.files
 

@@ -27,6 +27,7 @@ class ShadowrunError(Exception):
 
     slug: str
 
+    # A keyword without a default: no message can be written without its entry in the documentation.
     def __init__(self, message: str, *, slug: str) -> None:
         super().__init__(message)
         self.slug = slug
@@ -49,4 +50,4 @@ class DataFileError(ShadowrunError):
 
 
 class ShadowrunWarning(UserWarning):
-    """Something inside shadowrun failed; the user's program went on unchanged."""
+    """Something inside shadowrun failed; the user's program continued unchanged."""

@@ -24,7 +24,7 @@ from shadowrun.analysis import (
     Step,
 )
 from shadowrun.errors import ShadowrunWarning, UsageError
-from shadowrun.settings import read_settings
+from shadowrun.settings import FAIL_ON, read_settings
 from shadowrun.store.captured_inputs import NOT_KEPT
 from shadowrun.store.combine import choose, combine_files
 from shadowrun.store.connect import SALVAGED
@@ -52,7 +52,7 @@ class Run:
 
     Args:
         data: Data file to read from.
-        known: The ledger of known divergences.
+        known: Lines of the ledger of known issues.
 
     Attributes:
         fail_on: Kinds of findings that fail the run, in its reports too.
@@ -66,7 +66,8 @@ class Run:
     def __init__(self, data: DataFile, known: Iterable[KnownLine] = ()) -> None:
         self._data = data
         self._known = tuple(known)
-        self.fail_on: Collection[str] = analysis.FAIL_ON
+        self.fail_on: Collection[str] = FAIL_ON
+        # Reading the calls takes most of the time of a report: kept until the file changes.
         self._table: tuple[tuple[int, int], CallGroups] | None = None
         self._found: tuple[CallGroups, list[Finding]] | None = None
 
@@ -75,6 +76,7 @@ class Run:
         """Description of the run."""
         self._sync()
         info = self._data.info
+        # The file itself cannot say so: writing to it is what failed.
         if self._data.failure:
             text = f"{ENDED_EARLY}{self._data.failure}"
             info = dataclasses.replace(info, notes=(*info.notes, text))
@@ -98,7 +100,7 @@ class Run:
             module: Glob pattern, ``"*.attn.*"``.
             seq: Number of a single call.
         """
-        self._sync()
+        self._sync()  # the newest calls may still be in memory
         return read_records(self._data, op=op, status=status, step=step, module=module, seq=seq)
 
     def summary(self) -> list[OperatorSummary]:
@@ -106,15 +108,15 @@ class Run:
         return analysis.summarise(self._read())
 
     def regions(self) -> Regions:
-        """What `torch.compile` made of the program, compared with eager as a whole (``compiled=True``)."""
+        """Graphs that `torch.compile` compiled, each compared with eager as a whole (``compiled=True``)."""
         return analysis.summarise_regions(self._read(), self._data)
 
     def findings(self) -> list[Finding]:
-        """What needs work, the most actionable first; not what the ledger excuses, which is in `known`."""
+        """Findings, the most actionable first, without those that the ledger excuses: these are in `known`."""
         return [finding for finding in self._all_findings() if finding.known is None]
 
     def notes(self) -> list[Note]:
-        """What was not verified, and matches with a cause worth knowing."""
+        """Calls that could not be verified, and matches with a cause worth knowing."""
         return analysis.collect_notes(self._read(), self._data)
 
     def internal_failures(self) -> list[Note]:
@@ -122,18 +124,19 @@ class Run:
         return analysis.collect_internal_failures(self._read(), self._data)
 
     def known(self) -> LedgerUse:
-        """What the ledger of known divergences excuses, and which of its lines are out of date."""
+        """Findings that the ledger of known issues excuses, and the state of its lines."""
         found = self._all_findings()
         uses = self._ledger().uses(self._read(), found)
         return LedgerUse(tuple(finding for finding in found if finding.known is not None), uses)
 
     def first_divergence(self) -> OpRecord | None:
-        """The first call that mismatched, of all ranks in a combined file; None where all matched.
+        """The first call that mismatched, of all ranks in a combined file; None if none did.
 
-        What the ledger excuses is passed over.
+        Calls that the ledger excuses are not considered.
         """
         self._sync()
         excused: set[int] = set()
+        # Grouping all calls takes time that is only needed with a ledger.
         if self._known:
             ledger, rows = self._ledger(), (row for row in self._read().rows if row.outcome.status is Status.MISMATCH)
             excused = {
@@ -142,7 +145,7 @@ class Run:
         return first_mismatch(self._data, excused)
 
     def coverage(self) -> Coverage:
-        """How much of what the program used the target has."""
+        """Share of the operators and calls of the program that the target supports."""
         return analysis.operator_coverage(self._read(), self._data.info.raised)
 
     def sources(self) -> tuple[SourceRun, ...]:
@@ -163,11 +166,17 @@ class Run:
         return analysis.trace_drift(self._data)
 
     def gate(self, fail_on: Collection[str] | None = None) -> Gate:
-        """Whether the run passes, with the line that says so; `fail_on` names kinds of findings, for once."""
+        """Whether the run passes, and the line that says so.
+
+        Args:
+            fail_on: Kinds of findings that fail it; by default those of the attribute.
+        """
         found, kinds = self._all_findings(), self.fail_on if fail_on is None else fail_on
+        # Both: the line of the gate counts known issues, too, though they fail nothing.
         new = [finding for finding in found if finding.known is None]
         known = [finding for finding in found if finding.known is not None]
         info = self._data.info
+        # A note is all that marks it: a salvaged copy has the schema of any data file.
         salvaged = any(note.startswith(SALVAGED) for note in info.notes)
         return analysis.evaluate_gate(
             new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected, salvaged=salvaged
@@ -181,7 +190,7 @@ class Run:
         """Write a report, replacing an older one.
 
         Args:
-            path: Its extension chooses the format: json, md, html, txt. ``"-"`` is standard output.
+            path: Its extension names the format: txt, md, json, csv, html. ``"-"`` is standard output.
             format: Overrides the extension; also ``"terminal"``.
 
         Raises:
@@ -207,22 +216,22 @@ class Run:
     ) -> Repro:
         """Write a script that shows one finding: a few lines of plain torch, its inputs, and the versions.
 
-        Its inputs are those of a call that were kept when it failed (`capture` of `compare`), made smaller and simpler
-        while the fault stays. ``python repro.py`` exits 1 while the fault is there, and 0 when it is gone.
+        Its inputs are the captured ones of a failing call (`capture` of `compare`), made smaller and simpler while the
+        fault remains. ``python repro.py`` exits with 1 if the fault shows, and with 0 if it does not.
 
         Args:
             finding: One of `findings`.
             directory: Folder to write ``repro.py``, ``inputs.pt`` and ``versions.json`` to.
             minimise: Make the inputs smaller, if the target is on this machine.
-            time_limit_s: How long that may take.
-            call: Number of the call whose inputs are wanted, one of `captured`; by default the finding's first.
+            time_limit_s: Seconds that this may take.
+            call: Number of the call whose inputs are used, one of `captured`; by default the finding's first.
             allow: Platforms and modules that the data file names and that may be started and imported, as it names
                 them: a data file may come from another person. Not needed in the process that made the run.
 
         Raises:
-            UsageError: No script can show it, or no inputs were kept.
-            PlatformError: A platform takes more than settings of this process, and `allow` does not name it.
-            DataFileError: The inputs that were kept cannot be read.
+            UsageError: No script can show it, or no inputs were captured.
+            PlatformError: A platform needs more than settings of this process, and `allow` does not name it.
+            DataFileError: The captured inputs cannot be read.
         """
         if call is not None:
             finding = dataclasses.replace(finding, captured=call)
@@ -234,17 +243,15 @@ class Run:
         write_script = self._script_writer(finding)
         self._sync()
         record = next(read_records(self._data, seq=finding.captured))
-        own = self._own()
-        names = (allow,) if isinstance(allow, str) else tuple(allow)
-        allowed = dataclasses.replace(own, names=(*own.names, *names))
-        folder = Path(directory)
-        with contextlib.nullcontext() if own.modules else bounded_memory():
+        allowed, folder = self._allowed(allow), Path(directory)
+        # The calls of this process's own run fitted in its memory; a file may name shapes of any size.
+        with contextlib.nullcontext() if allowed.modules else bounded_memory():
             return write_script(self._data, finding, record, folder, ReproOptions(minimise, time_limit_s, allowed))
 
     def explain(self, call: int, *, allow: Iterable[str] | str = ()) -> Explanation:
-        """How a call came to its verdict: which rung of the ladder decided, with its figures.
+        """The rung of the ladder that decided on a call, with its figures.
 
-        Where the inputs of the call were kept, it is run and judged again, and the judge's steps are listed.
+        If the inputs of the call were captured, it runs and is judged again, and the judge's steps are listed.
 
         Args:
             call: Number of the call; a finding's is `Finding.captured`, or the first of `Finding.kept`.
@@ -259,30 +266,35 @@ class Run:
         record = next(read_records(self._data, seq=call), None)
         if record is None:
             raise UsageError(
-                f"Call {call} was not recorded by itself: a report names the first and the worst call of each finding.",
+                f"Call {call} has no record of its own: give the first or the worst call of a finding.",
                 slug="unknown-call",
             )
-        own = self._own()
-        names = (allow,) if isinstance(allow, str) else tuple(allow)
+        # The captured inputs of a region belong to a graph, which no operator can be called with.
         kept = call in self.captured() and not record.call.op.startswith(REGION)
-        allowed = dataclasses.replace(own, names=(*own.names, *names))
-        return explain(self._data, record, kept=kept, allowed=allowed)
+        return explain(self._data, record, kept=kept, allowed=self._allowed(allow))
 
-    def _own(self) -> Allowed:
-        """What this process allows by itself: nothing for a run that was read from a file."""
+    def _allowed(self, names: Iterable[str] | str) -> Allowed:
+        """Platforms and modules that may be started and imported: those of this process, and the named ones."""
+        own = self._allowed_by_process()
+        named = (names,) if isinstance(names, str) else tuple(names)
+        return dataclasses.replace(own, names=(*own.names, *named))
+
+    def _allowed_by_process(self) -> Allowed:
+        """Nothing for a run that was read from a file: another person may have written it."""
         return Allowed()
 
     def captured(self) -> dict[int, Finding]:
-        """Calls whose inputs were kept, the first and the worst of each finding: number of the call to its finding."""
+        """Calls whose inputs were captured, the first and the worst of each finding: number to finding."""
         found: dict[int, Finding] = {}
-        for finding in self._all_findings():  # a slow operator's come last: what was wrong in a call says more
+        # Findings on slowness come last, and so lose a call that also has another one: what is wrong says more.
+        for finding in self._all_findings():
             for seq in finding.kept:
                 found.setdefault(seq, finding)
         return found
 
     @staticmethod
     def _script_writer(finding: Finding) -> Callable[..., Repro]:
-        """What writes the script of a finding."""
+        """The function that writes the script of a finding."""
         if finding.op.startswith(REGION):
             from shadowrun.compiled.repro import write_region_script  # imports Dynamo, 2 s
 
@@ -298,6 +310,7 @@ class Run:
         return report.summary_html(self)
 
     def _all_findings(self) -> list[Finding]:
+        # The ratio of the run, not of this process: all reports on a file have the same findings.
         ratio = self._data.info.config.get("slow_ratio", SLOW_RATIO)
         table = self._read()
         if self._found is None or self._found[0] is not table:
@@ -322,29 +335,30 @@ class Run:
 
 
 def _no_inputs(finding: Finding, sources: tuple[SourceRun, ...]) -> str:
-    text = f"No inputs of {finding.op} ({finding.kind}) were kept"
+    text = f"No inputs of {finding.op} ({finding.kind}) were captured"
+    # Combining copies rows only: the folders of inputs stay with the single files.
     if sources:
         files = ", ".join(repr(sources[number].file) for number in finding.runs[:3])
         return f"{text} in a combined file: give the data file of one of its runs, {files}."
     if finding.kind == "mismatch" and finding.cause is Cause.RANDOMNESS:
-        return f"{text}: it is random, and one call cannot show a wrong distribution."
+        return f"{text}: the operator is random, and one call cannot show a wrong distribution."
     why = f"{text}: the run was in memory, had capture=False, or the inputs took more than a quarter of capture=. "
     if finding.op.startswith(REGION):
-        said = finding.evidence.partition(NOT_KEPT)[2]
-        why = f"{text}: {said}. " if said else why
+        reason = finding.evidence.partition(NOT_KEPT)[2]
+        why = f"{text}: {reason}. " if reason else why
         return why + (
-            "Record it again with more, or run `shadowrun compile --repro DIR` on the program, or call "
+            "Record the run again with a larger capture=, run `shadowrun compile --repro DIR` on the program, or call "
             "report.repro(DIR) of shadowrun.compile_check(model, *inputs)."
         )
-    return why + "Record it again with more."
+    return why + "Record the run again with a larger capture=."
 
 
 def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None, salvage: bool = False) -> Run:
-    """Open a data file, also of a run that still records or was killed.
+    """Open a data file, also that of a run that is still recording or was killed.
 
     Args:
         path: The file.
-        known: Ledger of known divergences: a file, False for none; None looks upward from the working directory.
+        known: Ledger of known issues: a file, False for none; None looks upward from the working directory.
         salvage: Read the readable part of a damaged file; `Run.info.notes` says what is missing.
 
     Raises:
@@ -367,7 +381,7 @@ def combine(
     Args:
         paths: Data files, folders of them, or glob patterns such as ``"run.*.shadowrun"``.
         out: Data file to write.
-        append: Keep what `out` holds already.
+        append: Add to `out` if it exists.
         force: Replace `out` if it exists.
         ignore_errors: Leave out files that cannot be read; `ShadowrunWarning` names them.
 
@@ -377,9 +391,10 @@ def combine(
     Raises:
         DataFileError: A file cannot be read or written, or the runs are of different platforms.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    # A path is iterable too: as a sequence of characters.
+    patterns = [paths] if isinstance(paths, str | os.PathLike) else paths
     combined = combine_files(
-        choose(given, Path(out)), Path(out), append=append, force=force, ignore_errors=ignore_errors
+        choose(patterns, Path(out)), Path(out), append=append, force=force, ignore_errors=ignore_errors
     )
     for problem in combined.skipped:
         warnings.warn(f"left out: {problem}", ShadowrunWarning, stacklevel=2)

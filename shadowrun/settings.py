@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA_FILE",
+    "FAIL_ON",
     "KINDS",
     "KnownLine",
     "Settings",
@@ -41,6 +42,12 @@ DATA_FILE = ".shadowrun"
 KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 """Kinds of findings, the most actionable first."""
 
+# Not fallback and slow: they cost time, and the results are right.
+FAIL_ON = ("unsupported", "error", "mismatch")
+"""Kinds that fail a run by default."""
+
+_MAX_SHOWN = 200
+_MAX_PATTERN = 1000
 _PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
 _SHORT = {
     "float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32", "float64": "f64",
@@ -48,20 +55,21 @@ _SHORT = {
     "float8_e5m2": "f8e5m2", "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2fnuz": "f8e5m2fnuz",
     "float8_e8m0fnu": "f8e8m0fnu",
 }  # fmt: skip
-"""torch's names of the dtypes that a tolerance can have a meaning for, and those that reports print."""
+"""torch's names of the dtypes for which a tolerance has a meaning, and the short names in reports."""
+# tomllib gives no line numbers, and a ledger's messages need them.
 _KNOWN_HEADER = re.compile(r"^[ \t]*\[\[\s*(?:tool\s*\.\s*shadowrun\s*\.\s*)?known\s*\]\]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class ToleranceRule:
-    """How far results of some operators may be off, as in `torch.testing.assert_close`.
+    """Tolerances for the results of some operators, as in `torch.testing.assert_close`.
 
     Attributes:
         operator: Glob pattern: ``aten::mm*``; namespace and overload may be left out.
         rtol, atol: ``|actual - expected| <= atol + rtol * |expected|`` passes.
-        dtype: Of the result, a name as in reports (``bf16``) or a pattern.
-        platform: Of the target, a device type or a pattern.
-        origin: File, and key in it.
+        dtype: Dtype of the result: a name as in reports (``bf16``), or a glob pattern.
+        platform: Target: a spec, a device type, or a glob pattern.
+        origin: Name of the file that has the rule; ``compare()`` for an argument.
     """
 
     operator: str
@@ -80,11 +88,11 @@ class ToleranceRule:
 
 @dataclass(frozen=True, slots=True)
 class KnownLine:
-    """A divergence that is known: one ``[[known]]`` of a ledger.
+    """A known issue: one ``[[known]]`` of a ledger.
 
     Attributes:
         operator: Glob pattern, as in a `ToleranceRule`.
-        platform: Of the target, a device type or a pattern.
+        platform: Target, as in a `ToleranceRule`.
         reason: Why it needs no further work.
         kind: Kind of finding that is excused; empty for all.
         module: Glob pattern of module paths.
@@ -103,7 +111,7 @@ class KnownLine:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was read: rules in order, the last that fits decides; lines of the ledger; and the files."""
+    """Contents of settings files: rules in order (the last that matches decides), lines of the ledger, the files."""
 
     tolerance: tuple[ToleranceRule, ...] = ()
     known: tuple[KnownLine, ...] = ()
@@ -111,13 +119,13 @@ class Settings:
 
 
 def fits_operator(pattern: str, op: str) -> bool:
-    """Whether a pattern means an operator: its whole name, or that without namespace, overload or both."""
+    """Whether a glob pattern matches the name of an operator, with or without its namespace and overload."""
     short, base = op.partition("::")[2], op.rsplit(".", 1)[0]
     return any(fnmatchcase(name, pattern) for name in (op, short, base, base.partition("::")[2]))
 
 
 def fits_platform(pattern: str, platform: str) -> bool:
-    """Whether a pattern means a platform: its spec as given, its device type, or a glob (``npu*``)."""
+    """Whether a pattern names a platform: by its spec, its device type, or a glob pattern (``npu*``)."""
     # A spec such as cpu[threads=1] would be a set of characters if it were only read as a glob.
     return pattern in (platform, re.split(r"[:\[]", platform)[0]) or fnmatchcase(platform, pattern)
 
@@ -126,8 +134,8 @@ def read_settings(where: str | PathLike[str] | bool | None = None, start: Path |
     """Read the settings that apply.
 
     Args:
-        where: A file to read instead; False for none; None to look upward from `start`.
-        start: The working directory, unless given.
+        where: A file to read; False for none; None to look upward from `start`.
+        start: Folder to start from; the working directory by default.
 
     Raises:
         UsageError: The file is missing, is not TOML, or has an invalid key or value.
@@ -136,12 +144,14 @@ def read_settings(where: str | PathLike[str] | bool | None = None, start: Path |
         return Settings()
     if where is None:
         paths = _nearest(start or Path.cwd())
+    # A bool is accepted since False is; True is no path.
     elif where is True:
-        raise UsageError("settings=True and known=True have no meaning: give a file, None or False.", slug="bad-option")
+        raise UsageError("settings=True and known=True have no meaning: use a file, None or False.", slug="bad-option")
     else:
         paths = [Path(where)]
     rules: list[ToleranceRule] = []
     lines: list[KnownLine] = []
+    # An unknown key is an error: a misspelt table would be a tolerance that is silently not used.
     for path in paths:
         text, table = _table(path)
         for key in table:
@@ -155,25 +165,26 @@ def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:
     """Rules from ``{operator: {rtol, atol, dtype, platform} or a list of such}``.
 
     Raises:
-        UsageError: A value has no meaning.
+        UsageError: A key or value is invalid.
     """
     if not isinstance(table, dict):
-        raise _wrong(origin, "tolerance", table, 'use a table such as "aten::mm*" = {rtol = 1e-3, atol = 1e-5}')
+        raise _invalid(origin, "tolerance", table, 'use a table such as "aten::mm*" = {rtol = 1e-3, atol = 1e-5}')
     rules = []
-    for operator, given in table.items():
-        for entry in given if isinstance(given, list | tuple) else (given,):
-            where = f"{origin}, tolerance of {operator!r}"
+    for operator, value in table.items():
+        # A list has the rules of one operator for several dtypes or platforms: TOML allows no key twice.
+        for entry in value if isinstance(value, list | tuple) else (value,):
+            where = f"{origin}, tolerance of {_shown(operator)}"
             if not isinstance(entry, dict):
-                raise _wrong(where, "value", entry, "use {rtol = 1e-3, atol = 1e-5}, or a list of such")
+                raise _invalid(where, "value", entry, "use {rtol = 1e-3, atol = 1e-5}, or a list of such")
             for key in entry:
                 _check_key(key, ("rtol", "atol", "dtype", "platform"), where)
             rules.append(
                 ToleranceRule(
-                    str(operator),
+                    _pattern(str(operator), "operator", where),
                     _number(entry, "rtol", where),
                     _number(entry, "atol", where),
-                    _dtype(_text(entry, "dtype", where, "*"), where),
-                    _text(entry, "platform", where, "*"),
+                    _dtype(_pattern(_text(entry, "dtype", where, "*"), "dtype", where), where),
+                    _pattern(_text(entry, "platform", where, "*"), "platform", where),
                     Path(origin).name,  # printed in reports, which must not contain paths of this machine
                 )
             )
@@ -182,36 +193,36 @@ def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:
 
 def _known_lines(tables: Any, text: str, path: Path) -> list[KnownLine]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise _wrong(str(path), "known", tables, "begin each line of the ledger with [[known]]")
+        raise _invalid(str(path), "known", tables, "begin each line of the ledger with [[known]]")
     headers = [text.count("\n", 0, found.start()) + 1 for found in _KNOWN_HEADER.finditer(text)]
     lines = []
     for number, table in enumerate(tables):
-        # Written as [[known]], each has a line; written as an array, only a number.
+        # Tables in one array (`known = [{...}]`) have no header: these are named by number.
         place = f":{headers[number]}" if len(headers) == len(tables) else f", known {number + 1}"
         at = f"{path}{place}"
         for key in table:
             _check_key(key, ("operator", "platform", "reason", "status", "module", "expires"), at)
         kind = _text(table, "status", at, "")
         if kind and kind not in KINDS:
-            raise _wrong(at, "status", kind, f"use one of {', '.join(KINDS)}, or leave it out")
+            raise _invalid(at, "status", kind, f"use one of {', '.join(KINDS)}, or leave it out")
         lines.append(
             KnownLine(
-                operator=_text(table, "operator", at),
-                platform=_text(table, "platform", at),
+                operator=_pattern(_text(table, "operator", at), "operator", at),
+                platform=_pattern(_text(table, "platform", at), "platform", at),
                 reason=_text(table, "reason", at),
                 kind=kind,
-                module=_text(table, "module", at, "*"),
+                module=_pattern(_text(table, "module", at, "*"), "module", at),
                 expires=_date(table.get("expires"), at),
-                origin=f"{path.name}{place}",
+                origin=f"{path.name}{place}",  # without the folder: reports are passed on
             )
         )
     return lines
 
 
 def _nearest(start: Path) -> list[Path]:
-    """``pyproject.toml`` with our table, then ``shadowrun.toml``, whose rules come last and so decide."""
+    """``pyproject.toml`` with the table, then ``shadowrun.toml``: its rules come last, and so decide."""
     folders = (start, *start.parents)
-    # A folder that may not be looked into holds no settings for us.
+    # A pyproject.toml without the table is passed over: a subproject may be in a project that has one.
     with_table = (path for path in _existing(folders, _PYPROJECT) if _table(path)[1])
     return [path for path in (next(with_table, None), next(_existing(folders, _OWN), None)) if path is not None]
 
@@ -221,50 +232,67 @@ def _existing(folders: Iterable[Path], name: str) -> Iterator[Path]:
         try:
             if (folder / name).is_file():
                 yield folder / name
-        except OSError:
+        except OSError:  # a folder above may be unreadable: it cannot have settings for us
             continue
 
 
 def _table(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Text of a file, and the table that is ours."""
+    """Text of a file, and its table of shadowrun."""
     try:
         text = path.read_text(encoding="utf-8")
-        whole = tomllib.loads(text)
+        table = tomllib.loads(text)
     except OSError as error:
         raise UsageError(
-            f"Cannot read the settings {str(path)!r}: {error.strerror}. Name a file that is there, or none.",
+            f"The settings {str(path)!r} cannot be read ({error.strerror}): give an existing file, or none.",
             slug="settings-missing",
         ) from error
     except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8; or nested too deeply
         raise UsageError(
-            f"{str(path)!r} is not TOML: {error}. Correct it, or go without (settings=False, --no-settings).",
+            f"{str(path)!r} is not TOML: {error}. Correct it, or read no settings (settings=False, --no-settings).",
             slug="bad-settings",
         ) from error
     if path.name == _PYPROJECT:
-        tool = whole.get("tool", {})
-        whole = tool.get("shadowrun", {}) if isinstance(tool, dict) else {}
-        if not isinstance(whole, dict):
-            raise _wrong(str(path), "tool.shadowrun", whole, "use a table")
-    return text, whole
+        tool = table.get("tool", {})
+        table = tool.get("shadowrun", {}) if isinstance(tool, dict) else {}
+        if not isinstance(table, dict):
+            raise _invalid(str(path), "tool.shadowrun", table, "use a table")
+    return text, table
 
 
-def _wrong(where: str, key: str, value: Any, use: str) -> UsageError:
-    return UsageError(f"{where}: {key} = {value!r}: {use}.", slug="bad-settings")
+def _invalid(where: str, key: str, value: Any, use: str) -> UsageError:
+    return UsageError(f"{where}: {key} = {_shown(value)}: {use}.", slug="bad-settings")
+
+
+def _shown(value: Any) -> str:
+    """The value as Python writes it, at most `_MAX_SHOWN` characters of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # TOML has hexadecimal numbers of any length, of which Python prints 4300 decimal digits
+        return "a number too long to print"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
     if key not in known:
         near = difflib.get_close_matches(key, known, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"{where}: unknown key {key!r}.{hint} Keys: {', '.join(known)}.", slug="bad-settings")
+        raise UsageError(f"{where}: unknown key {_shown(key)}.{hint} Keys: {', '.join(known)}.", slug="bad-settings")
 
 
 def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
     value = table.get(key, default)
     if value is None:
-        raise UsageError(f"{where}: {key!r} is missing: it is mandatory.", slug="bad-settings")
+        raise UsageError(f"{where}: {key!r} is missing: every entry needs it.", slug="bad-settings")
     if not isinstance(value, str) or (key in table and not value.strip()):
-        raise _wrong(where, key, value, "use a text that is not empty")
+        # An empty reason or pattern is a slip: the first explains nothing, the second matches nothing.
+        raise _invalid(where, key, value, "use a text that is not empty")
+    return value
+
+
+def _pattern(value: str, key: str, where: str) -> str:
+    # Python takes hours to translate a megabyte of "[".
+    if len(value) > _MAX_PATTERN:
+        raise _wrong(where, key, value, f"use a pattern of at most {_MAX_PATTERN} characters")
     return value
 
 
@@ -275,10 +303,11 @@ def _number(table: Mapping[str, Any], key: str, where: str) -> float:
             slug="bad-settings",
         )
     value = table[key]
+    # True is an int: `rtol = true` must not become 1.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # Compared, not converted: TOML has whole numbers that no float can hold.
     if not is_number or not 0 <= value <= sys.float_info.max:
-        raise _wrong(where, key, value, "use a finite number >= 0")
+        raise _invalid(where, key, value, "use a finite number >= 0")
     return float(value)
 
 
@@ -288,10 +317,11 @@ def _dtype(name: str, where: str) -> str:
         return _SHORT.get(plain, plain)
     near = difflib.get_close_matches(plain, [*_SHORT.values(), *_SHORT], 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise _wrong(where, "dtype", name, f"{hint}use a floating-point or complex dtype such as f32, bf16, c64")
+    raise _invalid(where, "dtype", name, f"{hint}use a floating-point or complex dtype such as f32, bf16, c64")
 
 
 def _date(value: Any, where: str) -> dt.date | None:
+    # Before `date`, of which it is a subclass: a datetime cannot be compared with a day.
     if isinstance(value, dt.datetime):
         return value.date()
     if value is None or isinstance(value, dt.date):
@@ -299,4 +329,4 @@ def _date(value: Any, where: str) -> dt.date | None:
     try:
         return dt.date.fromisoformat(value)
     except (TypeError, ValueError):
-        raise _wrong(where, "expires", value, "use a day such as 2027-01-31") from None
+        raise _invalid(where, "expires", value, "use a date such as 2027-01-31") from None

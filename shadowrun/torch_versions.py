@@ -23,7 +23,7 @@ OLDEST, NEWEST = "2.11", "2.15"
 """Oldest and newest minor version that `nox -s torch` was run with; it was run with all between them."""
 
 _ABSENT = object()
-_off: dict[str, str] = {}
+_off: dict[str, str] = {}  # filled at the import of modules, read when the warning is due
 _warned = False
 
 
@@ -36,6 +36,7 @@ def find(path: str) -> Any:
     top, *names = path.split(".")
     found: Any = importlib.import_module(top)
     for i, name in enumerate(names, 2):
+        # A sentinel: torch has attributes that are None.
         if (inner := getattr(found, name, _ABSENT)) is _ABSENT:
             try:  # a submodule is an attribute of its package only once it is imported
                 inner = importlib.import_module(".".join([top, *names][:i]))
@@ -51,7 +52,7 @@ def need(*paths: str) -> None:
     Raises:
         PlatformError: A name is missing.
     """
-    missing = []
+    missing = []  # all of them: one message, not one for each attempt
     for path in paths:
         try:
             find(path)
@@ -71,7 +72,7 @@ def optional(path: str, fallback: Any, without: str) -> Any:
     Args:
         path: The name.
         fallback: Returned if the name is missing.
-        without: What is switched off then, for the user.
+        without: What is switched off then, in words for the user.
     """
     try:
         return find(path)

@@ -42,7 +42,7 @@ Excess = float
 
 
 class Status(enum.StrEnum):
-    """What became of a call; each call has exactly one."""
+    """Status of a call; each call has exactly one."""
 
     MATCH = "match"
     """Both platforms agree: bit for bit, or to rounding (then `Verdict.cause` is ROUNDING)."""
@@ -51,7 +51,7 @@ class Status(enum.StrEnum):
     UNSUPPORTED = "unsupported"
     """The target has no kernel for this operator, or not for this dtype or layout."""
     FALLBACK = "fallback"
-    """The target answered, but computed on the CPU."""
+    """The target returned a result that was computed on the CPU."""
     ERROR = "error"
     """The target raised where the reference did not, or shadowrun itself failed (cause HARNESS)."""
     UNVERIFIED = "unverified"
@@ -74,13 +74,13 @@ class Cause(enum.StrEnum):
     MEMORY_EFFECTS = "memory effects"
     """An input overwritten, memory outside of a view written, a result that aliases other memory."""
     NO_ERROR = "no error raised"
-    """The target answered a call that is invalid: the reference raised."""
+    """The target accepted an invalid call, for which the reference raised."""
     NON_DETERMINISM = "non-determinism"
     RANDOMNESS = "randomness"
     UNDEFINED = "undefined behaviour"
     PROPAGATED = "propagated"
     REFERENCE = "reference"
-    """The float64 oracle sides with the target: the reference is the one that is wrong."""
+    """The float64 oracle confirms the target: the reference is wrong."""
     MISSING_OPERATOR = "missing operator"
     MISSING_DTYPE = "missing dtype"
     SILENT_FALLBACK = "silent fallback"
@@ -90,7 +90,7 @@ class Cause(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """Which part of a training step made the call."""
+    """The part of a training step that made the call."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -149,7 +149,7 @@ class OpCall:
 
 @dataclass(frozen=True, slots=True)
 class TensorDiff:
-    """How far one tensor of the target (*actual*) is from that of the reference (*expected*).
+    """The difference of one tensor of the target (*actual*) from that of the reference (*expected*).
 
     The fields after `n_elements` become columns of the data file's table ``diff``; the annotation of each decides its
     column's type and which values a reader accepts (`store.schema.DIFF_COLUMNS`).
@@ -172,7 +172,7 @@ class TensorDiff:
         worst_index: Index of the worst element, as in `torch.testing` messages.
         worst_actual, worst_expected: Its values.
         excess_actual, excess_expected: Distance from the float64 oracle in units of the operator's
-            own rounding (`docs/design/judge.md`); -1 where the oracle was not asked.
+            own rounding (`docs/design/judge.md`); -1 if the oracle was not run.
         detail: Free text on form differences: ``stride (4, 1) against (1, 2)``.
         n_from_zero: Elements that are 0 on the reference, and finite but not 0 on the target: no relative tolerance
             alone lets them pass; -1 where not counted (data files of schema 1).
@@ -204,7 +204,7 @@ class TensorDiff:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement of a call, and its evidence.
+    """The verdict on a call, with its evidence.
 
     Attributes:
         status: Exactly one.
@@ -250,7 +250,7 @@ class OpRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a run was: enough to know whether two runs may be compared.
+    """Description of a run: enough to know whether two runs may be compared.
 
     Attributes:
         target, ref: Platform specs as given.
@@ -262,13 +262,13 @@ class RunInfo:
         started: ISO 8601 time, UTC.
         wall_s: Seconds between start and stop, summed over the blocks.
         own_s: Of these, seconds spent in shadowrun itself (replays included), while the program waited.
-        budget: What became of the overhead budget (`BudgetReport` of `schedule.budget`); empty without one.
+        budget: Use of the overhead budget (`BudgetReport` of `schedule.budget`); empty without one.
         complete: False while the run records, and after it was killed.
         notes: Notes for the reader (``target and reference are the same platform``).
         async_compare_s: Processor time in seconds of the asynchronous comparison, during which the program did not
             wait; ``behind_s`` in files and JSON.
         raised: Exception that ended the program: ``ValueError: negative (train.py:12 in step)``; empty without one.
-        unselected: Why nothing, or not all that was asked for, fitted `steps`, `ops` and `modules`.
+        unselected: Why nothing, or not all that was selected, matched `steps`, `ops` and `modules`.
     """
 
     target: str

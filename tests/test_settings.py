@@ -129,10 +129,10 @@ KNOWN = '[[known]]\noperator = "a"\nplatform = "b"\nreason = "c"\n'
         ("known = 3", "begin each line of the ledger with [[known]]"),
         (KNOWN + 'expiry = "x"', "shadowrun.toml:1: unknown key 'expiry'. Did you mean 'expires'?"),
         (KNOWN.replace('"c"', '" "'), "shadowrun.toml:1: reason = ' ': use a text that is not empty."),
-        (KNOWN.replace("reason", "module"), "shadowrun.toml:1: 'reason' is missing: it is mandatory."),
+        (KNOWN.replace("reason", "module"), "shadowrun.toml:1: 'reason' is missing: every entry needs it."),
         ("\n\n" + KNOWN + 'status = "wrong"', "shadowrun.toml:3: status = 'wrong': use one of unsupported, error,"),
-        (KNOWN + 'expires = "soon"', "expires = 'soon': use a day such as 2027-01-31."),
-        (KNOWN + "expires = 2027", "expires = 2027: use a day such as 2027-01-31."),
+        (KNOWN + 'expires = "soon"', "expires = 'soon': use a date such as 2027-01-31."),
+        (KNOWN + "expires = 2027", "expires = 2027: use a date such as 2027-01-31."),
     ],
 )
 def test_what_has_no_meaning_is_refused(folder, text, sentence):
@@ -147,10 +147,10 @@ def test_what_has_no_meaning_is_refused(folder, text, sentence):
 
 def test_files_that_cannot_be_read(folder):
     for option in ("settings", "known"):
-        with pytest.raises(UsageError, match=r"Cannot read the settings 'nothing\.toml': No such file") as caught:
+        with pytest.raises(UsageError, match=r"settings 'nothing\.toml' cannot be read \(No such file") as caught:
             Config.make(**{option: "nothing.toml"})
         assert caught.value.slug == "settings-missing"
-        with pytest.raises(UsageError, match="give a file, None or False"):
+        with pytest.raises(UsageError, match="use a file, None or False"):
             Config.make(**{option: True})
     write(folder / "shadowrun.toml", "").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="is not TOML"):

@@ -12,13 +12,12 @@ from shadowrun.analysis.findings import (
     collect_notes,
     without_numbers,
 )
-from shadowrun.analysis.gate import FAIL_ON, Gate, evaluate_gate
+from shadowrun.analysis.gate import Gate, evaluate_gate
 from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
 from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
 
 __all__ = [
-    "FAIL_ON",
     "KINDS",
     "CallGroups",
     "Coverage",

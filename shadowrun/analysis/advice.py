@@ -1,4 +1,4 @@
-"""The recommended next step for a finding: one sentence for each kind and cause."""
+"""The recommended next step for a finding: one sentence for each kind and cause, as a template."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from shadowrun.types import Cause
 __all__ = ["next_step", "worst_call"]
 
 _BY_CAUSE = {
-    ("unsupported", Cause.MISSING_OPERATOR): "Write {kernel} for the target, or decompose {op} into operators it has.",
+    (
+        "unsupported",
+        Cause.MISSING_OPERATOR,
+    ): "Write {kernel} for the target, or decompose {op} into operators that it has.",
     (
         "unsupported",
         Cause.MISSING_DTYPE,
@@ -26,7 +29,7 @@ _BY_CAUSE = {
         "mismatch",
         Cause.REDUCED_PRECISION,
     ): "Turn off reduced-precision arithmetic on the target ({why}) and run again; "
-    "if the difference stays, the kernel of {op} itself computes too narrowly.",
+    "if the difference remains, the kernel of {op} itself computes in too low a precision.",
     ("mismatch", Cause.EXCEPTIONAL_VALUES): "Look for NaN and infinity handling in the target's {op}: "
     "{call} shows the elements.",
     (
@@ -34,7 +37,7 @@ _BY_CAUSE = {
         Cause.IMPLEMENTATION,
     ): "Replay {call} alone and debug the target's {op}: no rounding explains its result.",
     ("mismatch", Cause.FLUSHED_SUBNORMALS): "Check whether the target flushes subnormals to zero by design; "
-    "if so, allow it, else turn the flush mode off.",
+    "if so, list it as a known issue; if not, turn the flush mode off.",
     (
         "mismatch",
         Cause.LAYOUT,
@@ -88,7 +91,7 @@ _BY_REGION_KIND = {
 
 
 def worst_call(seq: int, first_seq: int, n_calls: int) -> str:
-    """The call to look at, and the first one if that is another: ``call 578 (the worst of …)``."""
+    """The worst call, and the first if that is another one: ``call 578 (the worst of …)``."""
     if seq == first_seq:
         return f"call {seq}"
     return f"call {seq} (the worst of {n_calls:,} such calls; the first is {first_seq})"
@@ -98,8 +101,10 @@ def next_step(
     kind: str, cause: Cause | None, *, op: str, why: str, kernel: str, site: str, call: str, ratio: float
 ) -> str:
     """The recommended next step for a finding, or for a compiled region that could not be verified."""
+    # A compiled region is no operator: nothing can be written for it, and no call of it replayed alone.
     if op.startswith(REGION):
         return _BY_REGION.get((kind, cause), _BY_REGION_KIND.get(kind, _COMPILE_CHECK))
+    # A cause without a sentence of its own has that of its kind.
     template = _BY_KIND[kind] if cause is None else _BY_CAUSE.get((kind, cause), _BY_KIND[kind])
     return template.format(
         op=op,

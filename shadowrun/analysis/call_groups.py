@@ -1,4 +1,4 @@
-"""`CallGroups`: the calls of a data file, grouped by context and outcome; every analysis starts from it."""
+"""`CallGroups`: the calls of a data file, grouped by context and outcome: the input of every analysis."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Times:
     __slots__ = ("_kept", "_one_of", "_random")
 
     def __init__(self, source: random.Random) -> None:
-        self._kept = array("d")
+        self._kept = array("d")  # 8 bytes a time; a list of floats takes 32
         self._one_of = 1
         self._random = source
 
@@ -103,7 +103,7 @@ class Outcome:
 
     @property
     def is_own_failure(self) -> bool:
-        """Whether shadowrun failed to compare, not the target to compute."""
+        """Whether shadowrun failed to compare the call; this says nothing about the target."""
         return self.cause is Cause.HARNESS
 
 
@@ -186,6 +186,7 @@ select context.id, name, inputs, dtypes, shapes, module, phase, text, device
 from context join op on op.id = op_id join site on site.id = site_id
 """
 
+# With a full order: reports on the same file are equal.
 _SKIPPED = "select name, device, reason, n from skipped join op on op.id = op_id order by n desc, name, device, reason"
 
 _STEPS = "select step, min(started_s), max(wall_s) from step group by step order by step"

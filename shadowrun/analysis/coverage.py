@@ -16,7 +16,7 @@ __all__ = ["Coverage", "MissingKernel", "ModuleCoverage", "OperatorCoverage", "o
 STATES = ("unsupported", "error", "fallback", "unverified", "supported")
 """States of an operator, worst first: the worst state of its calls."""
 
-LACKING = STATES[:3]
+LACKING = STATES[:3]  # states in which the target does not compute the operator itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class OperatorCoverage:
         op: Operator.
         state: One of unsupported, error, fallback, unverified, supported.
         n_calls, n_supported_calls: Calls, and those that ran on the target itself.
-        missing_kernels: Kernels that it needs.
+        missing_kernels: Kernels that the target lacked.
         target_us: Microseconds of its timed calls on the target.
     """
 
@@ -81,8 +81,8 @@ class Coverage:
         modules: Those with most unsupported calls first.
         fallback_share: Share of fallbacks in the time on the target, 0 to 1; 0 if nothing was timed.
         skipped: Skipped calls, and why.
-        runs: Whether the program would run on the target; False if nothing was compared, or an exception ended it.
-        verdict: The same in words.
+        runs: Whether the program runs on the target; False if nothing was compared, or an exception ended it.
+        verdict: `runs` in words.
     """
 
     operators: tuple[OperatorCoverage, ...]
@@ -112,7 +112,7 @@ def operator_coverage(table: CallGroups, raised: str = "") -> Coverage:
     """Coverage of the operators that a run used; `raised` is the exception that ended it."""
     by_op: dict[str, list[Row]] = defaultdict(list)
     by_module: dict[str, list[Row]] = defaultdict(list)
-    waiting: dict[str, list[Row]] = defaultdict(list)
+    by_kernel: dict[str, list[Row]] = defaultdict(list)
     for row in table.rows:
         # Views compute nothing and compiled regions are no operators: both would raise the share.
         if row.outcome.status is Status.SKIPPED or row.context.op.startswith(REGION):
@@ -120,13 +120,13 @@ def operator_coverage(table: CallGroups, raised: str = "") -> Coverage:
         by_op[row.context.op].append(row)
         by_module[row.context.module].append(row)
         if row.outcome.missing_kernel:
-            waiting[row.outcome.missing_kernel].append(row)
+            by_kernel[row.outcome.missing_kernel].append(row)
     operators = sorted(
         (_operator(op, rows) for op, rows in by_op.items()), key=lambda o: (STATES.index(o.state), -o.n_calls, o.op)
     )
     counted = Counter(o.state for o in operators)
     states = {state: counted[state] for state in STATES}
-    kernels = [_missing(kernel, rows) for kernel, rows in waiting.items()]
+    kernels = [_missing(kernel, rows) for kernel, rows in by_kernel.items()]
     modules = [_module(module, rows) for module, rows in by_module.items()]
     share = _fallback_share([row for rows in by_op.values() for row in rows])
     return Coverage(
@@ -146,7 +146,7 @@ def operator_coverage(table: CallGroups, raised: str = "") -> Coverage:
 
 
 def _state(row: Row) -> str:
-    if row.outcome.is_own_failure:
+    if row.outcome.is_own_failure:  # the operator itself may have run
         return "unverified"
     if row.outcome.status is Status.UNVERIFIED:  # with a time it ran: random operators do
         return "supported" if row.group.n_target == row.group.n else "unverified"
@@ -169,6 +169,7 @@ def _operator(op: str, rows: list[Row]) -> OperatorCoverage:
 
 
 def _module(module: str, rows: list[Row]) -> ModuleCoverage:
+    # By state, then by name: an operator of several states is listed once, at its worst.
     states = [(STATES.index(_state(row)), row.context.op) for row in rows if _state(row) in LACKING]
     n_supported = sum(row.group.n for row in rows if _state(row) == "supported")
     lacking = tuple(dict.fromkeys(op for _, op in sorted(states)))
@@ -184,6 +185,7 @@ def _missing(kernel: str, rows: list[Row]) -> MissingKernel:
 
 
 def _target_us(rows: list[Row]) -> float:
+    # fsum: the sum does not depend on the order of the groups, which combining changes.
     return math.fsum(row.group.target_us_total for row in rows if row.group.n_target)
 
 
@@ -204,6 +206,7 @@ def _skipped(table: CallGroups) -> tuple[Skipped, ...]:
 
 
 def _verdict(states: dict[str, int], n_operators: int, fallback_share: float, raised: str) -> str:
+    # An exception comes first: what ran before it is a part of the program.
     if not n_operators:
         return (
             f"ended with {raised}, before any operator was compared"

@@ -103,7 +103,9 @@ def _above(value: float) -> float:
 # One slow call may have waited for a processor or woken the thread pool: 12 ms were seen for a call of 0.4 ms.
 MIN_TIMED_CALLS = 3
 MIN_SLOWER_US = 1000.0
+# Reports name the first ones: a loop over layers gives one fault hundreds of modules.
 MAX_LISTED = 5
+# Not the digits of a name such as bf16 or tf32, which are no figures.
 _NUMBER = re.compile(r"(?<![A-Za-z])-?\d[\d.]*(?:e[+-]?\d+)?")
 
 _KIND_OF = {
@@ -112,7 +114,9 @@ _KIND_OF = {
     Status.MISMATCH: "mismatch",
     Status.FALLBACK: "fallback",
 }
+# No tolerance helps against these, so they are before any difference of values.
 _FORM_CAUSES = (Cause.METADATA, Cause.EXCEPTIONAL_VALUES)
+# Last: work on the target does not change these.
 _NOT_THE_TARGET = (Cause.PROPAGATED, Cause.REFERENCE, Cause.RANDOMNESS, Cause.NON_DETERMINISM)
 
 
@@ -134,13 +138,13 @@ class Finding:
         n_calls: Calls affected, of `n_calls_of_op`.
         worst: Worst difference; None if no tensors were compared.
         worst_seq: Number of its call.
-        severity: Order among mismatches, greatest first.
+        severity: Rank among mismatches, the greatest first.
         next_step: Recommended action.
-        ref_min_us, target_min_us: Shortest time of these calls; -1 if not measured.
+        ref_min_us, target_min_us: Shortest time of these calls in microseconds; -1 if not measured.
         min_tolerance: Tolerance with which all these calls would pass; None for other kinds than mismatches.
         known: The known issue that excuses these calls; None for a new finding.
         runs: Numbers of the runs that have it, in a combined file.
-        seen_on: The same in words, ``ranks 0-63`` or ``rank 17 only``; empty for a single run.
+        seen_on: The runs in words, ``ranks 0-63`` or ``rank 17 only``; empty for a single run.
         everywhere: Whether all runs of the file have it.
         captured: Number of one of these calls whose inputs were stored; -1 if there is none.
         kept: Numbers of all such calls.
@@ -218,6 +222,7 @@ def collect_findings(
             # Without figures: `scaled by 0.5` and `scaled by 0.7` are one fault, and one finding.
             key = kind, row.context.op, row.outcome.cause, without_numbers(row.outcome.explanation), known
             grouped[key].append(row)
+    # The query reads every difference: only if a mismatch needs it.
     tolerances = min_tolerances(data) if any(kind == "mismatch" for kind, *_ in grouped) else {}
     found = [
         dataclasses.replace(
@@ -328,6 +333,7 @@ def _finding(
 
 def _commands(finding: Finding, number: int, data: DataFile) -> tuple[str, ...]:
     """By the number of the finding, and by the worst call if that is another one."""
+    # One random call cannot show a wrong distribution.
     if finding.captured < 0 or finding.cause is Cause.RANDOMNESS or data.path is None:
         return ()
     shown = [shell_command("repro", data.path, "--finding", str(number))]
@@ -337,7 +343,7 @@ def _commands(finding: Finding, number: int, data: DataFile) -> tuple[str, ...]:
 
 
 def _kept(kind: str, rows: list[Row], kept: dict[int, tuple[int, int, str]]) -> tuple[int, ...]:
-    """Those of these calls whose inputs were stored; for a slow operator, a matching one first."""
+    """Numbers of the calls whose inputs were captured; for a slow operator, a matching one first."""
     of = {(row.group.context_id, row.group.outcome_id): row.outcome.status for row in rows}
     found = [(seq, of[context, outcome]) for seq, (context, outcome, _) in kept.items() if (context, outcome) in of]
     if kind == "slow":
@@ -355,6 +361,7 @@ def _passes_with(rows: list[Row], tolerances: dict[tuple[int, int], MinTolerance
 
 
 def _worst(rows: list[Row]) -> Row:
+    # Of equals the earliest, as in a second report on the same file.
     return max(rows, key=lambda row: (row.group.severity, -row.group.worst_seq))
 
 
@@ -369,6 +376,7 @@ def _slow(table: CallGroups, data: DataFile, totals: Counter[str], slow_ratio: f
     """Operators whose fastest call on the target is far slower than on the reference."""
     by_op: dict[str, list[Row]] = defaultdict(list)
     for row in table.rows:
+        # A fallback is a finding already, and its time is that of the CPU.
         ran = row.outcome.status in (Status.MATCH, Status.MISMATCH, Status.UNVERIFIED)
         if ran and row.group.n_ref and row.group.n_target:
             by_op[row.context.op].append(row)

@@ -1,4 +1,4 @@
-"""The gate: whether a run passes, and the line that says so."""
+"""The gate: whether a run passes, and the line of the report that states it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING
 
 from shadowrun.analysis.findings import KINDS, Finding
 from shadowrun.analysis.wording import plural
+from shadowrun.settings import FAIL_ON
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["FAIL_ON", "Gate", "ended_by_exception", "evaluate_gate"]
+__all__ = ["Gate", "ended_by_exception", "evaluate_gate"]
 
-FAIL_ON = frozenset({"unsupported", "error", "mismatch"})
-"""Kinds of findings that fail a run by default."""
-
-
+# The user ended the program, or it ended itself: what was compared until then counts.
 _NO_FAILURE = ("KeyboardInterrupt", "SystemExit")
-"""Ends of a program that are no failure of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Gate:
 
     passed: bool
     line: str
-    fail_on: frozenset[str] = FAIL_ON
+    fail_on: frozenset[str] = frozenset(FAIL_ON)
     only_exception: bool = False
 
 
@@ -56,7 +53,7 @@ def evaluate_gate(
     *,
     salvaged: bool = False,
 ) -> Gate:
-    """Fail a run for findings of the kinds in `fail_on`, if nothing was verified, or if an exception ended the program.
+    """Fail a run with findings of the kinds in `fail_on`, without compared calls, or ended by an exception.
 
     Args:
         findings: New findings.
@@ -66,7 +63,8 @@ def evaluate_gate(
         regions: Summary of the compiled regions, `Regions.line`.
         raised: Exception that ended the program.
         unselected: Why nothing was selected.
-        salvaged: Only part of a damaged data file could be read: it fails, since the missing part may.
+        salvaged: Only part of a damaged data file could be read: the run fails, since the missing part may have
+            failed.
     """
     kinds = Counter(finding.kind for finding in findings)
     named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
@@ -78,6 +76,7 @@ def evaluate_gate(
     also += f"; {regions}" if regions else ""
     n_compared = counts[Status.MATCH] + counts[Status.MISMATCH]
     ended = f"the program ended with {raised}" if raised else ""
+    # First of all reasons: a finding is what has to be fixed, whatever else happened.
     if failing:
         return Gate(False, f"FAILED: {'; '.join(filter(None, [ended, ', '.join(failing)]))}{also}", frozenset(fail_on))
     # A run that compared nothing proves nothing: it must not pass in CI.
@@ -88,6 +87,7 @@ def evaluate_gate(
     if fail_on and ended_by_exception(raised):
         line = f"FAILED: {ended}; {plural(n_compared, 'call')} compared until then{also}"
         return Gate(False, line, frozenset(fail_on), only_exception=True)
+    # What cannot be read may be what failed.
     if fail_on and salvaged:
         line = (
             f"FAILED: only part of a damaged data file could be read; {plural(n_compared, 'call')} compared in it{also}"

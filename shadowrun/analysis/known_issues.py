@@ -33,7 +33,7 @@ class LedgerLineUse:
     Attributes:
         line: The line.
         state: ``matched``: it excuses calls; ``expired``: its date is past, it excuses nothing; ``stale``: its
-            operator ran and did not diverge; ``not exercised``: its operator did not run, or not there;
+            operator ran and did not diverge; ``not exercised``: its operator did not run in its modules;
             ``other platform``: the run was on another target.
         n_diverging: Calls that it matches.
         n_calls: Calls of its operator, in its modules, that show whether it diverges.
@@ -76,12 +76,13 @@ class KnownIssues:
 
     def __init__(self, lines: Iterable[KnownLine], platform: str, today: dt.date | None = None) -> None:
         self._lines = tuple(lines)
+        # The local date, as the person who wrote the line means it.
         self._today = today or dt.datetime.now().astimezone().date()
         self._here = [line for line in self._lines if fits_platform(line.platform, platform)]
 
     def excuse(self, kind: str, op: str, modules: Iterable[str]) -> KnownLine | None:
         """The first valid line that matches; its module pattern must match all modules."""
-        if not self._here:
+        if not self._here:  # asked for every group of calls
             return None
         modules = tuple(modules)
         fitting = (line for line in self._here if not self._expired(line))
@@ -106,6 +107,7 @@ class KnownIssues:
         n_calls = sum(_conclusive_calls(row) for row in rows)
         # Too few calls to find an operator slow are no evidence that it is fast either.
         timed = line.kind != "slow" or n_calls >= MIN_TIMED_CALLS
+        # An expired line is named even if its operator did not run: its date asks for a decision.
         if n_diverging:
             state = "expired" if self._expired(line) else "matched"
         elif n_calls and timed:
@@ -131,6 +133,7 @@ def _concerns(line: KnownLine, row: Row) -> bool:
 
 def _diverges(line: KnownLine, row: Row) -> bool:
     status = row.outcome.status
+    # Kinds of findings and statuses have the same names, but for slow.
     named = str(status) == line.kind if line.kind else status in _DIVERGING
     return named and not row.outcome.is_own_failure
 

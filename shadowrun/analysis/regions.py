@@ -37,11 +37,12 @@ class RegionSummary:
         phase: Forward, backward or optimizer: where the compiled code was called.
         backend: Its backend; empty if unknown.
         n_operators: Operators in the graph; -1 if torch kept no graph.
-        site: First line of the user's code in it, else its first caller.
+        site: First line of the user's code in it; its first caller if unknown.
         callers: The first lines that called it.
         n_calls, n_match, n_mismatch, n_unverified, n_error: Calls; errors are shadowrun's own failures.
         status: The worst of these.
-        cause, explanation: Of the calls with that status; *nearer the truth than eager* where eager is the worse one.
+        cause, explanation: Those of the calls with that status; *nearer the truth than eager* if eager is the less
+            accurate one.
         worst: The worst difference of all; None if all were bit-identical.
         worst_seq: Number of its call, -1 if there is none.
         next_step: Recommended action; empty if none.
@@ -170,7 +171,7 @@ def _line(rows: list[RegionSummary], skipped: tuple[Skipped, ...]) -> str:
     return "; ".join(parts)
 
 
-_VERBS = {Status.ERROR: "failed"}
+_VERBS = {Status.ERROR: "failed"}  # `2 error` is no English, `2 match` is
 
 
 def _natural(name: str) -> tuple[int, str]:

@@ -39,6 +39,7 @@ class DriftStep:
     seq: int
 
 
+# The greatest difference and the worst call of a step may be of two calls: a window function gives both in one pass.
 _DRIFT = """
 with ranked as (
     select *, row_number() over (partition by step order by drift_rel desc, drift_abs desc, seq) as place,
@@ -84,7 +85,7 @@ class OperatorSummary:
         ref_total_us, ref_median_us, ref_min_us: Time on the reference; the median is that of the calls
             kept one by one.
         target_total_us, target_median_us, target_min_us: Time on the target.
-        severity: Rank of the worst difference; only its order has a meaning.
+        severity: Rank of the worst difference; only the order of ranks has a meaning.
     """
 
     op: str
@@ -150,6 +151,7 @@ def unique(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _work(s: OperatorSummary) -> tuple[float, ...]:
+    # What stops the program, then what makes it wrong, then what makes it slow or unknown.
     broken = (s.n_unsupported > 0, s.n_error > 0, s.n_mismatch > 0)
     rest = (s.n_fallback > 0, s.n_own_failures > 0, s.n_unverified > 0)
     # Rows come in the order of their first call, which breaks ties.
@@ -162,7 +164,7 @@ def _summary(op: str, rows: list[Row], n_skipped: int, medians: tuple[float, flo
     own = 0
     for row in rows:
         counts[row.outcome.status] += row.group.n
-        causes[row.outcome.cause or ""] += row.group.n
+        causes[row.outcome.cause or ""] += row.group.n  # `unique` drops the empty one
         own += row.group.n if row.outcome.is_own_failure else 0
     groups = [row.group for row in rows]
     worst = max(groups, key=lambda g: (g.severity, -g.worst_seq))
@@ -202,5 +204,5 @@ def _summary(op: str, rows: list[Row], n_skipped: int, medians: tuple[float, flo
 
 
 def _median(median: float, total: float, n: int) -> float:
-    """The median, or the mean if all calls were only counted."""
+    """The median, or the mean if no call was recorded one by one."""
     return median if median >= 0 or n == 0 else total / n

@@ -18,10 +18,10 @@ def shell_command(name: str, data: Path | None, *words: str) -> str:
         data: Its data file; left out if it is the default one.
         words: Further arguments.
     """
-    given = [] if data is None or data == Path(DATA_FILE) else [str(data)]
-    if given and given[0].startswith("-"):  # the command would read such a name as an option
-        given = [f"./{given[0]}"]
-    return shlex.join(["shadowrun", name, *given, *words])
+    file = [] if data is None or data == Path(DATA_FILE) else [str(data)]
+    if file and file[0].startswith("-"):  # the command would read such a name as an option
+        file = [f"./{file[0]}"]
+    return shlex.join(["shadowrun", name, *file, *words])
 
 
 def plural(n: int, noun: str) -> str:

@@ -11,16 +11,15 @@ Examples:
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shadowrun.cli.progress import progress_bar
 from shadowrun.report.sanitize import one_line
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
 
     from shadowrun.store.combine import Combined
 
@@ -46,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     """Combine; returns the exit status."""
     from shadowrun.store.combine import choose, combine_files, name_together
 
-    given = args.paths or ["."]
+    patterns = args.paths or ["."]
     # The name of the output may follow from the files; a folder is then read again, without the output.
-    out = Path(args.output) if args.output else name_together(choose(given, None))
-    paths = choose(given, out)
-    with _progress() as progress:
+    out = Path(args.output) if args.output else name_together(choose(patterns, None))
+    paths = choose(patterns, out)
+    with progress_bar("combining runs") as progress:
         combined = combine_files(
             paths,
             out,
@@ -61,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         )
     for problem in combined.skipped:
         print(f"shadowrun: left out: {one_line(str(problem))}", file=sys.stderr)
+    # Only now: the combined file is complete, and files that were skipped are not in it.
     if args.delete:
         _delete(combined, out)
     print(f"{out}: {one_line(_described(combined))}")
@@ -82,18 +82,3 @@ def _delete(combined: Combined, out: Path) -> None:
     for path in combined.files:
         if path.resolve() != out.resolve():  # never delete the output
             path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("combining"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("combining", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

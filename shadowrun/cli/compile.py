@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.cli import options
+from shadowrun.cli.repro import print_script
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import forgiving
 
@@ -85,16 +86,18 @@ def run(args: argparse.Namespace) -> int:
 
     # Torch counts graph breaks per process: the difference belongs to the program.
     before = torchcompile.graph_breaks()
-    with checked_torch_compile(args.calls) as found:
+    with checked_torch_compile(args.calls) as calls:
         outcome = program.execute(contextlib.nullcontext())
+    # The report must follow the program's output, also where both go to one file.
     sys.stdout.flush()
     breaks = {r: n - before.get(r, 0) for r, n in torchcompile.graph_breaks().items() if n > before.get(r, 0)}
     until = time.perf_counter() + args.time_limit
-    reports = compile_reports(found, breaks, until, _progress(), allow_unverified=args.allow_unverified)
+    reports = compile_reports(calls, breaks, until, _progress(), allow_unverified=args.allow_unverified)
     with forgiving():
         options.print_report(_document(reports), args, always=True)
         if args.repro:
             _write_repros(reports, Path(args.repro))
+    # Ctrl-C ended the program early: graphs that deviate are reported, but the user ended it.
     if outcome.interrupted:
         return outcome.status
     if any(report.failed for report in reports):
@@ -143,15 +146,12 @@ def _report_data(report: CompileReport) -> dict[str, Any]:
 def _write_repros(reports: list[CompileReport], folder: Path) -> None:
     for k, report in enumerate(reports):
         try:
-            made = report.repro(folder / f"{k + 1:02}-{report.name}" if len(reports) > 1 else folder)
-        except UsageError as error:
+            scripts = report.repro(folder / f"{k + 1:02}-{report.name}" if len(reports) > 1 else folder)
+        except UsageError as error:  # other functions can still have scripts
             print(f"{report.name}: no script. {error}")
             continue
-        for one in made:
-            shown = {True: "exits 1 here", False: "exits 0 here", None: "was not tried"}[one.shows_fault]
-            print(f"{one.script} ({one.inputs}), {shown}")
-            for line in (*one.said.splitlines()[:4], *(f"note: {note}" for note in one.notes)):
-                print(f"     {line}")
+        for script in scripts:
+            print_script(script)
 
 
 def _progress() -> Callable[[str, int, int], None]:

@@ -22,7 +22,7 @@ class DeferredComparison:
 
     Args:
         device: Type of the device that the program registers.
-        make: Creates the comparison, once torch knows the device.
+        make: Creates the comparison when torch knows the device.
 
     Attributes:
         comparison: None until the device is registered.
@@ -41,6 +41,7 @@ class DeferredComparison:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Also where the device never came: a hook that stays would start a comparison later.
         self._watching.close()
         if self.comparison is not None:
             self.comparison.__exit__(kind, error, trace)

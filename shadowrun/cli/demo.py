@@ -28,7 +28,7 @@ _TRANSFORMER_STEPS = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flaws, and what to write."""
+    """Flaws, and files to write."""
     options.add_simulation_arguments(parser, preset="young")
     parser.add_argument(
         "--directory", default=".", metavar="DIR", help="folder of the data file and the page (default: this one)"
@@ -43,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The folder {args.directory!r} cannot be made: {error}.", slug="unwritable-report") from error
+        raise UsageError(
+            f"The folder {args.directory!r} cannot be created ({error.strerror}): choose another --directory.",
+            slug="unwritable-report",
+        ) from error
     digits = _load_digits()
 
     import torch
@@ -52,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.analysis.wording import shell_command
     from shadowrun.report.run_report import run_document
 
+    # Before the comparison: a device must be registered when its platform is resolved.
     options.enable_simulation("sim", args.flaws, args.preset)
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # the demo's report is the same each time
     images = torch.tensor(digits.images, dtype=torch.float32) / 16
     labels = torch.tensor(digits.target)
     data = folder / "shadowrun-demo.shadowrun"

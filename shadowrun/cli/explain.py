@@ -100,17 +100,20 @@ def _of_operator(given: str) -> Document:
     if why:
         raise UsageError(f"{op!r}: {why}.", slug="unknown-operator")
     row = facts(op)
+    # The same texts as on the page of the documentation, so that both agree.
     known = [
         *describe(row),
         *(("calls are", f"{how}: {', '.join(names)}", "") for how, names in _treatments(op).items()),
     ]
     has_row = any(name in ROWS for name in (row.name, op.rpartition("::")[2].partition(".")[0]))
     lines = Facts(tuple(Fact(label, f"{text} (source: {source})" if source else text) for label, text, source in known))
-    note = () if has_row else (Note("no row in the table: the defaults, and what follows from the name", "dim"),)
+    note = (
+        () if has_row else (Note("no row in the operator table: defaults, and facts that follow from the name", "dim"),)
+    )
     names = ("fact", "text", "source")
     listed = [dict(zip(names, fact, strict=True)) for fact in known]
     data = {"format": FORMAT, "op": op, "has_row": has_row, "facts": listed}
-    return Document(f"what is known of {op}", (*note, lines), data, Records(names, tuple(known)))
+    return Document(f"facts on {op}", (*note, lines), data, Records(names, tuple(known)))
 
 
 def _treatments(op: str) -> dict[str, list[str]]:
@@ -134,8 +137,9 @@ def _treatments(op: str) -> dict[str, list[str]]:
             except (AttributeError, RuntimeError):  # TorchScript's own: Python has no such overload
                 continue
             treatment = words[plan.action]
+            # A comparison sees the operators that it is decomposed into, never the composite one.
             if plan.composite and plan.action is Action.REPLAY:
-                treatment = "split into other operators, which are compared"
+                treatment = "decomposed into other operators, which are compared"
             found[treatment].append(name)
     return dict(found)
 
@@ -154,8 +158,8 @@ def _of_call(args: argparse.Namespace, number: str) -> Document:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
-        raise UsageError(f"{text!r} is no number of a call.", slug="unknown-call")
+    if not text.isdecimal() or len(text) > 18:  # SQLite holds 63 bits
+        raise UsageError(f"{text!r} is no number of a call: use one of the report.", slug="unknown-call")
     return int(text)
 
 
@@ -164,6 +168,7 @@ def _call_of_finding(recorded: Run, number: int) -> int:
     finding = findings.get(number)
     if finding is None:
         raise UsageError(f"There is no finding {number}: the run has {len(findings)}.", slug="unknown-finding")
+    # A captured call can be judged again here; of the others only the recorded figures are shown.
     return next(seq for seq in (finding.captured, finding.worst_seq, finding.first_seq) if seq >= 0)
 
 
@@ -180,7 +185,7 @@ def _call_document(found: Explanation) -> Document:
     if found.note:
         blocks.append(Note(found.note, "warn"))
     blocks.append(
-        Note(f"`shadowrun explain {shown.call.op.partition('.')[0]}` has what is known of the operator.", "dim")
+        Note(f"`shadowrun explain {shown.call.op.partition('.')[0]}` prints the facts on the operator.", "dim")
     )
     names = ("rung", "result", "figure", "limit", "outcome")
     parts = {"recorded": found.recorded, "judged_again": found.steps}

@@ -38,7 +38,7 @@ COMMANDS = (
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 
 RUN_PROGRAM = ("run", "compile", "record", "determinism")
-"""Commands that run the user's program: its output is left unchanged."""
+"""Commands that run the user's program, whose output must not be changed."""
 
 
 class _Version(argparse.Action):
@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = _parser(argparse.ArgumentParser, "shadowrun", __doc__ or "")
     parser.add_argument("--version", action=_Version, nargs=0, help="print versions and exit")
+    # Not by the files of the folder: a helper module is no command, and the order is that of `--help`.
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f"shadowrun.cli.{name}")
@@ -96,18 +97,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         with forgiving():
             args = build_parser().parse_args(argv)
         with contextlib.nullcontext() if args.runs_program else forgiving():
+            # Before the command resolves a platform: the plug-in may register it.
             if getattr(args, "imports", None):
                 from shadowrun.platforms.plugins import import_plugins
 
                 import_plugins(args.imports, inherit=not args.runs_program)
             status: int = args.run(args)
-        sys.stdout.flush()
+        sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
     except ShadowrunError as error:
         with forgiving():
             print(f"shadowrun: error: {one_line(str(error))} [docs/messages.md#{error.slug}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if argv is not None:
+        if argv is not None:  # called by a test or a program, which must not be ended
             return 130
         sys.excepthook = lambda *_: None  # the traceback was printed already
         raise  # Python ends the process by the signal, after its exit handlers
@@ -131,7 +133,7 @@ def _parser(make: object, name: str, docstring: str, **options: str) -> argparse
         description=summary,
         epilog=details.rstrip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        allow_abbrev=False,  # an abbreviation would change its meaning when an option is added
         **options,
     )
     return parser

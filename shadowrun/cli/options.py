@@ -1,4 +1,4 @@
-"""Options that several commands share, and the reading of their values."""
+"""Options that several commands share, and readers of their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.config import ON_UNSUPPORTED
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
-from shadowrun.report import FORMATS
+from shadowrun.report import FORMATS, format_of
 from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_import_argument(parser: argparse._ActionsContainer) -> None:
-    """Modules that register devices; `main` imports them before it runs the command."""
+    """Packages that register devices; `main` imports them before it runs the command."""
     parser.add_argument(
         "--import",
         dest="imports",
@@ -106,11 +106,12 @@ def print_report(document: Document, args: argparse.Namespace, *, always: bool =
     from shadowrun import report
     from shadowrun.report.document import render
 
+    # Again: since the start, a run of hours may have passed, and a folder may be gone.
     check_outputs(args.output)
     if args.format or always or not args.output:
         report.show(render(document, args.format or "terminal"))
     for output in args.output:
-        report.save(render(document, report.format_of(output)), Path(output))
+        report.save(render(document, format_of(output)), Path(output))
 
 
 def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None = None) -> None:
@@ -285,6 +286,7 @@ def is_simulated(args: argparse.Namespace, *, needs_target: bool = True) -> bool
     Raises:
         UsageError: There is no target, neither named nor simulated, and one is needed.
     """
+    # Either option asks for it: `--flaws X train.py` needs no --target.
     simulated = bool(args.flaws or args.preset)
     if needs_target and args.target is None and not simulated:
         raise UsageError(
@@ -296,26 +298,23 @@ def is_simulated(args: argparse.Namespace, *, needs_target: bool = True) -> bool
 
 
 def check_outputs(outputs: list[str]) -> None:
-    """Refuse reports that could not be written, before the run starts.
+    """Refuse reports that cannot be written, before the run starts.
 
     Raises:
         UsageError: Unknown extension, a missing folder, or the same file twice.
     """
     for output in outputs:
         path = Path(output)
-        if path.suffix.lstrip(".").lower() not in FORMATS:
-            raise UsageError(
-                f"The extension of the report {output!r} picks its format; use one of "
-                f"{', '.join('.' + f for f in FORMATS)}.",
-                slug="unknown-format",
-            )
+        format_of(path)  # raises for an unknown extension
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise UsageError(
                 f"The report {output!r} cannot be written: its folder must exist and be writable.",
                 slug="unwritable-report",
             )
     if len(set(outputs)) < len(outputs):
-        raise UsageError("The same report is asked for twice: give each -o its own file.", slug="unwritable-report")
+        raise UsageError(
+            "Two -o options name the same file: give each report a file of its own.", slug="unwritable-report"
+        )
 
 
 def words(text: str) -> list[str]:
@@ -334,8 +333,9 @@ def step_numbers(text: str) -> list[int]:
         first, dash, last = word.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise argparse.ArgumentTypeError(f"{word!r} is no step: use numbers and ranges, such as 0,2,5-7")
+        # An empty range would compare nothing, and pass.
         if dash and int(last) < int(first):
-            raise argparse.ArgumentTypeError(f"{word!r} ends before it begins: use {last}-{first}")
+            raise argparse.ArgumentTypeError(f"{word!r} is an empty range: use {last}-{first}")
         steps += range(int(first), int(last if dash else first) + 1)
     if not steps:
         raise argparse.ArgumentTypeError(f"{text!r} names no step: use numbers and ranges, such as 0,2,5-7")

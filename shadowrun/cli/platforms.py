@@ -21,7 +21,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to list, and the output."""
+    """The list to print, and the output."""
     options.add_import_argument(parser)
     parser.add_argument("--flaws", action="store_true", help="list the flaws and presets of the simulated device")
     options.add_output_arguments(parser)
@@ -58,7 +58,7 @@ def _platforms() -> Document:
     fingerprints = {device: fingerprint(resolve(device)) for device in started}
     states = {d.device_type: "present" if d.available else "absent" for d in found}
     rows = tuple((d.device_type, (status_span(states[d.device_type]),), d.detail) for d in found)
-    columns = (Column("platform", "name"), Column("state"), Column("what it is, or why it is absent"))
+    columns = (Column("platform", "name"), Column("state"), Column("description, or why it is absent"))
     blocks: list[Block] = [Note(", ".join(f"{name} {version}" for name, version in numbers.items()))]
     blocks += [Note(note, "warn") for note in [untested()] if note]
     blocks.append(Table(columns, rows, limits=Limits(200, 200, 200)))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Program", "ProgramExit"]
 
-_MOST_FILES = 1000
+_MAX_FILES = 1000
 _OWN_FOLDER = str(Path(shadowrun.__file__).parent) + os.sep
 
 
@@ -82,9 +82,10 @@ class Program:
         while todo:
             file, package = todo.pop()
             # The limit keeps the start fast for a script in a folder with a large source tree.
-            if file in seen or len(seen) >= _MOST_FILES:
+            if file in seen or len(seen) >= _MAX_FILES:
                 continue
             seen.add(file)
+            # A file that cannot be read or parsed names no device; Python reports it when the program imports it.
             with contextlib.suppress(OSError, SyntaxError, ValueError):
                 source = file.read_bytes()
                 if named_in_program.is_named_in_source(source.decode(errors="replace"), device):
@@ -101,6 +102,7 @@ class Program:
         with self.environment():
             running = contextlib.ExitStack()
             running.enter_context(block)  # an error here is not the program's
+            # The block must see the exception before it becomes an exit status: the data file records it.
             try:
                 with running:
                     self._execute()
@@ -123,12 +125,14 @@ class Program:
         if self._spec is not None:
             main.__package__, main.__loader__ = self._spec.parent, self._spec.loader
             main.__dict__["__cached__"] = self._spec.cached
+        # Pickle and multiprocessing look up classes of the program there.
         sys.modules["__main__"] = main
         # `dont_inherit`: the __future__ imports of this file must not apply to the program.
         code = compile(Path(self._file).read_bytes(), self._file, "exec", dont_inherit=True)
         exec(code, main.__dict__)  # noqa: S102 - this runs the program
 
     def _find_module(self, name: str) -> ModuleSpec:
+        # As `python -m`: a module of the working directory is found first.
         with _Environment(sys.argv, self._folder):
             try:
                 spec = importlib.util.find_spec(name)
@@ -168,6 +172,7 @@ class _Environment:
         self._argv, self._folder = argv, folder
 
     def __enter__(self) -> None:
+        # A copy of the path: the program may change the list in place.
         self._before = sys.argv, sys.path[:], sys.modules["__main__"]
         sys.argv = self._argv
         if not sys.flags.safe_path:  # with `python -P`, the folder of the script is not on the path
@@ -188,6 +193,7 @@ def _exit_status(end: SystemExit) -> int:
 
 def _show(error: BaseException) -> None:
     """Print an exception as Python would, without the frames of shadowrun."""
+    # Causes and contexts may form a cycle.
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -197,6 +203,7 @@ def _show(error: BaseException) -> None:
         seen.add(id(link))
         link.__traceback__ = _without_our_frames(link.__traceback__)
         todo += [link.__cause__, link.__context__]
+    # The program may have set a hook of its own (rich, pdb): Python would call it too.
     sys.excepthook(type(error), error, error.__traceback__)
 
 

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
     from shadowrun.run import Run
     from shadowrun.studies.sweep.sweep_findings import SweepFinding
 
-__all__ = ["add_arguments", "named_platforms", "run"]
+__all__ = ["add_arguments", "named_platforms", "print_script", "run"]
 
-_MOST_NAME = 100
-"""Characters in the name of a folder."""
+_MAX_NAME = 100
+"""Characters in the name of a folder; file systems allow 255 bytes."""
+_MAX_SHOWN = 195
+"""Characters of a title, and of its reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,13 +84,16 @@ def run(args: argparse.Namespace) -> int:
     if is_coverage_file(Path(args.data)):
         return _run_of_sweep(args)
     if args.source is not None:
-        raise UsageError(f"--from {args.source!r} belongs to a sweep, and {args.data!r} is a run.", slug="bad-option")
+        raise UsageError(
+            f"--from {args.source!r} is an option for sweeps, and {args.data!r} is a run.", slug="bad-option"
+        )
     import shadowrun
 
     recorded = shadowrun.load(args.data, known=options.known_ledger(args))
     allow = named_platforms(args, recorded.info.target, recorded.info.ref)
     wanted = _calls(recorded, args.call) if args.call else {}
     if args.finding or not args.call:
+        # Known issues get scripts by name only: without --finding, the command writes what needs work.
         known = recorded.known().findings if args.finding else ()
         findings = {finding.number: finding for finding in (*recorded.findings(), *known)}
         operators = {number: findings[number].op for number in sorted(findings)}
@@ -107,16 +112,17 @@ def _calls(recorded: Run, numbers: list[int]) -> dict[str, tuple[Finding, int | 
     """Calls by title, with their findings.
 
     Raises:
-        UsageError: The inputs of one of the calls were not kept.
+        UsageError: The inputs of one of the calls were not captured.
     """
     kept = recorded.captured()
     for number in numbers:
         if number not in kept:
             near = ", ".join(f"{seq} ({kept[seq].op})" for seq in sorted(kept, key=lambda seq: abs(seq - number))[:8])
-            what = "was not recorded" if next(recorded.records(seq=number), None) is None else "has no inputs kept"
+            is_unknown = next(recorded.records(seq=number), None) is None
+            what = "was not recorded" if is_unknown else "has no captured inputs"
             raise UsageError(
-                f"Call {number} {what}: those of the first and of the worst call of each finding are. "
-                f"There are: {near or 'none'}.",
+                f"Call {number} {what}: the first and the worst call of each finding have. "
+                f"The nearest are: {near or 'none'}.",
                 slug="unknown-call",
             )
     return {f"call {number}": (kept[number], number) for number in numbers}
@@ -125,7 +131,7 @@ def _calls(recorded: Run, numbers: list[int]) -> dict[str, tuple[Finding, int | 
 def _run_of_sweep(args: argparse.Namespace) -> int:
     """Write the scripts of a coverage file; returns the exit status."""
     if args.call:
-        raise UsageError(f"--call belongs to a run, and {args.data!r} is a sweep.", slug="bad-option")
+        raise UsageError(f"--call is an option for runs, and {args.data!r} is a sweep.", slug="bad-option")
     from shadowrun.repro import ReproOptions
     from shadowrun.studies.sweep.coverage_file import CoverageFile
     from shadowrun.studies.sweep.rebuild_case import Origin
@@ -143,6 +149,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
         info, origin = file.info, Origin.of(file, None if args.source is None else Path(args.source))
     finally:
         file.close()
+    # The fingerprint has the spec; the printed target may be followed by the names of flaws in parentheses.
     allow = named_platforms(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
 
     def write(number: str, folder: Path) -> Repro:
@@ -155,16 +162,17 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
 
 
 def named_platforms(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
-    """Platforms and modules that the user named on the command line, and the file therefore may start."""
+    """Platforms and modules that the user named on the command line, so that the file may start them."""
     from shadowrun.platforms.untrusted_specs import spec_of_user
 
-    given = (("--target", args.target, target), ("--ref", args.ref, ref))
-    for option, name, platform in given:
+    named = (("--target", args.target, target), ("--ref", args.ref, ref))
+    for option, name, platform in named:
+        # Another platform is refused, not used: its name would allow something that the file does not ask for.
         if name is not None and spec_of_user(platform, [name]) is None:
             raise UsageError(
                 f"{option} {name!r} is not the platform of {args.data!r}, which is {platform!r}.", slug="bad-option"
             )
-    return (*(name for _, name, _ in given if name is not None), *args.imports)
+    return (*(name for _, name, _ in named if name is not None), *args.imports)
 
 
 def _list(found: list[SweepFinding], data: str) -> None:
@@ -172,17 +180,18 @@ def _list(found: list[SweepFinding], data: str) -> None:
     from shadowrun.analysis.wording import shell_command
 
     if not found:
-        print("Nothing was found: there is nothing to show.")
+        print("There are no findings.")
         return
+    # Findings on the reference come last, under a heading of their own.
     counts = True
     for number, f in enumerate(found, start=1):
         if counts and not f.counts:
             print("on the reference, not counted against the target:")
         counts = f.counts
-        print(f"{number}. {one_line(f.title)}: {f.shown_by}")
-        print(f"     {clip(f.reason, 195)}")
+        print(f"{number}. {clip(f.title, _MAX_SHOWN)}: {f.shown_by}")
+        print(f"     {clip(f.reason, _MAX_SHOWN)}")
     show = shell_command("repro", Path(data), "--finding")
-    print(f"\n`{one_line(show)} N` writes a script; N may be a pattern of operators, or all.")
+    print(f"\n`{one_line(show)} N` writes a script; N may be a glob pattern of operators, or all.")
 
 
 def _write(
@@ -193,13 +202,13 @@ def _write(
 ) -> int:
     """Write the scripts of findings or calls, by number; each title comes with the name of its folder."""
     if not titles:
-        print("Nothing was found: there is nothing to show.")
+        print("There are no findings.")
         return 0
     written = 0
     for number, (title, name) in titles.items():
         short = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{number:0>2}-{name}-{kinds[number]}")
-        folder = Path(args.output) / short[:_MOST_NAME]
-        print(f"{number}. {one_line(title)}: ", end="", flush=True)
+        folder = Path(args.output) / short[:_MAX_NAME]
+        print(f"{number}. {clip(title, _MAX_SHOWN)}: ", end="", flush=True)
         try:
             # A link could redirect the files of an untrusted data file to another folder.
             if folder.is_symlink():
@@ -207,12 +216,12 @@ def _write(
                     f"{str(folder)!r} is a link, which is not followed: remove it, or choose another -o DIR.",
                     slug="bad-option",
                 )
-            made = write(number, folder)
+            repro = write(number, folder)
         except ShadowrunError as error:  # other findings can still have scripts
             print(f"no script. {one_line(str(error))}")
             continue
         written += 1
-        _print_script(made)
+        print_script(repro)
     if not written:
         print("shadowrun: no script could be written.", file=sys.stderr)
     return 0 if written else 2
@@ -226,9 +235,9 @@ def _chosen(wanted: list[str] | None, operators: Mapping[int, str]) -> list[int]
         operators: Number to operator.
 
     Raises:
-        UsageError: One of them fits none.
+        UsageError: One of them matches no finding.
     """
-    chosen: dict[int, None] = {}
+    chosen: dict[int, None] = {}  # a set in order: scripts are numbered as they are asked for
     for one in wanted or ["all"]:
         if one == "all":
             found = list(operators)
@@ -238,13 +247,14 @@ def _chosen(wanted: list[str] | None, operators: Mapping[int, str]) -> list[int]
             found = [number for number, op in operators.items() if fnmatch.fnmatchcase(op, one)]
         if not found and wanted:
             ops = ", ".join(f"{n} {op}" for n, op in list(operators.items())[:8])
-            raise UsageError(f"No finding is {one!r}. There are: {ops or 'none'}.", slug="unknown-finding")
+            raise UsageError(f"There is no finding {one!r}. Findings: {ops or 'none'}.", slug="unknown-finding")
         chosen |= dict.fromkeys(found)
     return list(chosen)
 
 
-def _print_script(made: Repro) -> None:
-    shown = {True: "exits 1 here", False: "exits 0 here", None: "was not tried"}[made.shows_fault]
-    print(f"{made.script} ({one_line(made.inputs)}), {shown}")
-    for line in (*made.said.splitlines()[:4], *(f"note: {note}" for note in made.notes)):
+def print_script(repro: Repro) -> None:
+    """Print the path of a script, whether it shows the fault here, the first lines of its output, and notes."""
+    shown = {True: "exits 1 here", False: "exits 0 here", None: "was not tried"}[repro.shows_fault]
+    print(f"{repro.script} ({one_line(repro.inputs)}), {shown}")
+    for line in (*repro.said.splitlines()[:4], *(f"note: {note}" for note in repro.notes)):
         print(f"     {one_line(line)}")

@@ -27,16 +27,15 @@ from shadowrun.cli import options
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
 from shadowrun.report.sanitize import forgiving, sanitize
-from shadowrun.settings import KINDS
+from shadowrun.settings import FAIL_ON, KINDS
 
 if TYPE_CHECKING:
     from shadowrun.comparison import Comparison
     from shadowrun.run import Run
 
-__all__ = ["DEFAULT", "add_arguments", "add_gate_argument", "passes", "run"]
+__all__ = ["add_arguments", "add_gate_argument", "passes", "run"]
 
 
-DEFAULT = "mismatch,unsupported,error"
 _SHOWN = 5
 
 
@@ -45,7 +44,7 @@ def add_gate_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         type=options.kinds_among(KINDS),
-        default=DEFAULT,
+        default=",".join(FAIL_ON),
         metavar="KINDS",
         help=f"findings that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",
     )
@@ -55,12 +54,13 @@ def passes(run: Run, fail_on: list[str]) -> bool:
     """Whether a run passes the gate; if not, print the reason, with one line for each kind of finding."""
     if not fail_on:
         return True
-    judged = sanitize(run.gate(fail_on), whole=True)
-    if judged.passed:
+    gate = sanitize(run.gate(fail_on), whole=True)
+    if gate.passed:
         return True
-    if judged.only_exception:  # its traceback has been printed already
+    if gate.only_exception:  # its traceback has been printed already
         return False
-    print(f"shadowrun: {judged.line}", file=sys.stderr)
+    # On standard error: standard output may be a report that another program reads.
+    print(f"shadowrun: {gate.line}", file=sys.stderr)
     findings = sanitize(run.findings())
     for kind in fail_on:
         ops = list(dict.fromkeys(finding.op for finding in findings if finding.kind == kind))
@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
     import shadowrun
 
+    # A function: the comparison may have to wait until the program registers its device.
     def make() -> Comparison:
         return shadowrun.compare(target, args.ref, **options.compare_options(args))
 
@@ -126,11 +127,11 @@ def run(args: argparse.Namespace) -> int:
         return outcome.status
     if deferred is not None:
         comparison = deferred.required()
-    sys.stdout.flush()
+    sys.stdout.flush()  # the program's output comes before the report
 
     from shadowrun.report.run_report import run_document
 
-    comparison.fail_on = args.fail_on
+    comparison.fail_on = args.fail_on  # the report has the verdict of the same gate
     with forgiving():
         options.print_report(run_document(comparison), args, always=True)
         passed = passes(comparison, args.fail_on)

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
+from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import MAX_NAME, clip
 
 if TYPE_CHECKING:
     import argparse
@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.flaws or args.preset:
         options.enable_simulation(chosen.target, args.flaws, args.preset)
     target, ref = resolve(chosen.target), resolve(chosen.ref)
+    # A worker process runs operators by their schemas; torch's database calls functions.
     if not chosen.of_program:
         _check_no_process(target, ref)
     # Shapes of a recorded run come from a file, and may be of any size.
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The calls to time and the platforms."""
+    """The calls to time, and the platforms to time them on."""
 
     calls: Iterable[Call | Entry]
     n_calls: int
@@ -114,7 +115,8 @@ class _Chosen:
 
 def _wants_database(args: argparse.Namespace) -> bool:
     if args.database and args.data is not None:
-        raise UsageError(f"--database and {args.data!r}: use only one of them.", slug="bad-option")
+        raise UsageError(f"--database and {args.data!r} exclude each other: use only one of them.", slug="bad-option")
+    # A first look without a recorded run; an existing file is always preferred.
     return args.database or (args.data is None and args.target is not None and not Path(options.DATA_FILE).exists())
 
 
@@ -142,7 +144,9 @@ def _of_database(args: argparse.Namespace) -> _Chosen:
     if target is None:
         raise UsageError("--database needs a platform to time, such as --target npu.", slug="missing-target")
     if args.fail_over is not None:
-        raise UsageError("--fail-over is about a step: it needs a run, not --database.", slug="bad-option")
+        raise UsageError(
+            "--fail-over needs the steps of a run, which --database does not have: give a data file.", slug="bad-option"
+        )
     if args.dtype not in DTYPES:
         raise UsageError(f"--dtype {args.dtype!r}: use {', '.join(DTYPES)}.", slug="bad-option")
     names = names_of(args.ops, args.dtype)
@@ -153,7 +157,7 @@ def _check_no_process(*platforms: Platform) -> None:
     for platform in platforms:
         if platform.remote is not None:
             raise UsageError(
-                f"{platform} runs in a separate process, which takes single operators, no functions of torch's "
+                f"{platform} runs in a worker process, which can run operators, but no functions of torch's "
                 "database. Record a run and time its calls: shadowrun slowdown DATA.",
                 slug="bad-option",
             )
@@ -162,25 +166,17 @@ def _check_no_process(*platforms: Platform) -> None:
 def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, seed: int) -> list[Measured]:
     import warnings
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from shadowrun.studies.slowdown.measuring import measure
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # operators warn at each of many calls
         for platform in (target, ref):
             stack.callback(platform.stop)
             platform.start()
-        bar = stack.enter_context(
-            Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        )
-        task = bar.add_task("timing", total=chosen.n_calls)
+        progress = stack.enter_context(progress_bar("timing", chosen.n_calls))
         measured = []
-        for call in chosen.calls:
-            bar.update(task, description=clip(call.op, MAX_NAME))
+        for n_done, call in enumerate(chosen.calls):
+            progress(n_done, text=call.op)
             measured.append(measure(call, target, ref, rounds=rounds, seed=seed))
-            bar.advance(task)
         return measured

@@ -54,11 +54,12 @@ def run(args: argparse.Namespace) -> int:
 
     options.check_outputs(args.output)
     if not args.devices:
-        raise UsageError("No device is named: shadowrun static mps, for one.", slug="bad-option")
+        raise UsageError("No device is named: give one or several, as in `shadowrun static mps`.", slug="bad-option")
     tables = {device.lower(): kernels(device) for device in args.devices}
     coverage = cover_statically(
         _all() if args.all else _used(args.data),
         {name: (table.source, table.state) for name, table in tables.items()},
+        # The operator table marks them: no other device lacks anything without them.
         is_specific=lambda op: facts(op).device_specific,
     )
     subject = "all of ATen" if args.all else f"the operators of {args.data}"
@@ -88,7 +89,7 @@ def _gate(coverage: StaticCoverage, least: float | None) -> int:
     status = 0
     # An empty run has 100 %, and must not pass.
     if least is not None and not coverage.operators:
-        print("shadowrun: FAILED: there is no operator to look up", file=sys.stderr)
+        print("shadowrun: FAILED: the run has no operators", file=sys.stderr)
         return 1
     for device in coverage.devices:
         percent = coverage.percent(device)

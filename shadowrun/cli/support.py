@@ -62,8 +62,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.diff and len(args.files) != 2:
-        raise UsageError(f"--diff compares two coverage files, and {len(args.files)} are given.", slug="bad-option")
+        raise UsageError(
+            f"--diff compares two coverage files, not {len(args.files)}: name the old and the new one.",
+            slug="bad-option",
+        )
     options.check_outputs(args.output)
+    # Ignored, it would be a gate that never fails.
     if args.fail_on and not args.diff:
         raise UsageError(f"--fail-on {args.fail_on} needs --diff and two coverage files.", slug="bad-option")
 

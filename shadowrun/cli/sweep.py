@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
+from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import MAX_NAME, clip
 from shadowrun.studies.sweep.cases import PARTS, PROBES, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from shadowrun.cli.progress import ProgressUpdate
     from shadowrun.studies.sweep.cases import Case, CaseOutcome, Task
     from shadowrun.studies.sweep.support import SupportTable
     from shadowrun.studies.sweep.sweeping import SweepRequest
@@ -137,19 +137,24 @@ def run(args: argparse.Namespace) -> int:
     request = _request_of(args, simulated=simulated)
     planned = plan(request)
     if args.list:
-        for task in planned.tasks:
+        for task in planned.tasks:  # names of a recorded run come from a file
             print(f"{clip(task.operator, MAX_NAME):<50} {clip(task.dtype, MAX_NAME):<10} {', '.join(task.parts)}")
         return 0
     path = Path(args.file)
     if args.restart:
         _remove(path)
     limits = Limits(args.timeout, int(args.memory * 2**30))
+    # A worker imports torch, which takes seconds: no more of them than tasks.
     jobs = min(args.jobs or _n_processors(), len(planned.tasks))
-    with _Progress(len(planned.tasks)) as (on_result, on_task):
-        complete = sweep(request, planned, path, jobs=jobs, limits=limits, on_result=on_result, on_task=on_task)
+    with progress_bar("starting", len(planned.tasks)) as update:
+        shown = _SweepProgress(update)
+        complete = sweep(
+            request, planned, path, jobs=jobs, limits=limits, on_result=shown.on_result, on_task=shown.on_task
+        )
+    # Also after Ctrl-C: what was swept so far is in the file.
     table = _report(path, args)
     if complete and not _is_complete(path):
-        print("shadowrun: some operators crashed too many worker processes; the same command tries them again.",
+        print("shadowrun: some operators ended too many worker processes; the same command tries them again.",
               file=sys.stderr)  # fmt: skip
     if not complete:
         print(f"shadowrun: stopped. The same command resumes the sweep ({path}).", file=sys.stderr)
@@ -167,8 +172,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--dtypes names no dtype: use {', '.join(DTYPES)}.", slug="bad-option")
     if args.source is not None and set(args.parts) & set(PROBES):
         raise UsageError(
-            f"--from {args.source!r} sweeps recorded calls; --probe makes its own inputs from torch's database. "
-            "Use only one of them.",
+            f"--from {args.source!r} sweeps recorded calls, and --probe uses inputs of torch's database: "
+            "use only one of them.",
             slug="bad-option",
         )
     options.check_outputs(args.output)
@@ -189,7 +194,7 @@ def _request_of(args: argparse.Namespace, *, simulated: bool) -> SweepRequest:
         target=target,
         ref=args.ref,
         ops=tuple(args.ops),
-        dtypes=tuple(dict.fromkeys(args.dtypes)),
+        dtypes=tuple(dict.fromkeys(args.dtypes)),  # each once, in this order
         parts=tuple(args.parts),
         samples=args.samples,
         seed=args.seed,
@@ -221,43 +226,22 @@ def _passes(table: SupportTable, fail_on: list[str]) -> int:
     return 1
 
 
-class _Progress:
-    """A progress bar on standard error, if that is a terminal."""
+class _SweepProgress:
+    """Shows the failures so far, and the operator that was swept last."""
 
-    def __init__(self, n_tasks: int) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+    def __init__(self, update: ProgressUpdate) -> None:
+        self._update = update
+        self._n_done = self._n_failed = 0
 
-        columns = (
-            *(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
-            *(TextColumn("left"), TimeRemainingColumn()),
-        )
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self._task = self._bar.add_task("starting", total=n_tasks)
-        self._n_failed = 0
-
-    def __enter__(self) -> tuple[Callable[[Case, CaseOutcome], None], Callable[[Task], None]]:
-        self._bar.start()
-        return self._on_result, self._on_task
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def _on_result(self, _: Case, outcome: CaseOutcome) -> None:
+    def on_result(self, _: Case, outcome: CaseOutcome) -> None:
         from shadowrun.studies.sweep.cases import FAILURES
 
         self._n_failed += outcome.kind in FAILURES
 
-    def _on_task(self, task: Task) -> None:
-        name = clip(f"{task.operator} {task.dtype}", MAX_NAME)
-        self._bar.update(self._task, advance=1, description=f"{name}, {self._n_failed} failed")
+    def on_task(self, task: Task) -> None:
+        self._n_done += 1
+        # The number first: a long name is cut.
+        self._update(self._n_done, text=f"{self._n_failed} failed, {task.operator} {task.dtype}")
 
 
 def _is_complete(path: Path) -> bool:

@@ -74,7 +74,7 @@ class Comparison(Run):
         self._marks_steps = False
         self._raised = ""
 
-    def _own(self) -> Allowed:
+    def _allowed_by_process(self) -> Allowed:
         # An appended file has records of earlier runs, perhaps of another person: they may not name modules.
         return Allowed((str(self._target.spec), str(self._ref.spec)), modules=not self._config.append)
 
@@ -351,7 +351,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     warn_of_untested(stacklevel=2)
     platforms = resolve(target), resolve(ref)
     if config.asynchronous and isinstance(why_not := choose_async(config, *platforms), str):
-        raise UsageError(f"asynchronous=True: {why_not}; leave it away.", slug="bad-option")
+        raise UsageError(f"asynchronous=True: {why_not}; omit the option.", slug="bad-option")
     return Comparison(config, *platforms)
 
 

@@ -178,10 +178,12 @@ _TORCH = str(Path(torch.__file__).parent)
 class BackendObserver(Protocol):
     """Compares regions."""
 
-    def observe_made(self, made: BackendRegion, given: list[Any], call: Callable[[], Any]) -> Any:
+    def observe_backend_region(self, region: BackendRegion, inputs: list[Any], call: Callable[[], Any]) -> Any:
         """Run a region and return what it returns."""
 
-    def observe_whole(self, whole: CompiledDynamoGraph, given: tuple[Any, ...], code: Callable[..., Any]) -> Any:
+    def observe_dynamo_graph(
+        self, dynamo_graph: CompiledDynamoGraph, inputs: tuple[Any, ...], code: Callable[..., Any]
+    ) -> Any:
         """Run what was made of one of Dynamo's graphs and return what it returns."""
 
     def not_seen(self, reason: str) -> None:
@@ -275,7 +277,7 @@ def observed_backends(observer: BackendObserver) -> Iterator[None]:
     global _observer  # noqa: PLW0603 - one comparison at a time
     _observer = observer
     try:
-        with torchcompile.wrapped_backends(_wrap, _wrap_whole):
+        with torchcompile.wrapped_backends(_wrap, _wrap_dynamo_graph):
             yield
     finally:
         _observer = None
@@ -289,46 +291,46 @@ def first_user_line(module: fx.GraphModule) -> str:
 def _wrap(module: fx.GraphModule, request: CompileRequest, plain: bool) -> Callable[[Any], Any]:
     try:
         graph = Graph(module) if plain else TracedGraph(module)
-        made = BackendRegion(graph, request, first_user_line(module))
+        region = BackendRegion(graph, request, first_user_line(module))
     # A failure here would end the user's compilation; the region is counted as not compared.
     except Exception as error:  # the program must not see it
         failed = f"shadowrun failed: {type(error).__name__}"
         if _observer is not None:
             _observer.not_seen(failed)
         return lambda code: code
-    return functools.partial(_stand_in, made)
+    return functools.partial(_wrapper_of_region, region)
 
 
 @contextlib.contextmanager
-def _wrap_whole(module: fx.GraphModule, request: CompileRequest) -> Iterator[Callable[[Any], Any]]:
+def _wrap_dynamo_graph(module: fx.GraphModule, request: CompileRequest) -> Iterator[Callable[[Any], Any]]:
     try:
-        whole = CompiledDynamoGraph(module, request)
+        dynamo_graph = CompiledDynamoGraph(module, request)
     except Exception as error:  # the program must not see it
         if _observer is not None:
             _observer.not_seen(f"shadowrun failed: {type(error).__name__}")
         yield lambda code: code
         return
-    before, _compiling.owner = _compiling.owner, whole
+    before, _compiling.owner = _compiling.owner, dynamo_graph
     try:
-        yield functools.partial(_stand_in_whole, whole)
+        yield functools.partial(_wrapper_of_dynamo_graph, dynamo_graph)
     finally:
         _compiling.owner = before
 
 
-def _stand_in_whole(whole: CompiledDynamoGraph, code: Any) -> Any:
+def _wrapper_of_dynamo_graph(dynamo_graph: CompiledDynamoGraph, code: Any) -> Any:
     @functools.wraps(code)
     def plain(*args: Any) -> Any:
         # Wrappers stay in Dynamo's code when the comparison ends: from then on they only call.
         if _observer is None:
             return code(*args)
-        return _observer.observe_whole(whole, args, code)
+        return _observer.observe_dynamo_graph(dynamo_graph, args, code)
 
     return plain
 
 
-def _stand_in(made: BackendRegion, code: Any) -> Any:
+def _wrapper_of_region(region: BackendRegion, code: Any) -> Any:
     module = getattr(code, "__self__", code)
-    if isinstance(module, fx.GraphModule) and module.code == made.graph.module.code:
+    if isinstance(module, fx.GraphModule) and module.code == region.graph.module.code:
         return code  # the backend changed nothing: the operators are called one by one
     if getattr(code, "_boxed_call", False):
 
@@ -336,7 +338,7 @@ def _stand_in(made: BackendRegion, code: Any) -> Any:
         def boxed(args: list[Any]) -> Any:
             if _observer is None:
                 return code(args)
-            return _observer.observe_made(made, list(args), lambda: code(args))
+            return _observer.observe_backend_region(region, list(args), lambda: code(args))
 
         return torchcompile.mark_boxed(boxed)
 
@@ -344,6 +346,6 @@ def _stand_in(made: BackendRegion, code: Any) -> Any:
     def plain(*args: Any) -> Any:
         if _observer is None:
             return code(*args)
-        return _observer.observe_made(made, list(args), lambda: code(*args))
+        return _observer.observe_backend_region(region, list(args), lambda: code(*args))
 
     return plain

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["FaultyGraph", "GraphScriptMaker", "graph_fields", "write_region_script", "write_repros"]
 
 _SCRIPT_LIMIT_S: Final = 300.0
-_MOST_LISTED: Final = 8
-_MOST_OTHERS: Final = 6
+_MAX_LISTED: Final = 8
+_MAX_OTHERS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ def _values(value: Any, values: dict[str, Any]) -> Any:
 
 
 def _listed(given: list[Any]) -> str:
-    return ", ".join(map(_shown, given[:_MOST_LISTED])) + (", …" if len(given) > _MOST_LISTED else "")
+    return ", ".join(map(_shown, given[:_MAX_LISTED])) + (", …" if len(given) > _MAX_LISTED else "")
 
 
 def _shown(value: Any) -> str:
@@ -417,8 +417,8 @@ class _RegionSearch:
         if localised.culprits:
             self.culprit = localised.culprits[0]
         if len(localised.culprits) > 1:
-            names = ", ".join(f"{c.op} ({c.node})" for c in localised.culprits[1:_MOST_OTHERS])
-            more = len(localised.culprits) - _MOST_OTHERS
+            names = ", ".join(f"{c.op} ({c.node})" for c in localised.culprits[1:_MAX_OTHERS])
+            more = len(localised.culprits) - _MAX_OTHERS
             self.others.append(f"Also wrong there: {names}" + (f" and {more} more." if more > 0 else "."))
 
 

@@ -151,7 +151,7 @@ _INDUCTOR_WORDS: Final = {
     "triton.inject_relu_bug_TESTING_ONLY": ("accuracy", "compile_error", "runtime_error"),
     "layout_opt_default": ("0", "1"),
 }
-_MOST_WORD: Final = 40
+_MAX_WORD: Final = 40
 
 
 def is_plain_option(backend: str, name: str, value: Any) -> bool:
@@ -167,7 +167,7 @@ def is_plain_option(backend: str, name: str, value: Any) -> bool:
     is_number = value is None or isinstance(value, (bool, int, float))
     if backend == "inductor":
         return (is_number and name in _INDUCTOR_OPTIONS) or value in _INDUCTOR_WORDS.get(name, ())
-    is_word = isinstance(value, str) and len(value) <= _MOST_WORD and value.replace("-", "_").isidentifier()
+    is_word = isinstance(value, str) and len(value) <= _MAX_WORD and value.replace("-", "_").isidentifier()
     return name.isidentifier() and (is_number or is_word)
 
 

@@ -79,7 +79,9 @@ def inductor_settings() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def wrapped_regions(
-    unseen: Callable[[], None], made: Callable[[Any], Callable[[Any], None]], finished: Callable[[Any], None]
+    on_unknown_call: Callable[[], None],
+    on_graph: Callable[[Any], Callable[[Any], None]],
+    on_compiled: Callable[[Any], None],
 ) -> Iterator[None]:
     """While inside, Inductor wraps what it compiles, so that a dispatch mode sees each region as one operator.
 
@@ -88,11 +90,11 @@ def wrapped_regions(
     keeps no graphs, and has none for what comes from a cache of Inductor's, so those caches are off inside.
 
     Args:
-        unseen: Called for each call of a region that was compiled outside.
-        made: Called with each graph before Inductor's own passes change it; returns a function that is called with the
-            graph that `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.11 and
-            2.13; neither is called for what comes from Inductor's cache.)
-        finished: Called with each graph that `graph_of` will return, also one from the cache, while the settings are
+        on_unknown_call: Called for each call of a region that was compiled outside.
+        on_graph: Called with each graph before Inductor's own passes change it; returns a function that is called with
+            the graph that `graph_of` will return, which torch copied after them. (`_InProcessFxCompile`, seen on 2.11
+            and 2.13; neither is called for what comes from Inductor's cache.)
+        on_compiled: Called with each graph that `graph_of` will return, also one from the cache, while the settings are
             those that it was compiled with.
     """
     from torch._inductor import config
@@ -104,11 +106,11 @@ def wrapped_regions(
 
     def call(self: Any, inputs: Any) -> Any:
         if not self._wrap_compiled_regions:
-            unseen()
+            on_unknown_call()
         return original(self, inputs)
 
     def compile_graph(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        finish = made(module)
+        finish = on_graph(module)
         # Before the compilation: its passes change the graph in place.
         graph = None if graphs is None else _bare_copy(module)
         code = original_compile(self, module, *args, **kwargs)
@@ -136,7 +138,7 @@ def wrapped_regions(
             if wraps and self.current_callable is not None:
                 self.current_callable = _wrapped(CodeOfGraph(self.current_callable, graph))
         if self._wrap_compiled_regions and graph is not None:
-            finished(graph)
+            on_compiled(graph)
 
     changed = {_WRAPPING: True} | ({} if graphs is None else dict.fromkeys(_NO_CACHE, False))
     with contextlib.ExitStack() as stack:

@@ -72,7 +72,7 @@ def holds_on_changed_inputs(
         only: Which inputs are changed.
         results: Changes floating results.
     """
-    # All elements, not the mismatched ones only: truncation looks like a factor until the right elements are asked.
+    # All elements, not the mismatched ones only: without the right elements, truncation looks like a factor.
     values = _asked(call, lambda oracle: oracle.on_changed_inputs(change, only))
     if values is None:
         return False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["BiasOverCalls"]
 
 SUSPICIOUS: Final = 16
-"""Calls of one kind from which on a bias against the reference has the oracle asked."""
+"""Calls of one kind from which on a bias against the reference is checked with the oracle."""
 CERTAIN: Final = 8
 """Calls with the oracle's answer before the next is called wrong."""
 OTHER: Final = 1e-4
@@ -33,7 +33,7 @@ OTHER: Final = 1e-4
 SAMPLE: Final = 64
 """Elements of an input that are kept to recognise it."""
 RECENT: Final = 8
-MOST_KINDS: Final = 256
+MAX_KINDS: Final = 256
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class BiasOverCalls:
         """Count one result.
 
         Returns:
-            Whether the results of such calls look off, so that the oracle has to be asked.
+            Whether the results of such calls look biased, so that the oracle is needed.
         """
         limit = _limit(case, position)
         kind = None if limit is None else self._kind(case, position)
@@ -137,7 +137,7 @@ class BiasOverCalls:
     def _kind(self, case: Case, position: int) -> _Kind | None:
         key = (case.op, position, *((t.dtype, t.shape) for t in tensors(case.args, case.kwargs)))
         # Memory is bounded: a program with changing shapes has a new kind in each call.
-        if key not in self._kinds and len(self._kinds) >= MOST_KINDS:
+        if key not in self._kinds and len(self._kinds) >= MAX_KINDS:
             return None
         return self._kinds.setdefault(key, _Kind())
 

@@ -9,8 +9,8 @@ least excess of a fault, over those further seeds, on 2 CPU cores, torch 2.13:
 * other element-wise float32: 21 (remainder by the quotient) / 731 (one element in a million off by 1e-4); bound 32.
 * float32 sums and products: 50 (matrix product term by term, 1024 terms) / 80 (layer norm with another epsilon) and
   880 (positive tf32 products of 1024 terms); bound 32 + sqrt(n). Recursive summation of n positive terms reaches
-  0.84 sqrt(n): without the root it would be condemned. Recursive summation of 262144 *equal* terms, whose errors all
-  have one sign, reaches 41000 and is condemned; no library sums so.
+  0.84 sqrt(n): without the root it would be a mismatch. Recursive summation of 262144 *equal* terms, whose errors all
+  have one sign, reaches 41000 and is a mismatch; no library sums so.
 * 16-bit element-wise: 2.4 (each step rounded); bound 8.
 * 16-bit sums and products: 3.5 (attention with rounded probabilities) / 10 (accumulated in 16 bits); bound 4. A
   shorter sum in 16 bits (2.5 to 3.5) shows in its mean square only, and not always: about 1 of 3 seeds passes.

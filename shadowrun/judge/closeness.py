@@ -9,7 +9,7 @@ times as long as the operator. Most calls are decided by less:
 * Short chains of arithmetic (optimizers): the sum of the magnitudes, which the operator gives on magnitudes.
 
 The bounds lie far below those of the oracle (`bounds`), and are held against the reference instead of the truth: what
-passes here is at most that much farther from the truth than the reference is. What does not pass is not condemned:
+passes here is at most that much farther from the truth than the reference is. What does not pass is not yet a mismatch:
 the oracle decides.
 """
 
@@ -42,13 +42,13 @@ FEW_ULP_COARSE: Final = 1
 """The same for results of 16 and 8 bits: one more rounding."""
 SUM_UNITS: Final = 16.0
 SUM_ROOT: Final = 0.5
-MOST_UNITS: Final = 48.0
+MAX_UNITS: Final = 48.0
 """Unit roundoffs of the result and of the root of its squared terms, and further ones for each root of the number of
 terms: half of `bounds.BOUND` and `bounds.ROOT`. The least fault of a float32 sum that we know is 80 off; tf32 in
 positive terms 600 with 1024 of them, 157 with 16,384, 78 with 65,536."""
 CHAIN_UNITS: Final = 4.0
 """Unit roundoffs of the sum of magnitudes: each step of a chain of three is rounded once."""
-MOST_TERMS: Final = 1 << 16
+MAX_TERMS: Final = 1 << 16
 """Terms of a sum from which tf32 in its inputs shows in all elements together only (`products`)."""
 
 
@@ -88,7 +88,7 @@ class ClosenessCheck:
         if fmt.mantissa < 23:
             return None
         terms = n_terms(self._case, position)
-        size = self._size(position) if terms <= MOST_TERMS else None
+        size = self._size(position) if terms <= MAX_TERMS else None
         if size is None:
             return None
         units = self._units(position)
@@ -114,7 +114,7 @@ class ClosenessCheck:
     def _units(self, position: int) -> float:
         if not self._facts.n_factors:
             return CHAIN_UNITS
-        return min(SUM_UNITS + SUM_ROOT * float(n_terms(self._case, position) ** 0.5), MOST_UNITS)
+        return min(SUM_UNITS + SUM_ROOT * float(n_terms(self._case, position) ** 0.5), MAX_UNITS)
 
     def _size(self, position: int) -> torch.Tensor | None:
         """Size of the rounding errors at each element, flat, in unit roundoffs; None where the operator has none."""

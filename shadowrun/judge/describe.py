@@ -22,7 +22,7 @@ _DETERMINISM = "torch.use_deterministic_algorithms lists it"
 
 
 def describe(row: OpFacts) -> list[tuple[str, str, str]]:
-    """What is known of an operator: label, text and source of each fact that is not the default."""
+    """The facts on an operator: label, text and source of each that is not the default."""
     return [*_rounding(row), *_sums(row), *_cancellation(row), *_left_open(row), *_treatment(row)]
 
 
@@ -41,9 +41,9 @@ def _rounding(row: OpFacts) -> Iterator[tuple[str, str, str]]:
     if row.keeps_zero_sign:
         yield "sign of zero", "defined: another sign is wrong", "IEEE 754; Annex F of C"
     if row.only_moves:
-        yield "moves", "hands elements on as they are, also the payload of a NaN", "IEEE 754, 5.5.1"
+        yield "moves", "returns elements unchanged, also the payload of a NaN", "IEEE 754, 5.5.1"
     if row.depends_on_dtype:
-        yield "dtype", "the exact result in float64 is another: the oracle cannot side with the target", ""
+        yield "dtype", "the exact result in float64 differs: the oracle cannot confirm the target", ""
     if row.arithmetic and not row.rounds_once:
         yield "arithmetic", "a short chain of IEEE operations on each element", ""
 
@@ -137,7 +137,7 @@ def _treatment(row: OpFacts) -> Iterator[tuple[str, str, str]]:
     if row.distribution:
         yield "random", f"{row.distribution}: drawn values are checked for plausibility", ""
     if row.device_specific:
-        yield "one device only", "that other devices lack it means nothing", ""
+        yield "one device only", "no other device needs it", ""
 
 
 def _outputs(positions: tuple[int, ...]) -> str:
@@ -145,9 +145,9 @@ def _outputs(positions: tuple[int, ...]) -> str:
 
 
 _HEAD: Final = """\
-# What is known of each operator
+# Facts on each operator
 
-One row for each operator that the judge or the plan of a call has to know something of. Written by
+One row for each operator on which the judge or the plan of a call needs facts. Written by
 `shadowrun explain --page` from the table (`shadowrun/operators/fact_table.py`); `shadowrun explain aten::mm` prints one
 row with the source of each bound. In-place, out and foreach variants share a row. [Verdicts](verdicts.md) says what the
 judge does with it.
@@ -156,7 +156,7 @@ Not in the table: operators with the defaults. They have no bound in ULP, so the
 {bound:g} units of rounding, {bound:g} + sqrt(*n*) for sums of *n* terms, {coarse:g} and {coarse_sum:g} in 16 bits
 ([bounds](verdicts.md#truth-and-conditioning)).
 
-| operator | bound | what else is known |
+| operator | bound | other facts |
 |---|---|---|
 """
 _ELSEWHERE: Final = ("bound", "oracle bound", "oracle bound, 16 bits")

@@ -274,19 +274,19 @@ EQUATIONS: Final[dict[str, Equation]] = {
 }
 
 
-def by_equation(case: Case, result_diff: ResultDiff, ask: Callable[[], Oracle]) -> Verdict | None:
+def by_equation(case: Case, result_diff: ResultDiff, get_oracle: Callable[[], Oracle]) -> Verdict | None:
     """Judge a result that is not unique.
 
     Args:
         case: The call.
         result_diff: The result; its mismatched elements are filled in.
-        ask: Gives the oracle.
+        get_oracle: Returns the oracle.
 
     Returns:
         None where the result is unique after all (least squares of full rank).
 
     Raises:
-        NoOracle: If the equation needs the oracle's values and it cannot be asked.
+        NoOracle: If the equation needs the oracle's values, and there is no oracle.
     """
     equation = EQUATIONS[case.facts.name]
     named = case.arguments()
@@ -294,7 +294,7 @@ def by_equation(case: Case, result_diff: ResultDiff, ask: Callable[[], Oracle]) 
     # LAPACK leaves the factors of such a matrix undefined.
     if not bool(torch.isfinite(matrix).all()):
         return _open(result_diff, "the input is not finite")
-    truths = _truths(equation, case, ask)
+    truths = _truths(equation, case, get_oracle)
     roundoff = FORMATS[matrix.abs().dtype].roundoff
     actual_residuals = equation.residuals(named, case.actual, truths, roundoff)
     expected_residuals = equation.residuals(named, case.expected, truths, roundoff)
@@ -390,11 +390,11 @@ def _open(result_diff: ResultDiff, why: str) -> Verdict:
     return Verdict(Status.UNVERIFIED, Cause.UNDEFINED, f"{result_diff.name} is not unique", why)
 
 
-def _truths(equation: Equation, case: Case, ask: Callable[[], Oracle]) -> dict[int, torch.Tensor]:
+def _truths(equation: Equation, case: Case, get_oracle: Callable[[], Oracle]) -> dict[int, torch.Tensor]:
     """The oracle's values of the results that are unique."""
     found = {}
     for position in equation.unique:
-        truth = ask().truths[position]
+        truth = get_oracle().truths[position]
         result = case.expected[position]
         if truth is not None and isinstance(result, torch.Tensor):
             found[position] = torch.from_numpy(truth.value).reshape(result.shape)

@@ -2,7 +2,7 @@
 
 A table of small functions, tried from the most specific evidence to the least; the first that holds for every
 mismatched element of every mismatched result is the cause. Some look at the values only (`patterns`), some run the
-target again (as it was, or on contiguous copies), some ask the float64 oracle on changed inputs (`alternatives`). At
+target again (as it was, or on contiguous copies), some run the float64 oracle on changed inputs (`alternatives`). At
 most 4 runs of the target and 46 of the oracle, on calls that are wrong: they are few, and what held for a call is tried
 first on the next of its kind.
 """
@@ -70,7 +70,7 @@ CERTAIN: Final = 0.8
 GUESSES: Final = 2
 """How often in succession one of less confidence has to be the first that holds, before it is tried first: it might
 keep a better one away."""
-MOST_KNOWN: Final = 1024
+MAX_KNOWN: Final = 1024
 
 
 class Hypothesis(NamedTuple):
@@ -94,18 +94,18 @@ KnownCauses: TypeAlias = "dict[tuple[object, ...], tuple[Hypothesis, str, int]]"
 def explain(
     case: Case, mismatches: list[ResultDiff], oracle: Callable[[], Oracle | None], known: KnownCauses | None = None
 ) -> Generator[None, None, Verdict | None]:
-    """Find the first hypothesis that reproduces the target's result; it may be put aside between two.
+    """Find the first hypothesis that reproduces the target's result; it may be suspended between two.
 
     Args:
         case: The call.
         mismatches: Its mismatched results.
-        oracle: Gives the oracle, if it can be asked.
+        oracle: Returns the oracle, if there is one.
         known: What held for earlier calls, tried first; what holds now is added.
 
     Returns:
         A MISMATCH with cause, explanation and confidence, its evidence saying what was found; None if none holds.
     """
-    # A wrong maximum has a wrong index: asked to explain both, no hypothesis on values would hold.
+    # A wrong maximum has a wrong index: no hypothesis on values explains both.
     mismatches = _without_consequences([f for f in mismatches if f.bad.size])
     if not mismatches:
         return None
@@ -142,7 +142,7 @@ def _first(
         yield
         found = candidate.test(call)
         if found is not None:
-            if key in known or len(known) < MOST_KNOWN:
+            if key in known or len(known) < MAX_KNOWN:
                 known[key] = candidate, found, times + 1 if found == explanation else 1
             return candidate, found
     return table[-1], None

@@ -45,7 +45,7 @@ __all__ = ["Examined", "Judge", "Parts", "done"]
 ToleranceOf = Callable[[str, str], tuple[float, float] | None]
 T = TypeVar("T")
 Parts: TypeAlias = Generator[None, None, T]
-"""Work that may be put aside at each ``yield``: the overhead budget has it done a part at a time."""
+"""Work that may be suspended at each ``yield``: under an overhead budget it is done in parts."""
 Examined: TypeAlias = "tuple[Verdict, tuple[TensorDiff, ...], tuple[ResultDiff, ...]]"
 
 
@@ -61,7 +61,7 @@ class Judge:
 
     Attributes:
         sampled: Whether it judged a call by slices.
-        trace: Where the steps of a judgement are written down; None: nowhere, at no cost.
+        trace: Records the steps of a judgement; None for none.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Judge:
         return done(self.parts(case))
 
     def parts(self, case: Case) -> Parts[Examined]:
-        """As `examine`, a part at a time; `case` has to stay as it is until the last."""
+        """As `examine`, in parts; `case` must not change until the last."""
         try:
-            if large_results.is_large(case) and not _is_random(case) and not self._is_told(case):
+            if large_results.is_large(case) and not _is_random(case) and not self._has_tolerances(case):
                 # Not pooled with whole calls: the slices farthest off are more biased than the whole result.
                 sampled = large_results.by_slices(case, lambda part: done(self._whole(part, BiasOverCalls())))
                 if sampled is not None:
@@ -110,8 +110,8 @@ class Judge:
             return Verdict(Status.UNVERIFIED, explanation=str(error)), (), ()
         return (yield from self._whole(case, self._bias_over_calls))
 
-    def _is_told(self, case: Case) -> bool:
-        """Whether tolerances take the place of the oracle for all results."""
+    def _has_tolerances(self, case: Case) -> bool:
+        """Whether tolerances of the user replace the oracle for all results."""
         dtypes = {dtype_name(v.dtype) for v in case.expected if isinstance(v, torch.Tensor)}
         return all(self._tolerance(case.op, dtype) is not None for dtype in dtypes)
 
@@ -144,7 +144,7 @@ class _Judgement:
         self.tolerances: tuple[float, float] | None = None  # of the result in hand
         self.max_bytes = max_bytes
         self.bias_over_calls = bias_over_calls
-        self.known = known  # None: no hypotheses are asked
+        self.known = known  # None: no hypotheses are tried
         self.diffs: dict[int, TensorDiff] = {}
         self.closeness = ClosenessCheck(case, max_bytes)
         self.oracle: Oracle | None = None
@@ -316,13 +316,13 @@ class _Judgement:
         return [t.dtype for t in found if t.is_floating_point() or t.is_complex()]
 
     def _by_equation(self, result_diff: ResultDiff) -> Verdict | None:
-        """Judge what is unique only up to sign, basis or order; the tolerances of the user may only accept more."""
+        """Judge results that are unique only up to sign, basis or order; tolerances can only accept more."""
         if self.tolerances is not None and result_diff.fmt is not None and not result_diff.classes.any():
             verdict = self._by_user(result_diff, *self.tolerances)
             if verdict.status is Status.MATCH:
                 return verdict
         try:
-            return by_equation(self.case, result_diff, self._ask)
+            return by_equation(self.case, result_diff, self._get_oracle)
         except NoOracle as reason:
             return Verdict(Status.UNVERIFIED, None, str(reason))
 
@@ -366,9 +366,9 @@ class _Judgement:
         return Verdict(Status.MATCH, Cause.ROUNDING, "", f"max {ulp} ULP, within {cheap} of the operator")
 
     def _oracle_agrees(self, result_diff: ResultDiff) -> bool:
-        """Whether the oracle sides with the target at every differing element of an exact operator."""
+        """Whether the oracle equals the target's result at every differing element of an exact operator."""
         try:
-            truth = self._ask().truths[result_diff.position]
+            truth = self._get_oracle().truths[result_diff.position]
         except NoOracle:
             return False
         if truth is None or truth.value.size != result_diff.actual.numel():
@@ -378,7 +378,7 @@ class _Judgement:
         where = torch.from_numpy(result_diff.where)
         return bits_equal(rounded[where], result_diff.actual[where])
 
-    def _ask(self) -> Oracle:
+    def _get_oracle(self) -> Oracle:
         # One oracle for all results and hypotheses of the call: each needs the same run in float64.
         if self.oracle is None:
             self.oracle = Oracle(self.case, self.max_bytes)
@@ -386,15 +386,15 @@ class _Judgement:
 
     def _oracle_or_none(self) -> Oracle | None:
         try:
-            return self._ask()
+            return self._get_oracle()
         except NoOracle:
             return None
 
     def _by_oracle(self, result_diff: ResultDiff) -> Parts[Verdict]:
-        """The truth, and how well the inputs determine it."""
+        """Judge by the float64 result, and by how well the inputs determine it."""
         d = self.diffs[result_diff.position]
         try:
-            oracle = self._ask()
+            oracle = self._get_oracle()
             result_diff.truth = oracle.truths[result_diff.position]
             if result_diff.truth is None or result_diff.truth.value.size != result_diff.actual.numel():
                 raise NoOracle("no float64 oracle: it returned another number of elements")  # noqa: TRY301
@@ -402,8 +402,8 @@ class _Judgement:
             verdict = self._against_oracle(result_diff, d, oracle, 0)
             if verdict.status is not Status.MATCH:
                 yield
-                # Most calls that are right end here. A call is condemned only after 16 runs, which bound the spread
-                # more surely.
+                # Most calls that are right end here. A call is a mismatch only after 16 runs, which bound the
+                # spread more surely.
                 oracle.perturb(FEW_RUNS)
                 verdict = self._against_oracle(result_diff, d, oracle, FEW_RUNS)
             if verdict.status is not Status.MATCH and oracle.n_perturbed_runs < MANY_RUNS:
@@ -446,7 +446,7 @@ class _Judgement:
         return self._decided(Rung.CLASSES, result_diff, verdict)
 
     def _of_all_elements(self, result_diff: ResultDiff, d: TensorDiff, oracle: Oracle) -> Verdict | None:
-        """What no element proves: rounding on the way, rounded inputs, and bias."""
+        """Find what no single element proves: rounding of intermediate values, rounded inputs, and bias."""
         checks: tuple[tuple[Rung, Callable[[], Verdict | None]], ...] = (
             # One unit in the last place everywhere is rounding, also where it adds to a rounding of the reference.
             (
@@ -465,7 +465,7 @@ class _Judgement:
 
 
 def done(parts: Parts[T]) -> T:
-    """Do all parts at once, and give what the last returned."""
+    """Do all parts at once, and return the result."""
     while True:
         try:
             next(parts)

@@ -44,11 +44,11 @@ WANTED_BYTES: Final = 48 << 20
 """The same for a sample: some 250,000 elements, as many as a mean square error needs."""
 FEWEST: Final = 4
 """Slices of a sample: half of them by their distance, the ends, others in between."""
-MOST_DIMENSIONS: Final = 3
-MOST_TRIALS: Final = 64
-MOST_S: Final = 5.0
+MAX_DIMENSIONS: Final = 3
+MAX_TRIALS: Final = 64
+MAX_S: Final = 5.0
 """Ways to slice the inputs that are tried, and seconds of processor time after which no other is."""
-MOST_ITEMS: Final = 8
+MAX_ITEMS: Final = 8
 """Of lists."""
 SAME: Final = 1e-3
 SAME_COARSE: Final = 3e-2
@@ -127,7 +127,7 @@ def _by_items(case: Case, examine: Callable[[Case], Examined]) -> Examined | Non
             odd = d.n_nan + d.n_inf > 0
             far[item] = max(far.get(item, 0.0), float("inf") if odd else max(d.max_rel, d.rmse))
     judged = []
-    for item in sorted(far, key=lambda i: -far[i])[:MOST_ITEMS]:
+    for item in sorted(far, key=lambda i: -far[i])[:MAX_ITEMS]:
         one = _item(case, item, n, [i == str(item) for i in items])
         judged.append((by_slices(one, examine) if is_large(one) else None) or examine(one))
     if not judged:
@@ -178,7 +178,7 @@ def _sample(case: Case, position: int) -> _Sample | None:
     """Slices of a call that hold the worst of one result; None where it cannot be sliced."""
     began, notes = time.process_time(), list[str]()
     sample = case
-    for _ in range(MOST_DIMENSIONS):
+    for _ in range(MAX_DIMENSIONS):
         needed = bytes_needed(sample)
         # What is within half of the goal is not worth one more round of trials.
         if needed <= 1.5 * WANTED_BYTES:
@@ -214,9 +214,9 @@ def _sliced(case: Case, position: int, dim: int, kept: int, began: float) -> Cas
     wanted = expected.index_select(dim, where)
     inputs = list({id(t): t for t in tensors(case.args, case.kwargs)}.values())
     # Which dimension of an input belongs to one of the result is in no schema; the reference's own slices decide.
-    for slicing in itertools.islice(_slicings(inputs, expected, dim), MOST_TRIALS):
+    for slicing in itertools.islice(_slicings(inputs, expected, dim), MAX_TRIALS):
         # Processor time: a busy machine must not change which calls can be judged.
-        if time.process_time() - began > MOST_S:
+        if time.process_time() - began > MAX_S:
             return None
         memo = {id(t): t if e is None else _select(t, e, where) for t, e in zip(inputs, slicing, strict=True)}
         args, kwargs = _swapped(case, memo, expected.shape[dim], kept)
@@ -257,7 +257,7 @@ def _case(
     whole = case.run_target
 
     def run_target(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Value, ...]:
-        # On slices the target may take another slicing: what is asked is whether it does the same again.
+        # On slices the target may take another slicing: the question is whether it repeats itself.
         again = whole(*case.fresh_inputs())
         return tuple(
             _select(v, e, where) if e is not None and isinstance(v, torch.Tensor) else open_
@@ -310,7 +310,7 @@ def _slicings(inputs: list[torch.Tensor], result: torch.Tensor, dim: int) -> Ite
         )
 
     # The number of choices grows as a power of the number of inputs.
-    few = itertools.islice(itertools.product(*choices), 4 * MOST_TRIALS)
+    few = itertools.islice(itertools.product(*choices), 4 * MAX_TRIALS)
     return iter(sorted((slicing for slicing in few if any(e is not None for e in slicing)), key=unlikely))
 
 

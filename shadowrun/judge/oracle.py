@@ -32,7 +32,7 @@ FEW_RUNS: Final = 4
 """Perturbed runs before a first opinion: the greatest of four normal deviates is below a tenth of their standard
 deviation in 4 of 100,000 elements."""
 MANY_RUNS: Final = 16
-"""Perturbed runs before a call is condemned: the same happens once in 10**18 elements."""
+"""Perturbed runs before a call is a mismatch: the same happens once in 10**18 elements."""
 
 _VARIANCE: Final = 7 / 12
 """Of a factor of `Oracle._perturb_values`, in squared roundoffs: 0.5 to 1, of either sign."""
@@ -55,12 +55,12 @@ _REAL: Final = {
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-_LEAST_STEP = 2.0**-52
+_MIN_STEP = 2.0**-52
 """Relative step that float64 can make: half of it, its unit roundoff, is rounded away upwards, and often downwards."""
 
 
 class NoOracle(Exception):  # noqa: N818 (a reason, not an error)
-    """The oracle cannot be asked; the message says why."""
+    """There is no oracle for this call; the message says why."""
 
 
 class Oracle:
@@ -121,7 +121,7 @@ class Oracle:
         # Squares overflow from 1e154 on in float64; then perturbed runs measure the spread.
         if any(t.value.size != v.size or not np.isfinite(v).all() for t, v in pairs):
             return False
-        deviation = max(self._roundoff_of(floats[0]), _LEAST_STEP) * (factors * _VARIANCE) ** 0.5
+        deviation = max(self._roundoff_of(floats[0]), _MIN_STEP) * (factors * _VARIANCE) ** 0.5
         for truth, squared in pairs:
             np.maximum(truth.spread, _GREATEST_OF_MANY * deviation * np.sqrt(squared), out=truth.spread)
         return True
@@ -192,7 +192,7 @@ class Oracle:
         r = self._generator.random(flat.numel())
         # Sign times 0.5 to 1: no run is wasted on small steps, and equal inputs get different values.
         r = np.where(r < 0.5, -1.0 + r, r)
-        roundoff = max(roundoff, _LEAST_STEP)
+        roundoff = max(roundoff, _MIN_STEP)
         return flat.mul_(torch.from_numpy(r).mul_(roundoff).add_(1.0))
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, perturb: bool) -> Any:
@@ -218,7 +218,7 @@ class Oracle:
 
 
 def bytes_needed(case: Case) -> int:
-    """Memory that the widened inputs and results of a call take, with what is made of them."""
+    """Memory that the widened inputs and results of a call take, with their intermediate values."""
     # 16 bytes for each element of an input and 40 for each of a result: widened values, truth, spread and a perturbed
     # run.
     needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))

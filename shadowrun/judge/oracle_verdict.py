@@ -80,7 +80,7 @@ def verdict_by_oracle(case: Case, result_diff: ResultDiff, d: TensorDiff, ratio:
 
 
 def reference_wrong(evidence: str) -> Verdict:
-    """The verdict where the oracle sides with the target."""
+    """The verdict if the oracle confirms the target."""
     sentence = f"the float64 oracle sides with the target: {evidence}"
     return Verdict(Status.MISMATCH, Cause.REFERENCE, "the reference is wrong", sentence, 0.8)
 

@@ -50,12 +50,12 @@ __all__ = [
 
 MARGIN: Final = 0.25
 """What an explanation may leave of the root mean square distance from the truth. Truncation instead of rounding looks
-like a factor until one asks the elements that are right: 0.66 is left; right explanations leave 0.07 at most."""
+like a factor until the right elements are included: 0.66 is left; right explanations leave 0.07 at most."""
 
 
 @dataclass(slots=True)
 class MismatchedCall:
-    """A mismatched call: the case, its mismatched results, and the oracle if it can be asked.
+    """A mismatched call: the case, its mismatched results, and the oracle if there is one.
 
     Attributes:
         known: Explanation of an earlier call of this kind: where a hypothesis has several forms, it comes first.

@@ -22,7 +22,7 @@ _MIN_ELEMENTS = 64
 
 
 def implausible(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any]) -> str:
-    """Say why drawn values cannot have come from the distribution asked for; empty if they can.
+    """The reason why drawn values cannot come from the requested distribution; empty if they can.
 
     Args:
         func: The operator.

@@ -35,7 +35,7 @@ class ResultDiff:
         zero_signs: Among them, those that differ in the sign of a zero only.
         classes: Among them, those with NaN or an infinity on one side only.
         bad: Indices of the elements that rounding does not explain.
-        excess_actual, excess_expected: For `where`; None where the oracle was not asked.
+        excess_actual, excess_expected: For `where`; None if the oracle was not run.
         floor: Absolute error, added to the unit.
         truth: The float64 result of the oracle, with spread.
         limit: Greatest excess that is still rounding.

@@ -1,1 +1,1 @@
-"""What is known of operators without running them."""
+"""Facts on operators that are known without running them."""

@@ -77,7 +77,7 @@ class Case:
         return named
 
     def fresh_inputs(self, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Arguments:
-        """Copy the inputs, keeping layouts and identity (`add_(x, x)` stays so).
+        """Copy the inputs, keeping layouts and identity (`add_(x, x)` remains a call on one tensor).
 
         Args:
             convert: Applied to each tensor instead of an exact copy; it must return a new tensor.

@@ -1,4 +1,4 @@
-"""`facts`: what is known of an operator without running it, and the bounds that follow for one call."""
+"""`facts`: the facts on an operator, and the bounds for one call that follow from them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class OpFacts:
         ulp_bound_complex: The same for complex inputs of an exact operator.
         source: Where the bound comes from.
         exact_unless: Arguments that, where given, make an exact operator round.
-        only_moves: It hands elements on as they are, also the payload of a NaN. Selections do not: of two
+        only_moves: It returns elements unchanged, also the payload of a NaN. Selections do not: of two
             NaNs, a maximum is either, and so is a scatter to one place.
         zero_sign: The sign of a zero result is defined, if the operator has a bound. IEEE 754 and Annex F of C define
             it for element-wise arithmetic and copies; not for maxima and sorting, to which both zeros are equal.
@@ -77,7 +77,7 @@ class OpFacts:
         uninitialised_returns: Positions of the results whose values mean nothing.
         hidden_writes: Arguments that it writes to, though its schema does not say so.
         on_cpu: Arguments that lie on the CPU whatever the device of the call.
-        returns_number: It hands a number to Python: that it ends on the CPU is what it is for.
+        returns_number: It returns a number to Python: a result on the CPU is no fallback.
         distribution: What it samples; drawn values are checked for plausibility.
         device_specific: It exists for one kind of device only, so that its lack elsewhere means nothing.
     """

@@ -17,6 +17,7 @@ import torch
 
 from shadowrun.errors import ShadowrunError, ShadowrunWarning
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.intercept.torch_compiler import runs_generated_code
 from shadowrun.intercept.user_call import own_call
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
@@ -266,8 +267,9 @@ class CallRecorder:
     def _input(self, noted: _Noted, t: torch.Tensor) -> int | Leaf:
         if not _has_memory(t):
             return NONE
-        # A graph that is replayed writes to its memory, and nothing counts it.
-        row = None if self._has_graphs and t.is_cuda else self._flow.row_of(t)
+        # A graph that is replayed and code that Inductor compiled write to memory, and nothing counts it.
+        unseen = runs_generated_code() or (self._has_graphs and t.is_cuda)
+        row = None if unseen else self._flow.row_of(t)
         if row is not None:
             return row
         buffer = self._buffer
@@ -275,7 +277,7 @@ class CallRecorder:
         leaf = self._flow.leaf(t)
         found = self._digest(t)
         noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found))
-        self._provenance.add(t, found, self.attribution.modules())
+        self._provenance.add(t, found, self.attribution.modules(), only_named=unseen)
         return leaf
 
     def _note_device(self, noted: _Noted, kwargs: dict[str, Any]) -> None:

@@ -213,6 +213,11 @@ class Recording:
     first_sample: npt.NDArray[np.int64]
     row_rungs: Hashes
     first_row_rung: npt.NDArray[np.int64]
+    _sources: npt.NDArray[np.int64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Follow all views to their bases at once: a view may have a million views below it."""
+        object.__setattr__(self, "_sources", _sources(self.results))
 
     def ladder(self, result: int) -> Hashes:
         """The ladder of a result, that of its base for a view; empty where it was not digested."""
@@ -221,11 +226,7 @@ class Recording:
 
     def source(self, result: int) -> int:
         """The row whose digest stands for a result: itself, or what a view takes its values from."""
-        row = result
-        # Bases come before their views, so that this ends.
-        while self.results["kind"][row] == Kind.VIEW and NONE < self.results["base"][row] < row:
-            row = int(self.results["base"][row])
-        return row
+        return int(self._sources[result])
 
     def results_of(self, call: int) -> range:
         """Row numbers of the tensors of a call."""
@@ -260,6 +261,17 @@ class Recording:
             for step, number, occurrence in zip(*columns, strict=True):
                 context = self.contexts[number]
                 yield Key(process.rank, step, str(context.phase), context.module, context.op, occurrence)
+
+
+def _sources(results: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """For each row, the first that is no view of an earlier one: (n_results,)."""
+    rows = np.arange(len(results), dtype=np.int64)
+    is_view = (results["kind"] == Kind.VIEW) & (results["base"] > NONE) & (results["base"] < rows)
+    sources = np.where(is_view, results["base"], rows)
+    # Each round doubles the length of the path, so that twenty rounds follow a million views.
+    while not np.array_equal(further := sources[sources], sources):
+        sources = further
+    return sources
 
 
 def sample_positions(n_elements: int) -> npt.NDArray[np.int64]:

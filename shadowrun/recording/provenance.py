@@ -63,16 +63,26 @@ class Provenance:
         self._n_inputs = 0
         self._more = hashlib.sha256()
 
-    def add(self, t: torch.Tensor, digest: Packed | None, modules: Iterable[tuple[str, nn.Module]]) -> None:
+    def add(
+        self,
+        t: torch.Tensor,
+        digest: Packed | None,
+        modules: Iterable[tuple[str, nn.Module]],
+        *,
+        only_named: bool = False,
+    ) -> None:
         """Note a leaf.
 
         Args:
             t: The leaf.
             digest: Of its values; None where it has none.
             modules: All modules that the program called, with their paths.
+            only_named: It counts if it is a parameter or buffer: any other may be a result that was not recorded.
         """
         value = "" if digest is None else f"{int.from_bytes(digest[1][:8], sys.byteorder):016x}"
         name = self._name(t, modules)
+        if only_named and not name:
+            return
         if name and name not in self.digests:
             self.digests[name] = value
         elif not name and self._n_inputs < _MAX_INPUTS:

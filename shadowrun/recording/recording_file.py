@@ -11,6 +11,7 @@ import dataclasses
 import json
 import sqlite3
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +76,13 @@ _COLUMNS: Columns = {
 }
 MAX_CALLS_PER_BLOCK: Final = 1 << 16
 _MAX_RESULTS_PER_BLOCK: Final = 1 << 22  # a fused optimizer writes to thousands of tensors in one call
+_MIN_UNPACKED_LIMIT: Final = 2**28
+_MAX_UNPACKED_RATIO: Final = 64
+"""Bytes of unpacked columns for each byte of a block; a recording of nothing but views has 24."""
+_N_PACKED: Final = " + ".join(
+    f"length({column})" for column in ("calls", "results", "inputs", "rungs", "samples", "row_rungs")
+)
+_MAX_NAMED: Final = 8
 _TIMEOUT_S: Final = 5.0
 _COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
 
@@ -111,6 +119,7 @@ class Writer:
     def __init__(self, path: Path, process: Process) -> None:
         self.path = path
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        self._widths: list[int] = []
         _clear(path)
         self._connect("rwc")
         try:
@@ -135,7 +144,8 @@ class Writer:
         self._pending.append(("insert into context values (?, ?, ?, ?, ?, ?, ?)", (number, *map(str, context))))
 
     def form(self, number: int, form: Form) -> None:
-        """Add a form, as a context."""
+        """Add a form, as a context; forms come in the order of their numbers."""
+        self._widths.append(_width(form.dtype))
         row = (number, form.dtype, json.dumps(form.shape), json.dumps(form.stride), form.layout, form.placement)
         self._pending.append(("insert into form values (?, ?, ?, ?, ?, ?)", row))
 
@@ -147,8 +157,8 @@ class Writer:
         """Write calls."""
         blobs = (zlib.compress(a.tobytes(), _COMPRESSION) for a in (block.calls, block.results, block.inputs))
         # Hashes and mantissas are random bits: compression would take time and save nothing.
-        plain = (a.tobytes() for a in (block.rungs, block.samples, block.row_rungs))
-        row = (len(block.calls), len(block.results), *blobs, *plain)
+        samples = _narrowed(block.samples, _widths_of_samples(block.results, self._widths))
+        row = (len(block.calls), len(block.results), *blobs, block.rungs.tobytes(), samples, block.row_rungs.tobytes())
         self._write(("insert into block values (null, 0, ?, ?, ?, ?, ?, ?, ?, ?)", row))
 
     def content(self, digest: str, dtype: str, shape: Sequence[int], data: bytes) -> None:
@@ -217,10 +227,7 @@ def read(path: Path) -> Recording:
             validation.check_values(connection, _COLUMNS)
             return _read(connection, path.name)
     except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
-        raise DataFileError(
-            f"The recording {str(path)!r} is damaged, or was not written by shadowrun ({error}). Record it again.",
-            slug="data-file-corrupt",
-        ) from error
+        raise _damaged(path, error) from error
 
 
 def read_all(paths: Sequence[Path], name: str = "") -> Recording:
@@ -237,9 +244,9 @@ def read_all(paths: Sequence[Path], name: str = "") -> Recording:
     if len(parts) == 1:
         return parts[0]
     parts.sort(key=lambda part: [process.rank for process in part.processes])
-    ranks = [process.rank for part in parts for process in part.processes]
-    if len(set(ranks)) < len(ranks):
-        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    # Counted, and named in part: a file may have a hundred thousand processes.
+    ranks = Counter(process.rank for part in parts for process in part.processes)
+    if twice := sorted(rank for rank, n in ranks.items() if n > 1)[:_MAX_NAMED]:
         raise DataFileError(
             f"{', '.join(part.name for part in parts)} are not the ranks of one run: several are of rank "
             f"{', '.join(map(str, twice))}. Compare recordings of one rank one by one.",
@@ -299,13 +306,9 @@ def _open(path: Path) -> sqlite3.Connection:
             slug="data-file-not-ours",
         )
     try:
-        connection = validation.connect(path, "ro", _TIMEOUT_S)
-        version = int(connection.execute("pragma user_version").fetchone()[0])
-    except (sqlite3.Error, OSError) as error:
-        raise DataFileError(
-            f"Cannot read the recording {str(path)!r}: {error}.",
-            slug="data-file-unreadable",
-        ) from error
+        connection, version = validation.connect_and_recover(path, _TIMEOUT_S)
+    except (sqlite3.Error, UnicodeError, OSError) as error:
+        raise _damaged(path, error) from error
     if version > SCHEMA_VERSION:
         connection.close()
         raise DataFileError(
@@ -327,13 +330,16 @@ def _read(connection: sqlite3.Connection, name: str) -> Recording:
         for _, dtype, shape, stride, layout, placement in _numbered(connection, "form")
     )
     kernels = tuple(kernel for _, kernel in _numbered(connection, "kernel"))
+    (n_packed,) = connection.execute(f"select coalesce(sum({_N_PACKED}), 0) from block").fetchone()  # noqa: S608 - a constant
+    unpack = _Unpacking(max(_MIN_UNPACKED_LIMIT, _MAX_UNPACKED_RATIO * n_packed))
     blocks: list[list[Block]] = [[] for _ in processes]
+    widths = [_width(form.dtype) for form in forms]
     for number, *columns in connection.execute(
         "select process, n_calls, n_results, calls, results, inputs, rungs, samples, row_rungs from block order by id"
     ):
         if number >= len(processes):
             raise ValueError(f"a block of process {number}, which is missing")
-        blocks[number].append(_unpacked(*columns))
+        blocks[number].append(unpack.block(*columns, widths=widths))
     return _joined(name, processes, blocks, contexts, forms, kernels)
 
 
@@ -344,32 +350,81 @@ def _numbered(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...
     return rows
 
 
-def _unpacked(
-    n_calls: int, n_results: int, calls: bytes, results: bytes, inputs: bytes, rungs: bytes, samples: bytes, rows: bytes
-) -> Block:
-    if n_calls > MAX_CALLS_PER_BLOCK or n_results > _MAX_RESULTS_PER_BLOCK:
-        raise ValueError(f"a block of {n_calls} calls and {n_results} results")
-    call = _inflated(calls, CALL, n_calls)
-    result = _inflated(results, RESULT, n_results)
-    n_inputs = int(call["n_inputs"].sum(dtype=np.int64))
-    return Block(
-        call,
-        result,
-        _inflated(inputs, np.dtype("<i8"), n_inputs),
-        _plain(rungs, int(result["n_rungs"].sum(dtype=np.int64))),
-        _plain(samples, int(result["n_samples"].sum(dtype=np.int64))),
-        _plain(rows, int((result["n_rungs"].astype(np.int64) * result["n_rows"]).sum())),
-    )
+class _Unpacking:
+    """Unpacks blocks, up to a number of bytes in all: a kilobyte may stand for a megabyte of zeros.
+
+    Args:
+        most: Bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def block(
+        self,
+        n_calls: int,
+        n_results: int,
+        calls: bytes,
+        results: bytes,
+        inputs: bytes,
+        rungs: bytes,
+        samples: bytes,
+        rows: bytes,
+        *,
+        widths: Sequence[int],
+    ) -> Block:
+        if n_calls > MAX_CALLS_PER_BLOCK or n_results > _MAX_RESULTS_PER_BLOCK:
+            raise ValueError(f"a block of {n_calls} calls and {n_results} results")
+        call = self._inflated(calls, CALL, n_calls)
+        result = self._inflated(results, RESULT, n_results)
+        n_inputs = int(call["n_inputs"].sum(dtype=np.int64))
+        return Block(
+            call,
+            result,
+            self._inflated(inputs, np.dtype("<i8"), n_inputs),
+            _plain(rungs, int(result["n_rungs"].sum(dtype=np.int64))),
+            _widened(samples, _widths_of_samples(result, widths)),
+            _plain(rows, int((result["n_rungs"].astype(np.int64) * result["n_rows"]).sum())),
+        )
+
+    def _inflated(self, data: bytes, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
+        # Bounded before memory is taken.
+        expected = n * dtype.itemsize
+        self._left -= expected
+        if self._left < 0:
+            raise ValueError("its columns are far larger than the file")
+        stream = zlib.decompressobj()
+        content = stream.decompress(data, expected + 1)
+        if len(content) != expected or stream.unconsumed_tail:
+            raise ValueError(f"a block whose columns are not {expected} bytes")
+        return np.frombuffer(content, dtype)
 
 
-def _inflated(data: bytes, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
-    # Bounded before memory is taken: a kilobyte may stand for a gigabyte of zeros.
-    expected = n * dtype.itemsize
-    stream = zlib.decompressobj()
-    content = stream.decompress(data, expected + 1)
-    if len(content) != expected or stream.unconsumed_tail:
-        raise ValueError(f"a block whose columns are not {expected} bytes")
-    return np.frombuffer(content, dtype)
+def _width(dtype: str) -> int:
+    """Bytes of a real number of a dtype."""
+    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
+    bits = int(digits) if 0 < len(digits) < 4 else 8 if dtype == "bool" else 64
+    return min(8, bits // (16 if dtype.startswith("complex") else 8))
+
+
+def _widths_of_samples(results: npt.NDArray[Any], widths: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Bytes of each sample of a block."""
+    _within(results["form"], 0, len(widths), "a form")
+    return np.repeat(np.array(widths, np.int64)[results["form"]], results["n_samples"])
+
+
+def _narrowed(samples: npt.NDArray[np.uint64], widths: npt.NDArray[np.int64]) -> bytes:
+    """Samples without the zeros above the bits of their dtype: most are float32."""
+    content: bytes = samples.astype("<u8").view("u1").reshape(-1, 8)[np.arange(8) < widths[:, None]].tobytes()
+    return content
+
+
+def _widened(data: bytes, widths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    if len(data) != int(widths.sum()):
+        raise ValueError(f"{len(data)} bytes of samples where the rows say {int(widths.sum())}")
+    columns = np.zeros((len(widths), 8), "u1")
+    columns[np.arange(8) < widths[:, None]] = np.frombuffer(data, "u1")
+    return columns.reshape(-1).view("<u8")
 
 
 def _plain(data: bytes, n: int) -> npt.NDArray[np.uint64]:
@@ -387,6 +442,8 @@ def _joined(
     kernels: tuple[str, ...],
 ) -> Recording:
     """All blocks in one, those of each process together; row numbers count from the start of the recording."""
+    # Once and not for each process: a file may have a hundred thousand of both.
+    lengths = np.array([0, *{n_rungs(form.dtype) for form in forms}], np.int64)
     calls, results, inputs, described = [], [], [], []
     n_calls = n_results = 0
     for process, own in zip(processes, blocks, strict=True):
@@ -394,7 +451,7 @@ def _joined(
             np.concatenate([np.empty(0, dtype), *(getattr(b, column) for b in own)])
             for column, dtype in (("calls", CALL), ("results", RESULT), ("inputs", np.dtype("<i8")))
         )
-        _check(call, result, given, len(contexts), forms, len(kernels))
+        _check(call, result, given, len(contexts), len(forms), len(kernels), lengths)
         result["base"][result["base"] != NONE] += n_results
         given[given != NONE] += n_results
         described.append(_placed(process, n_calls, len(call)))
@@ -429,15 +486,16 @@ def _check(
     results: npt.NDArray[Any],
     inputs: npt.NDArray[np.int64],
     n_contexts: int,
-    forms: Sequence[Form],
+    n_forms: int,
     n_kernels: int,
+    lengths: npt.NDArray[np.int64],
 ) -> None:
-    """Refuse numbers that refer to no row."""
+    """Refuse numbers that refer to no row, and ladders of other lengths than these."""
     _within(calls["context"], 0, n_contexts, "a context")
     _within(calls["kernel"], NONE, n_kernels, "a kernel")
     _within(calls["step"], 0, 2**31 - 1, "a step")
     _within(calls["occurrence"], 0, 2**31 - 1, "a count")
-    _within(results["form"], 0, len(forms), "a form")
+    _within(results["form"], 0, n_forms, "a form")
     _within(results["kind"], 0, len(Kind), "a kind")
     _within(results["n_rows"], 0, 2**31 - 1, "a number of rows")
     if int(calls["n_results"].sum(dtype=np.int64)) != len(results):
@@ -445,8 +503,7 @@ def _check(
     # A base comes before its view, so that to follow bases ends.
     _within(results["base"], NONE, np.arange(len(results)), "the base of a view")
     _within(inputs, NONE, len(results), "an input")
-    sizes = np.array([n_rungs(form.dtype) for form in forms], np.int64)
-    if len(results) and not np.isin(results["n_rungs"], (0, *sizes)).all():
+    if not np.isin(results["n_rungs"], lengths).all():
         raise ValueError("a ladder of a length that no dtype has")
 
 
@@ -476,6 +533,13 @@ def _clear(path: Path) -> None:
             raise _unwritable(path, "it exists and is no recording. Choose another name")
         path.unlink()
     path.with_name(path.name + "-journal").unlink(missing_ok=True)
+
+
+def _damaged(path: Path, error: Exception) -> DataFileError:
+    return DataFileError(
+        f"The recording {str(path)!r} is damaged, or was not written by shadowrun ({error}). Record it again.",
+        slug="data-file-corrupt",
+    )
 
 
 def _unwritable(path: Path, why: str) -> DataFileError:

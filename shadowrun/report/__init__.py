@@ -1,4 +1,4 @@
-"""Reports: a `Document` for each thing to report on, and one renderer for each format."""
+"""Reports: a `Document` for each kind of report, and one renderer for each format."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def format_of(path: str | PathLike[str]) -> str:
     """The format that a file's extension names.
 
     Raises:
-        UsageError: It names none.
+        UsageError: It names no format.
     """
     suffix = Path(path).suffix.lstrip(".").lower()
     if suffix in FORMATS:
         return suffix
     known = ", ".join(f".{name}" for name in FORMATS)
     raise UsageError(
-        f"The extension of the report {str(path)!r} picks its format; use one of {known}, or give format=.",
+        f"The extension of the report {str(path)!r} names no format: use one of {known}.",
         slug="unknown-format",
     )
 
@@ -50,10 +50,12 @@ def save(text: str, path: Path) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
+    # In the same folder: `replace` is atomic only within a file system.
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)  # an untrusted link of that name would be written through
-        with part.open("x", encoding="utf-8", errors="replace") as file:  # lone surrogates, from file names
+        # "x" fails if a link appears meanwhile. Names of files may have lone surrogates, which are not UTF-8.
+        with part.open("x", encoding="utf-8", errors="replace") as file:
             file.write(text)
         part.replace(path)
     except OSError as error:

@@ -30,13 +30,14 @@ __all__ = ["coverage_document"]
 FORMAT = 1
 """Version of the JSON's form."""
 MAX_NAMES = 4
+# More than a run has operators: this report is the list of all of them.
 _LIMITS = Limits(500, 500, 500)
 _CALLS = Column("calls", "number")
 
 
 def coverage_document(coverage: Coverage, info: RunInfo) -> Document:
     """Which operators the target has, which kernels it lacks, and which modules need them."""
-    shown = sanitize(coverage)
+    shown = sanitize(coverage)  # for the blocks; the JSON keeps names as they are
     n = coverage.n_by_state["supported"]
     facts = [
         Fact("operators", _share(n, coverage.n_operators, coverage.percent_operators)),
@@ -51,6 +52,7 @@ def coverage_document(coverage: Coverage, info: RunInfo) -> Document:
     blocks += [block for block in (_kernels(shown), _modules(shown)) if block is not None]
     data = {
         "format": FORMAT,
+        # Properties, which the JSON of `coverage` lacks: it has the fields of dataclasses only.
         "target": info.target,
         "ref": info.ref,
         "percent_operators": coverage.percent_operators,
@@ -68,6 +70,7 @@ def coverage_document(coverage: Coverage, info: RunInfo) -> Document:
 def _operators(coverage: Coverage, state: str) -> Section:
     """The operators in one state."""
     rows = tuple(
+        # An operator without a kernel of its own would be listed twice in its row.
         (o.op, f"{o.n_calls:,}", ", ".join(kernel for kernel in o.missing_kernels if kernel != o.op))
         for o in coverage.operators
         if o.state == state

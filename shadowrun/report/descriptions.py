@@ -34,6 +34,7 @@ __all__ = [
     "short_site",
 ]
 
+# Commands are copied: a cut one would do something else. Names in them may come from an untrusted file.
 MAX_COMMAND = 10_000
 _TONES = {"do": "action", "why": "strong"}
 
@@ -45,6 +46,7 @@ def float_text(value: float) -> str:
 
 def short_site(site: str) -> str:
     """``model.py:12 in forward`` for a source line with the whole path; the library's line follows in parentheses."""
+    # A site may be of a user's line that a library's line follows: `train.py:9 in step (adam.py:30 in step)`.
     own, _, library = site.removesuffix(")").rpartition(" (") if site.endswith(")") else (site, "", "")
     name = os.path.basename(own)  # noqa: PTH119 - line and function follow the path
     return f"{name} ({os.path.basename(library)})" if library else name  # noqa: PTH119
@@ -78,7 +80,7 @@ def first_few(texts: tuple[str, ...], total: int | None = None, shown: int = 3) 
 
 
 def overhead(info: RunInfo) -> str:
-    """What the comparison cost in time; empty where not measured."""
+    """Time that the comparison took; empty if not measured."""
     if info.wall_s <= 0:
         return ""
     if info.budget:
@@ -86,7 +88,7 @@ def overhead(info: RunInfo) -> str:
     alone = max(info.wall_s - info.own_s, 0.0)
     text = f"shadowrun took {percent(info.own_s, info.wall_s)} of the {info.wall_s:.3g} s wall time"
     if alone > 0:
-        text += f"; the program alone would have needed about {alone:.2g} s (×{info.wall_s / alone:.2g})"  # noqa: RUF001
+        text += f"; the program alone would have taken about {alone:.2g} s (×{info.wall_s / alone:.2g})"  # noqa: RUF001
     if info.async_compare_s > 0:
         text += f"; an asynchronous comparison thread used {info.async_compare_s:.2g} s of processor time"
     return text
@@ -107,7 +109,7 @@ def _budget(info: RunInfo) -> str:
     if b["n_unwatched"]:
         stretches = f"{n_stretches:,} stretches from one call of the model to the next"
         what = f"{b['n_steps']:,} steps" if b["n_steps"] else stretches
-        text += f"; {b['n_unwatched']:,} of {what} were left alone: their calls were not recorded"
+        text += f"; {b['n_unwatched']:,} of {what} were skipped: their calls were not recorded"
     elif about:
         text += (
             "; call run.step() after each batch or sequence: without it, the dispatch overhead of each call is neither "
@@ -117,7 +119,7 @@ def _budget(info: RunInfo) -> str:
 
 
 def describe_diff(diff: TensorDiff) -> str:
-    """What differs in one tensor, in the terms of `torch.testing`."""
+    """The difference of one tensor, in the terms of `torch.testing`."""
     parts = [diff.detail] if diff.detail else []
     if diff.n_mismatched:
         share = percent(diff.n_mismatched, diff.n_elements)
@@ -161,6 +163,7 @@ def finding_facts(finding: Finding) -> tuple[Fact, ...]:
         lines.append(("seen on", finding.seen_on))
     if finding.n_inputs:
         lines.append(("inputs", clip(finding.inputs[0], 160) + _more(finding.n_inputs - 1)))
+    # Only where it is another one: that an unsupported operator lacks its own kernel is the finding itself.
     kernels = [kernel for kernel in finding.missing_kernels if kernel != finding.op]
     if kernels:
         lines.append(("missing", f"kernel {first_few(tuple(kernels))}"))
@@ -175,13 +178,13 @@ def finding_facts(finding: Finding) -> tuple[Fact, ...]:
 
 
 def _facts(lines: Iterable[tuple[str, str]], commands: Iterable[str]) -> tuple[Fact, ...]:
-    """Labelled lines, then the commands that write a script: these are never cut, since they are copied."""
+    """Labelled lines, then the commands that write a script."""
     facts = [Fact(label, clip(text), _TONES.get(label, "")) for label, text in lines]
     return (*facts, *(Fact("script", clip(text, MAX_COMMAND), command=True) for text in commands))
 
 
 def short_reason(finding: Finding) -> str:
-    """Why, in a few words; in a combined file, preceded by the ranks that have it if not all do."""
+    """The explanation or cause; in a combined file, after the ranks that have it if not all do."""
     why = finding.explanation or str(finding.cause or "")
     return why if finding.everywhere else f"{finding.seen_on}: {why}"
 
@@ -200,6 +203,7 @@ def min_tolerance_text(least: MinTolerance | None) -> str:
         return ""
     if least.atol == 0:  # signs of zeros
         return "with any tolerance, 0 included"
+    # Two alternatives, each with the other tolerance 0: any pair between them is the choice of the user.
     ways = [f"rtol ≥ {_rounded_up(least.rtol)} (atol 0)"] if math.isfinite(least.rtol) else []
     return "with " + " or ".join([*ways, f"atol ≥ {_rounded_up(least.atol)} (rtol 0)"])
 
@@ -227,7 +231,7 @@ def record_facts(record: OpRecord, finding: Finding | None = None, origin: str =
 
 
 def region_facts(region: RegionSummary) -> tuple[Fact, ...]:
-    """Labelled lines of a compiled region: where, what differs, why, and what to do; none for a plain match."""
+    """Labelled lines of a compiled region: caller, difference, cause, next step; none for a plain match."""
     if region.status == "match" and not region.explanation:
         return ()
     why = describe_cause(region.cause or None, region.explanation, "", 1)

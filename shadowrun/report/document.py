@@ -1,7 +1,7 @@
-"""`Document`: what a report says, without its format. Commands build one; the renderers show it.
+"""`Document`: the content of a report without its format. Commands build one; renderers turn it into text.
 
-A new format is a module with a function from `Document` to text, and a line in `RENDERERS`: every command that prints a
-report then has it.
+A new format is a module with a function from `Document` to text, and a line in `RENDERERS`: then every command that
+prints a report has it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TONES = {
     **dict.fromkeys(("fallback", "unverified", "slow", "partial", "own failures", "fails differently"), "warn"),
     **dict.fromkeys(("skipped", "untested", "unknown", "specific", "-"), "dim"),
 }  # fmt: skip
-"""Status, support or state to the tone that it is shown in."""
+"""Status, support or state to its tone: one table, so that all reports and formats agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Filter:
     Attributes:
         choices: Tags that can be chosen; a row shows if it has one of them.
         only: A tag; the switch hides rows without it.
-        label: What the switch says.
+        label: Text of the switch.
     """
 
     choices: tuple[str, ...]
@@ -125,7 +125,7 @@ class Table:
         columns: Its columns.
         rows: Its rows, each as long as `columns`.
         n_more: Rows that were left out of `rows`.
-        noun: What the rows are, for ``… and 12 more operators``.
+        noun: Plural noun for the rows, for ``… and 12 more operators``.
         limits: Rows that each format shows.
         compact: In a terminal: without headings, and each row is cut to one line.
         filter: In HTML: its filter, None for none.
@@ -149,8 +149,8 @@ class Fact:
     Attributes:
         label: Its label.
         text: Its text.
-        tone: ``action`` for what to do, ``strong`` for why; empty for others.
-        command: It is typed into a shell: never wrapped or cut.
+        tone: ``action`` for the next step, ``strong`` for the cause; empty for others.
+        command: A shell command: never wrapped or cut.
         short: A terminal cuts it to one line.
     """
 
@@ -241,7 +241,7 @@ Block = Note | Facts | Table | Entries | Section
 
 @dataclass(frozen=True, slots=True)
 class GateLine:
-    """The line that opens and closes a report: whether it passed."""
+    """The first and last line of a report: whether the run passed."""
 
     line: str
     passed: bool
@@ -249,7 +249,7 @@ class GateLine:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The table that CSV is: numbers stay numbers, nothing is left out."""
+    """The rows of the CSV: numbers stay numbers, and no row is left out."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
@@ -261,10 +261,10 @@ class Document:
 
     Attributes:
         title: ``npu against cpu``.
-        blocks: What it shows, in order.
-        data: Everything, for programs: the JSON.
+        blocks: Its parts, in order.
+        data: All data, for programs: the JSON.
         records: The CSV.
-        gate: Whether it passed; None where there is nothing to pass.
+        gate: Whether the run passed; None without a gate.
     """
 
     title: str
@@ -277,8 +277,8 @@ class Document:
 def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.write
     """A document as text.
 
-    What is shown is made safe here, for all formats: one line each, with nothing that a terminal obeys. JSON escapes
-    such characters itself and keeps texts as they are.
+    All texts are sanitised here, for all formats: one line each, without control sequences. JSON escapes such
+    characters itself and keeps texts as they are.
 
     Args:
         document: The document.
@@ -302,6 +302,7 @@ def _safe(document: Document, format: str) -> Document:  # noqa: A002 - as in re
     # JSON escapes control characters itself, and programs need the texts unchanged.
     if format == "json":
         return document
+    # Its renderer reads nothing else.
     if format == "csv":
         return dataclasses.replace(document, records=sanitize(document.records, whole=True))
     blocks = sanitize(document.blocks, whole=True)
@@ -320,7 +321,7 @@ def plain(cell: Cell, separator: str = ", ") -> str:
 
 
 def shown(block: Table | Entries, limit: int) -> tuple[int, str]:
-    """How many rows of a block to show, and the line that counts the others; empty if there are none."""
+    """Number of rows of a block to show, and the line that counts the others; empty if there are none."""
     n_rows = len(block.rows if isinstance(block, Table) else block.entries)
     n = min(n_rows, limit)
     n_more = n_rows - n + block.n_more

@@ -19,7 +19,7 @@ __all__ = ["render_html", "table_html"]
 
 
 def render_html(document: Document) -> str:
-    """The page; it reads well without styles too, which some CI servers strip."""
+    """The page; it is readable without styles too, which some CI servers remove."""
     template = _environment().get_template("document.html")
     return template.render(document=document, sections=[b for b in document.blocks if isinstance(b, Section)])
 
@@ -45,7 +45,7 @@ def _environment() -> Environment:
 
 
 def _kind_of(block: Block) -> str:
-    """Macro that shows a block."""
+    """Name of the macro that shows a block."""
     kinds = {Note: "note", Facts: "facts", Table: "table", Entries: "entries", Section: "section"}
     return kinds[type(block)]
 

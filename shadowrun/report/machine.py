@@ -1,4 +1,4 @@
-"""JSON and CSV: for other programs, complete."""
+"""JSON and CSV: complete, for other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["render_csv", "render_json"]
 
+# OWASP's list for CSV injection: with these a spreadsheet evaluates a cell.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# The text of a figure, such as -0.5, begins like a formula, and must stay a number.
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
 
 
@@ -28,6 +30,7 @@ def render_json(document: Document) -> str:
 def render_csv(document: Document) -> str:
     """A heading and one row for each record."""
     out = io.StringIO()
+    # csv writes "\r\n" by default, and line-based tools would see a "\r" in the last column.
     writer = csv.writer(out, lineterminator="\n")
     rows = (document.records.head, *document.records.rows)
     writer.writerows([_without_formula(value) for value in row] for row in rows)
@@ -35,7 +38,7 @@ def render_csv(document: Document) -> str:
 
 
 def _without_formula(value: object) -> object:
-    """Put an apostrophe before text that a spreadsheet would evaluate; numbers stay numbers."""
+    """Put an apostrophe before text that a spreadsheet would evaluate as a formula."""
     if isinstance(value, str) and value[:1] in _FORMULA and len(value) > 1 and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Markdown", "pipe_table", "render_markdown"]
 
+# GitHub scrolls wide tables, so there is room for more columns than in a terminal.
 _DETAIL = 1
 
 
@@ -65,7 +66,7 @@ def _section(section: Section, level: int) -> Iterator[str]:
 def _facts(facts: Iterable[Fact]) -> Iterator[str]:
     for fact in facts:
         yield f"- **{_text(fact.label)}**: {_code(fact.text) if fact.command else _text(fact.text)}"
-    yield ""
+    yield ""  # a list ends at an empty line
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -94,7 +95,7 @@ def _code(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Names from the user's program must not become markup."""
+    """Escape markup in names from the user's program."""
     if isinstance(text, Markdown):
         return text
     for char in "\\`*_<>|[]":

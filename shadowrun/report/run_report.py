@@ -69,10 +69,10 @@ __all__ = ["Source", "operator_table", "run_document"]
 FORMAT = 1
 """Version of the JSON's form. History: 1, first version."""
 MAX_FINDINGS = 50
-"""Of each kind: with the other bounds it keeps any report under 2 MB."""
+"""Of each kind: with the other limits it keeps any report under 2 MB."""
 MAX_OPERATORS = 300
 MAX_ROWS = 50
-MAX_SUMMARY = 8
+MAX_SUMMARY = 8  # with the head, the first screen of a terminal
 MAX_STEPS = 12
 MAX_ARGV = 200
 MAX_REGIONS = 12
@@ -81,21 +81,20 @@ MAX_CELL = 120
 _INCOMPLETE = "The run still records, was killed, or its disk was full: this is what it had recorded."
 _KNOWN_LEAD = "Listed in the ledger of known issues: they fail nothing, and no other section lists them as findings."
 _REGIONS_LEAD = (
-    "What torch.compile made of the program: it ran compiled, and each graph was run eagerly on the same inputs, "
-    "as a whole."
+    "Graphs of torch.compile: the program ran them compiled, and each was run eagerly on the same inputs, as a whole."
 )
 _KINDS = {
     "unsupported": ("Unsupported operators", "The target has no kernel for these calls."),
     "error": ("Errors", "The target raised where the reference did not."),
-    "mismatch": ("Mismatches", "The target ran, and no correct implementation could have returned this."),
-    "fallback": ("Fallbacks", "The target answered, but computed on the CPU."),
+    "mismatch": ("Mismatches", "The target returned what no correct implementation could have returned."),
+    "fallback": ("Fallbacks", "The target returned a result that was computed on the CPU."),
     "slow": ("Slow operators", "Times of single calls, launch included: a hint where to profile, not a benchmark."),
 }
 _NAME, _CALLS = Column("operator", "name"), Column("calls", "number")
 
 
 class Source(Protocol):
-    """What a report reads of `shadowrun.run.Run`."""
+    """The part of `shadowrun.run.Run` that a report reads."""
 
     @property
     def info(self) -> RunInfo:
@@ -147,6 +146,7 @@ def run_document(run: Source) -> Document:
     gate, regions, first, operators = run.gate(), run.regions(), run.first_divergence(), run.summary()
     drift, steps, sources, counts = run.drift(), run.steps(), run.sources(), run.counts()
     notes, internal_failures = run.notes(), run.internal_failures()
+    # Keys of the JSON are a contract: names in the code may change, these may not.
     data = {
         "format": FORMAT,
         "info": info,
@@ -252,7 +252,7 @@ def _first_divergence(
 def _drift(steps: list[DriftStep]) -> Section | None:
     if not steps:
         return None
-    # A long run has thousands of steps, and a table of these shows no trend.
+    # A long run has thousands of steps: the first or last few would show no trend.
     kept = sanitize(_evenly_spread(steps))
     rows = tuple((f"{d.step:,}", float_text(d.drift_abs), float_text(d.drift_rel), d.op, d.module) for d in kept)
     numbers = (Column("step", "number"), Column("max abs", "number"), Column("relative", "number"))
@@ -391,7 +391,7 @@ def _internal_failures(failures: Sequence[analysis.Note]) -> Section | None:
 
 
 def _by_reason(skipped: Iterable[Skipped]) -> list[Skipped]:
-    """One row where several devices, those of ranks for example, skipped the same."""
+    """One row for each operator and reason, summed over devices, such as those of several ranks."""
     rows: dict[tuple[str, str], Skipped] = {}
     for row in skipped:
         seen = rows.get((row.op, row.reason))
@@ -400,7 +400,7 @@ def _by_reason(skipped: Iterable[Skipped]) -> list[Skipped]:
 
 
 def _finding_of(first: OpRecord | None, findings: list[Finding]) -> Finding | None:
-    """The finding that a record belongs to."""
+    """The finding that has a record."""
     if first is None:
         return None
     key = (first.call.op, first.verdict.cause, without_numbers(first.verdict.explanation))
@@ -409,16 +409,17 @@ def _finding_of(first: OpRecord | None, findings: list[Finding]) -> Finding | No
 
 
 def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
-    """Which run of a combined file a call is from, and its number there."""
+    """The run of a combined file that a call is from, and its number in it."""
     if first is None or not sources:
         return ""
+    # Combining renumbers the calls: each run has a range, in the order of the files.
     source = next(source for source in reversed(sources) if source.first_seq <= first.call.seq)
     name = name_runs(sources, [source.number]).removesuffix(" only")
     return f"{name} first, as its call {first.call.seq - source.first_seq:,}"
 
 
 def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[str]:
-    """What a reader must know before the figures."""
+    """Notes that a reader must see before the figures."""
     if not (info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)):
         yield _INCOMPLETE
     if info.unselected and info.unselected not in gate.line:
@@ -426,6 +427,7 @@ def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[s
     if info.budget:
         yield clip(f"Not all was compared, to keep within the overhead budget: {overhead(info)}.")
     yield from map(clip, info.notes)
+    # A ledger that is never cleaned would excuse new faults.
     outdated = [use.remark for use in known.lines if use.remark]
     yield from map(clip, outdated[:MAX_SUMMARY])
     if len(outdated) > MAX_SUMMARY:

@@ -20,6 +20,7 @@ __all__ = ["clip", "forgiving", "one_line", "sanitize", "show"]
 
 MAX_NAME = 120
 MAX_TEXT = 400
+# Fields with names of operators: shorter than texts, since tables have a column of them.
 _NAMES = frozenset({"op", "ops", "kernel", "missing_kernels", "missing_kernel"})
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 def one_line(text: str) -> str:
     """The text on one line, with unprintable characters replaced."""
+    # `split` first: a line break becomes a blank, and only then the rest a replacement character.
     text = " ".join(text.split())
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
@@ -39,7 +41,7 @@ def clip(text: str, length: int = MAX_TEXT) -> str:
 
 
 def sanitize(value: T, *, whole: bool = False) -> T:
-    """A copy of a nested value (dataclasses, tuples, lists, dictionaries) with all its texts sanitised.
+    """A copy of a nested value (dataclasses, tuples, lists, dictionaries) with sanitised texts.
 
     Args:
         value: The value to show.
@@ -50,7 +52,7 @@ def sanitize(value: T, *, whole: bool = False) -> T:
 
 
 def _sanitized(value: Any, field: str | None, *, whole: bool) -> Any:
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum):  # before str: `Status` is one, and would become plain text
         return value
     if isinstance(value, str):
         if whole:
@@ -59,6 +61,7 @@ def _sanitized(value: Any, field: str | None, *, whole: bool) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_sanitized(item, field, whole=whole) for item in value)
     if isinstance(value, Mapping):
+        # Keys too: an untrusted file names them as well, as in fingerprints.
         pairs = ((_sanitized(k, field, whole=whole), _sanitized(v, field, whole=whole)) for k, v in value.items())
         return dict(pairs)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -36,12 +36,15 @@ _STYLES = {"good": "green", "bad": "red", "warn": "yellow", "dim": "dim", "actio
 def render_terminal(document: Document, *, width: int | None = None, colour: bool | None = None) -> str:
     """Coloured and as wide as the terminal where standard output is one; NO_COLOR is obeyed."""
     colour = sys.stdout.isatty() if colour is None else colour
+    # In a pipe rich takes the width from the environment, and logs of two machines would differ.
     if width is None and not sys.stdout.isatty():
         width = TEXT_WIDTH
     out = io.StringIO()
+    # No markup, emoji or highlighting: names from the program or a file must be printed as they are.
     console = Console(
         file=out, force_terminal=colour, width=width, highlight=False, emoji=False, markup=False, legacy_windows=False
     )
+    # Narrower than that, rich would give columns no width; the terminal wraps the lines itself.
     console.width = max(console.width, MIN_WIDTH)
     _Page(console).print(document)
     # rich pads cells to the width of the console: trailing blanks in a log.
@@ -69,7 +72,7 @@ class _Page:
             self._gate(document.gate)
 
     def _gate(self, gate: GateLine | None) -> None:
-        if gate is not None:  # on one line however long, for grep
+        if gate is not None:  # not wrapped, so that grep finds the whole line
             self.console.print(Text(gate.line, "bold green" if gate.passed else "bold red"), soft_wrap=True)
 
     def _block(self, block: Block, *, first: bool) -> None:
@@ -106,12 +109,12 @@ class _Page:
         self._wrapped(line)
 
     def _wrapped(self, text: Text) -> None:
-        """Continuation lines are indented: a name from a data file must not be able to begin a line."""
+        """Print wrapped, with continuation lines indented: no text of a data file can look like a gate line."""
         for number, line in enumerate(text.wrap(self.console, self.console.width - len(_INDENT))):
             self.console.print(Text(_INDENT if number else "") + line)
 
     def _facts(self, facts: Iterable[Fact]) -> None:
-        """Label and text in two columns; then the commands, each on one line however long, to be copied."""
+        """Label and text in two columns; then the commands, each on one line, to be copied."""
         facts = tuple(facts)
         grid = Grid.grid(padding=(0, 1, 0, 0), pad_edge=False)
         label = max([LABEL, *(len(fact.label) + 3 for fact in facts)])
@@ -149,6 +152,7 @@ class _Page:
                 name = Text(table.columns[i].name)
                 first = i == at[0]
                 grid.add_column(name, justify="right" if number else "left", no_wrap=number or first, overflow="fold")
+            # The first column does not wrap in rich: a long name would take the width of all others.
             for row in table.rows[:n]:
                 cells = [_cell(row[i]) for i in at]
                 grid.add_row(_folded(cells[0], self.console.width // 2), *cells[1:])
@@ -156,7 +160,8 @@ class _Page:
         self._more(more)
 
     def _compact(self, table: Table, n: int) -> None:
-        """One line for each row: plain texts share what numbers, names and statuses leave, and are cut."""
+        """One line for each row: numbers, names and statuses have their width, texts share the rest and are cut."""
+        # With too little room, columns of detail 1 are left out, and the others get theirs.
         for detail in (1, 0):
             at = visible(table.columns, detail)
             kinds = [table.columns[i].kind for i in at]
@@ -183,6 +188,7 @@ class _Page:
         free = [i for i, kind in enumerate(kinds) if kind == "text" and all(isinstance(row[i], str) for row in rows)]
         room = self.console.width - 2 * (len(kinds) - 1) - sum(w for i, w in enumerate(widths) if i not in free)
         share = room // len(free)
+        # What a short text does not need goes to those after it.
         for n_before, i in enumerate(free):
             widths[i] = max(1, min(widths[i], room // (len(free) - n_before)))
             room -= widths[i]
@@ -194,13 +200,13 @@ class _Page:
 
 
 def _cell(cell: Cell, separator: str = ", ") -> Text:
-    """Never rich's markup: names come from the user's program."""
+    """A cell as rich's text, without markup: names come from the user's program."""
     if isinstance(cell, str):
         return Text(cell)
     return Text(separator).join(Text(span.text, _STYLES.get(span.tone, "")) for span in cell)
 
 
 def _folded(text: Text, width: int) -> Text:
-    """The first cell of a row, with its continuation lines indented as `_Page._wrapped` does it."""
+    """The first cell of a row, with its continuation lines indented as in `_Page._wrapped`."""
     pieces = text.divide(range(width, len(text), width - len(_INDENT))) if len(text) > width else [text]
     return Text(f"\n{_INDENT}").join(pieces)

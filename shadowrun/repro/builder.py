@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["run_story", "run_versions", "write_script"]
 
 _REPLAYS = 4
-_SLOW_RATIO, _MOST_RATIO = 10.0, 1e9
+_SLOW_RATIO, _MAX_RATIO = 10.0, 1e9
 # Explanations of faults that depend on what memory held before the call.
 _FORGETFUL = ("stale buffer", "uninitialised memory")
 _KINDS = {"unsupported": "raises", "error": "raises", "fallback": "fallback", "slow": "slow", "mismatch": "mismatch"}
@@ -246,7 +246,7 @@ def _ratio(info: RunInfo) -> float:
     """What was slow in the run: a finite number, since it becomes part of a script."""
     ratio = info.config.get("slow_ratio", _SLOW_RATIO)
     # `True` is an int, and NaN fails both comparisons.
-    is_one = isinstance(ratio, (int, float)) and not isinstance(ratio, bool) and 1 < ratio < _MOST_RATIO
+    is_one = isinstance(ratio, (int, float)) and not isinstance(ratio, bool) and 1 < ratio < _MAX_RATIO
     return float(ratio) if is_one else _SLOW_RATIO
 
 

@@ -46,7 +46,7 @@ NOT_KEPT = "inputs not kept: "
 """Prefix in the evidence of a call whose inputs could not be kept."""
 
 _FORMAT = 1
-_MOST_VALUES = 1_000_000
+_MAX_VALUES = 1_000_000
 _NAME = re.compile(r"\d{1,9}\.pt")
 
 _CAPTURED = """
@@ -334,7 +334,7 @@ def _check_number(values: list[Any]) -> None:
     while waiting:
         inner = waiting.pop()
         n += len(inner)
-        if n > _MOST_VALUES:
+        if n > _MAX_VALUES:
             raise ValueError("values")
         waiting += [v for v in inner if isinstance(v, (list, tuple))]
 

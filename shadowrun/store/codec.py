@@ -36,8 +36,8 @@ __all__ = [
 
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
-MOST_RANKS = 2**20  # `combine` makes a set of all ranks: a number from a hostile file must not size it
-MOST_NESTED = 20
+MAX_RANKS = 2**20  # `combine` makes a set of all ranks: a number from a hostile file must not size it
+MAX_NESTED = 20
 SIZES = re.compile(r"\[(-?\d{1,19}(, ?-?\d{1,19}){0,999})?\]", re.ASCII)
 """A JSON list of whole numbers, such as a shape."""
 _BUDGET = {"ratio", "achieved", "n_signatures", "n_verified", "n_calls", "n_replayed", "n_steps", "n_unwatched"}
@@ -113,7 +113,7 @@ def decode_info(text: str) -> RunInfo:
         ValueError: The text is not a `RunInfo`.
     """
     info = decode_facts(RunInfo, text)
-    if not 0 <= info.rank < info.world_size <= MOST_RANKS:
+    if not 0 <= info.rank < info.world_size <= MAX_RANKS:
         raise ValueError(f"rank {info.rank} of {info.world_size}")
     for name, value in (("slow_ratio", info.config.get("slow_ratio", 0)), *info.budget.items()):
         if not _is_number(value):
@@ -172,14 +172,14 @@ def _of_type(*types: type) -> Callable[[Any], Any]:
 def _dictionary(value: Any) -> dict[str, Any]:
     _of_type(dict)(value)
     # `jsonable` and its like call themselves for each level.
-    if _depth(value) > MOST_NESTED:
+    if _depth(value) > MAX_NESTED:
         raise ValueError("nested too deeply")
     return dict(value)
 
 
 def _depth(value: Any, above: int = 0) -> int:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return above if above > MOST_NESTED else max((_depth(part, above + 1) for part in parts), default=above)
+    return above if above > MAX_NESTED else max((_depth(part, above + 1) for part in parts), default=above)
 
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {

@@ -25,7 +25,7 @@ where (status = 'match' and cause = '' and explanation = '' or status = 'skipped
     and missing_kernel = '' and evidence = ''
 """
 _DIFFERENT = "select distinct seq from diff where seq >= ? and seq < ?"
-_MOST_UNMERGED = 5000
+_MAX_UNMERGED = 5000
 """Rows of ``folded`` before they are merged: merging at each fold would take longer than the rest of it."""
 
 
@@ -99,7 +99,7 @@ class RetentionLimit:
         plain = plain_among(calls, outcomes, different)
         groups = sums_of(calls[plain], outcomes)
         self._n_unmerged += len(groups)
-        if self._n_unmerged > _MOST_UNMERGED:
+        if self._n_unmerged > _MAX_UNMERGED:
             groups = merge([*groups, *read_folded(connection.execute, ONE_RUN)])
             self._n_unmerged = 0
             connection.execute("delete from folded")

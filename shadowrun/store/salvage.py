@@ -36,12 +36,12 @@ __all__ = ["OnDisk", "Pages", "Row", "salvaged"]
 _INNER_INDEX, _INNER_TABLE, _LEAF_INDEX, _LEAF_TABLE = 2, 5, 10, 13
 _INDEX = (_INNER_INDEX, _LEAF_INDEX)
 _DEFAULT_SIZE = 4096
-_MOST_READ = 4
+_MAX_READ = 4
 """Bytes of rows that are read for each byte of the file: pages of a hostile file may refer to one text many times."""
-_MOST_READ_OF_DISK = 16
-_LEAST_READ = 2**24
+_MAX_READ_OF_DISK = 16
+_MIN_READ = 2**24
 """The same for each byte on disk, plus a constant: a sparse or compressed file may have any size at no cost."""
-_MOST_BYTES = 2**36
+_MAX_BYTES = 2**36
 _SIZES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
 """Serial type of a value to its size in bytes; 10 and 11 are reserved, larger ones are blobs (even) and texts (odd)."""
 
@@ -62,10 +62,10 @@ class OnDisk:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._n_bytes = file.seek(0, os.SEEK_END)
-        if self._n_bytes > _MOST_BYTES:
+        if self._n_bytes > _MAX_BYTES:
             raise ValueError(f"it has {self._n_bytes:,} bytes")
         taken = getattr(os.fstat(file.fileno()), "st_blocks", self._n_bytes) * 512
-        self.most_read = min(_MOST_READ * self._n_bytes, _MOST_READ_OF_DISK * taken + _LEAST_READ)
+        self.max_read = min(_MAX_READ * self._n_bytes, _MAX_READ_OF_DISK * taken + _MIN_READ)
 
     def __len__(self) -> int:
         return self._n_bytes
@@ -108,7 +108,7 @@ class Pages:
         # A truncated file has fewer pages than its header says. A smaller number, or one beyond SQLite's limit, is
         # itself damaged.
         self.n_said = said if self.n_present <= said <= 2**31 else self.n_present
-        self._left = self.data.most_read
+        self._left = self.data.max_read
 
     def rows(self, root: int) -> Iterator[Row]:
         """Rows of the table with this root page, as far as the pages of its tree can be read."""

@@ -38,6 +38,7 @@ __all__ = [
     "check_sources",
     "check_values",
     "connect",
+    "connect_and_recover",
     "one_of",
     "optional",
     "unfit",
@@ -51,7 +52,7 @@ _STEPS_PER_BYTE = 50
 """Virtual machine instructions of SQLite for one query. A file of a million calls takes some 3 per byte. A limit in
 seconds would depend on the load of the machine."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
-_LEAST_WITH_NAME = 16
+_MIN_WITH_NAME = 16
 """From this size on, SQLite looks for the name of a super-journal in a journal."""
 _ROLLBACK_MODES = b"\x01\x01"
 """Bytes 18 and 19 of the header of a file with a rollback journal; a file with a write-ahead log has 2 and 2."""
@@ -94,10 +95,10 @@ class GuardedConnection(sqlite3.Connection):
     """A connection to an untrusted file: each query is bounded.
 
     Attributes:
-        most_steps: Virtual machine instructions of SQLite that one query may take.
+        max_steps: Virtual machine instructions of SQLite that one query may take.
     """
 
-    most_steps = _STEPS
+    max_steps = _STEPS
     _steps = 0
 
     def guard(self, n_bytes: int) -> None:
@@ -106,7 +107,7 @@ class GuardedConnection(sqlite3.Connection):
         Args:
             n_bytes: Size of the file.
         """
-        self.most_steps = _STEPS + _STEPS_PER_BYTE * n_bytes
+        self.max_steps = _STEPS + _STEPS_PER_BYTE * n_bytes
         self.set_progress_handler(self._count, _STEPS_AT_ONCE)
         self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         self.create_function("is_shape", 1, _is_shape, deterministic=True)
@@ -125,7 +126,7 @@ class GuardedConnection(sqlite3.Connection):
     def _count(self) -> bool:
         """Whether to interrupt the query; SQLite calls this every `_STEPS_AT_ONCE` steps."""
         self._steps += _STEPS_AT_ONCE
-        return self._steps > self.most_steps
+        return self._steps > self.max_steps
 
 
 def _is_shape(value: Any) -> bool:
@@ -156,6 +157,31 @@ def connect(path: Path, mode: str, timeout_s: float) -> GuardedConnection:
     return connection
 
 
+def connect_and_recover(path: Path, timeout_s: float) -> tuple[GuardedConnection, int]:
+    """Open an existing file to read, and roll back what a killed process left.
+
+    Returns:
+        The connection, and the version of the file's schema.
+
+    Raises:
+        sqlite3.Error: As `connect`, or the file is damaged.
+    """
+    mode = "ro"
+    while True:
+        connection = connect(path, mode, timeout_s)
+        try:
+            connection.execute("select 1 from sqlite_master").fetchall()
+            return connection, int(connection.execute("pragma user_version").fetchone()[0])
+        except sqlite3.OperationalError:
+            connection.close()
+            if mode == "rw":
+                raise
+            mode = "rw"  # rolling back a journal needs write access
+        except BaseException:
+            connection.close()
+            raise
+
+
 def _check_journals(path: Path) -> None:
     """Refuse a file whose journal or write-ahead log, which SQLite opens by itself, could touch another file.
 
@@ -184,7 +210,7 @@ def _check_journals(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError), journal.open("rb") as file:
         n_bytes = file.seek(0, 2)
         file.seek(max(0, n_bytes - len(_JOURNAL_MAGIC)))
-        if file.read() == _JOURNAL_MAGIC and n_bytes >= _LEAST_WITH_NAME:
+        if file.read() == _JOURNAL_MAGIC and n_bytes >= _MIN_WITH_NAME:
             raise sqlite3.DatabaseError(f"its journal {journal.name!r} names another file")
 
 

@@ -1,4 +1,4 @@
-"""`shadowrun explain`: what is known of an operator, and how a call came to its verdict."""
+"""`shadowrun explain`: the facts on an operator, and the rung that decided on a call."""
 
 import json
 import sqlite3
@@ -69,8 +69,8 @@ def test_an_operator_with_its_bounds_and_their_sources(capsys):
 def test_an_operator_with_defaults_says_so(capsys):
     assert explain("aten::softmax.int") == 0
     shown = read(capsys)
-    assert "no row in the table" in shown
-    assert "split into other operators" in shown
+    assert "no row in the operator table" in shown
+    assert "decomposed into other operators" in shown
 
 
 @pytest.mark.parametrize("name", ["aten::nosuchoperator", "nosuchoperator"])

@@ -42,7 +42,7 @@ def run(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        ("5-2", "argument --steps: '5-2' ends before it begins: use 2-5"),
+        ("5-2", "argument --steps: '5-2' is an empty range: use 2-5"),
         ("x", "argument --steps: 'x' is no step: use numbers and ranges, such as 0,2,5-7"),
         (",", "argument --steps: ',' names no step"),
     ],

@@ -179,8 +179,9 @@ def test_the_script_of_a_call_has_its_inputs(products, untried):
 def test_a_call_that_was_not_kept(products, capsys):
     assert main(["repro", "my $HOME run.shadowrun", "--call", str(products[2])]) == 2
     assert (
-        f"Call {products[2]} has no inputs kept: those of the first and of the worst call of each finding are. There "
-        f"are: {products[1]} (aten::mm)" in capsys.readouterr().err.replace(f"{products[2] + 1} (aten::cumsum), ", "")
+        f"Call {products[2]} has no captured inputs: the first and the worst call of each finding have. "
+        f"The nearest are: {products[1]} (aten::mm)"
+        in capsys.readouterr().err.replace(f"{products[2] + 1} (aten::cumsum), ", "")
     )
     assert main(["repro", "my $HOME run.shadowrun", "--call", "9999"]) == 2
     assert "Call 9999 was not recorded" in capsys.readouterr().err
@@ -219,7 +220,7 @@ def test_a_run_without_findings(tmp_path, monkeypatch, clean_sim, capsys):
     with shadowrun.compare("sim", file=".shadowrun"):
         torch.ones(2).to("sim") + 1
     assert main(["repro"]) == 0
-    assert "Nothing was found" in capsys.readouterr().out
+    assert "There are no findings" in capsys.readouterr().out
 
 
 def test_a_target_that_is_not_here(recorded, capsys):
@@ -265,7 +266,7 @@ def test_no_inputs_were_kept(tmp_path, monkeypatch, clean_sim, capsys):
     with clean_sim.flaws("missing-cumsum"), shadowrun.compare("sim", file=".shadowrun", capture=False):
         torch.ones(2).to("sim").cumsum(0)
     assert main(["repro"]) == 2
-    assert "No inputs of aten::cumsum (unsupported) were kept: the run" in capsys.readouterr().out
+    assert "No inputs of aten::cumsum (unsupported) were captured: the run" in capsys.readouterr().out
     assert shadowrun.load(".shadowrun").findings()[0].commands == ()
 
 

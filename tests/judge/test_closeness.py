@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shadowrun import Status
 from shadowrun.judge import judge
-from shadowrun.judge.closeness import MOST_TERMS, ClosenessCheck
+from shadowrun.judge.closeness import MAX_TERMS, ClosenessCheck
 from shadowrun.judge.hypotheses import to_tf32
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import MANY_RUNS, Oracle
@@ -93,7 +93,7 @@ def test_one_element_off_by_units_of_rounding(units, seed, n):
         assert verdict is not None
 
 
-@pytest.mark.parametrize("n", [64, 1024, 16384, MOST_TERMS])
+@pytest.mark.parametrize("n", [64, 1024, 16384, MAX_TERMS])
 def test_tf32_does_not_pass(make_case, n):
     """Positive terms hide it best: it falls with the root of their number."""
     a, b = normal(8, n).abs(), normal(n, 8, seed=1).abs()
@@ -109,7 +109,7 @@ def test_tf32_does_not_pass(make_case, n):
 
 
 def test_sums_that_are_too_long_are_left_to_the_oracle(make_case):
-    x = normal(1, 2 * MOST_TERMS)
+    x = normal(1, 2 * MAX_TERMS)
     case = make_case(aten.sum.dim_IntList, lambda x, d: x.double().sum(d).float() * (1 + 2e-6), x, [1])
     assert screened(case) is None
 

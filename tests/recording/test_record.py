@@ -545,6 +545,40 @@ with shadowrun.record("a.shadowrec") as run:
     assert set(read(tmp_path / "a.shadowrec").calls["step"].tolist()) == set(range(10_000))
 
 
+def test_compiled_code_is_recorded_where_it_calls_operators_and_nothing_is_stale(tmp_path):
+    body = """
+from shadowrun.recording.call_recorder import CallRecorder
+from shadowrun.recording.digests import digest
+from shadowrun.recording.recording_file import read
+from pathlib import Path
+seen, note = [], CallRecorder._note_inputs
+def noting(self, noted, a):
+    if isinstance(a, torch.Tensor):
+        seen.append(digest(a).rungs.tolist())
+    note(self, noted, a)
+CallRecorder._note_inputs = noting
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+compiled, x = torch.compile(lambda x: net(x).sin().sum()), torch.randn(3, 8)
+def step():
+    net.zero_grad()
+    loss = compiled(x)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in net.parameters())]
+step()
+plain = step()
+with shadowrun.record("a.shadowrec"):
+    first, second = step(), step()
+for got in (first, second):
+    assert all(torch.equal(a, b) for a, b in zip(got, plain))
+r = read(Path("a.shadowrec"))
+assert len(seen) == len(r.inputs) > 20
+assert [r.ladder(row).tolist() for row in r.inputs.tolist()] == seen
+"""
+    done = run_program(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+
+
 # -- wrong use -------------------------------------------------------------------------------------
 
 

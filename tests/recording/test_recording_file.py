@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from shadowrun.errors import DataFileError
+from shadowrun.recording import recording_file
 from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
 from shadowrun.recording.recording_file import Block, Writer, read
 from shadowrun.types import Phase
@@ -160,3 +162,108 @@ def test_samples_lie_in_the_tensor_and_apart(n):
     assert len(found) == min(n, 64)
     assert len(set(found.tolist())) == len(found)
     assert all(0 <= i < n for i in found.tolist())
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "uint8", "bfloat16", "float32", "complex64", "float64", "float8_e4m3fn", "?"]
+)
+def test_samples_are_kept_at_the_width_of_their_dtype(tmp_path, dtype):
+    width = {"bool": 1, "uint8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float32": 4, "complex64": 4}.get(dtype, 8)
+    path = tmp_path / "a.shadowrec"
+    writer = Writer(path, Process("a.shadowrec"))
+    for number in (0, 1):
+        writer.context(number, Context("aten::mm", "", Phase.FORWARD, "", "cpu", "[]"))
+    writer.form(0, Form(dtype, (2, 2), (2, 1)))
+    given = block(0)
+    given.samples[:] = 2 ** (8 * width) - 1
+    given.results["n_rungs"] = 0
+    writer.block(dataclasses.replace(given, rungs=given.rungs[:0]))
+    writer.finish(Process("a.shadowrec"))
+    assert read(path).samples.tolist() == [2 ** (8 * width) - 1] * 8
+    with sqlite3.connect(path) as connection:
+        assert len(connection.execute("select samples from block").fetchone()[0]) == 8 * width
+    connection.close()
+
+
+def test_a_commit_that_was_killed_is_rolled_back(path):
+    """The journal that it leaves made the recording unreadable."""
+    script = f"""
+import os, signal, sqlite3
+connection = sqlite3.connect({str(path)!r}, isolation_level=None)
+connection.execute("pragma cache_size = 1")
+connection.execute("begin")
+for n in range(50):
+    connection.execute("insert into content values (?, '', '[]', zeroblob(9000))", (n,))
+connection.execute("delete from context")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    assert path.with_name(path.name + "-journal").exists()
+    assert len(read(path).calls) == 4
+
+
+def test_views_of_views_are_followed_at_once(path):
+    """To follow each from its own place took minutes."""
+    n = 50_000
+    results = np.zeros(n, RESULT)
+    results["base"], results["kind"] = np.arange(-1, n - 1), Kind.VIEW
+    calls = np.zeros(1, CALL)
+    calls["n_results"], calls["kernel"] = n, -1
+    sql = "update block set calls = ?, results = ?, inputs = ?, n_calls = 1, n_results = ?, rungs = ?, samples = ?"
+    changed(path, "delete from block where id = 2")
+    changed(path, sql, packed(calls), packed(results), packed(calls[:0]), n, b"", b"")
+    recording = read(path)
+    assert {recording.source(row) for row in range(n)} == {0}
+
+
+def test_columns_in_proportion_to_the_file(path):
+    """A megabyte became five gigabytes."""
+    n = 1 << 20
+    calls = np.zeros(n // 65_535 + 1, CALL)
+    calls["n_results"], calls["kernel"] = 65_535, -1
+    calls["n_results"][-1] = n % 65_535
+    results = np.zeros(n, RESULT)
+    results["base"] = -1
+    row = (len(calls), n, packed(calls), packed(results), packed(calls[:0]))
+    for _ in range(4):
+        changed(path, "insert into block values (null, 0, ?, ?, ?, ?, ?, x'', x'', x'')", *row)
+    with pytest.raises(DataFileError, match="far larger than the file"):
+        read(path)
+
+
+def test_processes_and_forms_are_not_multiplied(path, monkeypatch):
+    """The forms were gone through for each process."""
+    n = 1000
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executemany("insert into process values (?, ?)", ((k, '{"name": ""}') for k in range(1, n)))
+        connection.executemany(
+            "insert into form values (?, 'int64', '[]', '[]', 'strided', '')", ((k,) for k in range(1, n))
+        )
+        connection.commit()
+    looked_up = []
+    monkeypatch.setattr(recording_file, "n_rungs", lambda dtype: looked_up.append(dtype) or 24)
+    assert len(read(path).processes) == n
+    assert len(looked_up) == n
+
+
+def test_a_damaged_header_is_damage(path):
+    """It was called unreadable."""
+    data = bytearray(path.read_bytes())
+    data[18] = 2  # wants a write-ahead log
+    path.write_bytes(data)
+    with pytest.raises(DataFileError) as caught:
+        read(path)
+    assert caught.value.slug == "data-file-corrupt"
+
+
+def test_ranks_of_two_files_are_counted_once(path, tmp_path):
+    """Each rank was counted in all of them."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executemany(
+            "insert into process values (?, ?)", ((k, f'{{"name": "", "rank": {k}}}') for k in range(1, 3000))
+        )
+        connection.commit()
+    with pytest.raises(DataFileError) as caught:
+        recording_file.read_all([path, path])
+    assert caught.value.slug == "data-file-ranks"
+    assert len(str(caught.value)) < 300

@@ -189,7 +189,7 @@ def test_write_chooses_by_extension(run: Run, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_errors_of_write(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'x.pdf' picks its format; use .* .txt, .md, .json, .csv, .html") as caught:
+    with pytest.raises(UsageError, match=r"'x.pdf' names no format: use .* .txt, .md, .json, .csv, .html") as caught:
         run.write("x.pdf")
     assert caught.value.slug == "unknown-format"
     with pytest.raises(UsageError, match="no report format 'pdf'"):
@@ -201,7 +201,7 @@ def test_errors_of_write(run: Run, tmp_path: Path) -> None:
 
 def test_overhead_in_words() -> None:
     assert overhead(RunInfo("a", "b", wall_s=3.42, own_s=2.12)) == (
-        "shadowrun took 62 % of the 3.42 s wall time; the program alone would have needed about 1.3 s (×2.6)"  # noqa: RUF001
+        "shadowrun took 62 % of the 3.42 s wall time; the program alone would have taken about 1.3 s (×2.6)"  # noqa: RUF001
     )
     assert overhead(RunInfo("a", "b")) == ""
     assert "alone" not in overhead(RunInfo("a", "b", wall_s=1.0, own_s=1.5))

@@ -90,7 +90,7 @@ def test_the_first_is_watched_and_later_ones_are_left_alone(clean_sim):
     assert not all(seen)
     n_alone = run.info.budget["n_unwatched"]
     assert n_alone == seen[1:-1].count(False)  # the last has not ended
-    assert f"{n_alone:,} of 39 stretches from one call of the model to the next were left alone" in overhead(run.info)
+    assert f"{n_alone:,} of 39 stretches from one call of the model to the next were skipped" in overhead(run.info)
     assert "took at least" not in overhead(run.info)
 
 

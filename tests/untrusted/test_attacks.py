@@ -703,7 +703,7 @@ def test_what_is_no_fault_is_none_whatever_its_explanation(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     coverage(kind=kind, explanation="on the reference: crash")
     assert main(["repro", "e.shadowcov"]) == 0
-    assert "Nothing was found" in capsys.readouterr().out
+    assert "There are no findings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["f32[0, 99999999999999999999]", "bits8[2]", "u1[2]"])

@@ -13,6 +13,8 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.report.document import Document, Records, render
 from shadowrun.store import DataFile
+from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
+from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.recorded import Unreadable, read_calls, sample
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
 
@@ -102,3 +104,13 @@ def test_inputs_of_one_operator(tmp_path):
     ((key, calls),) = read_calls(path).items()
     assert key == ("aten::cat", "float32")
     assert len(calls) == len(set(calls)) == 100_001
+
+
+def test_list_of_what_a_sweep_found(tmp_path, capsys):
+    """It printed the whole of a name for each finding."""
+    sweep = CoverageFile.begin(tmp_path / "x.shadowcov", SweepInfo("npu", "cpu"))
+    found = CaseFinding(Kind.MISMATCH, "a" * N)
+    sweep.add(Case("exp", "b" * N, Part.FORWARD, 0), CaseOutcome((found,)))
+    sweep.close()
+    assert main(["repro", str(tmp_path / "x.shadowcov")]) == 0
+    assert len(capsys.readouterr().out) < 5000

@@ -34,7 +34,8 @@ atol = 0.0
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VALUES = st.sampled_from(
     ["1", "-1", "1e999", "nan", "true", "[]", "{}", "''", '"["', "2031-99-01", "1979-05-27T07:32:00Z", "[" * 100_000,
-     "9" * 5000, "9" * 400, '"\\u0000"', '"***[!"', "{a = {b = {}}}", '"""\n\n"""', '"\\ud800"', "0x_", "[[known]]"]
+     "9" * 5000, "9" * 400, '"\\u0000"', '"***[!"', "{a = {b = {}}}", '"""\n\n"""', '"\\ud800"', "0x_",
+     "[[known]]", "0x" + "f" * 5000]
 )  # fmt: skip
 
 
@@ -65,6 +66,21 @@ def test_a_ledger_with_other_values(tmp_path, which, value):
     at = [k for k, line in enumerate(lines) if "=" in line][which]
     lines[at] = f"{lines[at].partition('=')[0]}= {value}"
     outcome(tmp_path / "ledger.toml", "\n".join(lines).encode("utf-8", "surrogatepass"))
+
+
+@pytest.mark.parametrize("key", ["operator", "platform", "module", "status", "reason", "expires", "rtol", "other"])
+@pytest.mark.parametrize("value", ["0x" + "f" * 5000, '"' + "[" * 100_000 + '"', '["' + "a" * 100_000 + '"]'])
+def test_a_value_too_long_to_print(tmp_path, key, value):
+    """A number without end was a traceback, a pattern of brackets took hours, and a long text was printed in full."""
+    path = tmp_path / "ledger.toml"
+    lines = [f"{key} = {value}" if line.startswith(f"{key} =") else line for line in LEDGER.splitlines()]
+    path.write_text("\n".join(lines if key != "other" else [f"other = {value}"]))
+    try:
+        read = read_settings(path)
+    except UsageError as error:
+        assert (error.slug, len(str(error)) < 1000) == ("bad-settings", True)  # noqa: PT017 - or it is read
+    else:
+        assert key == "reason", read
 
 
 @QUICK

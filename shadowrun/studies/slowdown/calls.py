@@ -110,7 +110,7 @@ def read_mix(path: Path) -> Mix:
 
 _SHAPES = {1: (1 << 20,), 2: (1024, 1024), 3: (64, 128, 128), 4: (16, 16, 64, 64)}
 """A million elements, by number of dimensions."""
-_LEAST_SHARE = 0.5
+_MIN_SHARE = 0.5
 """Least share of finite results for a large input; with fewer, the largest sample is used instead."""
 
 
@@ -216,4 +216,4 @@ def _is_valid(info: Any, sample: Sample) -> bool:
     except Exception:
         return False
     results = [t for t in leaves([out]) if t.is_floating_point() and t.numel()]
-    return all(float(t.isfinite().double().mean()) >= _LEAST_SHARE for t in results)
+    return all(float(t.isfinite().double().mean()) >= _MIN_SHARE for t in results)

@@ -119,8 +119,8 @@ class FunctionJob:
 
 _SAMPLE_NS = 300_000
 """Duration of a sample (many calls): well above the resolution of the clock."""
-_MOST_CALLS = 200
-_MOST_COPIES = 16
+_MAX_CALLS = 200
+_MAX_COPIES = 16
 """Maximum number of calls in a sample if each needs fresh inputs: all copies are in memory at once."""
 _WARM_UP = 3  # the first call loads or compiles the kernel, the second may choose an algorithm
 _clock = time.perf_counter_ns
@@ -143,7 +143,7 @@ class Timer:
         self._reused = None if job.writes else job.moved(platform)
         # The minimum: warm-up and other load only ever add time.
         quickest = min(self._sample(1) for _ in range(_WARM_UP))
-        most = _MOST_CALLS if self._reused is not None else _MOST_COPIES
+        most = _MAX_CALLS if self._reused is not None else _MAX_COPIES
         self._n = int(min(most, max(1, _SAMPLE_NS // max(quickest, 1))))
 
     def sample_us(self) -> float:
@@ -168,7 +168,7 @@ class Timer:
             return (_clock() - start) / n
 
 
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def measure(
         target: Platform to time, started.
         ref: Platform to time it against, started.
         rounds: Samples on each platform.
-        time_limit_s: After this time no further round starts, once `LEAST_ROUNDS` are done.
+        time_limit_s: After this time no further round starts, once `MIN_ROUNDS` are done.
         seed: Seed of the values.
     """
     try:
@@ -248,7 +248,7 @@ def _pairs(on_ref: Timer, on_target: Timer, rounds: int, time_limit_s: float) ->
     until = time.perf_counter() + time_limit_s
     pairs: list[tuple[float, float]] = []
     for number in range(rounds):
-        if number >= LEAST_ROUNDS and time.perf_counter() > until:
+        if number >= MIN_ROUNDS and time.perf_counter() > until:
             break
         # The order alternates, since the platform that runs second finds other cache contents.
         if number % 2:

@@ -318,10 +318,6 @@ class CoverageFile:
             cases.setdefault((operator, dtype), set()).add((Part(part), sample))
         return cases
 
-    def duplicates(self) -> int:
-        """Number of cases that were skipped because they repeat another case."""
-        return int(next(self._rows("select coalesce(sum(n_duplicates), 0) from task"))[0])
-
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
         try:
@@ -413,7 +409,7 @@ def _checked(path: Path) -> GuardedConnection:
     if not is_coverage_file(path):
         raise _unusable(path, "is no coverage file, and was not changed. Choose another name")
     try:
-        connection, version = _opened(path)
+        connection, version = validation.connect_and_recover(path, _TIMEOUT_S)
     except (sqlite3.Error, UnicodeError, OSError) as error:
         raise _damaged(path, error) from error
     if version > SCHEMA_VERSION:
@@ -430,24 +426,6 @@ def _checked(path: Path) -> GuardedConnection:
         connection.close()
         raise _damaged(path, error) from error
     return connection
-
-
-def _opened(path: Path) -> tuple[GuardedConnection, int]:
-    """A connection, and the version of the file's schema."""
-    mode = "ro"
-    while True:
-        connection = validation.connect(path, mode, _TIMEOUT_S)
-        try:
-            connection.execute("select 1 from sqlite_master").fetchall()
-            return connection, int(connection.execute("pragma user_version").fetchone()[0])
-        except sqlite3.OperationalError:
-            connection.close()
-            if mode == "rw":
-                raise
-            mode = "rw"  # rolling back the journal of a killed sweep needs write access
-        except BaseException:
-            connection.close()
-            raise
 
 
 def _damaged(path: Path, error: Exception) -> DataFileError:

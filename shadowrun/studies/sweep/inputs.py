@@ -29,7 +29,7 @@ __all__ = [
     "without_dims",
 ]
 
-_MOST_PRINTED = 400
+_MAX_PRINTED = 400
 # Samples of the database are small; those of a file are bounded where they are made.
 _NO_LIMIT = 1 << 62
 
@@ -171,7 +171,7 @@ def printed(sample: Sample) -> str:
     """``f32[2, 3], dim=1``."""
     x, args, kwargs = sample
     shown = [_printed(v) for v in (x, *args)] + [f"{name}={_printed(v)}" for name, v in kwargs.items()]
-    return ", ".join(shown)[:_MOST_PRINTED]
+    return ", ".join(shown)[:_MAX_PRINTED]
 
 
 def _mapped(value: Any, change: Change, memo: dict[int, torch.Tensor]) -> Any:

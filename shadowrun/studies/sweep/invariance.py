@@ -221,8 +221,8 @@ def _is_repeatable(plan: OpPlan) -> bool:
 
 
 _MAX_BYTES = 1 << 28
-_MOST_CALLS = 16
-_MOST_SINGLE = 1200
+_MAX_CALLS = 16
+_MAX_SINGLE = 1200
 _EXPLANATIONS = {
     Part.TAIL: "vector body and scalar tail differ",
     Part.LAYOUT: "strided and contiguous inputs differ",
@@ -304,7 +304,7 @@ class Invariance:
         tracer = CallTracer(self._plans)
         with torch.no_grad(), tracer:
             prepared()
-        return tracer.calls[:_MOST_CALLS]
+        return tracer.calls[:_MAX_CALLS]
 
     def first_mismatch(
         self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -340,7 +340,7 @@ class Invariance:
         names, whole = self._run(plan, args, kwargs, first=True)
         if not all(isinstance(v, torch.Tensor) and v.shape == (n,) for v in whole):
             return
-        step = max(1, -(-n // _MOST_SINGLE))  # a call per element is slow: of a long vector, every `step`-th
+        step = max(1, -(-n // _MAX_SINGLE))  # a call per element is slow: of a long vector, every `step`-th
         picked = range(0, n, step)
         # One element each: a vector of length 1 is all scalar tail.
         alone = [self._run(plan, *map_tensors(args, kwargs, lambda t, k=k: element(t, k)))[1] for k in picked]

@@ -32,7 +32,7 @@ __all__ = ["Limits", "Pool", "Step", "WorkerProcess", "refuse_without_processes"
 _LOOK_S = 0.1  # interval of checks against the limits
 _START_LIMIT_S = 300.0
 _MUCH_MEMORY = 1 << 28
-_MOST_DEATHS = 3
+_MAX_DEATHS = 3
 """Workers that may die in one part of an operator."""
 # With the module path of this process: a worker has to find the same modules, those of `--import` too.
 _START = (
@@ -375,7 +375,7 @@ class Pool:
         if rest:  # parts end in order, so the worker died in the first of these
             key = task.operator, task.dtype, rest[0]
             self._deaths[key] = self._deaths.get(key, 0) + 1
-            if self._deaths[key] >= _MOST_DEATHS:
+            if self._deaths[key] >= _MAX_DEATHS:
                 self._give_up(task, rest[0], finding)
                 rest = rest[1:]
         if rest:
@@ -385,9 +385,7 @@ class Pool:
 
     def _give_up(self, task: Task, part: Part, finding: CaseFinding) -> None:
         """Abandon a part for this start: each of its hundreds of samples could take the whole time limit."""
-        words = (
-            f"{_MOST_DEATHS} processes ended in it: the rest of this part was not tried; the same command resumes it"
-        )
+        words = f"{_MAX_DEATHS} processes ended in it: the rest of this part was not tried; the same command resumes it"
         outcome = CaseOutcome((CaseFinding(Kind.UNVERIFIED, explanation=words, message=finding.explanation),))
         # No case has the sample -1: readers know the note by it.
         self._on_result(Case(task.operator, task.dtype, part, -1), outcome)

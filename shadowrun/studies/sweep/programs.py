@@ -30,7 +30,7 @@ Program = Callable[[torch.device], Prepared]
 """Copies the inputs to a device, and returns a function that runs there and returns all results."""
 
 _SEED = 0x5EED
-_MOST_DERIVED = 16  # most samples are equal after the reduction to one element or to size 0
+_MAX_DERIVED = 16  # most samples are equal after the reduction to one element or to size 0
 _VARIED = {
     Part.TRANSPOSED: lambda s: s.changed(transposed),
     Part.STRIDED: lambda s: s.changed(strided),
@@ -61,7 +61,7 @@ def varied(samples: list[Sample], part: Part) -> Iterator[tuple[int, Sample]]:
         if new is None:
             continue
         n += 1
-        if part in (Part.ZERO_DIM, Part.EMPTY) and n > _MOST_DERIVED:
+        if part in (Part.ZERO_DIM, Part.EMPTY) and n > _MAX_DERIVED:
             return
         # The number of the database: a case keeps its name when other samples are left out.
         yield number, new

@@ -36,8 +36,8 @@ _KEYWORD = re.compile(r"([a-z_]\w*)=")
 _WORD = re.compile(r"[^,\]]+")
 MAX_BYTES = 2 << 30
 """Maximum size of the inputs of one call, in bytes: a short text can name a tensor of any size."""
-_MOST_UNWRITTEN = 100_000
-_MOST_DIGITS = 100
+_MAX_UNWRITTEN = 100_000
+_MAX_DIGITS = 100
 _WORDS = {"None": None, "True": True, "False": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -183,7 +183,7 @@ class _Reader:
     def _unwritten(self, n: int, before: list[Any]) -> list[Any]:
         last = before[-1] if before else None
         self._n_unwritten += n  # of the whole text, which can name a list every few characters
-        if self._n_unwritten > _MOST_UNWRITTEN:
+        if self._n_unwritten > _MAX_UNWRITTEN:
             raise Unreadable(f"lists with {self._n_unwritten} more entries")
         if not isinstance(last, torch.Tensor):
             return [last] * n
@@ -222,7 +222,7 @@ def _of_word(word: str) -> Any:
         raise Unreadable(f"{word!r} is no constant")
     with contextlib.suppress(ValueError, SyntaxError):
         # The limit is for an integer of a million digits, which takes Python minutes to read.
-        number = ast.literal_eval(word) if len(word) <= _MOST_DIGITS else None
+        number = ast.literal_eval(word) if len(word) <= _MAX_DIGITS else None
         if isinstance(number, (bool, int, float, complex)):
             return number
     try:

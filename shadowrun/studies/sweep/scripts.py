@@ -70,7 +70,7 @@ _TITLES = {
 }
 _SECONDS = re.compile(r"no end within ([\d.]+(?:e\+?\d+)?) s")
 _DEFAULT_SECONDS, _DEFAULT_GIB = 60.0, 4.0
-_MOST_SECONDS, _MOST_GIB = 3600.0, 1024.0
+_MAX_SECONDS, _MAX_GIB = 3600.0, 1024.0
 """Bounds on the limits that an explanation names: an untrusted file may name any."""
 _GIB = re.compile(r"more than ([\d.]+) GiB")
 
@@ -296,5 +296,5 @@ def _signature(mismatch: VariantMismatch) -> tuple[object, bool]:
 def _limits(explanation: str) -> tuple[float, int]:
     """The limits of time and memory of the sweep."""
     seconds, gib = _SECONDS.search(explanation), _GIB.search(explanation)
-    s = min(float(seconds[1]) if seconds else _DEFAULT_SECONDS, _MOST_SECONDS)
-    return s, int(min(float(gib[1]) if gib else _DEFAULT_GIB, _MOST_GIB) * 2**30)
+    s = min(float(seconds[1]) if seconds else _DEFAULT_SECONDS, _MAX_SECONDS)
+    return s, int(min(float(gib[1]) if gib else _DEFAULT_GIB, _MAX_GIB) * 2**30)

@@ -47,7 +47,7 @@ _PLATFORM_DIED = {
     "worker hung": Kind.TIMEOUT,
 }
 _REFERENCE = "the reference cannot run it: "
-_MOST_TEXT = 300
+_MAX_TEXT = 300
 
 
 def records_since(data: DataFile, seq: int) -> list[Row]:
@@ -74,18 +74,16 @@ def finding_of_row(row: Row) -> CaseFinding | None:
             kind = Kind.PASS
         case _:
             kind = None
-    return (
-        None if kind is None else CaseFinding(kind, op, kernel, cause, explanation[:_MOST_TEXT], evidence[:_MOST_TEXT])
-    )
+    return None if kind is None else CaseFinding(kind, op, kernel, cause, explanation[:_MAX_TEXT], evidence[:_MAX_TEXT])
 
 
 def finding_of_error(error: BaseException, op: str = "") -> CaseFinding:
     """The finding of an exception that the target raised and the reference did not."""
     if isinstance(error, WorkerDied):
-        return CaseFinding(_kind_of_error("", str(error)), op, "", Cause.IMPLEMENTATION, str(error)[:_MOST_TEXT])
+        return CaseFinding(_kind_of_error("", str(error)), op, "", Cause.IMPLEMENTATION, str(error)[:_MAX_TEXT])
     # A limit of the protocol with the worker process, no fault of the target.
     if isinstance(error, Unsendable):
-        return CaseFinding(Kind.UNVERIFIED, op, explanation=str(error)[:_MOST_TEXT])
+        return CaseFinding(Kind.UNVERIFIED, op, explanation=str(error)[:_MAX_TEXT])
     if is_out_of_memory(error):
         return CaseFinding(Kind.OUT_OF_MEMORY, op, "", "", type(error).__name__, first_sentence(str(error)))
     failure = classify(error)

@@ -200,7 +200,7 @@ def test_interrupted(capsys, monkeypatch, empty_folder):
 def test_probes_and_recorded_calls_exclude_each_other(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "--target", "sim", "--probe", "--from", "run.shadowrun"]) == 2
-    assert "Use only one of them" in capsys.readouterr().err
+    assert "use only one of them" in capsys.readouterr().err
 
 
 def test_probe_runs_its_own_parts_only(capsys):

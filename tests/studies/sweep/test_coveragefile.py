@@ -38,7 +38,8 @@ def test_what_is_written_is_read(tmp_path):
     ]
     assert read.finished() == {("exp", "float32", Part.FORWARD): ALL}
     assert read.done()["exp", "float32"] == {(Part.FORWARD, 0), (Part.FORWARD, 1)}
-    assert read.duplicates() == 7
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+        assert connection.execute("select n_duplicates from task").fetchall() == [(7,)]
 
 
 def test_a_second_start_goes_on(tmp_path):

@@ -219,13 +219,13 @@ def test_the_command_lists_and_writes(clean_sim, quick, tmp_path, monkeypatch, c
     assert "exits 1 here" in capsys.readouterr().out
     assert [p.name for p in (tmp_path / "there").iterdir()] == ["01-softmax-float32-mismatch"]
     assert main(["repro", "x.shadowcov", "--finding", "7"]) == 2
-    assert "There are: 1 softmax" in capsys.readouterr().err
+    assert "Findings: 1 softmax" in capsys.readouterr().err
 
 
 def test_a_sweep_that_found_nothing(tmp_path, capsys):
     path = swept(tmp_path / "x.shadowcov", "exp", Part.FORWARD, sample=0)
     assert main(["repro", str(path)]) == 0
-    assert "Nothing was found" in capsys.readouterr().out
+    assert "There are no findings" in capsys.readouterr().out
 
 
 def test_inputs_that_cannot_be_made_again(tmp_path):
