@@ -28,7 +28,18 @@ if TYPE_CHECKING:
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection
 
-__all__ = ["OVER_BUDGET", "Call", "Ran", "Role", "Roles", "Treatment", "TreatmentPolicy", "argument", "run_own"]
+__all__ = [
+    "OVER_BUDGET",
+    "Call",
+    "Ran",
+    "Role",
+    "Roles",
+    "Treatment",
+    "TreatmentPolicy",
+    "argument",
+    "draws_random",
+    "run_own",
+]
 
 OVER_BUDGET = "overhead budget"
 
@@ -112,11 +123,7 @@ class Call:
     @property
     def is_random(self) -> bool:
         """Whether it draws random values: attention with dropout 0 does not."""
-        plan = self.plan
-        if plan.action is not Action.RANDOM or plan.dropout < 0:
-            return plan.action is Action.RANDOM
-        # The draw would be reproducible anyway at 0, and such a call can be compared in full.
-        return bool(self.args[plan.dropout] if plan.dropout < len(self.args) else self.kwargs.get("dropout_p", 0.0))
+        return draws_random(self.plan, self.args, self.kwargs)
 
     def without_arguments(self) -> Call:
         """The same call, without what would keep the program's tensors alive."""
@@ -322,6 +329,14 @@ def _extend(found: list[Value], value: Any) -> None:
         found.extend(value)
     elif value is not None:
         found.append(value)
+
+
+def draws_random(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws random values: attention with dropout 0 does not."""
+    if plan.action is not Action.RANDOM or plan.dropout < 0:
+        return plan.action is Action.RANDOM
+    # The draw would be reproducible anyway at 0, and such a call can be compared in full.
+    return bool(args[plan.dropout] if plan.dropout < len(args) else kwargs.get("dropout_p", 0.0))
 
 
 def argument(a: Argument, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
