@@ -17,8 +17,13 @@ from shadowrun.cli.main import main
 from shadowrun.report import FORMATS
 from tests.studies.sweep.test_support_command import WRONG, write
 
-NO_REPORT = {"combine": "writes a data file", "repro": "writes scripts", "explain": "prints one row or one decision"}
-"""Commands without a report; -o of the first two names what they write."""
+NO_REPORT = {
+    "combine": "writes a data file",
+    "repro": "writes scripts",
+    "record": "writes a recording",
+    "explain": "prints one row or one decision",
+}
+"""Commands without a report; -o of the first three names what they write."""
 REPORTS = sorted(set(cli.COMMANDS) - set(NO_REPORT))
 
 
