@@ -54,6 +54,9 @@ def files(tmp_path_factory):
         from shadowrun.studies.sweep.cases import Part
 
         write(folder / name, f"npu:{name}", {("exp", Part.FORWARD): [found], ("sin", Part.FORWARD): [[]]})
+    for name in ("c.shadowrec", "d.shadowrec"):
+        with shadowrun.record(folder / name):
+            torch.ones(3, 3) @ torch.ones(3, 3)
     return folder
 
 
@@ -79,6 +82,8 @@ READING = {
     "slowdown": ["slowdown", "run", "--rounds", "3", "--ops", "aten::mm"],
     "support": ["support", "a", "b"],
     "support --diff": ["support", "--diff", "a", "b"],
+    "diff": ["diff", "c.shadowrec", "d.shadowrec"],
+    "classes": ["classes", "c.shadowrec", "d.shadowrec"],
     "platforms": ["platforms"],
     "platforms --flaws": ["platforms", "--flaws"],
 }
@@ -102,6 +107,8 @@ MEASURING = {
     "run": ["run", "--target", "cpu[threads=1]", "-o", ..., "x.py"],
     "compile": ["compile", "-o", ..., "x.py"],
     "sweep": ["sweep", "--target", "cpu", "--ops", "sin", "--samples", "1", "--parts", "forward", "-o", ...],
+    "determinism": ["determinism", "--runs", "2", "-o", ..., "x.py"],
+    "study": ["study", "order", "--target", "cpu", "--shape", "sum=8", "-o", ...],
     "demo": ["demo", "--preset", "clean", "-o", ...],
 }
 

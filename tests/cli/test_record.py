@@ -15,7 +15,7 @@ print("arguments:", *sys.argv[1:])
 x = torch.linspace(0, 1, 24).reshape(4, 6)
 y = (x @ x.T).exp().sum()
 print(torch.get_num_threads())
-if "kill" in sys.argv and torch.get_num_threads() == 2:
+if "kill" in sys.argv and torch.get_num_threads() == 3:
     os.kill(os.getpid(), 4)
 sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 0)
 """
@@ -84,16 +84,19 @@ def test_wrong_use_is_refused_before_anything_runs(script, tmp_path, capsys, arg
 
 
 def test_a_grid_is_a_process_for_each_platform(script, tmp_path, capsys):
-    assert main(["record", "--grid", "threads=1,2", "--each", "cpu[mkldnn=off]", "--out", "d", script, "kill"]) == 1
+    assert (
+        main(["record", "--grid", "threads=1,3", "--each", "cpu[threads=2,mkldnn=off]", "--out", "d", script, "kill"])
+        == 1
+    )
     said = capsys.readouterr().out
     assert "2 of 3 platforms recorded" in said
     rows = json.loads((tmp_path / "d" / "grid.json").read_text())["platforms"]
     assert [(row["platform"], row["outcome"]) for row in rows] == [
         ("cpu[threads=1]", "recorded"),
-        ("cpu[threads=2]", "SIGILL"),
-        ("cpu[mkldnn=off]", "recorded"),
+        ("cpu[threads=3]", "SIGILL"),
+        ("cpu[threads=2,mkldnn=off]", "recorded"),
     ]
-    for row, threads in ((rows[0], 1), (rows[1], 2)):
+    for row, threads in ((rows[0], 1), (rows[1], 3)):
         assert f"\n{threads}\n" in (tmp_path / "d" / f"{row['file']}.log").read_text()
     recording = read(tmp_path / "d" / rows[0]["file"])
     assert recording.processes[0].options["platform"] == "cpu[threads=1]"
