@@ -15,6 +15,7 @@ TOOLS = {
     "empty mode (floor)",
     "count only",
     "record only",
+    "record digests",
     "budget 1.2",
     "isolated",
     "drift",

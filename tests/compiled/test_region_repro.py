@@ -225,7 +225,7 @@ def test_what_is_too_large_says_so(tmp_path):
     assert finding.commands == ()
     assert "inputs not kept: 0.000" in finding.evidence
     assert "where capture= has room for 0.000238 MiB" in finding.evidence
-    with pytest.raises(UsageError, match=r"were kept: 0.000\d+ MiB, where .* `shadowrun compile --repro DIR`"):
+    with pytest.raises(UsageError, match=r"were captured: 0.000\d+ MiB, where .* `shadowrun compile --repro DIR`"):
         run.repro(finding, tmp_path / "a")
 
 

@@ -20,6 +20,8 @@ from shadowrun.recording.model import Kind
 from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 
 @pytest.fixture
 def path(tmp_path):
@@ -282,7 +284,9 @@ def provenance_of(path, seed=0, change=None, scale=1.0):
     return read(path).processes[0].provenance
 
 
-def test_provenance_names_what_the_program_brought(path):
+def test_provenance_names_what_the_program_brought(path, monkeypatch):
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", __file__, raising=False)  # a worker of pytest-xdist has no script
     first = provenance_of(path)
     names = {f"parameter:Sequential.{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias")}
     names |= {f"buffer:Sequential.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}

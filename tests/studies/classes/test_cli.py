@@ -146,7 +146,7 @@ def test_files_of_ranks_are_one_recording(write, tmp_path, capsys):
         (["runs/a.shadowrec", "./runs/a.shadowrec"], "is given twice"),
         (["runs", "empty"], "has no .shadowrec files"),
         (["runs", "text.shadowrec"], "is not a recording"),
-        (["runs", "cut.shadowrec"], "Cannot read the recording 'cut.shadowrec'"),
+        (["runs", "cut.shadowrec"], "The recording 'cut.shadowrec' is damaged"),
         (["nothing.shadowrec", "nothing2.shadowrec"], "have no results to compare"),
         (["runs", "--where", "cores=99"], "and there are none"),
         (["runs", "--where", "colour=red"], "no recording has the fact 'colour'"),

@@ -9,6 +9,8 @@ from shadowrun.studies.classes import known
 from shadowrun.studies.classes.platforms import find_recordings, load
 from shadowrun.studies.classes.study import Study
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 
 @pytest.fixture
 def record(tmp_path):

@@ -97,7 +97,7 @@ def test_command(clean_sim, tmp_path, monkeypatch, capsys):
         (["--database", "x.shadowrun", "--target", "cpu"], "use only one of them"),
         (["--database", "--target", "cpu", "--dtype", "float3"], "use float32"),
         (["--database", "--target", "cpu", "--ops", "nothing"], "nothing in float32"),
-        (["--database", "--target", "cpu", "--fail-over", "2"], "needs a run"),
+        (["--database", "--target", "cpu", "--fail-over", "2"], "needs the steps of a run"),
         (["--database", "--target", "cpu[isa=default]", "--ops", "exp"], "no functions of torch's database"),
     ],
 )

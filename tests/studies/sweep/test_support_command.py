@@ -161,7 +161,7 @@ def test_gates(capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--diff", "old"], "and 1 are given"),
+        (["--diff", "old"], "two coverage files, not 1"),
         (["old", "--fail-on", "regressed"], "needs --diff"),
         (["missing"], "missing"),
         ([], ".shadowcov"),
