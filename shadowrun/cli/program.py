@@ -121,7 +121,7 @@ class Program:
         return ProgramExit(0)
 
     def _new_main(self) -> types.ModuleType:
-        """The program as a module that has not run yet; pickle and multiprocessing look up its classes in `__main__`."""
+        """The program as a module that has not run; pickle and multiprocessing look up its classes in `__main__`."""
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=self._file, __builtins__=builtins, __spec__=self._spec, __cached__=None)
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", self._file)

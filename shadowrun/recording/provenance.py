@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.digests import Packed
 
-__all__ = ["Provenance", "at_start", "generator_state"]
+__all__ = ["Provenance", "at_start"]
 
 _MAX_INPUTS: Final = 256
 _SHOWN: Final = 16  # digits of a digest

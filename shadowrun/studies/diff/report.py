@@ -46,6 +46,7 @@ _OUTCOME_TONES: Final = {
     Outcome.ARGUMENTS: "bad",
     Outcome.FORM: "bad",
     Outcome.UNKNOWN: "dim",
+    Outcome.OTHER_CALLS: "warn",
 }
 _MEANING: Final = {
     Outcome.EQUAL: "results are equal in all bits",
@@ -55,6 +56,7 @@ _MEANING: Final = {
     Outcome.ARGUMENTS: "equal inputs; arguments that are no tensors differ",
     Outcome.FORM: "equal inputs; dtype, shape or strides of the result differ",
     Outcome.UNKNOWN: "a result or an input has no digest",
+    Outcome.OTHER_CALLS: "inputs differ; calls that one recording lacks made them of equal inputs",
 }
 
 
@@ -99,6 +101,9 @@ class _Report:
         provenance = self._found.provenance
         if not provenance.is_same:
             yield f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
+        if provenance.versions:
+            listed = ", ".join(f"{v.name} {v.first} and {v.second}" for v in provenance.versions)
+            yield f"VERSIONS DIFFER: {listed}. No difference below is credited to the hardware."
         yield from self._found.warnings
 
     def _summary(self) -> str:
@@ -107,14 +112,15 @@ class _Report:
         missing = self._found.n_missing
         text += f"; {missing:,} in one recording only" if missing else ""
         if not self._found.flow.origins:
-            left = n - equal
-            return text + (f"; {left:,} differ by what they were given" if left else "")
+            given, unknown = (self._difference.count(o) for o in (Outcome.INPUT, Outcome.UNKNOWN))
+            text += f"; {given:,} differ by what they were given" if given else ""
+            return text + (f"; {unknown:,} could not be compared" if unknown else "")
         counts = ", ".join(f"{r} {self._found.count_rounding(r):,}" for r in Rounding if self._found.count_rounding(r))
         return f"{text}; differences arise in {len(self._found.flow.origins):,} calls (rounding-sized: {counts})"
 
     def _outcomes(self) -> Table:
         rows: list[tuple[Cell, ...]] = [
-            ((_outcome(outcome),), f"{self._difference.count(outcome):,}", _MEANING[outcome])
+            ((_outcome(outcome),), f"{self._difference.count(outcome):,}", self._meaning(outcome))
             for outcome in Outcome
             if self._difference.count(outcome)
         ]
@@ -123,6 +129,11 @@ class _Report:
             if len(calls):
                 rows.append(((Span(f"only in the {label}", "warn"),), f"{len(calls):,}", "no call of the other fits"))
         return Table((Column("outcome"), Column("calls", "number"), Column("meaning")), tuple(rows))
+
+    def _meaning(self, outcome: Outcome) -> str:
+        if outcome is Outcome.ALGORITHM and self._found.provenance.versions:
+            return "equal inputs, other results; versions differ, and no other kernel is known"
+        return _MEANING[outcome]
 
     def _first(self) -> Iterator[Block]:
         origin = self._found.flow.origins[0]
@@ -134,7 +145,7 @@ class _Report:
             Fact("operator", a.op if a.op == b.op else f"{a.op}; {b.op} in the second", "strong"),
             Fact("module", _two(a.module or "-", b.module or "-")),
             Fact("where", f"step {self._a.calls['step'][x]}, {a.phase}; {_two(a.site or '-', b.site or '-')}"),
-            Fact("outcome", f"{self._difference.outcome(pair)}: {_MEANING[self._difference.outcome(pair)]}"),
+            Fact("outcome", f"{self._difference.outcome(pair)}: {self._meaning(self._difference.outcome(pair))}"),
             Fact("device", _two(a.device, b.device)),
         ]
         kernels = [_kernel(r, c) for r, c in ((self._a, x), (self._b, y))]
@@ -186,7 +197,7 @@ class _Report:
             *(Column("rounding"), Column("reaches", "number", 1)),
         )
         table = Table(columns, rows, len(origins) - len(rows), "calls", _LIMITS)
-        lead = "Inputs are equal, results are not. Each is a start of its own."
+        lead = "Inputs are equal, or made of equal inputs; results are not. Each is a start of its own."
         return Section("Where differences arise", (table,), lead, count=len(origins))
 
     def _arising_row(self, pair: int, n_reached: int) -> tuple[Cell, ...]:
@@ -269,6 +280,7 @@ class _Report:
                 "only_first": list(found.provenance.only_first),
                 "only_second": list(found.provenance.only_second),
                 "facts": {f.name: [f.first, f.second] for f in found.provenance.facts},
+                "versions": {f.name: [f.first, f.second] for f in found.provenance.versions},
             },
             "n_matched": len(alignment.pairs),
             "matched_by": dict(alignment.by),
