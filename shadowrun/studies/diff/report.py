@@ -85,6 +85,8 @@ class _Report:
         if found.flow.origins:
             blocks.append(Section("First divergence", tuple(self._first())))
             blocks.append(self._arising())
+        if counterparts := self._counterparts():
+            blocks.append(_counterpart_section(counterparts, self._limit))
         if found.n_missing:
             blocks.append(self._missing())
         blocks += map(self._rows, range(len(found.rows)))
@@ -116,7 +118,8 @@ class _Report:
             text += f"; {given:,} differ by what they were given" if given else ""
             return text + (f"; {unknown:,} could not be compared" if unknown else "")
         counts = ", ".join(f"{r} {self._found.count_rounding(r):,}" for r in Rounding if self._found.count_rounding(r))
-        return f"{text}; differences arise in {len(self._found.flow.origins):,} calls (rounding-sized: {counts})"
+        n = len(self._found.flow.origins)
+        return f"{text}; differences arise in {n:,} call{'s' if n > 1 else ''} (rounding-sized: {counts})"
 
     def _outcomes(self) -> Table:
         rows: list[tuple[Cell, ...]] = [
@@ -217,6 +220,21 @@ class _Report:
             f"{n_reached:,}",
         )
 
+    def _counterparts(self) -> list[dict[str, Any]]:
+        """Calls that correspond under two names of operators: of each two names, how many, and how many are equal."""
+        pairs = self._difference.alignment.pairs
+        ops = [np.array([c.op for c in r.contexts], object) for r in (self._a, self._b)]
+        names = [of[r.calls["context"][pairs[:, side]]] if len(of) else of[:0]
+                 for side, (of, r) in enumerate(zip(ops, (self._a, self._b), strict=True))]  # fmt: skip
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for pair in np.flatnonzero(names[0] != names[1]).tolist():
+            first, second = (str(of[pair]) for of in names)
+            new = {"first": first, "second": second, "n_calls": 0, "n_equal": 0, "call": int(pairs[pair, 0])}
+            row = found.setdefault((first, second), new)
+            row["n_calls"] += 1
+            row["n_equal"] += self._difference.outcome(pair) is Outcome.EQUAL
+        return list(found.values())
+
     def _missing(self) -> Section:
         rows = tuple(
             (self._found.labels[side], str(call), *_place(recording, call))
@@ -293,6 +311,7 @@ class _Report:
             "reached": [self._pair_data(p) for p in self._reached()],
             "only_first": [_call_data(self._a, c) for c in alignment.only_first[: self._limit].tolist()],
             "only_second": [_call_data(self._b, c) for c in alignment.only_second[: self._limit].tolist()],
+            "counterparts": self._counterparts()[: self._limit],
             "rows": [
                 {
                     "module": f.rule.module, "op": f.rule.op, "n_first": f.n_first, "n_second": f.n_second,
@@ -348,6 +367,21 @@ class _Report:
             place = (data[name] for name in ("step", "phase", "module", "op", "site"))
             rows.append((f"only {('first', 'second')[side]}", *numbers, *place, *[None] * 5))
         return Records(head, tuple(rows))
+
+
+def _counterpart_section(rows: list[dict[str, Any]], limit: int) -> Section:
+    columns = (
+        *(Column("in the first", "name"), Column("in the second", "name"), Column("calls", "number")),
+        *(Column("equal", "number"), Column("first call", "number")),
+    )
+    names = ("first", "second", "n_calls", "n_equal", "call")
+    cells: tuple[tuple[Cell, ...], ...] = tuple(
+        tuple(value if isinstance(value, str) else f"{value:,}" for value in (row[name] for name in names))
+        for row in rows[:limit]
+    )
+    table = Table(columns, cells, len(rows) - len(cells), "operators", _LIMITS)
+    lead = "Calls that correspond, though devices or versions of torch have different operators for them."
+    return Section("Counterparts", (table,), lead, count=len(rows))
 
 
 def _recording_data(label: str, recording: Recording) -> dict[str, Any]:

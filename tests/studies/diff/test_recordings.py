@@ -236,6 +236,20 @@ def test_a_renamed_operator_is_a_counterpart(tmp_path, renamed_op, values, by):
     assert found.n_missing == (0 if known else 2)
 
 
+def test_counterparts_are_rows(tmp_path, capsys):
+    values = [1, 2, 3, 4]
+    files, out_file = (tmp_path / "a.shadowrec", tmp_path / "b.shadowrec"), tmp_path / "diff.json"
+    sequence(files[0], ["addmm", "view", "relu", "view"], values=values)
+    sequence(files[1], ["addmm", "_unsafe_view", "relu", "_unsafe_view"], values=[1, 2, 3, 5])
+    _, out, _ = text_of(capsys, *files)
+    assert "Counterparts (1)" in out
+    assert "aten::view aten::_unsafe_view 2 1 1" in out
+    text_of(capsys, *files, "-o", out_file)
+    assert json.loads(out_file.read_text())["counterparts"] == [
+        {"first": "aten::view", "second": "aten::_unsafe_view", "n_calls": 2, "n_equal": 1, "call": 1}
+    ]
+
+
 def normalized(path, *, fused, h=2.0, result=5.0):
     """A product, a norm that one version of torch has as one operator, and what reads it."""
     tape = Tape(path)
