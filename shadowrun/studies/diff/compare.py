@@ -198,9 +198,13 @@ def _drawn_from_others(a: Values, b: Values, ours: Numbers) -> Flags:
 def _made_by_other_calls(a: Values, b: Values, alignment: Alignment, outcomes: npt.NDArray[np.int8]) -> Numbers:
     """Pairs of which all inputs that differ were made by calls of one recording only, of equal inputs."""
     sides = (a, alignment.only_first, alignment.pairs[:, 0]), (b, alignment.only_second, alignment.pairs[:, 1])
-    made = [_of_equal_inputs(v, alone, calls[outcomes == _CODE[Outcome.EQUAL]]) for v, alone, calls in sides]
+    equal = outcomes == _CODE[Outcome.EQUAL]
+    made = [_of_equal_inputs(v, alone, calls[equal]) for v, alone, calls in sides]
+    reads = np.zeros(len(outcomes), bool)
+    for (values, _, calls), rows in zip(sides, made, strict=True):
+        reads |= _any_input(values, rows)[calls]
     found = []
-    for pair in np.flatnonzero(outcomes == _CODE[Outcome.INPUT]).tolist():
+    for pair in np.flatnonzero(reads & (outcomes == _CODE[Outcome.INPUT])).tolist():
         x, y = (v.recording.inputs_of(int(c)) for v, c in zip((a, b), alignment.pairs[pair], strict=True))
         if len(x) != len(y):
             continue
@@ -221,14 +225,30 @@ def _of_equal_inputs(values: Values, alone: Numbers, equal: Numbers) -> Flags:
     """
     recording = values.recording
     is_leaf = recording.results["kind"] == Kind.LEAF
+    if not len(alone):
+        return np.zeros(len(is_leaf), bool)
     common = np.zeros(len(recording.calls), bool)
     common[equal] = True
+    others = _any_input(values, ~(is_leaf | common[values.call]), unknown=True)
     of_equal = np.zeros(len(recording.calls), bool)
-    for call in alone.tolist():  # in their order: each is after the calls that made its inputs
+    of_equal[alone[~others[alone]]] = True
+    for call in alone[others[alone]].tolist():  # in their order: each is after the calls that made its inputs
         inputs = recording.inputs_of(call)
         makers = values.call[inputs]
         of_equal[call] = ((inputs != NONE) & (is_leaf[inputs] | common[makers] | of_equal[makers])).all()
     return of_equal[values.call] & ~is_leaf
+
+
+def _any_input(values: Values, rows: Flags, *, unknown: bool = False) -> Flags:
+    """Whether a call reads one of these rows, or a tensor without a row if `unknown` is true: (n_calls,)."""
+    recording = values.recording
+    inputs, n_inputs = recording.inputs, recording.calls["n_inputs"]
+    reads = np.full(len(inputs), unknown)
+    known = inputs != NONE
+    reads[known] = rows[inputs[known]]
+    calls = np.repeat(np.arange(len(n_inputs)), n_inputs)[reads]
+    found: Flags = np.bincount(calls, minlength=len(n_inputs)) > 0
+    return found
 
 
 def _tensors(values: Values, call: int) -> set[int]:
