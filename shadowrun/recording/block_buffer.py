@@ -36,6 +36,7 @@ _RESULT: Final = struct.Struct("<iBBBBiq")
 """The columns of a result before those of its digest."""
 _NO_STATISTICS: Final = struct.pack("<6q3d", 0, 0, 0, 0, 0, 0, *[float("nan")] * 3)
 assert (_CALL.size, _RESULT.size + len(_NO_STATISTICS)) == (CALL.itemsize, RESULT.itemsize)
+_ROW_BYTES: Final = RESULT.itemsize
 _MAX_INPUTS: Final = 0xFFFF
 _MAX_POSITION: Final = 255
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -51,47 +52,44 @@ class BlockBuffer:
 
     Attributes:
         writer: What blocks go to.
-        n_calls, n_results: Rows so far, of all blocks.
+        results, rungs, samples, row_rungs: Columns of the block that is being filled: always the same objects, since
+            `native/tensor_rows.c` adds to them too.
     """
 
     def __init__(self, writer: Writer, before_block: Callable[[], None]) -> None:
         self.writer = writer
         self._before_block = before_block
-        self.n_calls = self.n_results = 0
         self._contexts: dict[tuple[Any, ...], int] = {}
         self._n_contexts = 0
         self._forms: dict[tuple[Any, ...], int] = {}
         self._n_forms = 0
         self._flushed_at = time.monotonic()
-        self._clear()
+        self.results, self.rungs, self.samples, self.row_rungs = bytearray(), bytearray(), bytearray(), bytearray()
+        self._calls, self._inputs = bytearray(), list[int]()
+        self._columns = self.results, self.rungs, self.samples, self.row_rungs, self._calls, self._inputs
+        self._first_row = self._first_call = 0
+        self.begin_call()
 
-    def _clear(self) -> None:
-        self._n_block_calls = self._n_block_results = 0
-        self._calls, self._results = bytearray(), bytearray()
-        self._inputs: list[int] = []
-        self._rungs, self._samples, self._row_rungs = bytearray(), bytearray(), bytearray()
-        self._mark = (0, 0, 0, 0, 0)
+    @property
+    def n_calls(self) -> int:
+        """Calls so far, of all blocks."""
+        return self._first_call + len(self._calls) // _CALL.size
+
+    @property
+    def n_results(self) -> int:
+        """Rows of results so far, of all blocks: the number of the next one."""
+        return self._first_row + len(self.results) // _ROW_BYTES
 
     def begin_call(self) -> None:
         """The rows from here on belong to the next call."""
-        self._mark = (
-            *(self._n_block_results, len(self._inputs)),
-            *(len(self._rungs), len(self._samples), len(self._row_rungs)),
-        )
+        self._mark = tuple(map(len, self._columns))
 
     def drop_call(self) -> None:
         """Remove what was added since `begin_call`, of a call that could not be recorded to its end."""
-        n_results, n_inputs, n_rungs, n_samples, n_row_rungs = self._mark
-        if self._n_block_results < n_results:  # its block has been written
+        if len(self.results) < self._mark[0]:  # its block has been written
             return
-        self.n_results -= self._n_block_results - n_results
-        self._n_block_results = n_results
-        del (
-            self._results[n_results * RESULT.itemsize :],
-            self._inputs[n_inputs:],
-            self._calls[self._n_block_calls * _CALL.size :],
-        )
-        del self._rungs[n_rungs:], self._samples[n_samples:], self._row_rungs[n_row_rungs:]
+        for column, size in zip(self._columns, self._mark, strict=True):
+            del column[size:]
 
     def context(self, plan: OpPlan, origin: Origin, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Number of what a call has in common with others."""
@@ -135,19 +133,17 @@ class BlockBuffer:
             Its row.
         """
         position = min(position, _MAX_POSITION)
+        row_number = self.n_results
         if digest is None:
-            self._results += _RESULT.pack(form, kind, position, 0, 0, 0, base) + _NO_STATISTICS
+            self.results += _RESULT.pack(form, kind, position, 0, 0, 0, base) + _NO_STATISTICS
         else:
             statistics, rungs, samples, row_rungs = digest
             n_rungs = len(rungs) // 8
             n_rows = len(row_rungs) // len(rungs)
-            self._results += _RESULT.pack(form, kind, position, len(samples) // 8, n_rungs, n_rows, base) + statistics
-            self._rungs += rungs
-            self._samples += samples
-            self._row_rungs += row_rungs
-        row_number = self.n_results
-        self.n_results = row_number + 1
-        self._n_block_results += 1
+            self.results += _RESULT.pack(form, kind, position, len(samples) // 8, n_rungs, n_rows, base) + statistics
+            self.rungs += rungs
+            self.samples += samples
+            self.row_rungs += row_rungs
         return row_number
 
     def add_call(self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int]) -> int:
@@ -159,9 +155,8 @@ class BlockBuffer:
         inputs = inputs[:_MAX_INPUTS]
         self._calls += _CALL.pack(step, context, occurrence, NONE, n_results, len(inputs))
         self._inputs += inputs
-        number, self.n_calls = self.n_calls, self.n_calls + 1
-        self._n_block_calls += 1
-        is_full = self._n_block_calls >= _MAX_CALLS or self._n_block_results >= _MAX_RESULTS
+        number = self.n_calls - 1
+        is_full = len(self._calls) >= _MAX_CALLS * _CALL.size or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
         if is_full or (not number & _LOOK_AT_CLOCK and time.monotonic() - self._flushed_at > _FLUSH_S):
             self.flush()
         return number
@@ -169,16 +164,18 @@ class BlockBuffer:
     def flush(self) -> None:
         """Write what waits."""
         self._flushed_at = time.monotonic()
-        if not self._n_block_calls:
+        if not self._calls:
             return
+        self._first_row, self._first_call = self.n_results, self.n_calls
         block = Block(
-            np.frombuffer(self._calls, CALL),
-            np.frombuffer(self._results, RESULT),
+            np.frombuffer(bytes(self._calls), CALL),
+            np.frombuffer(bytes(self.results), RESULT),
             np.array(self._inputs, np.int64),
-            *(np.frombuffer(a, np.uint64) for a in (self._rungs, self._samples, self._row_rungs)),
+            *(np.frombuffer(bytes(a), np.uint64) for a in (self.rungs, self.samples, self.row_rungs)),
         )
         # First: a block that cannot be written is lost, and the next must not contain it again.
-        self._clear()
+        for column in self._columns:
+            column.clear()
         self._before_block()
         self.writer.block(block)
 

@@ -19,6 +19,8 @@ from shadowrun.errors import ShadowrunError, ShadowrunWarning
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torch_compiler import runs_generated_code
 from shadowrun.intercept.user_call import own_call
+from shadowrun.native import core
+from shadowrun.native.tensors import reads_places
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests import pack
@@ -43,6 +45,7 @@ _WIDE: Final = {float: torch.float64, complex: torch.complex128}
 _FRAMES: Final = 3  # of shadowrun, above `_before`: the search for the program's line skips them
 _ITEM: Final = "aten::_local_scalar_dense"
 _MAX_ROWS: Final = 0xFFFF
+_LOOK_FOR_FREED: Final = 1023  # calls, and one: storages that were freed are looked for after so many
 _RAISED: Final = "raised"
 _NESTED: Final = "called while another call was being recorded"
 _IN_GRAPH: Final = "captured into a graph"
@@ -76,9 +79,9 @@ class _Noted:
 
     __slots__ = ("device", "first", "inputs", "leaves", "origin")
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, inputs: list[int | Leaf]) -> None:
         self.origin = origin
-        self.inputs: list[int | Leaf] = []
+        self.inputs = inputs
         self.leaves: list[_NewLeaf] = []
         self.first: torch.Tensor | None = None
         self.device = "cpu"
@@ -126,6 +129,7 @@ class CallRecorder:
         self._returns: dict[int, _Returns] = {}
         self._devices: dict[torch.device, str] = {}
         self._flow = DataFlow()
+        self._native_rows: Any = None
         self._occurrences: dict[tuple[int, str, str], int] = {}
         self._step = 0
         self._busy = self._warned = self._has_graphs = False
@@ -135,13 +139,51 @@ class CallRecorder:
         """Record into a buffer from here on."""
         self._buffer = buffer
         # What the program did between two blocks was not observed.
-        self._flow = DataFlow()
+        self._flow.clear()
+        self._native_rows = self._make_native_rows(buffer)
         self.running = True
+
+    def _make_native_rows(self, buffer: BlockBuffer) -> Any:
+        """What looks up and adds the rows of plain tensors in C; None without the C extension."""
+        if core is None or not reads_places:
+            return None
+        rows = core.TensorRows(
+            storages=self._flow.storages,
+            form=buffer.form,
+            digest=self._digest,
+            results=buffer.results,
+            rungs=buffer.rungs,
+            samples=buffer.samples,
+            row_rungs=buffer.row_rungs,
+            leaf=Leaf,
+            plain_digests=not self._n_rows,
+        )
+        for plan in self.plans.values():
+            self._teach(rows, plan)
+        return rows
+
+    def _teach(self, rows: Any, plan: OpPlan) -> None:
+        """What `TensorRows.results` needs to know of an operator; it leaves others to Python."""
+        assert core is not None
+        returns = self._returns[plan.index]
+        positional = not any(a.kwarg_only for a in plan.mutated) and len(plan.mutated) <= core.MAX_WRITTEN_ROWS
+        if positional and plan.n_returns <= core.MAX_RETURNS:
+            rows.learn(
+                plan.index,
+                plan.n_returns,
+                sum(1 << number for number in returns.written),
+                sum(1 << number for number in plan.uninitialised),
+                returns.has_values,
+                returns.is_view,
+                bool(plan.mutated),
+                tuple(a.position for a in plan.mutated),
+            )
 
     def stop(self) -> None:
         """Only run calls from here on."""
         self.running = False
-        self._flow = DataFlow()
+        self._native_rows = None
+        self._flow.clear()
 
     def forked(self) -> None:
         """In a forked child: the thread that held the lock may not exist."""
@@ -186,6 +228,8 @@ class CallRecorder:
             plan.action is not Action.EMPTY,
             plan.action is Action.VIEW,
         )
+        if self._native_rows is not None:
+            self._teach(self._native_rows, plan)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
@@ -224,7 +268,7 @@ class CallRecorder:
             try:
                 return self._noted(plan, args, kwargs)
             except Exception as error:
-                self._flow = DataFlow()  # it may have leaves that no call will record
+                self._flow.clear()  # it may have leaves that no call will record
                 self._failed(plan, error)
                 return None
             finally:
@@ -240,12 +284,18 @@ class CallRecorder:
         if not selection.everything and (reason := selection.reason_to_skip(plan, origin)):
             self._skip(reason, plan, args, kwargs)
             return None
+        outs = self._returns[plan.index].outs
+        native = self._native_rows
+        # The name of the CPU is known once Python has noted a call there, which is the first of all.
+        if native is not None and not outs and _CPU in self._devices and not runs_generated_code():
+            inputs = native.inputs(args, kwargs)
+            if inputs is not None:
+                return _Noted(origin, inputs)
         if self._is_captured(args):
             self._has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
-        noted = _Noted(origin)
-        outs = self._returns[plan.index].outs
+        noted = _Noted(origin, [])
         for a in args:
             self._note_inputs(noted, a)
         for name, a in kwargs.items():
@@ -269,14 +319,15 @@ class CallRecorder:
             return NONE
         # A graph that is replayed and code that Inductor compiled write to memory, and nothing counts it.
         unseen = runs_generated_code() or (self._has_graphs and t.is_cuda)
-        row = None if unseen else self._flow.row_of(t)
-        if row is not None:
-            return row
         buffer = self._buffer
         assert buffer is not None
-        leaf = self._flow.leaf(t)
+        form = buffer.form(t)
+        row = None if unseen else self._flow.row_of(t, form)
+        if row is not None:
+            return row
+        leaf = self._flow.leaf(t, form)
         found = self._digest(t)
-        noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found))
+        noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), form, found))
         self._provenance.add(t, found, self.attribution.modules(), only_named=unseen)
         return leaf
 
@@ -309,7 +360,7 @@ class CallRecorder:
             finally:
                 if not done:  # an interrupt too: half a call must not stay in the buffer, nor its rows be referred to
                     buffer.drop_call()
-                    self._flow = DataFlow()
+                    self._flow.clear()
                 self._busy = False
 
     def _add(
@@ -319,8 +370,28 @@ class CallRecorder:
         for new in noted.leaves:
             new.leaf.row = buffer.add_result(Kind.LEAF, new.position, new.form, new.digest)
         inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
-        returns = self._returns[plan.index]
         base = inputs[0] if inputs else NONE
+        native = self._native_rows
+        if native is None or not native.results(plan.index, args, out, base, buffer.n_results):
+            self._add_results(buffer, plan, args, kwargs, out, base)
+        n_results = buffer.n_results - first_row
+        if n_results > _MAX_ROWS:
+            raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
+        module, phase, _ = noted.origin
+        key = plan.index, module, phase
+        occurrence = self._occurrences.get(key, 0)
+        self._occurrences[key] = occurrence + 1
+        context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
+        self.recorded_in_step = True
+        number = buffer.add_call(self._step, context, occurrence, n_results, inputs)
+        if not number & _LOOK_FOR_FREED:
+            self._flow.purge()
+
+    def _add_results(
+        self, buffer: BlockBuffer, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, base: int
+    ) -> None:
+        """Add the rows of what a call returned and wrote to."""
+        returns = self._returns[plan.index]
         for position, (number, value) in enumerate(_results(out, plan.n_returns)):
             if number not in returns.written:
                 has_values = returns.has_values and number not in plan.uninitialised
@@ -333,16 +404,6 @@ class CallRecorder:
                 else:
                     self._add_written(buffer, position, value, has_values=returns.has_values)
                 position += 1
-        n_results = buffer.n_results - first_row
-        if n_results > _MAX_ROWS:
-            raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
-        module, phase, _ = noted.origin
-        key = plan.index, module, phase
-        occurrence = self._occurrences.get(key, 0)
-        self._occurrences[key] = occurrence + 1
-        context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
-        self.recorded_in_step = True
-        buffer.add_call(self._step, context, occurrence, n_results, inputs)
 
     def _add_result(
         self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, *, has_values: bool
@@ -359,11 +420,11 @@ class CallRecorder:
             form = buffer.form(value)
             if not _has_memory(value):
                 buffer.add_result(Kind.RESULT, position, form, None)
-            elif returns.is_view and self._flow.viewed(value, buffer.n_results, counts=bool(plan.mutated)):
+            elif returns.is_view and self._flow.viewed(value, form, buffer.n_results, counts=bool(plan.mutated)):
                 buffer.add_result(Kind.VIEW, position, form, None, base)
             else:
                 found = self._digest(value) if has_values or returns.is_view else None
-                self._flow.made(value, buffer.add_result(Kind.RESULT, position, form, found))
+                self._flow.made(value, form, buffer.add_result(Kind.RESULT, position, form, found))
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
         if not isinstance(value, torch.Tensor):
@@ -373,7 +434,7 @@ class CallRecorder:
             buffer.add_result(Kind.WRITTEN, position, form, None)
             return
         found = self._digest(value) if has_values else None
-        base = self._flow.written(value, buffer.n_results)
+        base = self._flow.written(value, form, buffer.n_results)
         buffer.add_result(Kind.WRITTEN, position, form, found, base)
 
     def _digest(self, t: torch.Tensor) -> Packed | None:
