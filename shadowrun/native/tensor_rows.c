@@ -14,8 +14,8 @@
 enum { MAX_WRITTEN = 8, MAX_POSITION = 255, MAX_FORMS = 50000, MAX_RETURNS = 64, MAX_DEPTH = 8, NONE = -1 };
 enum { KIND_RESULT = 0, KIND_WRITTEN = 1, KIND_VIEW = 3 }; /* `Kind` of recording/model.py */
 
-/* A row of `RESULT` of recording/model.py: 92 bytes without gaps. */
-enum { ROW_BYTES = 92, BASE_AT = 12, STATISTICS_AT = 20 };
+/* A row of `RESULT` of recording/model.py. */
+enum { BASE_AT = 12, STATISTICS_AT = 20 };
 
 /* What is known of an operator: `_Returns` of recording/call_recorder.py. */
 typedef struct {
@@ -32,6 +32,7 @@ typedef struct {
     PyObject *form, *digest;                         /* callables: number of a tensor's form; its packed digest, or None */
     PyObject *results, *rungs, *samples, *row_rungs; /* bytearrays: columns of a block */
     PyObject *leaf;                                  /* type; its slot `row` */
+    long long first_row;                             /* of the block */
     Py_ssize_t row_of_leaf;
     RowsOperator *operators; /* by number */
     Py_ssize_t n_operators;
@@ -149,6 +150,12 @@ static PyObject *rows_of_input(TensorRows *self, PyObject *tensor) {
     return row;
 }
 
+long long sr_row_number(PyObject *rows, PyObject *row) {
+    TensorRows *self = (TensorRows *)rows;
+    PyObject *number = Py_IS_TYPE(row, (PyTypeObject *)self->leaf) ? sr_slot(row, self->row_of_leaf) : row;
+    return number == NULL ? NONE : PyLong_AsLongLong(number);
+}
+
 /* Append the rows of the tensors in a value: 1; 0, perhaps with an exception, where Python has to. */
 static int rows_note(TensorRows *self, PyObject *value, PyObject *found, int depth) {
     if (sr_is_tensor(value)) {
@@ -172,36 +179,28 @@ static int rows_note(TensorRows *self, PyObject *value, PyObject *found, int dep
            sr_is_exact(value) == 1 || sr_is_tensor_or_subclass(value) == 0;
 }
 
-/* inputs(args, kwargs): rows, or leaves that have none yet, of the tensors that a call reads, in a list; None where there
- * is a tensor that Python has to look at, or none at all. */
-static PyObject *rows_inputs(TensorRows *self, PyObject *const *args, Py_ssize_t n) {
-    if (n != 2 || !PyTuple_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {
-        return sr_wrong_count("TensorRows.inputs");
-    }
+PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs) {
+    TensorRows *self = (TensorRows *)rows;
     PyObject *found = PyList_New(0), *name, *value;
     if (found == NULL) {
         return NULL;
     }
-    int done = rows_note(self, args[0], found, 0);
+    int done = rows_note(self, args, found, 0);
     Py_ssize_t position = 0;
-    while (done && PyDict_Next(args[1], &position, &name, &value)) {
+    while (done && PyDict_Next(kwargs, &position, &name, &value)) {
         Py_INCREF(value);
         done = rows_note(self, value, found, 0);
         Py_DECREF(value);
     }
-    if (!done || !PyList_GET_SIZE(found)) {
-        Py_DECREF(found);
-        if (PyErr_Occurred()) {
-            return NULL;
-        }
-        Py_RETURN_NONE;
+    if (!done || !PyList_GET_SIZE(found)) { /* without a tensor, a keyword says where the call runs */
+        Py_CLEAR(found);
     }
     return found;
 }
 
 /* -- results */
 
-static int rows_append(PyObject *column, const void *bytes, size_t n) {
+int sr_append(PyObject *column, const void *bytes, size_t n) {
     Py_ssize_t size = PyByteArray_GET_SIZE(column);
     if (n == 0) {
         return 0;
@@ -223,7 +222,7 @@ static int rows_put(TensorRows *self, int kind, int position, PyObject *form, lo
     static const SrStatistics no_statistics = {0, 0, 0, 0, 0, 0, NAN, NAN, NAN};
     static const RowsDigest no_digest = {&no_statistics, NULL, NULL, NULL, 0, 0, 0};
     const RowsDigest *d = digest == NULL ? &no_digest : digest;
-    unsigned char row[ROW_BYTES];
+    unsigned char row[SR_ROW_BYTES];
     int32_t form_number = (int32_t)PyLong_AsLong(form), n_rows = (int32_t)d->n_rows;
     int64_t base_number = base;
     if (form_number == -1 && PyErr_Occurred()) {
@@ -236,9 +235,9 @@ static int rows_put(TensorRows *self, int kind, int position, PyObject *form, lo
     memcpy(row + BASE_AT, &base_number, sizeof base_number);
     memcpy(row + STATISTICS_AT, d->statistics, sizeof no_statistics);
     size_t word = sizeof(uint64_t);
-    int failed = rows_append(self->results, row, sizeof row) || rows_append(self->rungs, d->rungs, d->n_rungs * word) ||
-                 rows_append(self->samples, d->samples, d->n_samples * word) ||
-                 rows_append(self->row_rungs, d->row_rungs, d->n_rows * d->n_rungs * word);
+    int failed = sr_append(self->results, row, sizeof row) || sr_append(self->rungs, d->rungs, d->n_rungs * word) ||
+                 sr_append(self->samples, d->samples, d->n_samples * word) ||
+                 sr_append(self->row_rungs, d->row_rungs, d->n_rows * d->n_rungs * word);
     return failed ? -1 : 0;
 }
 
@@ -311,8 +310,7 @@ static int rows_written(TensorRows *self, const RowsValue *value, const SrPlace 
             Py_XSETREF(storage->last, Py_NewRef(row));
         }
         if (!covers && rest != Py_None) {
-            PyObject *number = Py_IS_TYPE(rest, (PyTypeObject *)self->leaf) ? sr_slot(rest, self->row_of_leaf) : rest;
-            *base = number == NULL ? NONE : PyLong_AsLongLong(number);
+            *base = sr_row_number((PyObject *)self, rest);
             failed = PyErr_Occurred() != NULL;
         }
     }
@@ -444,25 +442,18 @@ static int rows_collect_all(TensorRows *self, const RowsOperator *operator, PyOb
     return done;
 }
 
-/* results(number of the operator, args, out, row of the first input, row that comes next): whether it has added the rows of
- * what a call returned and wrote to; else nothing was done. After an exception, some may have been added. */
-static PyObject *rows_results(TensorRows *self, PyObject *const *args, Py_ssize_t n) {
-    if (n != 5 || !PyTuple_CheckExact(args[1])) {
-        return sr_wrong_count("TensorRows.results");
+sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject *out, long long base) {
+    TensorRows *self = (TensorRows *)rows;
+    Py_ssize_t number = PyLong_AsSsize_t(index);
+    if (number < 0 || number >= self->n_operators || !self->operators[number].is_known) {
+        return PyErr_Occurred() ? SR_ERROR : SR_FALLBACK;
     }
-    Py_ssize_t index = PyLong_AsSsize_t(args[0]);
-    long long base = PyLong_AsLongLong(args[3]), row = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[4]);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    if (index < 0 || index >= self->n_operators || !self->operators[index].is_known) {
-        Py_RETURN_FALSE;
-    }
-    RowsOperator operator = self->operators[index];
+    RowsOperator operator = self->operators[number];
     RowsValues found = {.values = found.first, .n = 0, .room = sizeof found.first / sizeof *found.first};
-    int done = rows_collect_all(self, &operator, args[1], args[2], &found);
+    int done = rows_collect_all(self, &operator, args, out, &found);
     for (Py_ssize_t i = 0; i < found.n && done == 1; i++) {
-        done = rows_add_value(self, &operator, &found.values[i], base, row + i) ? -1 : 1;
+        long long row = self->first_row + PyByteArray_GET_SIZE(self->results) / SR_ROW_BYTES;
+        done = rows_add_value(self, &operator, &found.values[i], base, row) ? -1 : 1;
     }
     while (found.n) {
         Py_DECREF(found.values[--found.n].tensor);
@@ -470,7 +461,7 @@ static PyObject *rows_results(TensorRows *self, PyObject *const *args, Py_ssize_
     if (found.values != found.first) {
         free(found.values);
     }
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
+    return PyErr_Occurred() ? SR_ERROR : done ? SR_DONE : SR_FALLBACK;
 }
 
 /* learn(number, returns, returns that are arguments, returns without values, has values, is a view, counts as a write,
@@ -571,14 +562,22 @@ static void rows_dealloc(TensorRows *self) {
 
 static PyMethodDef rows_methods[] = {
     {"learn", (PyCFunction)rows_learn, METH_VARARGS, NULL},
-    {"inputs", (PyCFunction)(void (*)(void))rows_inputs, METH_FASTCALL, NULL},
-    {"results", (PyCFunction)(void (*)(void))rows_results, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef rows_members[] = {
+    {"first_row", T_LONGLONG, offsetof(TensorRows, first_row), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject *rows_type;
+
+int sr_is_tensor_rows(PyObject *value) { return Py_IS_TYPE(value, rows_type); }
+
 static PyType_Slot rows_slots[] = {
     {Py_tp_new, rows_new},     {Py_tp_dealloc, rows_dealloc}, {Py_tp_traverse, rows_traverse},
-    {Py_tp_clear, rows_clear}, {Py_tp_methods, rows_methods}, {0, NULL},
+    {Py_tp_clear, rows_clear}, {Py_tp_methods, rows_methods}, {Py_tp_members, rows_members},
+    {0, NULL},
 };
 
 static PyType_Spec rows_spec = {
@@ -590,9 +589,9 @@ static PyType_Spec rows_spec = {
 
 int sr_add_tensor_rows_type(PyObject *module) {
     PyObject *type = PyType_FromSpec(&rows_spec);
+    rows_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
     int failed = type == NULL || PyModule_AddObjectRef(module, "TensorRows", type) ||
                  PyModule_AddIntConstant(module, "MAX_WRITTEN_ROWS", MAX_WRITTEN) ||
                  PyModule_AddIntConstant(module, "MAX_RETURNS", MAX_RETURNS);
-    Py_XDECREF(type);
     return failed ? -1 : 0;
 }

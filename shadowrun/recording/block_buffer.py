@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from shadowrun.native import core
+from shadowrun.native import tensors as native
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
 from shadowrun.recording.recording_file import Block
 
@@ -22,12 +24,13 @@ if TYPE_CHECKING:
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.recording_file import Writer
 
-__all__ = ["BlockBuffer"]
+__all__ = ["LOOK_EVERY", "BlockBuffer"]
 
-_MAX_CALLS: Final = 2000
+_MAX_CALLS: Final = 2048
 _MAX_RESULTS: Final = 20_000  # a fused optimizer writes to thousands of tensors in one call
 _FLUSH_S: Final = 1.0
-_LOOK_AT_CLOCK: Final = 63
+LOOK_EVERY: Final = 64
+"""After so many calls the clock is looked at; `native/record_call.c` has it too."""
 _MAX_KNOWN: Final = 50_000
 """A program with a scalar that changes at each step makes new contexts for ever: after so many, they are forgotten."""
 
@@ -52,28 +55,31 @@ class BlockBuffer:
 
     Attributes:
         writer: What blocks go to.
-        results, rungs, samples, row_rungs: Columns of the block that is being filled: always the same objects, since
-            `native/tensor_rows.c` adds to them too.
+        calls, inputs, results, rungs, samples, row_rungs: Columns of the block that is being filled: always the same
+            objects, since `native/record_call.c` adds to them too.
+        contexts: Numbers of contexts by their keys.
+        native_rows: Adds rows in C, and has to know where a block begins; None without the C extension.
     """
 
     def __init__(self, writer: Writer, before_block: Callable[[], None]) -> None:
         self.writer = writer
         self._before_block = before_block
-        self._contexts: dict[tuple[Any, ...], int] = {}
+        self.contexts: dict[tuple[Any, ...], int] = {}
         self._n_contexts = 0
         self._forms: dict[tuple[Any, ...], int] = {}
         self._n_forms = 0
         self._flushed_at = time.monotonic()
-        self.results, self.rungs, self.samples, self.row_rungs = bytearray(), bytearray(), bytearray(), bytearray()
-        self._calls, self._inputs = bytearray(), list[int]()
-        self._columns = self.results, self.rungs, self.samples, self.row_rungs, self._calls, self._inputs
+        self.calls, self.inputs, self.results = bytearray(), bytearray(), bytearray()
+        self.rungs, self.samples, self.row_rungs = bytearray(), bytearray(), bytearray()
+        self._columns = self.calls, self.inputs, self.results, self.rungs, self.samples, self.row_rungs
+        self.native_rows: Any = None
         self._first_row = self._first_call = 0
         self.begin_call()
 
     @property
     def n_calls(self) -> int:
         """Calls so far, of all blocks."""
-        return self._first_call + len(self._calls) // _CALL.size
+        return self._first_call + len(self.calls) // _CALL.size
 
     @property
     def n_results(self) -> int:
@@ -86,30 +92,23 @@ class BlockBuffer:
 
     def drop_call(self) -> None:
         """Remove what was added since `begin_call`, of a call that could not be recorded to its end."""
-        if len(self.results) < self._mark[0]:  # its block has been written
+        if len(self.calls) < self._mark[0]:  # its block has been written
             return
         for column, size in zip(self._columns, self._mark, strict=True):
             del column[size:]
 
     def context(self, plan: OpPlan, origin: Origin, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Number of what a call has in common with others."""
-        key: list[Any] = [plan.index, device, *origin]
-        for a in args:
-            if type(a) not in _PLAIN:
-                _add_to_key(key, a)
-        for name, a in kwargs.items():
-            if type(a) not in _PLAIN:
-                key.append(name)
-                _add_to_key(key, a)
-        known = self._contexts.get(tuple(key))
+        key = _key(plan.index, device, origin, args, kwargs)
+        known = self.contexts.get(key)
         if known is not None:
             return known
         module, phase, site = origin
         number, self._n_contexts = self._n_contexts, self._n_contexts + 1
         self.writer.context(number, Context(plan.name, module, phase, site, device, _arguments(args, kwargs)))
-        if len(self._contexts) >= _MAX_KNOWN:
-            self._contexts.clear()
-        self._contexts[tuple(key)] = number
+        if len(self.contexts) >= _MAX_KNOWN:
+            self.contexts.clear()
+        self.contexts[key] = number
         return number
 
     def form(self, t: torch.Tensor) -> int:
@@ -146,31 +145,35 @@ class BlockBuffer:
             self.row_rungs += row_rungs
         return row_number
 
-    def add_call(self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int]) -> int:
-        """Add a call, after its results.
-
-        Returns:
-            Its number.
-        """
+    def add_call(self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int]) -> None:
+        """Add a call, after its results."""
         inputs = inputs[:_MAX_INPUTS]
-        self._calls += _CALL.pack(step, context, occurrence, NONE, n_results, len(inputs))
-        self._inputs += inputs
-        number = self.n_calls - 1
-        is_full = len(self._calls) >= _MAX_CALLS * _CALL.size or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
-        if is_full or (not number & _LOOK_AT_CLOCK and time.monotonic() - self._flushed_at > _FLUSH_S):
+        self.calls += _CALL.pack(step, context, occurrence, NONE, n_results, len(inputs))
+        self.inputs += struct.pack(f"<{len(inputs)}q", *inputs)
+
+    @property
+    def is_to_be_looked_at(self) -> bool:
+        """Whether `flush_at_times` is due: after some calls, or many results."""
+        return not len(self.calls) // _CALL.size % LOOK_EVERY or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
+
+    def flush_at_times(self) -> None:
+        """Write a block that is full, or that has waited long."""
+        is_full = len(self.calls) >= _MAX_CALLS * _CALL.size or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
+        if is_full or time.monotonic() - self._flushed_at > _FLUSH_S:
             self.flush()
-        return number
 
     def flush(self) -> None:
         """Write what waits."""
         self._flushed_at = time.monotonic()
-        if not self._calls:
+        if not self.calls:
             return
         self._first_row, self._first_call = self.n_results, self.n_calls
+        if self.native_rows is not None:
+            self.native_rows.first_row = self._first_row
         block = Block(
-            np.frombuffer(bytes(self._calls), CALL),
+            np.frombuffer(bytes(self.calls), CALL),
             np.frombuffer(bytes(self.results), RESULT),
-            np.array(self._inputs, np.int64),
+            np.frombuffer(bytes(self.inputs), np.int64),
             *(np.frombuffer(bytes(a), np.uint64) for a in (self.rungs, self.samples, self.row_rungs)),
         )
         # First: a block that cannot be written is lost, and the next must not contain it again.
@@ -180,20 +183,42 @@ class BlockBuffer:
         self.writer.block(block)
 
 
+def _python_key(
+    index: int, device: str, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What calls of one context have in common; `native/contexts.c` has the same."""
+    key: list[Any] = [index, device, *origin]
+    for a in args:
+        _add_to_key(key, a)
+    for name, a in kwargs.items():
+        key.append(name)
+        _add_to_key(key, a)
+    return tuple(key)
+
+
+def _native_key(
+    index: int, device: str, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    assert core is not None
+    return core.context_key(index, device, origin, args, kwargs, True)  # type: ignore[no-any-return]
+
+
+_key = _python_key if native.context_key is None else _native_key
+
+
 def _add_to_key(key: list[Any], a: Any) -> None:
     kind = type(a)
     if kind is list or kind is tuple:
         key.append(len(a))
         for v in a:
-            if type(v) not in _PLAIN:
-                _add_to_key(key, v)
+            _add_to_key(key, v)
     elif kind is float:
         # Zeros of both signs are equal and NaNs are not, and each gives other results.
         key.append(a.hex())
     elif kind is complex:
         key.append(repr(a))
-    elif isinstance(a, torch.Tensor):
-        key.append(kind)
+    elif kind in _PLAIN or isinstance(a, torch.Tensor):
+        key.append(torch.Tensor)
     elif isinstance(a, torch.Generator):
         key.append(torch.Generator)
     else:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from shadowrun.errors import ShadowrunError, ShadowrunWarning
-from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import Action, OpKind, OpPlan
 from shadowrun.intercept.torch_compiler import runs_generated_code
 from shadowrun.intercept.user_call import own_call
 from shadowrun.native import core
@@ -45,7 +46,6 @@ _WIDE: Final = {float: torch.float64, complex: torch.complex128}
 _FRAMES: Final = 3  # of shadowrun, above `_before`: the search for the program's line skips them
 _ITEM: Final = "aten::_local_scalar_dense"
 _MAX_ROWS: Final = 0xFFFF
-_LOOK_FOR_FREED: Final = 1023  # calls, and one: storages that were freed are looked for after so many
 _RAISED: Final = "raised"
 _NESTED: Final = "called while another call was being recorded"
 _IN_GRAPH: Final = "captured into a graph"
@@ -87,6 +87,23 @@ class _Noted:
         self.device = "cpu"
 
 
+class _State:
+    """What the fast path in C reads and sets too.
+
+    Attributes:
+        running: Calls are recorded now.
+        busy: A call is being recorded, by the thread that has the lock.
+        step: The current training step.
+        has_recorded: There are calls of that step.
+    """
+
+    __slots__ = ("busy", "has_recorded", "running", "step")
+
+    def __init__(self) -> None:
+        self.running = self.busy = self.has_recorded = False
+        self.step = 0
+
+
 class CallRecorder:
     """Records each call of the program that is selected.
 
@@ -99,13 +116,10 @@ class CallRecorder:
 
     Attributes:
         plans: Plans by the id of their operator.
-        native_handler: None: each call comes here.
-        running: Calls are recorded now.
+        native_handler: Records plain calls on the CPU in C, from `start` to `stop`; None without the C extension.
         skipped: Calls that were not recorded, by reason.
         failure: Why nothing more is recorded; empty while all is well.
     """
-
-    native_handler: Any = None
 
     def __init__(
         self,
@@ -121,18 +135,16 @@ class CallRecorder:
         self._n_rows = n_rows
         self._first_call_on = first_call_on
         self.plans: dict[int, OpPlan] = {}
-        self.running = False
+        self.native_handler: Any = None
+        self._state = _State()
         self.skipped: Counter[str] = Counter()
         self.failure = ""
-        self.recorded_in_step = False
         self._buffer: BlockBuffer | None = None
         self._returns: dict[int, _Returns] = {}
         self._devices: dict[torch.device, str] = {}
         self._flow = DataFlow()
-        self._native_rows: Any = None
         self._occurrences: dict[tuple[int, str, str], int] = {}
-        self._step = 0
-        self._busy = self._warned = self._has_graphs = False
+        self._warned = self._has_graphs = False
         self.lock = threading.RLock()
 
     def start(self, buffer: BlockBuffer) -> None:
@@ -140,68 +152,108 @@ class CallRecorder:
         self._buffer = buffer
         # What the program did between two blocks was not observed.
         self._flow.clear()
-        self._native_rows = self._make_native_rows(buffer)
-        self.running = True
+        self.native_handler = self._make_native_handler(buffer)
+        self._state.running = True
 
-    def _make_native_rows(self, buffer: BlockBuffer) -> Any:
-        """What looks up and adds the rows of plain tensors in C; None without the C extension."""
-        if core is None or not reads_places:
+    def _make_native_handler(self, buffer: BlockBuffer) -> Any:
+        """What records plain calls on the CPU in C; None without the C extension."""
+        if core is None or not reads_places or self.attribution.native_origins is None:
             return None
-        rows = core.TensorRows(
+        columns = ("results", "rungs", "samples", "row_rungs")
+        columns_of_results = {name: getattr(buffer, name) for name in columns}
+        buffer.native_rows = core.TensorRows(
             storages=self._flow.storages,
             form=buffer.form,
             digest=self._digest,
-            results=buffer.results,
-            rungs=buffer.rungs,
-            samples=buffer.samples,
-            row_rungs=buffer.row_rungs,
             leaf=Leaf,
             plain_digests=not self._n_rows,
+            **columns_of_results,
+        )
+        buffer.native_rows.first_row = buffer.n_results
+        handler = core.CallRows(
+            rows=buffer.native_rows,
+            state=self._state,
+            selection=self._selection,
+            origins=self.attribution.native_origins,
+            n_modes_below=torchapi.n_modes_below,
+            function_mode_on=torchapi.has_function_mode,
+            profiler_on=torchapi.profiling,
+            acquire=self.lock.acquire,
+            release=self.lock.release,
+            device=_CPU.type,
+            contexts=buffer.contexts,
+            occurrences=self._occurrences,
+            calls=buffer.calls,
+            inputs=buffer.inputs,
+            new_context=buffer.context,
+            conclude=self._conclude,
+            raised=self._raised,
+            failed=self._dropped,
+            look=self._look,
+            **columns_of_results,
         )
         for plan in self.plans.values():
-            self._teach(rows, plan)
-        return rows
+            self._teach(handler, buffer.native_rows, plan)
+        return handler
 
-    def _teach(self, rows: Any, plan: OpPlan) -> None:
-        """What `TensorRows.results` needs to know of an operator; it leaves others to Python."""
+    def _teach(self, handler: Any, rows: Any, plan: OpPlan) -> None:
+        """What the fast path needs to know of an operator; it leaves others to Python."""
         assert core is not None
         returns = self._returns[plan.index]
-        positional = not any(a.kwarg_only for a in plan.mutated) and len(plan.mutated) <= core.MAX_WRITTEN_ROWS
-        if positional and plan.n_returns <= core.MAX_RETURNS:
-            rows.learn(
-                plan.index,
-                plan.n_returns,
-                sum(1 << number for number in returns.written),
-                sum(1 << number for number in plan.uninitialised),
-                returns.has_values,
-                returns.is_view,
-                bool(plan.mutated),
-                tuple(a.position for a in plan.mutated),
-            )
+        # Python splits composite operators under inference mode.
+        if plan.kind is OpKind.PASS or plan.composite or plan.custom or returns.outs:
+            return
+        if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
+            return
+        rows.learn(
+            plan.index,
+            plan.n_returns,
+            sum(1 << number for number in returns.written),
+            sum(1 << number for number in plan.uninitialised),
+            returns.has_values,
+            returns.is_view,
+            bool(plan.mutated),
+            tuple(a.position for a in plan.mutated),
+        )
+        handler.learn(plan.func, plan, plan.run, plan.index)
 
     def stop(self) -> None:
         """Only run calls from here on."""
-        self.running = False
-        self._native_rows = None
+        self._state.running = False
+        self.native_handler = None
+        if self._buffer is not None:
+            self._buffer.native_rows = None
         self._flow.clear()
 
     def forked(self) -> None:
         """In a forked child: the thread that held the lock may not exist."""
         self.lock = threading.RLock()
-        self.running = False
+        if self.native_handler is not None:
+            self.native_handler.guard(self.lock.acquire, self.lock.release)
+        self._state.running = False
 
     # -- steps ---------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """The current training step."""
-        return self._step
+        return self._state.step
 
     @step.setter
     def step(self, step: int) -> None:
-        self._step = step
+        self._state.step = step
         self._occurrences.clear()
-        self.recorded_in_step = False
+        self._state.has_recorded = False
+
+    @property
+    def recorded_in_step(self) -> bool:
+        """Whether the current step has calls."""
+        return self._state.has_recorded
+
+    @property
+    def running(self) -> bool:
+        """Whether calls are recorded now."""
+        return self._state.running
 
     def add_step(self, step: int, began_s: float, took_s: float) -> None:
         """A step has ended; its times are no part of a recording."""
@@ -228,8 +280,8 @@ class CallRecorder:
             plan.action is not Action.EMPTY,
             plan.action is Action.VIEW,
         )
-        if self._native_rows is not None:
-            self._teach(self._native_rows, plan)
+        if self.native_handler is not None and self._buffer is not None:
+            self._teach(self.native_handler, self._buffer.native_rows, plan)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
@@ -261,10 +313,10 @@ class CallRecorder:
     def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Noted | None:
         """Find the rows of the inputs; None for a call that is not recorded."""
         with self.lock:
-            if self._busy:  # the garbage collector may run code of the program inside ours
+            if self._state.busy:  # the garbage collector may run code of the program inside ours
                 self.skipped[_NESTED] += 1
                 return None
-            self._busy = True
+            self._state.busy = True
             try:
                 return self._noted(plan, args, kwargs)
             except Exception as error:
@@ -272,7 +324,7 @@ class CallRecorder:
                 self._failed(plan, error)
                 return None
             finally:
-                self._busy = False
+                self._state.busy = False
 
     def _noted(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Noted | None:
         selection = self._selection
@@ -284,18 +336,12 @@ class CallRecorder:
         if not selection.everything and (reason := selection.reason_to_skip(plan, origin)):
             self._skip(reason, plan, args, kwargs)
             return None
-        outs = self._returns[plan.index].outs
-        native = self._native_rows
-        # The name of the CPU is known once Python has noted a call there, which is the first of all.
-        if native is not None and not outs and _CPU in self._devices and not runs_generated_code():
-            inputs = native.inputs(args, kwargs)
-            if inputs is not None:
-                return _Noted(origin, inputs)
         if self._is_captured(args):
             self._has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
         noted = _Noted(origin, [])
+        outs = self._returns[plan.index].outs
         for a in args:
             self._note_inputs(noted, a)
         for name, a in kwargs.items():
@@ -347,9 +393,9 @@ class CallRecorder:
         """Record a call that has run."""
         with self.lock:
             buffer = self._buffer
-            if self._busy or not self.running or buffer is None:
+            if self._state.busy or not self.running or buffer is None:
                 return
-            self._busy = True
+            self._state.busy = True
             done = False
             try:
                 buffer.begin_call()
@@ -361,7 +407,7 @@ class CallRecorder:
                 if not done:  # an interrupt too: half a call must not stay in the buffer, nor its rows be referred to
                     buffer.drop_call()
                     self._flow.clear()
-                self._busy = False
+                self._state.busy = False
 
     def _add(
         self, buffer: BlockBuffer, noted: _Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -371,9 +417,7 @@ class CallRecorder:
             new.leaf.row = buffer.add_result(Kind.LEAF, new.position, new.form, new.digest)
         inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
         base = inputs[0] if inputs else NONE
-        native = self._native_rows
-        if native is None or not native.results(plan.index, args, out, base, buffer.n_results):
-            self._add_results(buffer, plan, args, kwargs, out, base)
+        self._add_results(buffer, plan, args, kwargs, out, base)
         n_results = buffer.n_results - first_row
         if n_results > _MAX_ROWS:
             raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
@@ -382,10 +426,42 @@ class CallRecorder:
         occurrence = self._occurrences.get(key, 0)
         self._occurrences[key] = occurrence + 1
         context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
-        self.recorded_in_step = True
-        number = buffer.add_call(self._step, context, occurrence, n_results, inputs)
-        if not number & _LOOK_FOR_FREED:
-            self._flow.purge()
+        self._state.has_recorded = True
+        buffer.add_call(self._state.step, context, occurrence, n_results, inputs)
+        if buffer.is_to_be_looked_at:
+            self._look()
+
+    def _look(self) -> None:
+        """After some calls: write what has waited long enough, and forget what was freed."""
+        self._flow.purge()
+        if self._buffer is not None:
+            self._buffer.flush_at_times()
+
+    # -- what the fast path in C leaves to Python -------------------------------------------------------
+
+    def _conclude(
+        self,
+        origin: Origin,
+        inputs: list[int | Leaf],
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+    ) -> None:
+        """A call that has run returned something else than plain tensors."""
+        self._after(_Noted(origin, inputs), plan, args, kwargs, out)
+
+    def _raised(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The program's call raised: what it has written to until then is not known."""
+        self._skip(_RAISED, plan, args, kwargs)
+
+    def _dropped(self, plan: OpPlan, error: BaseException) -> None:
+        """A call that has run could not be recorded, and its rows were removed."""
+        self._flow.clear()
+        if isinstance(error, Exception):
+            self._failed(plan, error)
+
+    # -- rows ------------------------------------------------------------------------------------------
 
     def _add_results(
         self, buffer: BlockBuffer, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, base: int
@@ -473,7 +549,7 @@ class CallRecorder:
         self.skipped["failure of shadowrun"] += 1
         text = f"{plan.name}: {type(error).__name__}: {error}"[:500]
         if isinstance(error, (sqlite3.Error, OSError, ShadowrunError)):  # the disk is full, say: it will not get better
-            self.failure, self.running = text, False
+            self.failure, self._state.running = text, False
         if not self._warned:
             self._warned = True
             what = "The recording ends here" if self.failure else "The call is not in the recording"
