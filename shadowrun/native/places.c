@@ -12,7 +12,7 @@ enum { PLACES_WORDS = 8 }; /* of a tensor of C++ that are searched; it has more 
 
 static struct {
     size_t storage_at; /* in bytes; 0: unknown, and Python is asked */
-    SrShimAsk strides, offset;
+    SrShimAsk strides, offset, n_bytes;
     PyObject *version, *is_inference; /* descriptors */
 } places;
 
@@ -36,15 +36,15 @@ static size_t places_find_storage(PyObject *samples) {
     return n_found == 1 ? found : 0;
 }
 
-/* setup_places(((tensor, address of its storage), …), addresses of aoti_torch_get_strides and of …_get_storage_offset):
- * whether `place` answers. */
+/* setup_places(((tensor, address of its storage), …), addresses of aoti_torch_get_strides, …_get_storage_offset and
+ * …_get_storage_size): whether `place` answers. */
 PyObject *sr_setup_places(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (n != 3 || !PyTuple_Check(args[0])) {
+    if (n != 4 || !PyTuple_Check(args[0])) {
         return sr_wrong_count("setup_places");
     }
     places.storage_at = 0;
-    void *addresses[2] = {PyLong_AsVoidPtr(args[1]), PyLong_AsVoidPtr(args[2])};
+    void *addresses[] = {PyLong_AsVoidPtr(args[1]), PyLong_AsVoidPtr(args[2]), PyLong_AsVoidPtr(args[3])};
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); i++) {
         PyObject *pair = PyTuple_GET_ITEM(args[0], i);
         if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !sr_is_tensor(PyTuple_GET_ITEM(pair, 0))) {
@@ -52,12 +52,13 @@ PyObject *sr_setup_places(PyObject *module, PyObject *const *args, Py_ssize_t n)
         }
     }
     PyObject *first = PyTuple_GET_SIZE(args[0]) ? PyTuple_GET_ITEM(PyTuple_GET_ITEM(args[0], 0), 0) : NULL;
-    if (PyErr_Occurred() || first == NULL || addresses[0] == NULL || addresses[1] == NULL) {
+    if (PyErr_Occurred() || first == NULL || addresses[0] == NULL || addresses[1] == NULL || addresses[2] == NULL) {
         PyErr_Clear();
         Py_RETURN_FALSE;
     }
     memcpy(&places.strides, &addresses[0], sizeof(void *));
     memcpy(&places.offset, &addresses[1], sizeof(void *));
+    memcpy(&places.n_bytes, &addresses[2], sizeof(void *));
     Py_XSETREF(places.version, PyObject_GetAttrString((PyObject *)Py_TYPE(first), "_version"));
     Py_XSETREF(places.is_inference, PyObject_GetAttrString((PyObject *)Py_TYPE(first), "is_inference"));
     PyErr_Clear();
@@ -76,6 +77,11 @@ int sr_read_place(PyObject *tensor, SrPlace *place) {
     }
     memcpy(&place->storage, (char *)*asked + places.storage_at, sizeof place->storage);
     return place->storage != NULL;
+}
+
+int sr_read_storage_size(PyObject *tensor, int64_t *n_bytes) {
+    void *asked = sr_plain_tensor(tensor);
+    return asked != NULL && places.n_bytes(asked, n_bytes) == 0;
 }
 
 int sr_read_version(PyObject *tensor, long long *version) {
@@ -112,13 +118,14 @@ static PyObject *places_tuple(const int64_t *numbers, int64_t n) {
     return found;
 }
 
-/* place(tensor): (storage, version, offset, sizes, strides, dtype), to hold against what Python knows; None where Python has
+/* place(tensor): (storage, its bytes, version, offset, sizes, strides, dtype), to hold against what Python knows; None where Python has
  * to be asked. */
 PyObject *sr_place(PyObject *module, PyObject *tensor) {
     (void)module;
     SrPlace place;
     long long version;
-    if (!sr_read_place(tensor, &place)) {
+    int64_t n_bytes;
+    if (!sr_read_place(tensor, &place) || !sr_read_storage_size(tensor, &n_bytes)) {
         Py_RETURN_NONE;
     }
     if (sr_read_version(tensor, &version)) {
@@ -127,7 +134,7 @@ PyObject *sr_place(PyObject *module, PyObject *tensor) {
     PyObject *sizes = places_tuple(place.sizes, place.n_dims), *strides = places_tuple(place.strides, place.n_dims);
     PyObject *found = sizes == NULL || strides == NULL
                           ? NULL
-                          : Py_BuildValue("NLLOOO", PyLong_FromVoidPtr(place.storage), version, (long long)place.offset, sizes,
+                          : Py_BuildValue("NLLLOOO", PyLong_FromVoidPtr(place.storage), (long long)n_bytes, version, (long long)place.offset, sizes,
                                           strides, place.dtype);
     Py_XDECREF(sizes);
     Py_XDECREF(strides);

@@ -17,6 +17,8 @@ typedef struct {
 /* Of an ordinary dense tensor on the CPU: 1; 0 where Python has to be asked. */
 int sr_read_place(PyObject *tensor, SrPlace *place);
 
+int sr_read_storage_size(PyObject *tensor, int64_t *n_bytes); /* likewise */
+
 /* Number of writes to its memory, as torch counts them, or SR_UNCOUNTED; -1 with an exception. */
 enum { SR_UNCOUNTED = -1 };
 int sr_read_version(PyObject *tensor, long long *version);

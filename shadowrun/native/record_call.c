@@ -38,7 +38,6 @@ struct SrCallRows {
     RecordedOperator *learnt;
     Py_ssize_t n_learnt;
     Py_ssize_t everything, slots[N_SLOTS];
-    Py_ssize_t n_calls;
 };
 
 static PyTypeObject *call_rows_type;
@@ -193,7 +192,7 @@ static sr_result record_rows(SrCallRows *self, const RecordedOperator *operator,
         return SR_ERROR;
     }
     record_set_state(self, HAS_RECORDED, Py_True);
-    if (++self->n_calls % LOOK_EVERY == 0 || PyByteArray_GET_SIZE(self->results) >= SR_MANY_ROWS * SR_ROW_BYTES) {
+    if (PyByteArray_GET_SIZE(self->calls) / CALL_BYTES % LOOK_EVERY == 0 || PyByteArray_GET_SIZE(self->results) >= SR_MANY_ROWS * SR_ROW_BYTES) {
         PyObject *looked = PyObject_CallNoArgs(self->look);
         Py_XDECREF(looked);
         return looked == NULL ? SR_ERROR : SR_DONE;

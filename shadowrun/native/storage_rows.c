@@ -6,29 +6,30 @@
 #include <structmember.h>
 
 static PyTypeObject *storage_rows_type;
-static PyObject *storage_rows_free, *storage_rows_expired; /* of torch: on a weak reference */
+enum { STORAGE_OF, REFERENCE_OF, FREE, EXPIRED, N_FUNCTIONS };
+static PyObject *storage_rows_of_torch[N_FUNCTIONS];
 
-/* setup_storage_rows((function that frees a weak reference, function that says whether its storage was freed)) */
+/* setup_storage_rows((storage of a tensor, weak reference of a storage, what frees such a reference, whether its storage was
+ * freed)): functions of torch. */
 PyObject *sr_setup_storage_rows(PyObject *module, PyObject *functions) {
     (void)module;
-    if (!PyTuple_Check(functions) || PyTuple_GET_SIZE(functions) != 2) {
+    if (!PyTuple_Check(functions) || PyTuple_GET_SIZE(functions) != N_FUNCTIONS) {
         return sr_wrong_count("setup_storage_rows");
     }
-    Py_XSETREF(storage_rows_free, Py_NewRef(PyTuple_GET_ITEM(functions, 0)));
-    Py_XSETREF(storage_rows_expired, Py_NewRef(PyTuple_GET_ITEM(functions, 1)));
+    for (int i = 0; i < N_FUNCTIONS; i++) {
+        Py_XSETREF(storage_rows_of_torch[i], Py_NewRef(PyTuple_GET_ITEM(functions, i)));
+    }
     Py_RETURN_NONE;
 }
 
 SrStorageRows *sr_new_storage_rows(PyObject *tensor, long long version) {
-    SR_NAME(storage_name, "untyped_storage") { return NULL; }
-    SR_NAME(reference_name, "_weak_ref") { return NULL; }
     SrStorageRows *self = PyObject_New(SrStorageRows, storage_rows_type);
     if (self == NULL) {
         return NULL;
     }
     self->reference = self->last = self->rows = NULL;
-    PyObject *storage = PyObject_CallMethodNoArgs(tensor, storage_name);
-    self->reference = storage == NULL ? NULL : PyObject_CallMethodNoArgs(storage, reference_name);
+    PyObject *storage = PyObject_CallOneArg(storage_rows_of_torch[STORAGE_OF], tensor);
+    self->reference = storage == NULL ? NULL : PyObject_CallOneArg(storage_rows_of_torch[REFERENCE_OF], storage);
     Py_XDECREF(storage);
     self->rows = self->reference == NULL ? NULL : PyDict_New();
     if (self->rows == NULL) {
@@ -75,10 +76,10 @@ static PyObject *storage_rows_new(PyTypeObject *type, PyObject *args, PyObject *
 
 static void storage_rows_dealloc(SrStorageRows *self) {
     PyTypeObject *type = Py_TYPE(self);
-    if (self->reference != NULL && storage_rows_free != NULL) {
+    if (self->reference != NULL) {
         PyObject *error_type, *error, *trace;
         PyErr_Fetch(&error_type, &error, &trace);
-        Py_XDECREF(PyObject_CallOneArg(storage_rows_free, self->reference));
+        Py_XDECREF(PyObject_CallOneArg(storage_rows_of_torch[FREE], self->reference));
         PyErr_Restore(error_type, error, trace);
     }
     Py_XDECREF(self->reference);
@@ -98,7 +99,7 @@ static PyObject *storage_rows_renew(SrStorageRows *self, PyObject *given) {
 
 static PyObject *storage_rows_get_freed(SrStorageRows *self, void *closure) {
     (void)closure;
-    return PyObject_CallOneArg(storage_rows_expired, self->reference);
+    return PyObject_CallOneArg(storage_rows_of_torch[EXPIRED], self->reference);
 }
 
 static PyMethodDef storage_rows_methods[] = {

@@ -42,6 +42,7 @@ typedef struct {
 /* A tensor that a call returned or wrote to. */
 typedef struct {
     PyObject *tensor; /* owned */
+    size_t n_bytes;   /* of its elements; 0 of a view */
     int position;
     char is_written, has_values;
 } RowsValue;
@@ -275,34 +276,14 @@ static int rows_put_digested(TensorRows *self, int kind, int position, PyObject 
     return failed ? -1 : 0;
 }
 
-/* A tensor of all elements of its storage, or of more. */
-static int rows_covers_storage(PyObject *tensor, int *covers) {
-    SR_NAME(storage_name, "untyped_storage") { return -1; }
-    SR_NAME(bytes_name, "nbytes") { return -1; }
-    SrTensor t;
-    if (!sr_read_tensor(tensor, &t)) {
-        PyErr_SetString(PyExc_RuntimeError, "TensorRows: a tensor changed its kind");
-        return -1;
-    }
-    size_t bytes = (size_t)t.dtype.bits * t.dtype.lanes / 8;
-    for (int32_t d = 0; d < t.ndim; d++) {
-        bytes *= (size_t)t.shape[d];
-    }
-    PyObject *storage = PyObject_CallMethodNoArgs(tensor, storage_name);
-    PyObject *size = storage == NULL ? NULL : PyObject_CallMethodNoArgs(storage, bytes_name);
-    size_t all = size == NULL ? 0 : PyLong_AsSize_t(size);
-    Py_XDECREF(storage);
-    Py_XDECREF(size);
-    *covers = bytes >= all;
-    return PyErr_Occurred() ? -1 : 0;
-}
-
 /* DataFlow.written: `base` is the row that the rest of the storage comes from. */
 static int rows_written(TensorRows *self, const RowsValue *value, const SrPlace *place, PyObject *key, PyObject *row, long long *base) {
     SrStorageRows *before = rows_storage(self, place);
     PyObject *rest = Py_NewRef(before == NULL ? Py_None : before->last);
     SrStorageRows *storage = PyErr_Occurred() ? NULL : rows_renewed(self, value->tensor, place);
-    int covers = 0, failed = storage == NULL || PyDict_SetItem(storage->rows, key, row) || rows_covers_storage(value->tensor, &covers);
+    int64_t all;
+    int failed = storage == NULL || PyDict_SetItem(storage->rows, key, row);
+    int covers = sr_read_storage_size(value->tensor, &all) && value->n_bytes >= (size_t)all;
     *base = NONE;
     if (!failed) {
         storage->counts = 1;
@@ -360,7 +341,7 @@ static int rows_add_value(TensorRows *self, const RowsOperator *operator, const 
 }
 
 /* Whether `rows_add_value` has all that it needs: a tensor with memory, on known memory if it is a view. */
-static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject *tensor) {
+static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject *tensor, size_t *n_bytes) {
     SrPlace place;
     SrTensor t;
     if (!sr_is_tensor(tensor) || !sr_read_place(tensor, &place)) {
@@ -372,11 +353,11 @@ static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject
     if (!sr_read_tensor(tensor, &t)) {
         return 0;
     }
-    int is_empty = 0;
+    *n_bytes = (size_t)t.dtype.bits * t.dtype.lanes / 8;
     for (int32_t d = 0; d < t.ndim; d++) {
-        is_empty |= t.shape[d] == 0;
+        *n_bytes *= (size_t)t.shape[d];
     }
-    return t.data != NULL || is_empty; /* else it is one of zeros, without memory */
+    return t.data != NULL || *n_bytes == 0; /* else it is one of zeros, without memory */
 }
 
 /* Add the tensors of a value, as `_flat`: 1; 0, perhaps with an exception, where Python has to. */
@@ -397,7 +378,7 @@ static int rows_collect(TensorRows *self, const RowsOperator *operator, PyObject
     if (skips) {
         return 1;
     }
-    if (!rows_can_add(self, operator, value)) {
+    if (!rows_can_add(self, operator, value, &like.n_bytes)) {
         return 0;
     }
     if (found->n == found->room) {

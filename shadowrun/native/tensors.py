@@ -32,7 +32,7 @@ reads_places = False
 """Whether `core.place` knows where tensors lie, which `core.TensorRows` needs."""
 
 _SHIM = ("aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_dtype", "aoti_torch_get_device_type")
-_SHIM_OF_PLACES = ("aoti_torch_get_strides", "aoti_torch_get_storage_offset")
+_SHIM_OF_PLACES = ("aoti_torch_get_strides", "aoti_torch_get_storage_offset", "aoti_torch_get_storage_size")
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
 
 
@@ -60,7 +60,9 @@ def _read_places(core: ModuleType) -> bool:
 
     Without it, recordings look tensors up in Python: the same rows, more slowly.
     """
-    core.setup_storage_rows((torch.UntypedStorage._free_weak_ref, torch.UntypedStorage._expired))
+    storage = torch.UntypedStorage
+    functions = torch.Tensor.untyped_storage, storage._weak_ref, storage._free_weak_ref, storage._expired
+    core.setup_storage_rows(functions)
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # hidden from the program's modes
         empty = torch._C._VariableFunctions.empty
         samples = [empty((2, 3), dtype=torch.float16), empty((), dtype=torch.int64), empty((0, 4), dtype=torch.bool)]
@@ -70,12 +72,14 @@ def _read_places(core: ModuleType) -> bool:
         if core.setup_places(pairs, *_addresses_in_torch(*_SHIM_OF_PLACES)):
             if [core.place(sample) for sample in samples] == by_python:
                 return True
-            core.setup_places((), 0, 0)
+            core.setup_places((), 0, 0, 0)
     return False
 
 
 def _place(t: torch.Tensor) -> tuple[Any, ...]:
-    return t.untyped_storage()._cdata, t._version, t.storage_offset(), tuple(t.shape), t.stride(), t.dtype
+    storage = t.untyped_storage()
+    form = tuple(t.shape), t.stride(), t.dtype
+    return storage._cdata, storage.nbytes(), t._version, t.storage_offset(), *form
 
 
 def _addresses_in_torch(*functions: str) -> list[int]:
