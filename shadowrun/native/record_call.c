@@ -11,8 +11,8 @@
 #include <string.h>
 #include <structmember.h>
 
-enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, LOOK_EVERY = 64, CALL_BYTES = 20, N_SLOTS = 4, N_COLUMNS = 6 };
-enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED };
+enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, LOOK_EVERY = 64, CALL_BYTES = 20, N_SLOTS = 5, N_COLUMNS = 6 };
+enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED, IS_UNSEEN };
 
 typedef struct {
     PyObject *func, *plan, *run, *index; /* owned */
@@ -71,14 +71,16 @@ static const RecordedOperator *record_operator(SrCallRows *self, PyObject *func)
     return place == NULL ? NULL : self->learnt + PyLong_AsSsize_t(place);
 }
 
-/* Take the lock and become busy: 1; 0 where another call of this thread is being recorded, or recording has ended. */
+/* Take the lock and become busy: 1; 0 where another call of this thread is being recorded, recording has ended, or memory may
+ * be written to unseen. */
 static int record_enter(SrCallRows *self) {
     PyObject *got = PyObject_CallNoArgs(self->acquire);
     if (got == NULL) {
         return 0;
     }
     Py_DECREF(got);
-    if (record_state(self, IS_RUNNING) == Py_True && record_state(self, IS_BUSY) == Py_False) {
+    if (record_state(self, IS_RUNNING) == Py_True && record_state(self, IS_BUSY) == Py_False &&
+        record_state(self, IS_UNSEEN) == Py_False) {
         record_set_state(self, IS_BUSY, Py_True);
         return 1;
     }
@@ -344,7 +346,7 @@ static PyObject *record_guard(SrCallRows *self, PyObject *args) {
 
 /* Where the slots of the state lie; -1 with an exception. */
 static int record_find_slots(SrCallRows *self) {
-    static const char *const names[N_SLOTS] = {"running", "busy", "step", "has_recorded"};
+    static const char *const names[N_SLOTS] = {"running", "busy", "step", "has_recorded", "unseen"};
     self->everything = sr_slot_offset(Py_TYPE(self->selection), "everything");
     for (int i = 0; i < N_SLOTS && self->everything >= 0; i++) {
         if ((self->slots[i] = sr_slot_offset(Py_TYPE(self->state), names[i])) < 0) {

@@ -17,8 +17,8 @@ import torch
 
 from shadowrun.errors import ShadowrunError, ShadowrunWarning
 from shadowrun.intercept import torchapi
+from shadowrun.intercept.generated_code import GeneratedCode
 from shadowrun.intercept.plan import Action, OpKind, OpPlan
-from shadowrun.intercept.torch_compiler import runs_generated_code
 from shadowrun.intercept.user_call import own_call
 from shadowrun.native import core
 from shadowrun.native.tensors import reads_places
@@ -95,12 +95,13 @@ class _State:
         busy: A call is being recorded, by the thread that has the lock.
         step: The current training step.
         has_recorded: There are calls of that step.
+        unseen: Code runs that calls no operators; memory may be written to at any time.
     """
 
-    __slots__ = ("busy", "has_recorded", "running", "step")
+    __slots__ = ("busy", "has_recorded", "running", "step", "unseen")
 
     def __init__(self) -> None:
-        self.running = self.busy = self.has_recorded = False
+        self.running = self.busy = self.has_recorded = self.unseen = False
         self.step = 0
 
 
@@ -143,6 +144,8 @@ class CallRecorder:
         self._returns: dict[int, _Returns] = {}
         self._devices: dict[torch.device, str] = {}
         self._flow = DataFlow()
+        self._generated = GeneratedCode(self._enter_generated, self._leave_generated)
+        self._n_generated = 0
         self._occurrences: dict[tuple[int, str, str], int] = {}
         self._warned = self._has_graphs = False
         self.lock = threading.RLock()
@@ -152,6 +155,8 @@ class CallRecorder:
         self._buffer = buffer
         # What the program did between two blocks was not observed.
         self._flow.clear()
+        self._n_generated, self._state.unseen = 0, False
+        self._generated.start()
         self.native_handler = self._make_native_handler(buffer)
         self._state.running = True
 
@@ -220,6 +225,7 @@ class CallRecorder:
     def stop(self) -> None:
         """Only run calls from here on."""
         self._state.running = False
+        self._generated.stop()
         self.native_handler = None
         if self._buffer is not None:
             self._buffer.native_rows = None
@@ -364,13 +370,15 @@ class CallRecorder:
         if not _has_memory(t):
             return NONE
         # A graph that is replayed and code that Inductor compiled write to memory, and nothing counts it.
-        unseen = runs_generated_code() or (self._has_graphs and t.is_cuda)
+        unseen = self._state.unseen or (self._has_graphs and t.is_cuda)
         buffer = self._buffer
         assert buffer is not None
         form = buffer.form(t)
         row = None if unseen else self._flow.row_of(t, form)
         if row is not None:
             return row
+        # What such code returned is no input of the program.
+        unseen = unseen or self._flow.is_unseen(t)
         leaf = self._flow.leaf(t, form)
         found = self._digest(t)
         noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), form, found))
@@ -460,6 +468,30 @@ class CallRecorder:
         self._flow.clear()
         if isinstance(error, Exception):
             self._failed(plan, error)
+
+    # -- code that calls no operators ------------------------------------------------------------------
+
+    def _enter_generated(self, args: Sequence[Any]) -> None:
+        """Generated code is about to run: it may write to its arguments."""
+        with self.lock, suppress(Exception):
+            self._n_generated += 1
+            self._state.unseen = True
+            self._flow.begin_unseen()
+            self._note_unseen(args)
+
+    def _leave_generated(self, out: Any) -> None:
+        """Generated code has run."""
+        with self.lock, suppress(Exception):
+            self._n_generated = max(0, self._n_generated - 1)
+            self._state.unseen = self._n_generated > 0
+            self._note_unseen((out,))
+            if not self._state.unseen:
+                self._flow.end_unseen()
+
+    def _note_unseen(self, values: Sequence[Any]) -> None:
+        for value in _flat(values):
+            if isinstance(value, torch.Tensor) and _has_memory(value):
+                self._flow.unseen(value)
 
     # -- rows ------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ _UNCOUNTED: Final = -1
 
 _PURGE_AT: Final = 1024
 _FORM_BITS: Final = 32
+_UNSEEN: Final = -1
+"""Among the rows of a storage: some of its values may come from code that calls no operators. No place is negative."""
 
 
 class Leaf:
@@ -87,11 +89,13 @@ class DataFlow:
 
     def __init__(self) -> None:
         self.storages: dict[int, _StorageRows] = {}
+        self._touched: set[int] | None = None
         self._purge_at = _PURGE_AT
 
     def clear(self) -> None:
         """Forget everything."""
         self.storages.clear()
+        self._touched = None if self._touched is None else set()
         self._purge_at = _PURGE_AT
 
     def row_of(self, t: torch.Tensor, form: int) -> int | Leaf | None:
@@ -104,9 +108,12 @@ class DataFlow:
 
     def leaf(self, t: torch.Tensor, form: int) -> Leaf:
         """Note a leaf."""
-        known = self.storages.get(storage_key(t))
+        key = storage_key(t)
+        known = self.storages.get(key)
         if known is None or not _is_current(known, t):
             known = self._renewed(t)
+        elif self._touched is not None:
+            self._touched.add(key)
         found = known.rows[_place(t, form)] = Leaf()
         if known.last is None and _covers_storage(t):
             known.last = found
@@ -158,6 +165,28 @@ class DataFlow:
         """A call that is not recorded may have written to a tensor."""
         self.storages.pop(storage_key(t), None)
 
+    def unseen(self, t: torch.Tensor) -> None:
+        """Code that calls no operators has made a tensor, or may have written to it: it is to become a leaf."""
+        self._renewed(t).rows[_UNSEEN] = NONE
+
+    def is_unseen(self, t: torch.Tensor) -> bool:
+        """Whether a tensor's values may come from such code, and not from outside of the program."""
+        known = self.storages.get(storage_key(t))
+        return known is not None and _UNSEEN in known.rows
+
+    def begin_unseen(self) -> None:
+        """Code that calls no operators begins to run: what is recorded until `end_unseen` may be written to."""
+        self._touched = set() if self._touched is None else self._touched
+
+    def end_unseen(self) -> None:
+        """It has ended."""
+        for key in self._touched or ():
+            known = self.storages.get(key)
+            if known is not None:
+                known.renew(known.version)
+                known.rows[_UNSEEN] = NONE
+        self._touched = None
+
     def purge(self) -> None:
         """Forget storages that were freed, if there may be many; called now and then."""
         if len(self.storages) < self._purge_at:
@@ -171,6 +200,8 @@ class DataFlow:
         """What is known of a storage, afresh."""
         key, version = storage_key(t), _version(t)
         known = self.storages.get(key)
+        if self._touched is not None:
+            self._touched.add(key)
         if known is None:
             known = self.storages[key] = _new_storage_rows(t, version)
         else:
@@ -197,4 +228,4 @@ def _covers_storage(t: torch.Tensor) -> bool:
 
 def _place(t: torch.Tensor, form: int) -> int:
     """One number for both: a tuple for each tensor would have the garbage collector run more often."""
-    return (t.storage_offset() << _FORM_BITS) + form
+    return (int(t.storage_offset()) << _FORM_BITS) + form
