@@ -173,6 +173,7 @@ def facts_of(fingerprint: Mapping[str, object]) -> dict[str, str]:
 def fingerprint_digest(fingerprint: Mapping[str, object]) -> str:
     """Digest of what decides results: names of platforms, clouds and sizes of memory are left out."""
     kept = {name: value for name, value in fingerprint.items() if name not in _NOT_OF_HARDWARE}
+    # 64 bits: two of a thousand fingerprints have one digest with a probability of 3e-14.
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -74,6 +74,8 @@ class SummationTree:
         """16 hexadecimal digits; equal exactly if the order is the same. a + b and b + a are the same order."""
         digests = [str(leaf).encode() for leaf in range(self.n_leaves)]
         for children in self.nodes:
+            # Sorted, because floating-point addition is commutative: only the tree decides the rounding, not left and
+            # right.
             digests.append(hashlib.sha256(b",".join(sorted(digests[child] for child in children))).digest())
         return hashlib.sha256(b"tree:" + digests[-1]).hexdigest()[:16]
 

@@ -132,6 +132,7 @@ class _Tally:
         self.counts[outcome.kind] += 1
         reasons = {
             (f.kind, f.op, f.kernel, f.cause, f.explanation): f
+            # Reversed: of findings with one key the first, which is the worst, overwrites the others.
             for f in reversed(outcome.findings)
             if f.kind in FAILURES
         }
