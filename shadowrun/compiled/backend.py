@@ -131,6 +131,7 @@ class CheckedBackend:
 
             return compile_later
 
+        # The third is for graphs without a backward, which AOTAutograd gives to a compiler of their own.
         return torchcompile.through_autograd(take("forward"), take("backward"), take("forward"))(module, inputs)
 
     def _whole_region(self, number: int, module: fx.GraphModule, inputs: list[Any]) -> tuple[Region, Any]:
@@ -150,6 +151,7 @@ class CheckedBackend:
         if code is None or (self._max_calls is not None and region.n_calls >= self._max_calls):
             return run(*args)
         with torchcompile.no_modes():
+            # Copies before the run: the graph's own operators may write to its inputs.
             together = DynamoGraphRun(region.graph.module, args)
         out = run(*args)
         region.n_calls += 1
@@ -295,6 +297,7 @@ def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tu
     draws = RandomResults()
     _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
     code = compile_graph(compiler, probe.graph.module, probe.snapshot.fresh())
+    # Fresh ones again: compiling may have run the graph, and written to the inputs that it was given.
     inputs = probe.snapshot.fresh()
     with torch.no_grad():
         actual = probe.graph.values(code(*inputs), inputs)

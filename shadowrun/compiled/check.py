@@ -249,6 +249,7 @@ class _Check:
             outcomes.append(RegionOutcome.GRAPH_BREAK)
         if whole.slower:
             outcomes.append(RegionOutcome.SLOWER)
+        # `RegionOutcome` is ordered from the worst to the best.
         return min(outcomes, key=list(RegionOutcome).index)
 
 
@@ -286,6 +287,7 @@ def region_reports(
     # A part says which operators are wrong; the whole graph says the same with less detail.
     bad = {r.number for r in regions if not r.is_whole and _is_bad(r)}
     reported = [r for r in regions if (r.n_calls or r.error) and not (r.is_whole and r.number in bad and _is_bad(r))]
+    # The backward of a graph is compiled at its first call, after later graphs: in the order of the program again.
     reported.sort(key=lambda r: (r.number, r.is_whole))
     return tuple(_report(region, compiler, until, on_progress) for region in reported)
 
@@ -378,6 +380,7 @@ def checked_torch_compile(max_calls: int) -> Iterator[list[CompileCall]]:
             return lambda function: compile_checked(function, disable=disable, **given)
         if not disable:
             compiler = torchcompile.resolve_backend(backend, mode, _options_for(backend, options), dynamic)
+            # Whole graphs too: of a program that is only watched, nothing is run as a whole and judged.
             checked = CheckedBackend(compiler, max_calls, whole=True)
             named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
             compile_spec = CompileSpec.of(backend, mode, options, dynamic, compiler)

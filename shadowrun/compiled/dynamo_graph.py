@@ -61,6 +61,7 @@ class DynamoGraphRun(Program):
         self.has_sizes = any(type(a) is int for a in plain)
         # In the program they are results of operators, which may be written to where leaves may not.
         shared = {k for group in self.snapshot.shared if len(group) > 1 for k in group}
+        # Clones would part tensors that share memory: those stay as they are.
         self._results = {k for k in self._needs_grad if not args[k].is_leaf} - shared
 
     def copy(self, *, wide: bool = False, generator: torch.Generator | None = None) -> Copy:
@@ -180,6 +181,7 @@ class _Drawing(ValueRecorder):
         self.in_place = False
 
     def run_node(self, n: fx.Node) -> Any:
+        # Dynamo's graphs call functions, which have no tag for randomness: what moves the stream has drawn.
         before, tensors = torch.get_rng_state(), [self.env[a] for a in n.all_input_nodes]
         versions = [version_of(t) for t in tensors if isinstance(t, torch.Tensor)]
         value = super().run_node(n)

@@ -194,6 +194,7 @@ def run_full_program(
         return compiler(module, example)
 
     before = torchcompile.graph_breaks()
+    # Both before anything runs: a later copy would have the buffers that the first run wrote.
     eager, copied = program.copy(), program.copy()
     compiled = compiled_by(copied.function, count)
     began = time.perf_counter()

@@ -131,6 +131,7 @@ class Graph:
 
 def copy_graph(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph with what is known of its nodes; parameters and constants are shared."""
+    # Not `deepcopy` of the module, which would copy all parameters.
     return fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
@@ -224,6 +225,7 @@ def _statistics(graph: fx.Graph) -> frozenset[int]:
     return frozenset(positions)
 
 
+# AOTAutograd puts these around what the forward saves for the backward.
 _SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 _NORM = re.compile(r"aten\._?(native|cudnn|miopen|fused)_(group|layer|batch|rms)_norm\w*\.\w+")
 
@@ -336,6 +338,7 @@ def _copies(values: Sequence[Any], shared: Sequence[Sequence[int]], change: Chan
 def _together(group: list[torch.Tensor], change: Change) -> dict[int, torch.Tensor]:
     """Copies of tensors that share memory, which share memory again."""
     start, end = _span(group)
+    # One copy of the whole stretch, then views of it: a copy of each tensor would have memory of its own.
     whole = change(group[0].detach().as_strided((end - start,), (1,), start))
     return {id(t): whole.as_strided(t.shape, t.stride(), t.storage_offset() - start) for t in group}
 

@@ -92,6 +92,7 @@ _ATTRIBUTES: Final = frozenset(
     }
 )
 _AUTOCAST: Final = ("cpu", "cuda", "mps", "mtia", "xpu")
+# ASCII: Python reads identifiers in NFKC, by which two different names could become one variable of a script.
 _NAME: Final = re.compile(r"[A-Za-z_]\w{0,199}", re.ASCII)
 _TAKEN: Final = frozenset({"device", "inf", "math", "nan", "operator", "self", "torch"})
 """Names that mean something else in the code of a graph."""
@@ -144,6 +145,7 @@ def from_text(text: str) -> fx.GraphModule:
         return fx.GraphModule(torch.nn.Module(), graph)
     except Refused as why:
         raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
+    # Recursion in a hostile text is a RuntimeError too.
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, SyntaxError) as error:
         raise ValueError(repr(error)) from None
 

@@ -115,6 +115,7 @@ def _numbers(size: Sequence[int], seed: int, mode: str) -> torch.Tensor:
     if mode == "rand":
         return _uniform(words[0]).reshape(tuple(size))
     # By torch's operators, so that what their rounding may do is measured like that of any other.
+    # As PhiloxRNGEngine.h: from [0, 1) to (0, 1], since the logarithm of 0 is infinite.
     u1, u2 = 1 - _uniform(words[0]), 1 - _uniform(words[1])
     radius = (-2.0 * u1.log().double()).sqrt()
     return (radius * (2.0 * math.pi * u2.double()).cos()).to(torch.float32).reshape(tuple(size))

@@ -218,6 +218,7 @@ def _allowed_difference(actual: Value, expected: Value, spread: _RoundingSpread)
         gap = np.abs(av - ev)
     # Rounding of the inputs decides these elements.
     allowed[truth.flips] = np.inf
+    # Infinity and NaN have no distance: there the result must equal eager's.
     allowed[np.isnan(allowed)] = 0.0
     greatest = float(allowed.max(initial=0.0))
     wrong = gap[~(gap <= allowed)]
@@ -279,6 +280,7 @@ class _RoundingSpread:
         a, e = perturbed.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()
         with np.errstate(all="ignore"):
             gap = np.abs(a - e)
+        # Rounding alone moves an element to infinity or NaN: which of both a compiler gets is open.
         changed = ~(np.isfinite(a) & np.isfinite(e)) & ~((a == e) | (np.isnan(a) & np.isnan(e)))
         np.logical_or(self.truth.flips, changed, out=self.truth.flips)
         np.maximum(self.truth.spread, gap, out=self.truth.spread, where=np.isfinite(gap))

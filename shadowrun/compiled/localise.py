@@ -144,6 +144,7 @@ class _WrongNodeSearch:
         self._values = eager_values(self._graph, case.snapshot)
         self._nodes = tensor_nodes(self._graph.module.graph, self._values)
         self._named = {n.name: n for n in self._nodes}
+        # For progress: two probes, the whole graph, and one compilation for each halving.
         self._most = 3 + len(self._nodes).bit_length()
         outputs = sorted({j.diff.name for j in case.judged if j.verdict.status is Status.MISMATCH})
         self.best = f"the wrong results of {region.name} are {', '.join(outputs)}."
@@ -259,6 +260,7 @@ class _FailureSearch:
         values = eager_values(self._graph, self._snapshot)
         nodes = tensor_nodes(self._graph.module.graph, values)
         good, bad = 0, len(nodes)
+        # The whole graph, each halving, and the node alone.
         self._most = 2 + len(nodes).bit_length()
         error: BaseException | None = None
         while bad - good > 1 or error is None:
@@ -307,6 +309,7 @@ _RUNGS: Final = ("eager", "aot_eager", _DECOMPOSED)
 """Dynamo's graphs only; and autograd traced ahead; and decompositions with Inductor's partition."""
 _OFF: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("without fusion", {"max_fusion_size": 1, "epilogue_fusion": False}),
+    # Fused kernels keep 16-bit intermediate values in float32; this option rounds them where eager does.
     ("rounding between fused operators", {"emulate_precision_casts": True}),
     ("without pattern passes", {"pattern_matcher": False}),
     ("without autotuning", {"max_autotune": False, "coordinate_descent_tuning": False}),

@@ -274,6 +274,7 @@ def graph_in_compilation() -> CompiledDynamoGraph | None:
 @contextlib.contextmanager
 def observed_backends(observer: BackendObserver) -> Iterator[None]:
     """While inside, wrap what backends compile, and let `observer` compare it."""
+    # A global, not an argument of the wrappers: these stay in Dynamo's code, and the next comparison uses them.
     global _observer  # noqa: PLW0603 - one comparison at a time
     _observer = observer
     try:
@@ -332,6 +333,7 @@ def _wrapper_of_region(region: BackendRegion, code: Any) -> Any:
     module = getattr(code, "__self__", code)
     if isinstance(module, fx.GraphModule) and module.code == region.graph.module.code:
         return code  # the backend changed nothing: the operators are called one by one
+    # By this mark AOTAutograd knows that it must pass one list: the wrapper has to take inputs in the same way.
     if getattr(code, "_boxed_call", False):
 
         @functools.wraps(code)

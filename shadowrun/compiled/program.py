@@ -146,8 +146,10 @@ class Copy:
         """Widen or move all floating numbers in place."""
         with torch.no_grad():
             for _, t in self._state():
+                # Put aside: torch refuses a gradient of another dtype than its tensor's.
                 grad, t.grad = t.grad if t.is_leaf else None, None
                 if wide and t.is_floating_point():
+                    # By `.data`, since modules, optimizers and closures hold this very tensor.
                     t.data = t.data.to(torch.float64)
                     t.grad = None if grad is None else grad.to(torch.float64)
                 elif generator is not None:
@@ -159,6 +161,7 @@ class Copy:
         wanted = [(name, t) for name, t in self._state() if t.requires_grad]
         if not outputs or not wanted:
             return {}
+        # Random, not ones: a constant direction hides faults that move values between elements.
         along = _directions(outputs)
         try:
             with _without_autocast():
@@ -268,6 +271,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         if id(value) not in memo:
             memo[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
         return memo[id(value)]
+    # A named tuple takes its fields one by one: `deepcopy` below rebuilds it.
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(_copied(v, memo) for v in value)
     if isinstance(value, dict):

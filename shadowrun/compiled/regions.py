@@ -137,6 +137,7 @@ class Regions:
         """Run a region of Inductor's for the user, compiled, then eagerly, and record the verdict."""
         code = args[0]
         self.n_met += 1
+        # A list of its own: boxed code empties the one that it is given.
         pending = self._begin(lambda: self._of_inductor(code), list(args[1]))
         out = func(*args, **kwargs)
         self._end(pending, out)

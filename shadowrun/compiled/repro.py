@@ -106,6 +106,7 @@ def _wanted(report: CompileReport) -> Iterator[tuple[RegionReport, Culprit | Non
         if region.shown is None:
             continue
         culprits = region.localised.culprits if region.localised is not None else ()
+        # One script for each operator, not for each of its nodes: these show one fault.
         first = {c.op: c for c in reversed(culprits)}
         yield from ((region, c) for c in culprits if first[c.op] is c)
         if not culprits:
@@ -169,6 +170,7 @@ class GraphScriptMaker:
         except Unkeepable as reason:
             raise UsageError(f"No script can hold it: {reason}.", slug="no-repro") from None
         given = [*probe.snapshot.inputs, *constants]
+        # `needs_grad` counts the inputs of the whole graph; a part has others.
         if probe.graph is self._graph:
             given = [v.detach().requires_grad_() if k in self._needs_grad else v for k, v in enumerate(given)]
         allowed = [] if self._error else self._allowed(probe)

@@ -85,6 +85,7 @@ class Float64Mode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, draws: RandomResults) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # By order, not by operator: the float64 run calls the same operators in the same order.
         self._draws = iter(draws.kept)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -150,6 +151,7 @@ def perturbed(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return t
     # A separate generator: the program's random stream must give eager's numbers in each run.
     signs = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+    # 1 ± eps is exact in the dtype itself, so that the product moves each element by one or two units.
     factor = signs.to(t.device, dtype).mul_(torch.finfo(dtype).eps).add_(1.0)
     return torch.empty_like(t).copy_(t * factor)  # with the strides of `t`
 

@@ -124,6 +124,7 @@ def save(folder: Path, name: str, call: Captured) -> int:
         "kwargs": {k: _encode(v, tensors) for k, v in call.kwargs.items()},
         "tensors": tensors,
     }
+    # For this user only: the files hold values of the program.
     folder.mkdir(mode=0o700, exist_ok=True)
     write_private(content, folder / name)
     return (folder / name).stat().st_size
@@ -237,6 +238,7 @@ def _check_size(file: BinaryIO) -> None:
     """
     with zipfile.ZipFile(file) as archive:
         _check_is_one(file, archive.start_dir)
+        # Entries may overlap: many names for one stretch of the file would unpack to far more than it has.
         n_bytes = sum(entry.file_size for entry in archive.infolist())
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed")

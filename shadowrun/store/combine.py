@@ -161,6 +161,7 @@ def _without_index(platform: str) -> str:
 
 def _common(infos: Sequence[RunInfo], platform: Callable[[RunInfo], str]) -> str:
     names = {platform(info) for info in infos}
+    # `min`, not the first: the name must not depend on the order of the files.
     return names.pop() if len(names) == 1 else _without_index(min(names))
 
 
@@ -268,6 +269,7 @@ def combine_files(
     parts: list[Part] = []
     for path in paths:
         with _collecting(problems, ignore=ignore_errors):
+            # Opened and closed here, and once more to copy: a thousand ranks would exceed the limit of open files.
             parts += _parts(path)
     parts = list(_each_once(parts, problems, ignore=ignore_errors))
     if parts:

@@ -19,6 +19,7 @@ def encode(value: Any) -> Any:
     """
     import torch
 
+    # Exact types: `numpy.float64` is a float too, and `weights_only=True` refuses to load it.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is complex:
