@@ -33,6 +33,7 @@ class Change(StrEnum):
     GONE = "gone"
 
 
+# Without explanation and line: both change with the program, while the fault stays.
 class Signature(NamedTuple):
     """What a finding is found again by.
 

@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     words = ["-m", *args.module] if args.module else args.script
     counts = args.threads or [DEFAULT_THREADS]
     with _folder(args.keep) as folder:
+        # Before the program runs in this process, which it may end.
         seen = _Seen(_recorded(words, folder, counts, args.runs, args.load))
     variants = Variants(args.runs, args.batch_slices, args.layouts)
     outcome = program.execute(variants)
