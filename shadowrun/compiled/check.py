@@ -35,7 +35,7 @@ _NO_SINGLE_GRAPH = (
     "forward and backward together."
 )
 _NO_CACHE = {"fx_graph_cache": False}
-_SAME_DRAWS = {"fallback_random": True}
+_EAGER_RANDOM_NUMBERS = {"fallback_random": True}
 Progress = Callable[[str, int, int], None]
 
 
@@ -106,7 +106,7 @@ def compile_check(
 def _options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The user's options, and those without which a comparison means nothing."""
     # Inductor's own random numbers differ from eager's: without `fallback_random` nothing random could be compared.
-    return {**(_SAME_DRAWS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
+    return {**(_EAGER_RANDOM_NUMBERS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
 
 
 class _Check:
@@ -157,9 +157,9 @@ class _Check:
         if whole.verdict.status is Status.MISMATCH and not alone:
             shown = any(r.outcome is RegionOutcome.MISMATCH for r in reports)
             # Another order of random numbers gives other results without any fault.
-            if self._expected.draws.kept and self._backend != "eager" and not shown:
+            if self._expected.random_results.kept and self._backend != "eager" and not shown:
                 whole.verdict = Verdict(
-                    Status.UNVERIFIED, Cause.RANDOMNESS, "draws in another order", whole.verdict.evidence
+                    Status.UNVERIFIED, Cause.RANDOMNESS, "random numbers in another order", whole.verdict.evidence
                 )
             else:
                 notes.append(_NO_SINGLE_GRAPH)
@@ -219,9 +219,9 @@ class _Check:
                 names, actual = copied.run(self._compile(copied.function, compiler))
                 return self._expected.judge(names, actual)[0]
 
-        draws = bool(self._expected.draws.kept)
+        is_random = bool(self._expected.random_results.kept)
         in_time = lambda: time.perf_counter() < until  # noqa: E731
-        stages = bisect_stages(run, self._backend, self._mode, self._options, draws=draws, until=in_time)
+        stages = bisect_stages(run, self._backend, self._mode, self._options, is_random=is_random, until=in_time)
         for k, stage in enumerate(stages):
             on_progress("stages", k + 1, k + 2)
             yield stage

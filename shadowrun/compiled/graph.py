@@ -72,18 +72,18 @@ class Graph:
         self.statistics = _statistics(self.module.graph)
 
     def eager(
-        self, inputs: Sequence[Any], draws: RandomResults | None = None
+        self, inputs: Sequence[Any], random_results: RandomResults | None = None
     ) -> tuple[tuple[str, ...], tuple[Value, ...]]:
         """Run eagerly.
 
         Args:
             inputs: May be written to.
-            draws: Gets what is drawn.
+            random_results: Gets the results of random operators.
 
         Returns:
             Names and values of all results: what it returns, then the inputs that it writes to.
         """
-        with torch.no_grad(), RandomRecorder(draws or RandomResults()):
+        with torch.no_grad(), RandomRecorder(random_results or RandomResults()):
             out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
         return self.names(), self.values(out, inputs)
 
@@ -103,7 +103,7 @@ class Graph:
         returned = [v for n, v in zip(declared, flat, strict=True) if isinstance(n, fx.Node)]
         return tuple(results_of([*returned, *(inputs[k] for k in self.written)]))
 
-    def runs(self, snapshot: Snapshot, draws: RandomResults) -> ReferenceRuns:
+    def runs(self, snapshot: Snapshot, random_results: RandomResults) -> ReferenceRuns:
         """The same again, for the judge."""
         generator = torch.Generator().manual_seed(0x5EED)
         # Bits of float64, until an operator with a shorter mantissa is met.
@@ -112,7 +112,7 @@ class Graph:
         def truth() -> Sequence[Value] | None:
             try:
                 inputs = snapshot.fresh(_wide)
-                with torch.no_grad(), Float64Mode(draws):
+                with torch.no_grad(), Float64Mode(random_results):
                     out = fx.Interpreter(copy_graph(self.module)).run(*inputs, enable_io_processing=False)
             # An operator without a float64 kernel: the graph then has no oracle.
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
@@ -305,7 +305,7 @@ def set_rng_state(state: Any) -> None:
 
 @contextlib.contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Restore the program's random stream afterwards, as if nothing had been drawn inside."""
+    """Restore the program's random stream afterwards, as if no random operator had run inside."""
     state = rng_state()
     try:
         yield

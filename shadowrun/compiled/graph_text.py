@@ -24,7 +24,7 @@ from shadowrun.compiled.graph import node_origin
 from shadowrun.errors import UsageError
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, check_operator, is_word, operator_named
 from shadowrun.store import plain_json
-from shadowrun.store.plain_json import Unkeepable
+from shadowrun.store.plain_json import NotStorable
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def to_text(module: fx.GraphModule) -> str:
     """A graph without constants as text.
 
     Raises:
-        Unkeepable: It calls something else than operators and functions on tensors, or with other things than values.
+        NotStorable: It calls something else than operators and functions on tensors, or with other things than values.
     """
     nodes = []
     for node in module.graph.nodes:
@@ -232,12 +232,12 @@ def _name_of(node: fx.Node) -> str:
             try:
                 check_operator(target)
             except Refused as why:
-                raise Unkeepable(f"a call of an operator that no file may name: {why}") from None
+                raise NotStorable(f"a call of an operator that no file may name: {why}") from None
             return f"torch.ops.{target}"
         name = _names().get(target) if callable(target) else None
         if name is not None and _computes(name):
             return name
-    raise Unkeepable(f"a call of {getattr(target, '__name__', target)}")
+    raise NotStorable(f"a call of {getattr(target, '__name__', target)}")
 
 
 def _target(op: str, name: str) -> Any:
@@ -336,8 +336,8 @@ def _encode(value: Any) -> Any:
         return {"ellipsis": None}
     try:
         return plain_json.encode(value)
-    except Unkeepable as kind:
-        raise Unkeepable(f"a {kind} in its graph") from None
+    except NotStorable as kind:
+        raise NotStorable(f"a {kind} in its graph") from None
 
 
 def _decode(value: Any, known: dict[str, fx.Node]) -> Any:

@@ -169,7 +169,7 @@ class _WrongNodeSearch:
         return self._bisect()
 
     def _dropped(self) -> Iterator[Culprit]:
-        """Dropouts whose scale is wrong: that was seen by what else they drew."""
+        """Dropouts whose scale is wrong: that was seen with their own random masks."""
         wrong = {j.diff.name: j for j in self._judged if j.verdict.status is Status.MISMATCH}
         for node in self._nodes:
             source = node.meta.get("of")
@@ -322,7 +322,7 @@ def bisect_stages(
     mode: str | None,
     options: dict[str, Any],
     *,
-    draws: bool,
+    is_random: bool,
     until: Callable[[], bool],
 ) -> Iterator[CompileStage]:
     """Try each stage; those of the backend itself, with options off, only for Inductor.
@@ -332,7 +332,8 @@ def bisect_stages(
         backend: The user's.
         mode: Its mode.
         options: Its options.
-        draws: The program draws: decomposed, it has other random numbers, and its results cannot be compared.
+        is_random: The program has random operators: decomposed, it has other random numbers, and its results
+            cannot be compared.
         until: Whether there is time for one more.
     """
     rungs: list[tuple[str, Any]] = [
@@ -357,7 +358,7 @@ def bisect_stages(
             yield CompileStage(what, RegionOutcome.COMPILE_ERROR, error_text(error))
             continue
         # Decomposed, the program has other random numbers, so the comparison proves nothing.
-        if draws and what == _DECOMPOSED and verdict.status is Status.MISMATCH:
+        if is_random and what == _DECOMPOSED and verdict.status is Status.MISMATCH:
             yield CompileStage(what, RegionOutcome.UNVERIFIED, "its random numbers differ")
             continue
         yield CompileStage(what, OUTCOME_OF[verdict.status], verdict.evidence)

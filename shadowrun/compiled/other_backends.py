@@ -241,7 +241,7 @@ class CompiledDynamoGraph:
         n_checked: Calls of it that were compared as a whole.
         n_wrong: Calls of wrong regions of unknown graphs before the latest of these.
         is_wrong: One of its regions was found to be wrong.
-        drawn: What Inductor's code drew in the latest call, in order; None where that is not known.
+        random_numbers: Those of Inductor's code in the latest call, in order; None where they are not known.
         seen: What was found wrong with it as a whole, to be recorded later.
     """
 
@@ -253,7 +253,7 @@ class CompiledDynamoGraph:
         self.compile_spec, self.backend = CompileSpec.from_request(request), request.name
         self.cuda_graphs = torchcompile.uses_cuda_graphs(request)
         self.n_checked, self.n_wrong, self.is_wrong = 0, 0, False
-        self.drawn: list[torch.Tensor] | None = None
+        self.random_numbers: list[torch.Tensor] | None = None
         self.seen: Any = None
 
 

@@ -74,18 +74,18 @@ class Program:
         return made
 
     def eager(self) -> tuple[tuple[str, ...], tuple[Value, ...], RandomResults]:
-        """Results of an eager run, and what it drew."""
-        draws = RandomResults()
-        with RandomRecorder(draws):
+        """Results of an eager run, and those of its random operators."""
+        random_results = RandomResults()
+        with RandomRecorder(random_results):
             names, values = self.copy().run()
-        return names, values, draws
+        return names, values, random_results
 
-    def truth(self, draws: RandomResults) -> Sequence[Value] | None:
+    def truth(self, random_results: RandomResults) -> Sequence[Value] | None:
         """Results in float64; None where it does not run so."""
         try:
             whole = self.copy(wide=True)
             # An operator may lack a float64 kernel, and a program may insist on its dtype: then there is no oracle.
-            with Float64Mode(draws):
+            with Float64Mode(random_results):
                 return whole.run()[1]
         except Exception:
             return None
@@ -116,7 +116,7 @@ class Copy:
         Returns:
             Names and values of outputs, gradients and the state afterwards.
         """
-        # Each run draws what the first one drew.
+        # Each run gets the random numbers of the first one.
         set_rng_state(self._rng)
         with torch.set_grad_enabled(self._train):
             called = self.function if function is None else function
@@ -186,8 +186,8 @@ def _directions(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0x5EED)
     with torchcompile.no_modes():
         # Numbers of bfloat16 are exact in every floating dtype, so float64 and 16-bit runs get the same direction.
-        drawn = (torch.randn(t.shape, generator=generator).to(torch.bfloat16) for t in outputs)
-        return [d.to(t.device, t.dtype) for d, t in zip(drawn, outputs, strict=True)]
+        numbers = (torch.randn(t.shape, generator=generator).to(torch.bfloat16) for t in outputs)
+        return [d.to(t.device, t.dtype) for d, t in zip(numbers, outputs, strict=True)]
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shadowrun.errors import DataFileError
 from shadowrun.store import plain_json
-from shadowrun.store.plain_json import Unkeepable
+from shadowrun.store.plain_json import NotStorable
 
 if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_KEPT",
     "Captured",
-    "Unkeepable",
+    "NotStorable",
     "captured_calls",
     "clear",
     "file_of",
@@ -113,7 +113,7 @@ def save(folder: Path, name: str, call: Captured) -> int:
         Size of the file in bytes.
 
     Raises:
-        Unkeepable: An argument is neither a tensor nor a plain value.
+        NotStorable: An argument is neither a tensor nor a plain value.
         OSError: The file cannot be written.
     """
     tensors: list[Any] = []

@@ -320,7 +320,7 @@ class DataFile:
             self.flush()
 
     @contextlib.contextmanager
-    def at_rest(self) -> Iterator[None]:
+    def without_transaction(self) -> Iterator[None]:
         """Hold the lock, so that no transaction is open: a forked child that inherits one would roll it back."""
         with self._lock:
             yield

@@ -13,9 +13,9 @@ from shadowrun.compiled.rounding import RandomResults
 def verdict(function, inputs, change):
     """The verdict on results of a function that were changed."""
     graph = Graph(make_fx(function)(*inputs))
-    snapshot, draws = Snapshot.take(inputs), RandomResults()
-    names, expected = graph.eager(snapshot.fresh(), draws)
-    return judge(names, change(*expected), expected, graph.runs(snapshot, draws))[0]
+    snapshot, random_results = Snapshot.take(inputs), RandomResults()
+    names, expected = graph.eager(snapshot.fresh(), random_results)
+    return judge(names, change(*expected), expected, graph.runs(snapshot, random_results))[0]
 
 
 @pytest.mark.parametrize("statistic", [1, 2])

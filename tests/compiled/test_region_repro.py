@@ -293,7 +293,7 @@ def test_a_graph_is_the_same_after_it_was_text():
 def test_a_graph_that_calls_something_else_is_not_kept(target):
     graph = fx.Graph()
     graph.output((graph.call_function(target, (graph.placeholder("x"),)),))
-    with pytest.raises(captured_inputs.Unkeepable, match="a call of"):
+    with pytest.raises(captured_inputs.NotStorable, match="a call of"):
         graph_text.to_text(fx.GraphModule(torch.nn.Module(), graph))
 
 

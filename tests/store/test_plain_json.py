@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shadowrun.store import plain_json
-from shadowrun.store.plain_json import Unkeepable
+from shadowrun.store.plain_json import NotStorable
 
 CONSTANTS = {v for v in vars(torch).values() if isinstance(v, (torch.dtype, torch.layout, torch.memory_format))}
 
@@ -31,7 +31,7 @@ def test_all_constants_of_torch_come_back():
 
 @pytest.mark.parametrize("value", [object(), torch.finfo(torch.half), [1], {"a": 1}, torch.ones(1), len])
 def test_anything_else_is_not_kept(value):
-    with pytest.raises(Unkeepable, match=rf"^{type(value).__name__}$"):
+    with pytest.raises(NotStorable, match=rf"^{type(value).__name__}$"):
         plain_json.encode(value)
 
 
