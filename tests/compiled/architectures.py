@@ -46,7 +46,7 @@ def with_dropout(config):
 
 
 class HandedBack(logging.Handler):
-    """What OpenVINO could not run and gave back to PyTorch, of which it tells its debug log only."""
+    """What OpenVINO could not run and gave back to PyTorch, which it writes to its debug log only."""
 
     LOGGER = "openvino.frontend.pytorch.torchdynamo"
 

@@ -65,7 +65,7 @@ def test_a_factor_of_all_elements_in_16_bits_is_found(widened, by):
 @pytest.mark.parametrize("widened", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("n", [1, 8, 64])
-def test_what_rounds_otherwise_in_16_bits_is_right(widened, seed, n):
+def test_another_rounding_in_16_bits_is_right(widened, seed, n):
     """In float32, and in bfloat16 with the products added in another order."""
     torch.manual_seed(seed)
     inputs = torch.randn(n, 8), torch.randn(8, 8) / 3, torch.randn(8, 8) / 3

@@ -24,7 +24,7 @@ from tests.ground_truth.scripts import Scripts
 
 FEW = ("convolution's bias gradient", "a pass that swaps operands")
 SHOWN = [n for n, f in planted.FAULTS.items() if (f.model, f.phase) != ("perceptron", "forward")]
-"""Not that one: it draws, and only compile_check can tell other draws of a backend from a fault."""
+"""Not that one: it is random, and only compile_check can distinguish a backend's other random numbers from a fault."""
 USED_BY_SCRIPTS = "torch._dynamo.backends.debugging, torch._inductor.scheduler, torch.distributed.tensor.experimental"
 
 

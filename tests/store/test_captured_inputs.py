@@ -1,4 +1,4 @@
-"""Captured inputs: what is kept comes back as it was, and a folder that somebody else filled does no harm."""
+"""Captured inputs: what is stored is loaded unchanged, and an untrusted folder does no harm."""
 
 import pickle
 import subprocess

@@ -45,7 +45,7 @@ def test_what_is_none_does_not_come_back(kind, content):
 
 
 def test_a_name_of_others_imports_nothing():
-    """`torch.onnx` and such are imported when somebody asks torch for them."""
+    """`torch.onnx` and such are imported when they are looked up in torch."""
     before = set(sys.modules)
     for name in ("_inductor", "_export", "onnx", "_dynamo", "compiler"):
         with pytest.raises(ValueError, match="torch"):
