@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = program.execute(variants)
     sys.stdout.flush()
     if outcome.interrupted:
+        # `main` then ends the command by the signal, as Ctrl-C ends any program.
         raise KeyboardInterrupt
     found = seen.found(" ".join(words), variants, args.load)
     options.print_report(determinism_document(found), args, always=True)

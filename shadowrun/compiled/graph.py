@@ -83,6 +83,7 @@ class Graph:
         Returns:
             Names and values of all results: what it returns, then the inputs that it writes to.
         """
+        # Inputs are flat already: `enable_io_processing` would apply the pytree of an exported graph to them.
         with torch.no_grad(), RandomRecorder(random_results or RandomResults()):
             out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
         return self.names(), self.values(out, inputs)

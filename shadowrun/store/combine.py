@@ -57,6 +57,7 @@ def choose(given: Iterable[str | PathLike[str]], out: Path | None) -> list[Path]
         elif not path.exists() and glob.has_magic(str(path)):
             found = sorted(map(Path, glob.glob(str(path))), key=_natural)  # noqa: PTH207 - may be absolute
         else:
+            # By the resolved path: two names of one file would count its calls twice.
             chosen.setdefault(path.resolve(), path)
             continue
         found = [file for file in found if out is None or file.resolve() != out.resolve()]

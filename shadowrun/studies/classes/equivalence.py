@@ -233,6 +233,7 @@ def outputs_of(platforms: Sequence[Platform], wanted: Sequence[str] = ()) -> lis
     """
     patterns = list(wanted)
     if not patterns:
+        # A recording may name its outputs, as those of published results do.
         named = platforms[0].recordings[0].processes[0].options.get("outputs", ()) if platforms else ()
         patterns = [str(pattern) for pattern in named] if isinstance(named, list | tuple) else []
     outputs: dict[Output, None] = {}

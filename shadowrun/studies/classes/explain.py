@@ -238,6 +238,7 @@ def apart(classes: Classes) -> Apart:
     sizes: dict[int, int] = defaultdict(int)
     for member in classes.members:
         sizes[group[member.label]] += 1
+    # No recording is a reference: the majority stands for the right result.
     largest = max(sizes, key=lambda g: sizes[g])
     return Apart(
         tuple(m.platform for m in classes.members if group[m.label] != largest), sum(g == largest for g in group)
@@ -283,6 +284,7 @@ def _implied(text: str, rows: Sequence[tuple[str, object, object, Output]]) -> C
 
 
 def _relu(changes: Sequence[Change]) -> Claim:
+    # Whole words: `leaky_relu` and `prelu` multiply, and may lose bits.
     relus = [c for c in changes if re.search(r"\brelu_?\b", c.key.op) and c.precision_before is not None]
     tested = [c for c in relus if c.n_before > 1]
     broken = [c for c in tested if c.trend == "down"]

@@ -107,6 +107,7 @@ class SummationTree:
             return "one fused addition" if self.n_leaves > 2 else "one addition"
         fused = f", up to {self.widest} summands at once" if self.widest > 2 else ""
         for word, other in (("sequential", _sequential), ("pairwise", _pairwise), ("reversed", _reversed)):
+            # By digest: numbers of nodes depend on the order in which a tree was built.
             if self.digest == other(list(range(self.n_leaves))).digest:
                 return word
         if self.depth == self.n_leaves - 1:
