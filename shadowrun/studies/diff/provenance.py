@@ -25,6 +25,7 @@ KINDS: Final = {
 _SOFTWARE: Final = ("torch", "mkl", "onednn", "openmp", "cuda", "cuda_driver", "cudnn", "plugin")
 """Entries of a fingerprint that are versions of software."""
 
+# Memory decides no result, and the list of flags has a hundred entries; `cpu_flags` is its digest.
 _VOLATILE: Final = frozenset({"memory_gib", "cpu_flag_list"})
 
 
