@@ -26,7 +26,7 @@ from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests import pack
 from shadowrun.recording.model import NONE, Kind
-from shadowrun.replay.call import argument
+from shadowrun.replay.call import argument, draws_random
 from shadowrun.torch_private import is_zero_tensor, schema_of
 
 if TYPE_CHECKING:
@@ -208,6 +208,8 @@ class CallRecorder:
         # Python splits composite operators under inference mode.
         if plan.kind is OpKind.PASS or plan.composite or plan.custom or returns.outs:
             return
+        if plan.action is Action.RANDOM:  # the state of its generator is noted before the first draw
+            return
         if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
             return
         rows.learn(
@@ -347,6 +349,8 @@ class CallRecorder:
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
         noted = _Noted(origin, [])
+        if plan.action is Action.RANDOM:
+            self._note_draw(plan, args, kwargs)
         outs = self._returns[plan.index].outs
         for a in args:
             self._note_inputs(noted, a)
@@ -355,6 +359,13 @@ class CallRecorder:
                 self._note_inputs(noted, a)
         self._note_device(noted, kwargs)
         return noted
+
+    def _note_draw(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the state of the default generator that a call draws from."""
+        if kwargs.get("generator") is None and draws_random(plan, args, kwargs):
+            wanted = kwargs.get("device")
+            first = next((t.device for t in _flat(args) if isinstance(t, torch.Tensor)), _CPU)
+            self._provenance.add_draw(wanted if isinstance(wanted, torch.device) else first)
 
     def _note_inputs(self, noted: _Noted, a: Any) -> None:
         kind = type(a)
