@@ -100,12 +100,14 @@ class Program:
             ShadowrunError: The block cannot be entered, for example because the data file cannot be written.
         """
         with self.environment():
+            # Before the block begins: a recording notes which script `__main__` is.
+            main = self._main()
             running = contextlib.ExitStack()
             running.enter_context(block)  # an error here is not the program's
             # The block must see the exception before it becomes an exit status: the data file records it.
             try:
                 with running:
-                    self._execute()
+                    self._execute(main)
             except SystemExit as end:
                 return ProgramExit(_exit_status(end))
             except KeyboardInterrupt as interrupt:
@@ -116,7 +118,7 @@ class Program:
                 return ProgramExit(1)
         return ProgramExit(0)
 
-    def _execute(self) -> None:
+    def _main(self) -> types.ModuleType:
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=self._file, __builtins__=builtins, __spec__=self._spec, __cached__=None)
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", self._file)
@@ -127,6 +129,9 @@ class Program:
             main.__dict__["__cached__"] = self._spec.cached
         # Pickle and multiprocessing look up classes of the program there.
         sys.modules["__main__"] = main
+        return main
+
+    def _execute(self, main: types.ModuleType) -> None:
         # `dont_inherit`: the __future__ imports of this file must not apply to the program.
         code = compile(Path(self._file).read_bytes(), self._file, "exec", dont_inherit=True)
         exec(code, main.__dict__)  # noqa: S102 - this runs the program

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Attribution, Origin
     from shadowrun.recording.block_buffer import BlockBuffer
+    from shadowrun.recording.captured_inputs import CapturedInputs, Taken
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.provenance import Provenance
     from shadowrun.schedule.selection import Selection
@@ -74,7 +75,7 @@ class _NewLeaf(NamedTuple):
 class _Noted:
     """A call that runs."""
 
-    __slots__ = ("device", "first", "inputs", "leaves", "origin")
+    __slots__ = ("device", "first", "inputs", "leaves", "origin", "taken")
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
@@ -82,6 +83,7 @@ class _Noted:
         self.leaves: list[_NewLeaf] = []
         self.first: torch.Tensor | None = None
         self.device = "cpu"
+        self.taken: Taken | None = None
 
 
 class CallRecorder:
@@ -93,6 +95,7 @@ class CallRecorder:
         provenance: Gets the leaves.
         n_rows: See `rows=` of `shadowrun.record`.
         first_call_on: Called before the first call on each device, with its name.
+        captured: Keeps inputs of calls, and results of the last call of each step.
 
     Attributes:
         plans: Plans by the id of their operator.
@@ -111,12 +114,14 @@ class CallRecorder:
         provenance: Provenance,
         n_rows: int,
         first_call_on: Callable[[torch.device], None],
+        captured: CapturedInputs,
     ) -> None:
         self.attribution = attribution
         self._selection = selection
         self._provenance = provenance
         self._n_rows = n_rows
         self._first_call_on = first_call_on
+        self._captured = captured
         self.plans: dict[int, OpPlan] = {}
         self.running = False
         self.skipped: Counter[str] = Counter()
@@ -134,12 +139,15 @@ class CallRecorder:
     def start(self, buffer: BlockBuffer) -> None:
         """Record into a buffer from here on."""
         self._buffer = buffer
+        self._captured.writer = buffer.writer
         # What the program did between two blocks was not observed.
         self._flow = DataFlow()
         self.running = True
 
     def stop(self) -> None:
         """Only run calls from here on."""
+        if self.running:
+            self._captured.end_step()
         self.running = False
         self._flow = DataFlow()
 
@@ -157,6 +165,8 @@ class CallRecorder:
 
     @step.setter
     def step(self, step: int) -> None:
+        if self.running:
+            self._captured.end_step()
         self._step = step
         self._occurrences.clear()
         self.recorded_in_step = False
@@ -252,6 +262,8 @@ class CallRecorder:
             if name not in outs:
                 self._note_inputs(noted, a)
         self._note_device(noted, kwargs)
+        if self._captured.takes_inputs:
+            noted.taken = self._captured.before(plan, origin, args, kwargs)
         return noted
 
     def _note_inputs(self, noted: _Noted, a: Any) -> None:
@@ -342,7 +354,8 @@ class CallRecorder:
         self._occurrences[key] = occurrence + 1
         context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
         self.recorded_in_step = True
-        buffer.add_call(self._step, context, occurrence, n_results, inputs)
+        number = buffer.add_call(self._step, context, occurrence, n_results, inputs)
+        self._captured.after(number, plan, args, kwargs, out, noted.taken)
 
     def _add_result(
         self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, *, has_values: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sqlite3
 import zlib
 from collections import Counter
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.validation import Columns
 
-__all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "read", "read_all"]
+__all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "open_checked", "read", "read_all"]
 
 SUFFIX: Final = ".shadowrec"
 APPLICATION_ID: Final = 0x73687263  # "shrc"
@@ -121,7 +122,12 @@ class Writer:
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
         self._widths: list[int] = []
         _clear(path)
-        self._connect("rwc")
+        try:
+            # It may hold inputs and results of the program: for this user only.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError as error:
+            raise _unwritable(path, str(error.strerror)) from error
+        self._connect("rw")
         try:
             numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
             self._connection.executescript("begin;" + numbers + SCHEMA + "commit;")
@@ -231,14 +237,27 @@ def read(path: Path) -> Recording:
     Raises:
         DataFileError: The file is missing, not a recording, of a newer schema, or damaged.
     """
+    with contextlib.closing(open_checked(path)) as connection:
+        try:
+            return _read(connection, path.name)
+        except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
+            raise _damaged(path, error) from error
+
+
+def open_checked(path: Path) -> sqlite3.Connection:
+    """Open a recording to read, after its schema, its pages and the values of its columns were checked.
+
+    Raises:
+        DataFileError: The file is missing, not a recording, of a newer schema, or damaged.
+    """
     connection = _open(path)
     try:
-        with contextlib.closing(connection):
-            validation.check(connection, SCHEMA)
-            validation.check_values(connection, _COLUMNS)
-            return _read(connection, path.name)
-    except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
+        validation.check(connection, SCHEMA)
+        validation.check_values(connection, _COLUMNS)
+    except (sqlite3.Error, ValueError, UnicodeError) as error:
+        connection.close()
         raise _damaged(path, error) from error
+    return connection
 
 
 def read_all(paths: Sequence[Path], name: str = "") -> Recording:

@@ -1,0 +1,302 @@
+"""Keeps inputs of calls in a recording, so that another machine can run the same calls (`shadowrun replay`).
+
+Kept is memory: of each storage that the tensors of a call lie on, the bytes from the first to the last that they use,
+once for each content, under its SHA-256. So tensors keep their strides, their alignment and what they share, and a
+weight that many calls read is stored once. It is read before the call runs, since the call may write to it.
+`captured_reader` has the way back, and the form of the JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import weakref
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.platforms.backends import FUNCTIONALIZING
+from shadowrun.recording.digests import pack
+from shadowrun.recording.number_formats import NUMBER_FORMATS
+from shadowrun.replay.call import argument, draws_random
+from shadowrun.store.captured_inputs import Unkeepable, encode_value
+from shadowrun.store.validation import MAX_VALUE_BYTES
+from shadowrun.torch_private import is_zero_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shadowrun.intercept.attribution import Origin
+    from shadowrun.recording.recording_file import Writer
+
+__all__ = ["ALIGNMENT", "CALLS_EACH", "MAX_TENSORS", "CapturedInputs", "Taken"]
+
+CALLS_EACH: Final = 2
+"""Calls of each signature (place in the program, forms of the tensors, other arguments) whose inputs are kept."""
+ALIGNMENT: Final = 64
+"""Kernels treat the first elements of unaligned memory apart: memory is kept from a multiple of so many bytes on."""
+MAX_TENSORS: Final = 10_000
+_SHARE: Final = 2
+"""One call may take this part of what all may, and repeated signatures only what the first calls leave of it."""
+_MAX_SIGNATURES: Final = 50_000
+_MAX_CONTENT: Final = MAX_VALUE_BYTES - 4096
+"""Bytes: what a reader accepts as one value."""
+_MAX_RESULTS: Final = 64
+_MAX_STEP_BYTES: Final = 1 << 20
+_MAX_RESULT_BYTES: Final = 1 << 24
+"""For the results of the last calls: of one step, and of all."""
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
+_WITHOUT_VALUES: Final = frozenset({Action.VIEW, Action.EMPTY, Action.PASS})
+_ITEM: Final = "aten::_local_scalar_dense"
+
+
+class Taken(NamedTuple):
+    """Inputs that are in the file, of a call that has not run yet: its row, as parts of a JSON object."""
+
+    parts: dict[str, Any]
+
+
+class _Memory(NamedTuple):
+    """Bytes of a storage, from `begin` up to `end`."""
+
+    tensor: torch.Tensor
+    begin: int
+    end: int
+
+
+class CapturedInputs:
+    """Keeps inputs of calls, and results of the last call of each step. Not safe to use from several threads at once.
+
+    Args:
+        budget: Bytes of inputs in all; with 0, none are kept.
+
+    Attributes:
+        writer: The file; None before the recording starts.
+        takes_inputs: Whether inputs are wanted, and there is room for some.
+        n_calls: Calls whose inputs are kept.
+        n_bytes: What they take.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.writer: Writer | None = None
+        self.takes_inputs = budget > 0
+        self.n_calls = self.n_bytes = 0
+        self._budget = budget
+        self._n_result_bytes = 0
+        self._known: set[str] = set()
+        self._n_seen: dict[tuple[Any, ...], int] = {}
+        self._last = -1
+        self._last_parts: dict[str, Any] = {}
+        self._results: list[weakref.ref[torch.Tensor]] = []
+
+    def before(self, plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken | None:
+        """Keep the inputs of a call that is about to run; never raises.
+
+        Returns:
+            What `after` wants; None where nothing was kept.
+        """
+        if plan.action in _WITHOUT_VALUES or plan.name == _ITEM or draws_random(plan, args, kwargs):
+            return None
+        try:
+            signature = _signature(plan, origin, args, kwargs)
+            n = self._n_seen.get(signature, 0)
+            if n >= CALLS_EACH or len(self._n_seen) >= _MAX_SIGNATURES:
+                return None
+            if n and self.n_bytes > self._budget // _SHARE:  # what is left is for signatures that are still to come
+                return None
+            self._n_seen[signature] = n + 1
+            return _undisturbed(self._take, plan, args, kwargs)  # type: ignore[no-any-return]
+        except (Unkeepable, RuntimeError, NotImplementedError):  # of a kind that has no memory of its own, or too large
+            return None
+        except (sqlite3.Error, OSError):  # the disk is full: the recording itself will say so
+            self.takes_inputs = False
+            return None
+
+    def after(
+        self, number: int, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, taken: Taken | None
+    ) -> None:
+        """A call was recorded.
+
+        Args:
+            number: Its number.
+            plan: The operator.
+            args: Its arguments.
+            kwargs: Those by name.
+            out: What it returned.
+            taken: From `before`.
+        """
+        self._last = number
+        # Weak: autograd clones a gradient that has another reference, and memory of the program must not be held.
+        if type(out) is torch.Tensor:
+            self._results = [weakref.ref(out)]
+        else:
+            found = _tensors(out) or (_tensors(argument(plan.mutated[0], args, kwargs)) if plan.mutated else [])
+            self._results = [weakref.ref(t) for t in found[:_MAX_RESULTS]]
+        self._last_parts = {}
+        if taken is not None and self.writer is not None:
+            self._last_parts = taken.parts
+            self.writer.captured(number, json.dumps(taken.parts))
+            self.n_calls += 1
+
+    def end_step(self) -> None:
+        """Keep the results of the last call, as far as they are alive and small; never raises."""
+        found = [t for t in (ref() for ref in self._results) if t is not None]
+        self._results = []
+        if not found or self.writer is None:
+            return
+        try:
+            _undisturbed(self._take_results, found)
+        except (Unkeepable, RuntimeError, NotImplementedError, sqlite3.Error, OSError):
+            return
+
+    def _take(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
+        tensors: list[Any] = []
+        parts = {
+            "args": [encode_value(_on_cpu(a), tensors) for a in args],
+            "kwargs": {name: encode_value(_on_cpu(a), tensors) for name, a in kwargs.items()},
+        }
+        memories = _memories(tensors)
+        if sum(m.end - m.begin for m in memories.values()) > self._budget:
+            raise Unkeepable(plan.name)
+        digests, n_bytes = self._write(memories, min(self._budget - self.n_bytes, self._budget // _SHARE))
+        self.n_bytes += n_bytes
+        self.takes_inputs = self.n_bytes < self._budget
+        return Taken(parts | _described(tensors, memories, digests))
+
+    def _take_results(self, tensors: list[torch.Tensor]) -> None:
+        kept: list[torch.Tensor] = []
+        left = min(_MAX_STEP_BYTES, _MAX_RESULT_BYTES - self._n_result_bytes)
+        for t in tensors:
+            n_bytes = sum(m.end - m.begin for m in _memories([*kept, t]).values())
+            if n_bytes <= left:
+                kept.append(t)
+        # Whoever reads them finds their rows by these, and none if the program has written to them since.
+        first_rungs = [pack(t) for t in kept]
+        kept = [t for t, rungs in zip(kept, first_rungs, strict=True) if rungs is not None]
+        if not kept or self.writer is None:
+            return
+        parts: dict[str, Any] = {n: self._last_parts[n] for n in ("args", "kwargs") if n in self._last_parts}
+        memories = _memories(kept)
+        digests, n_bytes = self._write(memories, left)
+        self._n_result_bytes += n_bytes
+        described = _described(kept, memories, digests)
+        n_memories, n_tensors = (len(self._last_parts.get(name, ())) for name in ("memories", "tensors"))
+        parts["memories"] = [*self._last_parts.get("memories", ()), *described["memories"]]
+        moved = [[row[0] if row[0] < 0 else row[0] + n_memories, *row[1:]] for row in described["tensors"]]
+        parts["tensors"] = [*self._last_parts.get("tensors", ()), *moved]
+        parts["results"] = [{"tensor": n_tensors + k} for k in range(len(kept))]
+        self.writer.captured(self._last, json.dumps(parts))
+
+    def _write(self, memories: dict[int, _Memory], most: int) -> tuple[list[str], int]:
+        """Write contents that are not in the file; returns all their digests, and the bytes written."""
+        assert self.writer is not None
+        found = [_content(m) for m in memories.values()]
+        digests = [hashlib.sha256(data).hexdigest() for data in found]
+        new = {d: data for d, data in zip(digests, found, strict=True) if d not in self._known}
+        n_bytes = sum(len(data) for data in new.values())
+        if n_bytes > most:
+            raise Unkeepable(f"{n_bytes} bytes")
+        for digest, data in new.items():
+            self.writer.content(digest, "uint8", (len(data),), data)
+            self._known.add(digest)
+        return digests, n_bytes
+
+
+def _undisturbed(function: Any, *args: Any) -> Any:
+    """Call operators of ours: unseen by modes and by the program's profiler, their warnings apart."""
+    unrecorded = torchapi.unrecorded(function) if torchapi.profiling() else nullcontext()
+    with torchapi.as_in_handler(), unrecorded:
+        return torchapi.with_isolated_warnings(function, (), args, None)
+
+
+def _signature(plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    return plan.index, origin, tuple(map(_form, args)), tuple((name, _form(a)) for name, a in kwargs.items())
+
+
+def _form(a: Any) -> Any:
+    if isinstance(a, torch.Tensor):
+        return a.dtype, a.shape, a.stride() if a.layout is torch.strided and not a.is_nested else a.layout
+    if isinstance(a, (list, tuple)):
+        return tuple(map(_form, a))
+    return type(a), repr(a)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
+        return [value]
+    return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+def _on_cpu(value: Any) -> Any:
+    """A device becomes the CPU: the machine that reads it may have another one."""
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _memories(tensors: Iterable[torch.Tensor]) -> dict[int, _Memory]:
+    """What tensors occupy, by the identity of their storages.
+
+    Raises:
+        Unkeepable: One has no memory of its own that could be read, or they are too many or too large.
+    """
+    found: dict[int, _Memory] = {}
+    for number, t in enumerate(tensors):
+        if number >= MAX_TENSORS:
+            raise Unkeepable("too many tensors")
+        _check_kind(t)
+        if not t.numel():
+            continue
+        key = torchapi.storage_key(t)
+        begin, end = _extent(t)
+        known = found.get(key)
+        if known is not None:
+            begin, end = min(begin, known.begin), max(end, known.end)
+        if end - begin > _MAX_CONTENT:
+            raise Unkeepable(f"{end - begin} bytes")
+        found[key] = _Memory(t, begin, end)
+    return found
+
+
+def _check_kind(t: torch.Tensor) -> None:
+    if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_meta or t.is_quantized:
+        raise Unkeepable(type(t).__name__)
+    known = t.dtype in NUMBER_FORMATS or t.dtype in _COMPLEX
+    if is_zero_tensor(t) or t.device.type in FUNCTIONALIZING or not known:
+        raise Unkeepable(str(t.dtype))
+
+
+def _extent(t: torch.Tensor) -> tuple[int, int]:
+    """Bytes of the storage that a tensor uses, from an aligned one on."""
+    begin = int(t.storage_offset()) * t.element_size()
+    span = int(1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+    return begin - begin % ALIGNMENT, begin + span * t.element_size()
+
+
+def _content(memory: _Memory) -> bytes:
+    t, begin, end = memory
+    raw = torch.empty(0, dtype=torch.uint8, device=t.device)
+    raw.set_(t.untyped_storage(), begin, (end - begin,), (1,))
+    data: bytes = raw.cpu().numpy().tobytes()
+    return data
+
+
+def _described(tensors: list[torch.Tensor], memories: dict[int, _Memory], digests: list[str]) -> dict[str, Any]:
+    """The tensors as JSON; see `captured_reader`."""
+    numbers = {key: number for number, key in enumerate(memories)}
+    return {"memories": digests, "tensors": list(_rows(tensors, memories, numbers))}
+
+
+def _rows(tensors: list[torch.Tensor], memories: dict[int, _Memory], numbers: dict[int, int]) -> Iterator[list[Any]]:
+    for t in tensors:
+        number, offset = -1, 0
+        if t.numel():
+            key = torchapi.storage_key(t)
+            number = numbers[key]
+            offset = int(t.storage_offset()) - memories[key].begin // t.element_size()
+        dtype = str(t.dtype).removeprefix("torch.")
+        bits = f"{'conj' * t.is_conj()}{'neg' * t.is_neg()}"
+        yield [number, offset, dtype, list(t.shape), list(t.stride()), bits, t.device.type]
