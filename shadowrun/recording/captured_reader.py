@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -187,17 +188,16 @@ def _checked(row: Any, sizes: list[int], max_bytes: int) -> tuple[Any, ...]:
     if name not in _DTYPES or type(device) is not str or bits not in ("", "conj", "neg", "conjneg"):
         raise ValueError(f"no tensor of {str(name)[:40]}")
     dtype = getattr(torch, name)
-    n_elements = 1
-    for size in shape:
-        n_elements *= size
-    if n_elements:
+    n_elements = math.prod(size for size in shape if size)
+    is_empty = 0 in shape
+    if not is_empty:
         end = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         if not 0 <= memory < len(sizes) or end * dtype.itemsize > sizes[memory]:
             raise ValueError("a tensor outside of its memory")
-        # An expanded tensor has few bytes, and its copies and results may have any number.
-        if n_elements * dtype.itemsize > max_bytes:
-            raise TooLarge(f"a tensor of {n_elements:,} elements")
-    return memory if n_elements else -1, offset, dtype, shape, stride, bits
+    # An expanded tensor has few bytes, and its copies and results may have any number; so may those of an empty one.
+    if n_elements * dtype.itemsize > max_bytes:
+        raise TooLarge(f"a tensor of {n_elements:,} elements")
+    return -1 if is_empty else memory, offset, dtype, shape, stride, bits
 
 
 def _tensor(row: tuple[Any, ...], memories: list[Any]) -> Any:
