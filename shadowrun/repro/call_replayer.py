@@ -275,18 +275,19 @@ class CallReplayer:
         return executor.run(plan, args, kwargs)
 
 
-def operator(name: str, *, checked: bool = True) -> OpPlan:
+def operator(name: str, *, checked: bool = True, index: int = 0) -> OpPlan:
     """The plan of an operator that a file names.
 
     Args:
         name: ``aten::add.Tensor``.
+        index: Number of the plan: each operator that one `CallReplayer` runs needs its own.
         checked: Whether it must be one that a file may name; not needed where this process itself recorded it.
 
     Raises:
         AttributeError: This torch has no such operator.
         Refused: It does more than compute tensors.
     """
-    return make_plan(operator_named(name, checked=checked), 0)
+    return make_plan(operator_named(name, checked=checked), index)
 
 
 def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.Captured:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
 from shadowrun.platforms import settings
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from shadowrun.studies.diff.recordings import RecordingDiff
 
 __all__ = ["Propagated", "by_operator", "free_run"]
+
+
+_STDERR: Final = 2
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ def free_run(
         command = [sys.executable, "-m", "shadowrun", "record", "-o", str(path), *own, *options, *program]
         # What it prints goes to standard error: standard output has the report.
         done = subprocess.run(  # noqa: S603 - this interpreter, and the user's program
-            command, env=os.environ | settings.environment(spec.settings), stdout=sys.stderr.fileno(), check=False
+            command, env=os.environ | settings.environment(spec.settings), stdout=_STDERR, check=False
         )
         if not path.is_file():
             raise UsageError(

@@ -7,7 +7,6 @@ memory is taken, and what cannot be run is counted, never passed.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,6 +25,7 @@ from shadowrun.recording.captured_reader import TooLarge
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.repro.call_replayer import CallReplayer, operator
 from shadowrun.repro.memory import bounded_memory
+from shadowrun.settings import fits_operator
 from shadowrun.studies.diff.align import Alignment
 from shadowrun.studies.diff.compare import Outcome as DiffOutcome
 from shadowrun.studies.diff.compare import compare
@@ -67,7 +67,7 @@ class Wanted:
 
     def has(self, call: int, op: str) -> bool:
         """Whether a call is wanted."""
-        by_op = not self.ops or any(fnmatch.fnmatchcase(op, glob) for glob in self.ops)
+        by_op = not self.ops or any(fits_operator(pattern, op) for pattern in self.ops)
         return by_op and (not self.calls or call in self.calls)
 
 
@@ -229,7 +229,7 @@ class _Runner:
         known = self._plans.get(op)
         if known is None:
             try:
-                known = operator(op, checked=self._checked)
+                known = operator(op, checked=self._checked, index=len(self._plans))
                 if known.action in (Action.PASS, Action.EMPTY, Action.VIEW):
                     known = known.reason or "it computes no values"
             except Refused as why:
