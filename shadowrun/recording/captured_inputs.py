@@ -8,6 +8,7 @@ weight that many calls read is stored once. It is read before the call runs, sin
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import sqlite3
@@ -20,7 +21,6 @@ import torch
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.backends import FUNCTIONALIZING
-from shadowrun.recording.digests import pack
 from shadowrun.recording.number_formats import NUMBER_FORMATS
 from shadowrun.replay.call import argument, draws_random
 from shadowrun.store.captured_inputs import Unkeepable, encode_value
@@ -45,7 +45,7 @@ _SHARE: Final = 2
 _MAX_SIGNATURES: Final = 50_000
 _MAX_CONTENT: Final = MAX_VALUE_BYTES - 4096
 """Bytes: what a reader accepts as one value."""
-_MAX_RESULTS: Final = 64
+_MAX_RESULTS: Final = 16
 _MAX_STEP_BYTES: Final = 1 << 20
 _MAX_RESULT_BYTES: Final = 1 << 24
 """For the results of the last calls: of one step, and of all."""
@@ -91,8 +91,8 @@ class CapturedInputs:
         self._known: set[str] = set()
         self._n_seen: dict[tuple[Any, ...], int] = {}
         self._last = -1
-        self._last_parts: dict[str, Any] = {}
-        self._results: list[weakref.ref[torch.Tensor]] = []
+        self._last_taken: Taken | None = None
+        self._results: weakref.ref[torch.Tensor] | tuple[weakref.ref[torch.Tensor], ...] = ()
 
     def before(self, plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken | None:
         """Keep the inputs of a call that is about to run; never raises.
@@ -130,27 +130,22 @@ class CapturedInputs:
             out: What it returned.
             taken: From `before`.
         """
-        self._last = number
+        self._last, self._last_taken = number, taken
         # Weak: autograd clones a gradient that has another reference, and memory of the program must not be held.
-        if type(out) is torch.Tensor:
-            self._results = [weakref.ref(out)]
-        else:
-            found = _tensors(out) or (_tensors(argument(plan.mutated[0], args, kwargs)) if plan.mutated else [])
-            self._results = [weakref.ref(t) for t in found[:_MAX_RESULTS]]
-        self._last_parts = {}
+        self._results = weakref.ref(out) if type(out) is torch.Tensor else _references(plan, args, kwargs, out)
         if taken is not None and self.writer is not None:
-            self._last_parts = taken.parts
             self.writer.captured(number, json.dumps(taken.parts))
             self.n_calls += 1
 
     def end_step(self) -> None:
         """Keep the results of the last call, as far as they are alive and small; never raises."""
-        found = [t for t in (ref() for ref in self._results) if t is not None]
-        self._results = []
-        if not found or self.writer is None:
+        references, self._results = self._results, ()
+        found = [ref() for ref in (references if isinstance(references, tuple) else (references,))]
+        kept = [t for t in found if t is not None]
+        if not kept or self.writer is None:
             return
         try:
-            _undisturbed(self._take_results, found)
+            _undisturbed(self._take_results, kept)
         except (Unkeepable, RuntimeError, NotImplementedError, sqlite3.Error, OSError):
             return
 
@@ -169,27 +164,28 @@ class CapturedInputs:
         return Taken(parts | _described(tensors, memories, digests))
 
     def _take_results(self, tensors: list[torch.Tensor]) -> None:
-        kept: list[torch.Tensor] = []
         left = min(_MAX_STEP_BYTES, _MAX_RESULT_BYTES - self._n_result_bytes)
+        kept = []
         for t in tensors:
-            n_bytes = sum(m.end - m.begin for m in _memories([*kept, t]).values())
-            if n_bytes <= left:
-                kept.append(t)
-        # Whoever reads them finds their rows by these, and none if the program has written to them since.
-        first_rungs = [pack(t) for t in kept]
-        kept = [t for t, rungs in zip(kept, first_rungs, strict=True) if rungs is not None]
+            left -= t.numel() * t.element_size()
+            if left < 0:
+                break
+            kept.append(t)
         if not kept or self.writer is None:
             return
-        parts: dict[str, Any] = {n: self._last_parts[n] for n in ("args", "kwargs") if n in self._last_parts}
         memories = _memories(kept)
-        digests, n_bytes = self._write(memories, left)
+        digests, n_bytes = self._write(memories, _MAX_STEP_BYTES)
         self._n_result_bytes += n_bytes
+        inputs = self._last_taken.parts if self._last_taken is not None else {}
         described = _described(kept, memories, digests)
-        n_memories, n_tensors = (len(self._last_parts.get(name, ())) for name in ("memories", "tensors"))
-        parts["memories"] = [*self._last_parts.get("memories", ()), *described["memories"]]
+        n_memories, n_tensors = (len(inputs.get(name, ())) for name in ("memories", "tensors"))
         moved = [[row[0] if row[0] < 0 else row[0] + n_memories, *row[1:]] for row in described["tensors"]]
-        parts["tensors"] = [*self._last_parts.get("tensors", ()), *moved]
-        parts["results"] = [{"tensor": n_tensors + k} for k in range(len(kept))]
+        # A reader knows by the digests of the call's results whether the program has written to them since.
+        parts = inputs | {
+            "memories": [*inputs.get("memories", ()), *digests],
+            "tensors": [*inputs.get("tensors", ()), *moved],
+            "results": [{"tensor": n_tensors + k} for k in range(len(kept))],
+        }
         self.writer.captured(self._last, json.dumps(parts))
 
     def _write(self, memories: dict[int, _Memory], most: int) -> tuple[list[str], int]:
@@ -230,6 +226,14 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
         return [value]
     return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+def _references(
+    plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> tuple[weakref.ref[torch.Tensor], ...]:
+    """Of the results of a call; of the first argument that it writes to where it returns none."""
+    found = _tensors(out) or (_tensors(argument(plan.mutated[0], args, kwargs)) if plan.mutated else [])
+    return tuple(map(weakref.ref, found[:_MAX_RESULTS]))
 
 
 def _on_cpu(value: Any) -> Any:
@@ -278,6 +282,8 @@ def _extent(t: torch.Tensor) -> tuple[int, int]:
 
 def _content(memory: _Memory) -> bytes:
     t, begin, end = memory
+    if t.is_cpu:
+        return ctypes.string_at(t.untyped_storage().data_ptr() + begin, end - begin)
     raw = torch.empty(0, dtype=torch.uint8, device=t.device)
     raw.set_(t.untyped_storage(), begin, (end - begin,), (1,))
     data: bytes = raw.cpu().numpy().tobytes()

@@ -83,6 +83,7 @@ _MAX_UNPACKED_RATIO: Final = 64
 _N_PACKED: Final = " + ".join(
     f"length({column})" for column in ("calls", "results", "inputs", "rungs", "samples", "row_rungs")
 )
+_MAX_PENDING_BYTES: Final = 1 << 22
 _MAX_NAMED: Final = 8
 _TIMEOUT_S: Final = 5.0
 _COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
@@ -120,6 +121,7 @@ class Writer:
     def __init__(self, path: Path, process: Process) -> None:
         self.path = path
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        self._n_pending_bytes = 0
         self._widths: list[int] = []
         _clear(path)
         try:
@@ -168,12 +170,19 @@ class Writer:
         self._write(("insert into block values (null, 0, ?, ?, ?, ?, ?, ?, ?, ?)", row))
 
     def content(self, digest: str, dtype: str, shape: Sequence[int], data: bytes) -> None:
-        """Keep the bytes of a tensor, once for each digest."""
-        self._write(("insert or ignore into content values (?, ?, ?, ?)", (digest, dtype, json.dumps(shape), data)))
+        """Keep the bytes of a tensor, once for each digest; they are written with the next block, or soon if large."""
+        row = (digest, dtype, json.dumps(shape), data)
+        self._pending.append(("insert or ignore into content values (?, ?, ?, ?)", row))
+        self._n_pending_bytes += len(data)
+        if self._n_pending_bytes > _MAX_PENDING_BYTES:
+            self._write()
 
     def captured(self, call: int, arguments: str) -> None:
-        """Keep the arguments of a call, as JSON that refers to contents by digest."""
-        self._write(("insert or replace into captured values (?, ?)", (call, arguments)))
+        """Keep the arguments of a call, as JSON that refers to contents by digest; it is written with the next block.
+
+        A process that is killed may leave it without its call.
+        """
+        self._pending.append(("insert or replace into captured values (?, ?)", (call, arguments)))
 
     def describe(self, process: Process) -> None:
         """Replace the description of the process."""
@@ -208,6 +217,7 @@ class Writer:
             raise
         self._connection.execute("commit")
         self._pending.clear()
+        self._n_pending_bytes = 0
 
 
 def in_memory(

@@ -24,7 +24,7 @@ __all__ = ["replay_document"]
 FORMAT: Final = 1
 """Version of the JSON's form."""
 _LIMITS: Final = Limits(30, 100, 400)
-_MAX_WHY: Final = 160
+_MAX_WHY: Final = 100
 _TONES: Final = {
     Outcome.EQUAL: "good",
     Outcome.ROUNDING: "good",
@@ -136,7 +136,7 @@ def _verdicts(row: OfOperator) -> Cell:
 def _calls(calls: Sequence[ReplayedCall], limit: int) -> Table:
     columns = (
         *(Column("call", "number"), Column("operator", "name"), Column("module", detail=1), Column("line", detail=2)),
-        *(Column("against the recording"), Column("bits left", "number"), Column("ULP", "number", 1)),
+        *(Column("isolated"), Column("why"), Column("bits left", "number"), Column("ULP", "number", 1)),
         *(Column("by the reference"), Column("off")),
     )
     rows = tuple(
@@ -145,7 +145,8 @@ def _calls(calls: Sequence[ReplayedCall], limit: int) -> Table:
             c.context.op,
             c.context.module,
             c.context.site,
-            (Span(_said(c), _TONES[c.outcome]),),
+            (Span(c.outcome.value, _TONES[c.outcome]),),
+            clip(c.why, _MAX_WHY),
             _bits(c.remaining),
             "" if c.judgement is None else _ulps(c.judgement.min_ulp, c.judgement.max_ulp),
             _verdict(c),
@@ -154,10 +155,6 @@ def _calls(calls: Sequence[ReplayedCall], limit: int) -> Table:
         for c in calls[:limit]
     )
     return Table(columns, rows, max(0, len(calls) - limit), "calls: -f csv lists all", _LIMITS)
-
-
-def _said(call: ReplayedCall) -> str:
-    return clip(f"{call.outcome.value}: {call.why}" if call.why else call.outcome.value, _MAX_WHY)
 
 
 def _verdict(call: ReplayedCall) -> str:
