@@ -12,7 +12,6 @@ import ctypes
 import hashlib
 import json
 import sqlite3
-import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,8 +21,8 @@ from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.number_formats import NUMBER_FORMATS
-from shadowrun.replay.call import argument, draws_random
-from shadowrun.store.captured_inputs import Unkeepable, encode_value
+from shadowrun.replay.call import draws_random
+from shadowrun.store.captured_inputs import NotStorable, encode_value
 from shadowrun.store.validation import MAX_VALUE_BYTES
 from shadowrun.torch_private import is_zero_tensor
 
@@ -45,10 +44,6 @@ _SHARE: Final = 2
 _MAX_SIGNATURES: Final = 50_000
 _MAX_CONTENT: Final = MAX_VALUE_BYTES - 4096
 """Bytes: what a reader accepts as one value."""
-_MAX_RESULTS: Final = 16
-_MAX_STEP_BYTES: Final = 1 << 20
-_MAX_RESULT_BYTES: Final = 1 << 24
-"""For the results of the last calls: of one step, and of all."""
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _WITHOUT_VALUES: Final = frozenset({Action.VIEW, Action.EMPTY, Action.PASS})
@@ -70,7 +65,7 @@ class _Memory(NamedTuple):
 
 
 class CapturedInputs:
-    """Keeps inputs of calls, and results of the last call of each step. Not safe to use from several threads at once.
+    """Keeps inputs of calls. Not safe to use from several threads at once.
 
     Args:
         budget: Bytes of inputs in all; with 0, none are kept.
@@ -87,12 +82,8 @@ class CapturedInputs:
         self.takes_inputs = budget > 0
         self.n_calls = self.n_bytes = 0
         self._budget = budget
-        self._n_result_bytes = 0
         self._known: set[str] = set()
         self._n_seen: dict[tuple[Any, ...], int] = {}
-        self._last = -1
-        self._last_taken: Taken | None = None
-        self._results: weakref.ref[torch.Tensor] | tuple[weakref.ref[torch.Tensor], ...] = ()
 
     def before(self, plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken | None:
         """Keep the inputs of a call that is about to run; never raises.
@@ -111,43 +102,26 @@ class CapturedInputs:
                 return None
             self._n_seen[signature] = n + 1
             return _undisturbed(self._take, plan, args, kwargs)  # type: ignore[no-any-return]
-        except (Unkeepable, RuntimeError, NotImplementedError):  # of a kind that has no memory of its own, or too large
+        except (
+            NotStorable,
+            RuntimeError,
+            NotImplementedError,
+        ):  # of a kind that has no memory of its own, or too large
             return None
         except (sqlite3.Error, OSError):  # the disk is full: the recording itself will say so
             self.takes_inputs = False
             return None
 
-    def after(
-        self, number: int, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, taken: Taken | None
-    ) -> None:
-        """A call was recorded.
+    def after(self, number: int, taken: Taken) -> None:
+        """A call whose inputs were kept was recorded.
 
         Args:
             number: Its number.
-            plan: The operator.
-            args: Its arguments.
-            kwargs: Those by name.
-            out: What it returned.
             taken: From `before`.
         """
-        self._last, self._last_taken = number, taken
-        # Weak: autograd clones a gradient that has another reference, and memory of the program must not be held.
-        self._results = weakref.ref(out) if type(out) is torch.Tensor else _references(plan, args, kwargs, out)
-        if taken is not None and self.writer is not None:
-            self.writer.captured(number, json.dumps(taken.parts))
-            self.n_calls += 1
-
-    def end_step(self) -> None:
-        """Keep the results of the last call, as far as they are alive and small; never raises."""
-        references, self._results = self._results, ()
-        found = [ref() for ref in (references if isinstance(references, tuple) else (references,))]
-        kept = [t for t in found if t is not None]
-        if not kept or self.writer is None:
-            return
-        try:
-            _undisturbed(self._take_results, kept)
-        except (Unkeepable, RuntimeError, NotImplementedError, sqlite3.Error, OSError):
-            return
+        assert self.writer is not None
+        self.writer.captured(number, json.dumps(taken.parts))
+        self.n_calls += 1
 
     def _take(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
         tensors: list[Any] = []
@@ -157,36 +131,11 @@ class CapturedInputs:
         }
         memories = _memories(tensors)
         if sum(m.end - m.begin for m in memories.values()) > self._budget:
-            raise Unkeepable(plan.name)
+            raise NotStorable(plan.name)
         digests, n_bytes = self._write(memories, min(self._budget - self.n_bytes, self._budget // _SHARE))
         self.n_bytes += n_bytes
         self.takes_inputs = self.n_bytes < self._budget
         return Taken(parts | _described(tensors, memories, digests))
-
-    def _take_results(self, tensors: list[torch.Tensor]) -> None:
-        left = min(_MAX_STEP_BYTES, _MAX_RESULT_BYTES - self._n_result_bytes)
-        kept = []
-        for t in tensors:
-            left -= t.numel() * t.element_size()
-            if left < 0:
-                break
-            kept.append(t)
-        if not kept or self.writer is None:
-            return
-        memories = _memories(kept)
-        digests, n_bytes = self._write(memories, _MAX_STEP_BYTES)
-        self._n_result_bytes += n_bytes
-        inputs = self._last_taken.parts if self._last_taken is not None else {}
-        described = _described(kept, memories, digests)
-        n_memories, n_tensors = (len(inputs.get(name, ())) for name in ("memories", "tensors"))
-        moved = [[row[0] if row[0] < 0 else row[0] + n_memories, *row[1:]] for row in described["tensors"]]
-        # A reader knows by the digests of the call's results whether the program has written to them since.
-        parts = inputs | {
-            "memories": [*inputs.get("memories", ()), *digests],
-            "tensors": [*inputs.get("tensors", ()), *moved],
-            "results": [{"tensor": n_tensors + k} for k in range(len(kept))],
-        }
-        self.writer.captured(self._last, json.dumps(parts))
 
     def _write(self, memories: dict[int, _Memory], most: int) -> tuple[list[str], int]:
         """Write contents that are not in the file; returns all their digests, and the bytes written."""
@@ -196,7 +145,7 @@ class CapturedInputs:
         new = {d: data for d, data in zip(digests, found, strict=True) if d not in self._known}
         n_bytes = sum(len(data) for data in new.values())
         if n_bytes > most:
-            raise Unkeepable(f"{n_bytes} bytes")
+            raise NotStorable(f"{n_bytes} bytes")
         for digest, data in new.items():
             self.writer.content(digest, "uint8", (len(data),), data)
             self._known.add(digest)
@@ -222,20 +171,6 @@ def _form(a: Any) -> Any:
     return type(a), repr(a)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
-        return [value]
-    return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
-
-
-def _references(
-    plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> tuple[weakref.ref[torch.Tensor], ...]:
-    """Of the results of a call; of the first argument that it writes to where it returns none."""
-    found = _tensors(out) or (_tensors(argument(plan.mutated[0], args, kwargs)) if plan.mutated else [])
-    return tuple(map(weakref.ref, found[:_MAX_RESULTS]))
-
-
 def _on_cpu(value: Any) -> Any:
     """A device becomes the CPU: the machine that reads it may have another one."""
     return torch.device("cpu") if isinstance(value, torch.device) else value
@@ -245,12 +180,12 @@ def _memories(tensors: Iterable[torch.Tensor]) -> dict[int, _Memory]:
     """What tensors occupy, by the identity of their storages.
 
     Raises:
-        Unkeepable: One has no memory of its own that could be read, or they are too many or too large.
+        NotStorable: One has no memory of its own that could be read, or they are too many or too large.
     """
     found: dict[int, _Memory] = {}
     for number, t in enumerate(tensors):
         if number >= MAX_TENSORS:
-            raise Unkeepable("too many tensors")
+            raise NotStorable("too many tensors")
         _check_kind(t)
         if not t.numel():
             continue
@@ -260,17 +195,17 @@ def _memories(tensors: Iterable[torch.Tensor]) -> dict[int, _Memory]:
         if known is not None:
             begin, end = min(begin, known.begin), max(end, known.end)
         if end - begin > _MAX_CONTENT:
-            raise Unkeepable(f"{end - begin} bytes")
+            raise NotStorable(f"{end - begin} bytes")
         found[key] = _Memory(t, begin, end)
     return found
 
 
 def _check_kind(t: torch.Tensor) -> None:
     if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_meta or t.is_quantized:
-        raise Unkeepable(type(t).__name__)
+        raise NotStorable(type(t).__name__)
     known = t.dtype in NUMBER_FORMATS or t.dtype in _COMPLEX
     if is_zero_tensor(t) or t.device.type in FUNCTIONALIZING or not known:
-        raise Unkeepable(str(t.dtype))
+        raise NotStorable(str(t.dtype))
 
 
 def _extent(t: torch.Tensor) -> tuple[int, int]:

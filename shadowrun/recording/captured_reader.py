@@ -5,9 +5,7 @@ A row of ``captured`` has a call's number and a JSON object:
 * ``memories``: digests of contents, one for each storage;
 * ``tensors``: ``[memory, offset, dtype, shape, stride, bits, device]`` each: number of the memory (-1 of an empty
   tensor), offset and strides in elements, ``conj`` and ``neg`` for lazy conjugation and negation, type of its device;
-* ``args`` and ``kwargs``, first in the text: the arguments, ``{"tensor": 0}`` for a tensor (`store.captured_inputs`);
-  absent where only results are kept;
-* ``results``: tensors of the results of a step's last call, likewise; absent for other calls.
+* ``args`` and ``kwargs``: the arguments, ``{"tensor": 0}`` for a tensor (`store.captured_inputs`).
 
 Sizes are checked before memory is taken, contents against their digests. Importing this module imports no torch.
 """
@@ -82,9 +80,7 @@ class CapturedFile:
 
     def calls(self) -> frozenset[int]:
         """Numbers of the calls whose inputs are kept; of a process that was killed, the last may not be recorded."""
-        # Not parsed: a row without arguments has the results of a step's last call only.
-        sql = "select call from captured where substr(arguments, 1, 7) = ?"
-        return frozenset(call for (call,) in self._connection.execute(sql, ('{"args"',)))
+        return frozenset(call for (call,) in self._connection.execute("select call from captured"))
 
     def load(self, call: int, max_bytes: int) -> CapturedCall | None:
         """Read the inputs of a call.
@@ -101,7 +97,7 @@ class CapturedFile:
             TooLarge: They take more.
         """
         found = self._parts(call)
-        if found is None or "args" not in found:
+        if found is None:
             return None
         try:
             tensors = self._tensors(found, max_bytes)

@@ -14,8 +14,6 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.recording.recording_file import read
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 PROGRAM = """
 import sys, torch
 device = sys.argv[1] if len(sys.argv) > 1 else "cpu"

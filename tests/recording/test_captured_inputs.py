@@ -23,7 +23,6 @@ from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.recording_file import read
 from shadowrun.replay.copies import tensors_in
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
 MAX = 1 << 30
 
 
@@ -195,38 +194,6 @@ def test_without_capture_no_inputs(path):
         train(on_step=run.step)
     assert captured(path) == {}
     assert run.captured.n_bytes == 0
-
-
-def test_results_of_the_last_call_of_each_step_are_always_kept(path):
-    x = torch.linspace(0, 1, 7)
-    with shadowrun.record(path) as run:
-        kept = []
-        for n in range(3):
-            kept.append((x + n).exp())
-            run.step()
-    with sqlite3.connect(path) as connection:
-        rows = connection.execute("select call, arguments from captured order by call").fetchall()
-    connection.close()
-    assert [call for call, _ in rows] == [1, 3, 5]
-    for (_, text), t in zip(rows, kept, strict=True):
-        parts = json.loads(text)
-        assert "args" not in parts
-        assert contents(path)[parts["memories"][0]] == t.numpy().tobytes()
-
-
-def test_results_are_bounded_and_never_held(path):
-    import gc
-    import weakref
-
-    with shadowrun.record(path) as run:
-        large = torch.zeros(1 << 19).exp()
-        run.step()
-        gone = weakref.ref(torch.ones(5).sin())
-        gc.collect()
-        assert gone() is None
-        run.step()
-    del large
-    assert contents(path) == {}
 
 
 # -- selection, processes --------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from shadowrun.types import Status
 from tests.ground_truth.recordings import triggered
 from tests.ground_truth.replays import record_clean, replayed, score
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
 MAX = 1 << 28
 
 
