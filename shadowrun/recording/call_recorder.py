@@ -23,6 +23,7 @@ from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests import pack
 from shadowrun.recording.model import NONE, Kind
+from shadowrun.recording.undeclared_writes import UndeclaredWrites
 from shadowrun.replay.call import argument
 from shadowrun.torch_private import is_zero_tensor, schema_of
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.provenance import Provenance
+    from shadowrun.recording.undeclared_writes import Watched
     from shadowrun.schedule.selection import Selection
 
 __all__ = ["CallRecorder"]
@@ -74,7 +76,7 @@ class _NewLeaf(NamedTuple):
 class _Noted:
     """A call that runs."""
 
-    __slots__ = ("device", "first", "inputs", "leaves", "origin")
+    __slots__ = ("device", "first", "inputs", "leaves", "origin", "watched")
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
@@ -82,6 +84,7 @@ class _Noted:
         self.leaves: list[_NewLeaf] = []
         self.first: torch.Tensor | None = None
         self.device = "cpu"
+        self.watched: tuple[int, list[Watched]] = 0, []
 
 
 class CallRecorder:
@@ -126,6 +129,7 @@ class CallRecorder:
         self._returns: dict[int, _Returns] = {}
         self._devices: dict[torch.device, str] = {}
         self._flow = DataFlow()
+        self._undeclared = UndeclaredWrites()
         self._occurrences: dict[tuple[int, str, str], int] = {}
         self._step = 0
         self._busy = self._warned = self._has_graphs = False
@@ -210,6 +214,7 @@ class CallRecorder:
         finally:
             if not done:  # what it has written to until then is not known
                 noted.first = None
+                self._undeclared.ended()
                 self._skip(_RAISED, plan, args, kwargs, noted.leaves)
         self._after(noted, plan, args, kwargs, out)
         return out
@@ -252,6 +257,7 @@ class CallRecorder:
             if name not in outs:
                 self._note_inputs(noted, a)
         self._note_device(noted, kwargs)
+        noted.watched = self._undeclared.before(plan, args, kwargs)
         return noted
 
     def _note_inputs(self, noted: _Noted, a: Any) -> None:
@@ -274,6 +280,7 @@ class CallRecorder:
             return row
         buffer = self._buffer
         assert buffer is not None
+        unseen = unseen or self._flow.is_overwritten(t)
         leaf = self._flow.leaf(t)
         found = self._digest(t)
         noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found))
@@ -295,6 +302,7 @@ class CallRecorder:
     def _after(self, noted: _Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record a call that has run."""
         with self.lock:
+            self._undeclared.ended()
             buffer = self._buffer
             if self._busy or not self.running or buffer is None:
                 return
@@ -318,21 +326,26 @@ class CallRecorder:
         first_row = buffer.n_results
         for new in noted.leaves:
             new.leaf.row = buffer.add_result(Kind.LEAF, new.position, new.form, new.digest)
+        n_known = buffer.n_results
         inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
         returns = self._returns[plan.index]
         base = inputs[0] if inputs else NONE
         for position, (number, value) in enumerate(_results(out, plan.n_returns)):
             if number not in returns.written:
                 has_values = returns.has_values and number not in plan.uninitialised
-                self._add_result(buffer, plan, position, value, base, has_values=has_values)
+                self._add_result(buffer, plan, position, value, base, n_known, has_values=has_values)
         position = 0
         for mutated in plan.mutated:
             for value in _flat(argument(mutated, args, kwargs)):
                 if returns.is_view:  # `t_`: the form of the tensor changes, and no value
-                    self._add_result(buffer, plan, position, value, base, has_values=False)
+                    self._add_result(buffer, plan, position, value, base, n_known, has_values=False)
                 else:
                     self._add_written(buffer, position, value, has_values=returns.has_values)
                 position += 1
+        for written in self._undeclared.found(plan, args, kwargs, noted.watched):
+            base = self._flow.overwritten(written.tensor, buffer.n_results)
+            form = buffer.form(written.memory)
+            buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
         n_results = buffer.n_results - first_row
         if n_results > _MAX_ROWS:
             raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
@@ -345,7 +358,7 @@ class CallRecorder:
         buffer.add_call(self._step, context, occurrence, n_results, inputs)
 
     def _add_result(
-        self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, *, has_values: bool
+        self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, n_known: int, *, has_values: bool
     ) -> None:
         returns = self._returns[plan.index]
         if plan.name == _ITEM and base != NONE:  # the value is that of its tensor
@@ -363,7 +376,10 @@ class CallRecorder:
                 buffer.add_result(Kind.VIEW, position, form, None, base)
             else:
                 found = self._digest(value) if has_values or returns.is_view else None
-                self._flow.made(value, buffer.add_result(Kind.RESULT, position, form, found))
+                shared = NONE if returns.is_view else self._flow.shares(value, buffer.n_results, n_known)
+                row = buffer.add_result(Kind.RESULT, position, form, found, shared)
+                if shared == NONE:
+                    self._flow.made(value, row)
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
         if not isinstance(value, torch.Tensor):
@@ -406,6 +422,8 @@ class CallRecorder:
                     for t in _flat(value):
                         if isinstance(t, torch.Tensor) and _has_memory(t):
                             self._flow.forget(t)
+                            if plan.action is Action.PASS:
+                                self._undeclared.leave_out(t)
 
     def _failed(self, plan: OpPlan, error: Exception) -> None:
         """An internal failure: one warning, and no exception in the program."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from shadowrun.numerics.ladder import mix
 from shadowrun.operators.facts import facts
 from shadowrun.recording.model import NONE, Kind
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.diff.align import Alignment
     from shadowrun.studies.diff.values import Values
 
-__all__ = ["ARISING", "Difference", "Outcome", "ResultPairs", "compare"]
+__all__ = ["ARISING", "Difference", "Outcome", "ResultPairs", "compare", "is_undeclared"]
 
 Numbers = Any  # npt.NDArray[np.int64], (n,)
 Flags = Any  # npt.NDArray[np.bool_], (n,)
@@ -85,6 +86,7 @@ class Difference:
         outcomes: `Outcome` of each pair, as its place in the order of `Outcome`: (n_pairs,).
         remaining: Remaining precision of each pair in bits, the least of its results; -1 where there is none.
         lost: Mantissa bits that have to be cut off until all results are equal; -1 where that does not help.
+        undeclared: Whether one of a pair does to memory what its schema does not declare, and the other does not.
         results: The results that were compared.
     """
 
@@ -94,6 +96,7 @@ class Difference:
     outcomes: npt.NDArray[np.int8]
     remaining: npt.NDArray[np.int16]
     lost: npt.NDArray[np.int16]
+    undeclared: Flags
     results: ResultPairs
 
     def outcome(self, pair: int) -> Outcome:
@@ -115,9 +118,10 @@ def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
     counterparts = ~_same([_texts(v.recording, "op") for v in (a, b)], a, b, ours, theirs)
     elsewhere = counterparts | ~_same([_texts(v.recording, "device") for v in (a, b)], a, b, ours, theirs)
     inputs_equal, inputs_known, same_strides = _inputs_equal(a, b, ours, theirs, counterparts)
-    results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere)
+    undeclared = _undeclared(a, b, ours, theirs, counterparts)
+    results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere, undeclared)
     n = len(ours)
-    equal, known = ~other_form, np.ones(n, bool)
+    equal, known = ~(other_form | undeclared), np.ones(n, bool)
     equal[results.pair[results.differs]] = False
     known[results.pair[~results.known]] = False
     outcomes = np.full(n, _CODE[Outcome.ALGORITHM], np.int8)
@@ -141,7 +145,7 @@ def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
     np.maximum.at(lost, results.pair[results.differs], results.lost[results.differs])
     lost[results.pair[results.differs & (results.lost == NONE)]] = NONE
     lost[other_form] = NONE
-    return Difference(a, b, alignment, outcomes, remaining, lost, results)
+    return Difference(a, b, alignment, outcomes, remaining, lost, undeclared, results)
 
 
 def _inputs_equal(
@@ -177,11 +181,34 @@ def _tensors(values: Values, call: int) -> set[int]:
     return {int(values.whole[row]) for row in rows if values.known[row]}
 
 
+def _undeclared(a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags) -> Flags:
+    """Whether the calls of a pair differ in what they do to memory and do not declare."""
+    effects = []
+    for values in (a, b):
+        results = values.recording.results
+        rows = np.flatnonzero(is_undeclared(results))
+        of_call = np.zeros(len(values.recording.calls), np.uint64)
+        codes = results["kind"][rows].astype(np.uint64) * np.uint64(256) + results["position"][rows]
+        np.bitwise_xor.at(of_call, values.call[rows], mix(codes))
+        effects.append(of_call)
+    x, y = effects[0][ours], effects[1][theirs]
+    # Operators of different devices number their arguments in another way.
+    found: Flags = np.where(counterparts, (x == 0) != (y == 0), x != y)
+    return found
+
+
+def is_undeclared(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Rows that stand for what a call does to memory and its schema does not declare."""
+    shares = (results["kind"] == Kind.RESULT) & (results["base"] != NONE)
+    found: npt.NDArray[np.bool_] = shares | (results["kind"] == Kind.OVERWRITTEN)
+    return found
+
+
 def _results(
-    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags, elsewhere: Flags
+    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags, elsewhere: Flags, undeclared: Flags
 ) -> tuple[ResultPairs, npt.NDArray[np.bool_]]:
     """Compare the results and written arguments of each pair; also whether their forms differ."""
-    rows = [_judged_rows(v, calls, counterparts, elsewhere) for v, calls in ((a, ours), (b, theirs))]
+    rows = [_judged_rows(v, calls, counterparts, elsewhere, undeclared) for v, calls in ((a, ours), (b, theirs))]
     n = [np.bincount(pair, minlength=len(ours)) for pair, _ in rows]
     other_form = n[0] != n[1]
     (pair, x), (_, y) = ((pair[~other_form[pair]], row[~other_form[pair]]) for pair, row in rows)
@@ -197,7 +224,9 @@ def _results(
     return ResultPairs(pair, x, y, known, differs, remaining, lost), other_form
 
 
-def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: Flags) -> tuple[Numbers, Numbers]:
+def _judged_rows(
+    values: Values, calls: Numbers, only_first: Flags, elsewhere: Flags, undeclared: Flags
+) -> tuple[Numbers, Numbers]:
     """Results and written arguments of calls whose values mean something: leaves belong to the inputs.
 
     Args:
@@ -205,6 +234,7 @@ def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: F
         calls: Numbers of calls.
         only_first: Calls of which only the first result counts: those after it are each operator's own.
         elsewhere: Calls whose partner ran on another kind of device, which may save other values for its backward.
+        undeclared: Calls whose partner did not write to the same memory.
 
     Returns:
         Position in `calls` of each, and its row.
@@ -215,8 +245,9 @@ def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: F
     rows = np.arange(int(n.sum())) - np.repeat(np.cumsum(n) - n, n) + np.repeat(starts, n)
     results = recording.results[rows]
     kept = (results["kind"] != Kind.LEAF) & ~(only_first[position] & (results["position"] > 0))
+    kept &= ~(undeclared[position] & (results["kind"] == Kind.OVERWRITTEN))
     contexts = recording.calls["context"][calls[position]]
-    returned = results["kind"] != Kind.WRITTEN
+    returned = (results["kind"] != Kind.WRITTEN) & (results["kind"] != Kind.OVERWRITTEN)
     for context in range(len(recording.contexts)):
         row = facts(recording.contexts[context].op)
         if row.uninitialised:

@@ -57,7 +57,8 @@ class Values:
         code = self._view_codes(is_view)
         self.moved = _sums(is_view & (code != 0), np.where(is_view, results["base"], rows)) > 0
         # A tensor that was written to in part has the digest of that part, and the rest of its base.
-        continues = is_view | ((results["kind"] == Kind.WRITTEN) & (results["base"] != NONE))
+        in_part = (results["kind"] == Kind.WRITTEN) | (results["kind"] == Kind.OVERWRITTEN)
+        continues = is_view | (in_part & (results["base"] != NONE))
         parts = np.where(is_view, code, mix(own))
         self.identity: Hashes = _sums(parts, np.where(continues, results["base"], rows))
 
