@@ -280,7 +280,6 @@ class CallRecorder:
             return row
         buffer = self._buffer
         assert buffer is not None
-        unseen = unseen or self._flow.is_overwritten(t)
         leaf = self._flow.leaf(t)
         found = self._digest(t)
         noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found))
@@ -343,7 +342,7 @@ class CallRecorder:
                     self._add_written(buffer, position, value, has_values=returns.has_values)
                 position += 1
         for written in self._undeclared.found(plan, args, kwargs, noted.watched):
-            base = self._flow.overwritten(written.tensor, buffer.n_results)
+            base = self._flow.written(written.tensor, buffer.n_results)
             form = buffer.form(written.memory)
             buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
         n_results = buffer.n_results - first_row
@@ -376,10 +375,13 @@ class CallRecorder:
                 buffer.add_result(Kind.VIEW, position, form, None, base)
             else:
                 found = self._digest(value) if has_values or returns.is_view else None
-                shared = NONE if returns.is_view else self._flow.shares(value, buffer.n_results, n_known)
-                row = buffer.add_result(Kind.RESULT, position, form, found, shared)
-                if shared == NONE:
-                    self._flow.made(value, row)
+                known = None if returns.is_view else self._flow.row_of(value)
+                row = known.row if isinstance(known, Leaf) else known
+                if row is None or row >= n_known:  # not in the memory of a tensor that was there before the call
+                    self._flow.made(value, buffer.add_result(Kind.RESULT, position, form, found))
+                else:
+                    self._flow.written(value, buffer.n_results)
+                    buffer.add_result(Kind.RESULT, position, form, found, row)
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
         if not isinstance(value, torch.Tensor):

@@ -45,16 +45,15 @@ class _Memory:
         version: Number of writes after the last recorded one.
         counts: torch has not counted the last recorded write yet: it does so after the call.
         last: Row from which, with its bases, all of the storage is known; None where only parts are.
-        overwritten: A call has written to it and does not declare that.
         rows: Rows of the tensors in it, by place.
     """
 
-    __slots__ = ("counts", "last", "overwritten", "rows", "version", "watch")
+    __slots__ = ("counts", "last", "rows", "version", "watch")
 
     def __init__(self, watch: StorageWatch, version: int) -> None:
         self.watch = watch
         self.version = version
-        self.counts = self.overwritten = False
+        self.counts = False
         self.last: int | Leaf | None = None
         self.rows: dict[tuple[Any, ...], int | Leaf] = {}
 
@@ -125,47 +124,7 @@ class DataFlow:
         rest = None if before is None else before.last
         # Where the rest is not known, its tensors are to become leaves.
         memory.last = None if rest is None else row
-        return _number(rest)
-
-    def overwritten(self, t: torch.Tensor, row: int) -> int:
-        """A call wrote to the storage of a tensor, which it does not declare and torch does not count.
-
-        Returns:
-            The row that the rest of the storage comes from; see `written`.
-        """
-        key = storage_key(t)
-        before = self._memories.get(key)
-        memory = self._memory(key, t)
-        memory.overwritten = True
-        if before is None or before.last is None:
-            return NONE
-        memory.counts = before.counts
-        memory.last = row
-        return _number(before.last)
-
-    def is_overwritten(self, t: torch.Tensor) -> bool:
-        """Whether a call has overwritten memory of a tensor's storage: what lies there is not the program's own."""
-        memory = self._memories.get(storage_key(t))
-        return memory is not None and memory.overwritten
-
-    def shares(self, t: torch.Tensor, row: int, known: int) -> int:
-        """A call made a tensor, which by its schema has memory of its own.
-
-        Args:
-            t: The tensor.
-            row: Its row, if it shares memory.
-            known: Rows below this one were there before the call.
-
-        Returns:
-            A row of the tensor that has lain on its memory since before the call; NONE as a rule.
-        """
-        memory = self._memories.get(storage_key(t))
-        if memory is None:
-            return NONE
-        found = next((n for n in map(_number, (memory.last, *memory.rows.values())) if NONE < n < known), NONE)
-        if found != NONE:
-            memory.rows[_place(t)] = row
-        return found
+        return NONE if rest is None else rest.row if isinstance(rest, Leaf) else rest
 
     def forget(self, t: torch.Tensor) -> None:
         """A call that is not recorded may have written to a tensor."""
@@ -173,9 +132,7 @@ class DataFlow:
 
     def _memory(self, key: int, t: torch.Tensor) -> _Memory:
         """What is known of a storage, afresh."""
-        before = self._memories.get(key)
         memory = self._memories[key] = _Memory(StorageWatch(t), _version(t))
-        memory.overwritten = before is not None and before.overwritten
         if len(self._memories) >= self._purge_at:
             self._purge()
         return memory
@@ -184,10 +141,6 @@ class DataFlow:
         self._memories = {key: memory for key, memory in self._memories.items() if not memory.watch.freed}
         # Twice what is alive: each storage is looked at a bounded number of times.
         self._purge_at = max(_PURGE_AT, 2 * len(self._memories))
-
-
-def _number(row: int | Leaf | None) -> int:
-    return NONE if row is None else row.row if isinstance(row, Leaf) else row
 
 
 def _version(t: torch.Tensor) -> int:

@@ -5,7 +5,8 @@ cause. So the memory of a call's arguments is digested before and after the call
 write to, and `GUARD_BYTES` on either side with it.
 
 The first calls of each signature are watched, and later ones ever more seldom; an operator that did it once is watched
-in each call. Only counts decide, so that two recordings of one program watch the same calls.
+in each call. After its first calls, an operator's calls are sampled, since to know a signature takes 1 µs. Only counts
+decide, so that two recordings of one program watch the same calls.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ __all__ = ["Overwritten", "UndeclaredWrites", "Watched"]
 _FIRST: Final = 2
 """Calls of one signature that are watched; later, those whose number is a power of `_RARER`."""
 _RARER: Final = 8
+_ALL: Final = 512
+"""Calls of an operator whose signatures are counted; later, those of one in 16."""
 _FREE: Final = 64
 """Calls of an operator that may be watched at once; later, at most one in `_SHARE` of its calls.
 
@@ -163,7 +166,9 @@ class UndeclaredWrites:
         counts = self._counts.get(plan.index)
         if counts is None:
             counts = self._counts[plan.index] = _Counts()
-        counts.n_calls += 1
+        n = counts.n_calls = counts.n_calls + 1
+        if n > _ALL and not _is_sampled(n) and not counts.always:
+            return False
         key = context_key(plan.index, _CPU, _ANYWHERE, args, kwargs)
         n = counts.signatures[key] = counts.signatures.get(key, 0) + 1
         if counts.always:
@@ -199,6 +204,11 @@ class UndeclaredWrites:
                     return
                 digest = _digest(t, begin, end, inside)
                 yield Watched(argument, (storage.data_ptr(), storage.nbytes()), begin, end, inside, digest)
+
+
+def _is_sampled(number: int) -> bool:
+    """One number in 16, without a period: a training step may have a multiple of 16 calls."""
+    return not number * 0x9E3779B97F4A7C15 & 0xF000000000000000
 
 
 def _parts(
