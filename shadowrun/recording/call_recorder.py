@@ -20,12 +20,13 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.torch_compiler import runs_generated_code
 from shadowrun.intercept.user_call import own_call
 from shadowrun.platforms.backends import FUNCTIONALIZING
+from shadowrun.recording.block_buffer import placement
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests import pack
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
 from shadowrun.replay.call import argument
-from shadowrun.torch_private import is_zero_tensor, schema_of
+from shadowrun.torch_private import is_distributed, is_zero_tensor, local_part, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -218,6 +219,30 @@ class CallRecorder:
                 self._skip(_RAISED, plan, args, kwargs, noted.leaves)
         self._after(noted, plan, args, kwargs, out)
         return out
+
+    def run_distributed(self, call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call with DTensors; the rows of their local tensors get mesh and placements."""
+        buffer = self._buffer
+        if not self.running or buffer is None:
+            return call()
+        buffer.n_holding += 1
+        try:
+            out = call()
+            with self.lock, suppress(Exception):
+                for t in _flat((*args, *kwargs.values(), out)):
+                    if isinstance(t, torch.Tensor) and is_distributed(type(t)):
+                        self._place(buffer, t, placement(t))
+        finally:
+            buffer.n_holding -= 1
+        return out
+
+    def _place(self, buffer: BlockBuffer, t: torch.Tensor, text: str) -> None:
+        local = local_part(t)
+        row = self._flow.row_of(local) if self.running and _has_memory(local) else None
+        number = row.row if isinstance(row, Leaf) else row
+        kind = None if number is None else buffer.place(number, local, text)
+        if kind is Kind.LEAF or isinstance(t, torch.nn.Parameter):
+            self._provenance.add_placement(t, text, self.attribution.modules())
 
     def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Noted | None:
         """Find the rows of the inputs; None for a call that is not recorded."""

@@ -127,6 +127,11 @@ class Form(NamedTuple):
     placement: str = ""
 
     @property
+    def of_values(self) -> tuple[str, tuple[int, ...], str]:
+        """What equal results have in common: strides are the device's."""
+        return self.dtype, self.shape, self.placement
+
+    @property
     def n_elements(self) -> int:
         """Number of elements."""
         n = 1
@@ -159,7 +164,8 @@ class Process:
         argv: The program and its arguments.
         fingerprint: Hardware, libraries and settings; see `platforms.fingerprint`.
         provenance: Digests by name: ``script``, ``versions``, ``generator:cpu``, ``input:0``, ``parameter:fc.weight``,
-            ``buffer:…``. Two recordings are comparable only where these are equal.
+            ``buffer:…``; ``placement:parameter:fc.weight``, mesh and placements of a DTensor. Two recordings are
+            comparable only where these are equal.
         options: `rows`, `capture`, `ops`, `modules`, `steps`, `kernels` of the recording.
         skipped: Calls that were not recorded, by reason.
         first_call: Number of its first call in the recording.

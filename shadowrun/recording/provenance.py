@@ -11,12 +11,13 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from shadowrun.platforms.fingerprint import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
     from torch import nn
 
     from shadowrun.platforms.device import Platform
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Provenance", "at_start", "generator_state"]
 
 _MAX_INPUTS: Final = 256
+_MAX_TEXT: Final = 500
 _SHOWN: Final = 16  # digits of a digest
 
 
@@ -92,6 +94,18 @@ class Provenance:
             self._more.update(value.encode())
             self.digests["input:more"] = self._more.hexdigest()[:_SHOWN]
         self.changed = True
+
+    def add_placement(self, t: torch.Tensor, text: str, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Note mesh and placements of a DTensor: by name of parameters, and those that there are of all others."""
+        name = self._name(t, modules) if isinstance(t, torch.nn.Parameter) else ""
+        key = f"placement:{name or 'input'}"
+        known = self.digests.get(key)
+        if name or known is None:
+            self.changed |= known != text
+            self.digests[key] = text
+        elif text not in known.split("; ") and len(known) < _MAX_TEXT:
+            self.digests[key] = "; ".join(sorted([*known.split("; "), text]))
+            self.changed = True
 
     def _name(self, t: torch.Tensor, modules: Iterable[tuple[str, nn.Module]]) -> str:
         """``parameter:`` or ``buffer:`` with the name, empty for any other tensor."""

@@ -42,7 +42,7 @@ class Outcome(StrEnum):
     ARGUMENTS = "arguments"
     """Inputs are equal, but arguments that are not tensors differ."""
     FORM = "form"
-    """Inputs are equal, results have another dtype or shape; on one kind of device, also other strides."""
+    """Inputs are equal, results have another dtype, shape or placement; on one kind of device, also other strides."""
     UNKNOWN = "not digested"
     """A result has no digest; or results differ, and an input has none."""
 
@@ -212,7 +212,8 @@ def _results(
     n = [np.bincount(pair, minlength=len(ours)) for pair, _ in rows]
     other_form = n[0] != n[1]
     (pair, x), (_, y) = ((pair[~other_form[pair]], row[~other_form[pair]]) for pair, row in rows)
-    other_form[pair[a.form[x] != b.form[y]]] = True
+    replaced = (a.placement[x] != b.placement[y]) & (a.placement[x] != 0) & (b.placement[y] != 0)
+    other_form[pair[(a.form[x] != b.form[y]) | replaced]] = True
     kept = ~other_form[pair]
     pair, x, y = pair[kept], x[kept], y[kept]
     views = (a.recording.results["kind"][x] == Kind.VIEW) | (b.recording.results["kind"][y] == Kind.VIEW)

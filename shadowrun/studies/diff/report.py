@@ -53,7 +53,7 @@ _MEANING: Final = {
     Outcome.KERNEL: "equal inputs, other results; another kernel, operator or device",
     Outcome.ALGORITHM: "equal inputs, other results, and no known difference of kernels",
     Outcome.ARGUMENTS: "equal inputs; arguments that are no tensors differ",
-    Outcome.FORM: "equal inputs; dtype, shape or strides of the result differ",
+    Outcome.FORM: "equal inputs; dtype, shape, strides or placement of the result differ",
     Outcome.UNKNOWN: "a result or an input has no digest",
 }
 
@@ -142,6 +142,9 @@ class _Report:
             rows.append(Fact("kernel", _two(*(k or "not recorded" for k in kernels))))
         if self._difference.outcome(pair) is Outcome.ARGUMENTS:
             rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
+        placements = [", ".join(_placements(r, c)) for r, c in self._calls(pair)]
+        if placements[0] != placements[1]:
+            rows.append(Fact("placement", _two(*(p or "none" for p in placements))))
         if self._difference.undeclared[pair]:
             rows.append(
                 Fact("memory", _two(*(", ".join(_effects(r, c)) or "as declared" for r, c in self._calls(pair))))
@@ -381,6 +384,13 @@ def _place(recording: Recording, call: int) -> tuple[str, str, str, str]:
 def _kernel(recording: Recording, call: int) -> str:
     number = int(recording.calls["kernel"][call])
     return recording.kernels[number] if number != NONE else ""
+
+
+def _placements(recording: Recording, call: int) -> Iterator[str]:
+    """Mesh and placements of what a call made."""
+    for row in recording.results_of(call):
+        if recording.results["kind"][row] != Kind.LEAF and (text := recording.form_of(row).placement):
+            yield text
 
 
 def _effects(recording: Recording, call: int) -> Iterator[str]:

@@ -36,6 +36,7 @@ class Values:
             only be compared with that of another such view.
         form: dtype and shape, as a number. Strides differ between devices and are no difference of values.
         layout: The same with strides.
+        placement: Mesh and placements of the local part of a DTensor, as a number; 0 for others.
         arguments: By context: arguments that are not tensors, without names of devices.
     """
 
@@ -47,6 +48,7 @@ class Values:
         self.arguments = _without_devices(recording)
         self.form = _numbers([(f.dtype, f.shape) for f in forms])[results["form"]]
         self.layout = _numbers([(f.dtype, f.shape, _strides(f)) for f in forms])[results["form"]]
+        self.placement = _numbers([f.placement for f in forms])[results["form"]]
         is_view = (results["kind"] == Kind.VIEW) & (results["base"] != NONE)
         self.source = _ends(np.where(is_view, results["base"], rows))
         has = results["n_rungs"] > 0
