@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
 
-__all__ = ["Overwritten", "UndeclaredWrites", "Watched"]
+__all__ = ["ALL", "Overwritten", "UndeclaredWrites", "Watched", "may_watch"]
 
 _FIRST: Final = 2
 """Calls of one signature that are watched; later, those whose number is a power of `_RARER`."""
 _RARER: Final = 8
-_ALL: Final = 512
-"""Calls of an operator whose signatures are counted; later, those of one in 16."""
+ALL: Final = 512
+"""Calls of an operator whose signatures are counted; later, those of one in 64."""
 _FREE: Final = 64
 """Calls of an operator that may be watched at once; later, at most one in `_SHARE` of its calls.
 
@@ -102,24 +102,37 @@ class _Counts:
 
 
 class UndeclaredWrites:
-    """Watches the memory of arguments in some calls. Not safe to use from several threads at once."""
+    """Watches the memory of arguments in some calls. Not safe to use from several threads at once.
+
+    Attributes:
+        samples: Later calls of an operator are sampled here; False where `native/record_call.c` does it.
+    """
 
     def __init__(self) -> None:
+        self.samples = True
         self._counts: dict[int, _Counts] = {}
         self._n_running = self._n_begun = 0
         self._others: dict[int, StorageWatch] = {}
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Watched]]:
+    def before(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, alone: bool = True
+    ) -> tuple[int, list[Watched]]:
         """A call begins; each is `ended` once.
+
+        Args:
+            plan: Its operator.
+            args: Its arguments.
+            kwargs: Likewise.
+            alone: No call runs that does not come here.
 
         Returns:
             What `found` wants.
         """
         watched: list[Watched] = []
         # Not beside a call of another thread, which may write to the same memory with every right.
-        if self._is_due(plan, args, kwargs) and not self._n_running:
+        if self._is_due(plan, args, kwargs) and alone and not self._n_running:
             # No memory for copies, say: what is not watched counts as unchanged.
             with suppress(RuntimeError, NotImplementedError, TypeError):
                 watched += self._watched(plan, args, kwargs)
@@ -161,13 +174,13 @@ class UndeclaredWrites:
     # -- which calls ---------------------------------------------------------------------------------
 
     def _is_due(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if plan.action is not Action.REPLAY and plan.action is not Action.RANDOM:
+        if not may_watch(plan):
             return False
         counts = self._counts.get(plan.index)
         if counts is None:
             counts = self._counts[plan.index] = _Counts()
         n = counts.n_calls = counts.n_calls + 1
-        if n > _ALL and not _is_sampled(n) and not counts.always:
+        if self.samples and n > ALL and not _is_sampled(n) and not counts.always:
             return False
         key = context_key(plan.index, _CPU, _ANYWHERE, args, kwargs)
         n = counts.signatures[key] = counts.signatures.get(key, 0) + 1
@@ -206,9 +219,14 @@ class UndeclaredWrites:
                 yield Watched(argument, (storage.data_ptr(), storage.nbytes()), begin, end, inside, digest)
 
 
+def may_watch(plan: OpPlan) -> bool:
+    """Whether calls of an operator may be watched: it computes values."""
+    return plan.action is Action.REPLAY or plan.action is Action.RANDOM
+
+
 def _is_sampled(number: int) -> bool:
-    """One number in 16, without a period: a training step may have a multiple of 16 calls."""
-    return not number * 0x9E3779B97F4A7C15 & 0xF000000000000000
+    """One number in 64, without a period: a training step may have a multiple of 64 calls."""
+    return not number * 0x9E3779B97F4A7C15 & 0xFC00000000000000
 
 
 def _parts(

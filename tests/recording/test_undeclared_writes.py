@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_shapes_that_change_for_ever_are_watched_at_a_bounded_rate(watch):
 def test_new_signatures_of_an_operator_with_many_calls_are_found(watch):
     shapes = [torch.empty(n) for n in range(1, 17)]
     assert watched(watch, ADD, 4000, lambda _: (torch.empty(99), 1))
-    numbers = watched(watch, ADD, 4000, lambda number: (shapes[number % 16], 1))
+    numbers = watched(watch, ADD, 16_000, lambda number: (shapes[number % 16], 1))
     assert {number % 16 for number in numbers} == set(range(16))
 
 
@@ -253,6 +254,45 @@ def test_each_call_of_the_operator_is_a_row(tmp_path):
     rows = np.flatnonzero(flawed.results["kind"] == Kind.OVERWRITTEN)
     # The first has centred it; the others subtract what rounding has left, if anything.
     assert 1 <= len(rows) <= 4
+
+
+@pytest.fixture
+def erfinv():
+    """Gives aten::erfinv another kernel on the CPU."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the kernel that is replaced
+        yield lambda kernel: library.impl("erfinv", kernel, "CPU")
+        library._destroy()
+
+
+@pytest.mark.parametrize("first", [undeclared_writes.ALL, -1])
+def test_on_the_cpu_too_a_result_on_known_memory_is_noted(tmp_path, erfinv, monkeypatch, first):
+    monkeypatch.setattr(undeclared_writes, "ALL", first)  # -1: each call goes by C
+    erfinv(lambda x: x.detach())
+    x = torch.rand(5)
+    with shadowrun.record(tmp_path / "a.shadowrec"):
+        for _ in range(3):
+            torch.erfinv(x + 1)
+    assert undeclared(read(tmp_path / "a.shadowrec")) == ["aten::erfinv"] * 3
+
+
+def test_on_the_cpu_too_a_write_is_noted_in_each_call(tmp_path, erfinv):
+    def kernel(x):
+        x.numpy()[0] += 1
+        return x * 2
+
+    erfinv(kernel)
+    x = torch.zeros(5)
+    with shadowrun.record(tmp_path / "a.shadowrec"):
+        for _ in range(undeclared_writes.ALL + 20):
+            torch.erfinv(x)
+    found = read(tmp_path / "a.shadowrec")
+    assert undeclared(found) == ["aten::erfinv"] * (undeclared_writes.ALL + 20)
+    # What a call reads is what the one before has left.
+    rows = np.flatnonzero(found.results["kind"] == Kind.OVERWRITTEN)
+    assert found.results["max"][rows].tolist() == list(range(1, undeclared_writes.ALL + 21))
+    assert found.inputs.tolist()[1:] == rows.tolist()[:-1]
 
 
 def test_threads_that_share_a_tensor_are_no_finding(tmp_path):
