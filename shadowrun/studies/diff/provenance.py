@@ -18,6 +18,7 @@ KINDS: Final = {
     "input": "inputs",
     "parameter": "parameters",
     "buffer": "buffers",
+    "placement": "placements of distributed tensors",
     "generator": "states of generators",
 }
 """Part of a name before its colon, to what it is of; other names (versions, arguments of the program) are facts."""
@@ -126,6 +127,9 @@ def _facts(first: Recording, second: Recording, a: dict[str, str], b: dict[str, 
         if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
             x, y = [v for v in x if v not in y], [v for v in y if v not in x]
         yield PlatformFact(name, _text(x), _text(y))
+    for name, text in a.items():
+        if _kind(name) == "placement" and b.get(name, text) != text:
+            yield PlatformFact(name, text, b[name])
     arguments = [" ".join(r.processes[0].argv) if r.processes else "" for r in (first, second)]
     if arguments[0] != arguments[1]:
         yield PlatformFact("command", *arguments)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.recording.model import NONE
+from shadowrun.recording.model import NONE, Kind
 from shadowrun.report.document import (
     Block,
     Column,
@@ -21,7 +21,7 @@ from shadowrun.report.document import (
     Span,
     Table,
 )
-from shadowrun.studies.diff.compare import ARISING, Outcome
+from shadowrun.studies.diff.compare import ARISING, Outcome, is_undeclared
 from shadowrun.studies.diff.rounding import Rounding
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _MEANING: Final = {
     Outcome.KERNEL: "equal inputs, other results; another kernel, operator or device",
     Outcome.ALGORITHM: "equal inputs, other results, and no known difference of kernels",
     Outcome.ARGUMENTS: "equal inputs; arguments that are no tensors differ",
-    Outcome.FORM: "equal inputs; dtype, shape or strides of the result differ",
+    Outcome.FORM: "equal inputs; dtype, shape, strides or placement of the result differ",
     Outcome.UNKNOWN: "a result or an input has no digest",
     Outcome.OTHER_CALLS: "inputs differ; calls that one recording lacks made them of equal inputs",
 }
@@ -158,6 +158,13 @@ class _Report:
             rows.append(Fact("kernel", _two(*(k or "not recorded" for k in kernels))))
         if self._difference.outcome(pair) is Outcome.ARGUMENTS:
             rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
+        placements = [", ".join(_placements(r, c)) for r, c in self._calls(pair)]
+        if placements[0] != placements[1]:
+            rows.append(Fact("placement", _two(*(p or "none" for p in placements))))
+        if self._difference.undeclared[pair]:
+            rows.append(
+                Fact("memory", _two(*(", ".join(_effects(r, c)) or "as declared" for r, c in self._calls(pair))))
+            )
         rows.append(Fact("distance", self._distance(pair)))
         if judged is not None:
             rows.append(Fact("rounding", f"{judged.rounding}: {judged.why}"))
@@ -173,6 +180,10 @@ class _Report:
         graph = self._graph(pair)
         if graph.rows:
             yield Section("What it reaches", (graph,), count=origin.n_reached)
+
+    def _calls(self, pair: int) -> tuple[tuple[Recording, int], tuple[Recording, int]]:
+        x, y = (int(c) for c in self._difference.alignment.pairs[pair])
+        return (self._a, x), (self._b, y)
 
     def _graph(self, origin: int) -> Table:
         """Calls that differ because the first divergence did, with the calls that their inputs come from."""
@@ -347,6 +358,7 @@ class _Report:
             "min_relative": _finite(judged.relative) if judged else None,
             "rounding": str(judged.rounding) if judged else None,
             "why": judged.why if judged else None,
+            "undeclared": [list(_effects(r, c)) for r, c in self._calls(pair)],
             "classes": {c: [m, n] for c, m, n in judged.classes} if judged else {},
             "parents": flow.parents_of(pair)[: self._limit],
             "origin": None if origin == NONE else int(self._difference.alignment.pairs[origin, 0]),
@@ -422,6 +434,23 @@ def _place(recording: Recording, call: int) -> tuple[str, str, str, str]:
 def _kernel(recording: Recording, call: int) -> str:
     number = int(recording.calls["kernel"][call])
     return recording.kernels[number] if number != NONE else ""
+
+
+def _placements(recording: Recording, call: int) -> Iterator[str]:
+    """Mesh and placements of what a call made."""
+    for row in recording.results_of(call):
+        if recording.results["kind"][row] != Kind.LEAF and (text := recording.form_of(row).placement):
+            yield text
+
+
+def _effects(recording: Recording, call: int) -> Iterator[str]:
+    """What a call does to memory and its schema does not declare."""
+    rows = recording.results_of(call)
+    for row in recording.results[rows.start : rows.stop][is_undeclared(recording.results[rows.start : rows.stop])]:
+        if row["kind"] == Kind.OVERWRITTEN:
+            yield f"undeclared write in tensor argument {row['position']}, or next to it"
+        else:
+            yield f"result {row['position']} lies in the memory of an earlier tensor, undeclared"
 
 
 def _two(first: str, second: str) -> str:
