@@ -24,7 +24,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
 from shadowrun.errors import ShadowrunError
-from shadowrun.report.sanitize import forgiving, one_line
+from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
     except ShadowrunError as error:
         with forgiving():
-            print(f"shadowrun: error: {one_line(str(error))} [docs/messages.md#{error.slug}]", file=sys.stderr)
+            print(f"shadowrun: error: {clip(str(error), MAX_WHOLE)} [docs/messages.md#{error.slug}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if argv is not None:  # called by a test or a program, which must not be ended

@@ -102,7 +102,7 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
     results = np.array([t.results[c] for t, c in zip(traces, calls, strict=True)])
     inputs = np.array([t.inputs[c] for t, c in zip(traces, calls, strict=True)])
     made = results.any(axis=0)
-    first, all_keys = traces[0], tuple(platforms[0].calls[0])
+    first, all_keys = traces[0], tuple(traces[0].recording.call_keys())
     with np.errstate(over="ignore"):
         both = mix(mix(inputs) + results)
     n_before, n_classes, n_both = (_n_distinct(column) for column in (inputs, results, both))

@@ -151,8 +151,10 @@ def _inputs_equal(
     n = [v.recording.calls["n_inputs"][calls] for v, calls in ((a, ours), (b, theirs))]
     same_number = n[0] == n[1]
     equal, known, same_strides = np.ones(len(ours), bool), same_number.copy(), same_number.copy()
+    has = np.flatnonzero(same_number)
     for k in range(int(n[0][same_number].max(initial=0))):
-        has = np.flatnonzero(same_number & (n[0] > k))
+        # Of those before: one call may have as many inputs as there are calls.
+        has = has[n[0][has] > k]
         x, y = (v.recording.inputs[v.recording.first_input[calls[has]] + k] for v, calls in ((a, ours), (b, theirs)))
         there = (x != NONE) & (y != NONE)
         x, y = x[there], y[there]
@@ -215,16 +217,22 @@ def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: F
     rows = np.arange(int(n.sum())) - np.repeat(np.cumsum(n) - n, n) + np.repeat(starts, n)
     results = recording.results[rows]
     kept = (results["kind"] != Kind.LEAF) & ~(only_first[position] & (results["position"] > 0))
-    contexts = recording.calls["context"][calls[position]]
+    # Contexts by what their operators leave open, of which there are few: a program may have thousands of contexts.
+    kinds: dict[tuple[Any, ...], int] = {}
+    kind_of = np.zeros(len(recording.contexts), np.int64)
+    for number, context in enumerate(recording.contexts):
+        row = facts(context.op)
+        positions = (*row.uninitialised_returns, *row.not_unique)
+        kind_of[number] = kinds.setdefault((row.uninitialised, positions, tuple(row.saved)), len(kinds))
+    kind = kind_of[recording.calls["context"][calls[position]]]
     returned = results["kind"] != Kind.WRITTEN
-    for context in range(len(recording.contexts)):
-        row = facts(recording.contexts[context].op)
-        if row.uninitialised:
-            kept &= contexts != context
-        elif row.uninitialised_returns or row.not_unique or row.saved:
-            of = (contexts == context) & returned
-            kept &= ~(of & np.isin(results["position"], [*row.uninitialised_returns, *row.not_unique]))
-            kept &= ~(of & elsewhere[position] & np.isin(results["position"], row.saved))
+    for (is_uninitialised, positions, saved), number in kinds.items():
+        if is_uninitialised:
+            kept &= kind != number
+        elif positions or saved:
+            of = (kind == number) & returned
+            kept &= ~(of & np.isin(results["position"], positions))
+            kept &= ~(of & elsewhere[position] & np.isin(results["position"], saved))
     return position[kept], rows[kept]
 
 
