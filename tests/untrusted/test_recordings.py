@@ -97,7 +97,7 @@ def whole(shift=0, forms=(FLOAT,), **columns):
 @pytest.mark.parametrize(
     "wrong",
     [
-        whole(forms=[Form("float64", (2, 2), (2, 1))]),
+        whole(forms=[Form("float64", (2, 2), (2, 1)), FLOAT]),
         whole(forms=[Form("float32", (3,), (1,))]),
         whole(forms=[Form("float32", (-1, -4), (1, 1))]),
         whole(forms=[Form("float32", (2**63 - 1, 2), (1, 1))]),
