@@ -54,6 +54,7 @@ _DTYPES: Final = ("float16", "float32", "float64")
 _MAX_BYTES: Final = 1 << 30
 _MAX_REPEATS: Final = 65_535
 """Results of one call in a recording."""
+_MAX_DIMENSIONS: Final = 64
 _MAX_STEP: Final = 2**31 - 2
 _ERRORS: Final = (
     *(ValueError, LookupError, TypeError, AttributeError, EOFError, OSError, lzma.LZMAError),
@@ -241,12 +242,15 @@ def _predictions(record: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...],
         dtype, shape = str(prediction["dtype"]), tuple(int(size) for size in prediction["shape"])
         if dtype not in _DTYPES:
             raise ValueError(f"a prediction of dtype {brief(dtype)}")
+        # Before any product: that of thousands of numbers of thousands of digits takes minutes.
+        if len(shape) > _MAX_DIMENSIONS or not all(0 <= size < 2**63 for size in shape):
+            raise ValueError(f"a prediction of shape {brief(shape[:_MAX_DIMENSIONS])}")
         data = base64.b64decode(prediction["bytes"], validate=True)
         n_repeats = shape[0] if several else 1
         if several or shape[:1] == (1,):
             shape = shape[1:]
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        if min(shape, default=1) < 0 or n_repeats > _MAX_REPEATS:
+        if n_repeats > _MAX_REPEATS:
             raise ValueError(f"{brief(n_repeats)} results of shape {brief(shape)}")
         if size * n_repeats != len(data) or not n_repeats:
             raise binascii.Error(
