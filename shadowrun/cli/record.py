@@ -179,5 +179,5 @@ def _closing_line(recording: RecordRun) -> str:
     skipped = f" ({n_skipped:,} not recorded)" if n_skipped else ""
     return (
         f"shadowrun: {recording.n_calls:,} calls{skipped}, {size:,} bytes in {path}; "
-        f"next: shadowrun diff {path.name} OTHER.shadowrec, or shadowrun classes *.shadowrec"
+        f"next: shadowrun diff {path} OTHER.shadowrec, or shadowrun classes {path.with_name('*.shadowrec')}"
     )

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
 import torch
 
 from shadowrun.comparison.output import distributed_rank, file_of_rank
-from shadowrun.comparison.running import Running, begin, end, prepare_process
+from shadowrun.comparison.running import Running, Startable, begin, end, prepare_process
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
 from shadowrun.errors import ShadowrunWarning, UsageError
@@ -32,14 +29,14 @@ from shadowrun.platforms.fingerprint import fingerprint
 from shadowrun.recording.block_buffer import BlockBuffer
 from shadowrun.recording.call_recorder import CallRecorder
 from shadowrun.recording.model import Process
-from shadowrun.recording.provenance import Provenance, at_start, generator_state
+from shadowrun.recording.provenance import Provenance, at_start
 from shadowrun.recording.recording_file import SUFFIX, Writer
 from shadowrun.schedule.selection import Selection, check_operators
 from shadowrun.store.lock import FileLock
 from shadowrun.torch_versions import warn_of_untested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from os import PathLike
     from types import TracebackType
 
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordRun", "record"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 _MAX_ROWS: Final = 1 << 20
 
 
@@ -61,7 +57,7 @@ class RecordOptions(TypedDict, total=False):
     rows: int
 
 
-class RecordRun:
+class RecordRun(Startable):
     """A recording, running or finished. Made by `record`.
 
     Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a stop: calls
@@ -71,6 +67,8 @@ class RecordRun:
         path: File that is written; known once it was started, since each rank of a distributed run has its own.
         platform: Spec of the platform that the program is run as; empty where it runs as it is.
     """
+
+    _made_by = "record"
 
     def __init__(self, path: Path, config: Config, rows: int) -> None:
         self.path = path
@@ -91,7 +89,7 @@ class RecordRun:
         self._pid = os.getpid()
         self._process = Process(self._wanted.name)
         self._fingerprints: dict[str, dict[str, Any]] = {}
-        self._generators: dict[str, str] = {}
+        self._start_digests: dict[str, str] = {}
         self._provenance = Provenance()
         self._recorder = CallRecorder(
             self._attribution, self._selection, self._provenance, self._rows, self._first_call_on
@@ -150,45 +148,10 @@ class RecordRun:
             self._finish()
         return self
 
-    def step(self) -> None:
-        """Mark the end of a training step.
-
-        In a program without this call, each step of its optimizer ends a step.
-        """
-        if not self._steps.marked:
-            self._marks_steps = True
-            self._steps.mark()
-        self._end_step()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def __call__(self, function: F) -> F:
-        """Decorate a function: each call is recorded, and is a step unless it calls `step` itself."""
-        if not callable(function):
-            raise TypeError(f"record(...) decorates functions, not {type(function).__name__}")
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-            raise TypeError("record(...) cannot decorate a coroutine or generator: use `with record(...)` inside it")
-
-        self._marks_steps = True
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if self._mode is not None:  # recursion: the outer call is recorded already
-                return function(*args, **kwargs)
-            with self:
-                result = function(*args, **kwargs)
-                if not self._steps.marked:
-                    self.step()
-                return result
-
-        wrapper.run = self  # type: ignore[attr-defined]
-        return wrapper  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         state = "running" if self._mode is not None else "stopped"
@@ -229,7 +192,7 @@ class RecordRun:
                 argv=(Path(sys.argv[0]).name, *sys.argv[1:]) if sys.argv else (),
                 options=self._printable(),
             )
-            self._generators = at_start()
+            self._start_digests = at_start()
             self._first_call_on(torch.device("cpu"))
             self._writer = Writer(claim.path, self._described(complete=False))
         except BaseException:
@@ -246,10 +209,8 @@ class RecordRun:
         return found | {name: value for name, value in own.items() if value}
 
     def _first_call_on(self, device: torch.device) -> None:
-        """Note a device and the state of its generator before the program's first call there."""
-        platform = resolve(str(device))
-        self._fingerprints[str(device)] = fingerprint(platform)
-        self._generators |= generator_state(platform)
+        """Note a device before the program's first call there."""
+        self._fingerprints[str(device)] = fingerprint(resolve(str(device)))
 
     def _before_block(self) -> None:
         if self._provenance.changed and self._writer is not None:
@@ -264,7 +225,7 @@ class RecordRun:
             self._process,
             complete=complete,
             fingerprint=facts | {"cpu_flag_list": instruction_sets()},
-            provenance=self._generators | self._provenance.digests,
+            provenance=self._start_digests | self._provenance.digests,
             skipped=dict(self._recorder.skipped),
         )
 

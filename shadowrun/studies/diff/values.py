@@ -73,14 +73,30 @@ class Values:
         forms = recording.results["form"][views]
         bases = recording.results["form"][recording.results["base"][views]]
         contiguous = np.array([_is_contiguous(f) for f in recording.forms], bool)
+        # A hostile file may name a shape whose product does not fit into int64.
         size = np.array([min(f.n_elements, 1 << 62) for f in recording.forms], np.int64)
         keeps = contiguous[forms] & contiguous[bases] & (size[forms] == size[bases])
         ops = _numbers([(c.op, a) for c, a in zip(recording.contexts, self.arguments, strict=True)])
         form = self.form[views].view(np.uint64)
         taken = ops[recording.calls["context"][self.call[views]]].view(np.uint64)
         with np.errstate(over="ignore"):
+            # The lowest bit is set, so that no code of a real view is 0, which stands for "the same elements".
             code[views] = np.where(keeps, np.uint64(0), mix(mix(taken) + form) | np.uint64(1))
         return code
+
+    def results_identity(self) -> Hashes:
+        """A number for the values of all that each call made, in their order; 0 if any has no digest: (n_calls,)."""
+        recording = self.recording
+        made = recording.results["kind"] != Kind.LEAF
+        first = recording.first_result[self.call]
+        # Leaves come first among the rows of a call: results count from the first that is none.
+        n_leaves = np.bincount(self.call[~made], minlength=len(recording.calls))[self.call]
+        place = (np.arange(len(made)) - first - n_leaves).astype(np.uint64)
+        found = np.zeros(len(recording.calls), np.uint64)
+        with np.errstate(over="ignore"):
+            np.add.at(found, self.call[made], mix(mix(place[made]) + self.identity[made]))
+        found[self.call[made & ~self.known]] = 0
+        return found
 
     def inputs_identity(self) -> Hashes:
         """A number for the values of all inputs of each call, in their order: (n_calls,)."""
@@ -127,6 +143,7 @@ def _sums(parts: npt.NDArray[Any], following: npt.NDArray[np.int64]) -> Hashes:
 
 def _numbers(values: list[Any]) -> npt.NDArray[np.int64]:
     """Hashes of Python's: equal values have equal numbers in both recordings of one process."""
+    # Salted anew in each process: no such number may be written to a file.
     return np.array([hash(value) for value in values], np.int64)
 
 
