@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Attribution, Origin
     from shadowrun.recording.block_buffer import BlockBuffer
+    from shadowrun.recording.captured_inputs import CapturedInputs, Taken
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.provenance import Provenance
     from shadowrun.schedule.selection import Selection
@@ -77,7 +78,7 @@ class _NewLeaf(NamedTuple):
 class _Noted:
     """A call that runs."""
 
-    __slots__ = ("device", "first", "inputs", "leaves", "origin")
+    __slots__ = ("device", "first", "inputs", "leaves", "origin", "taken")
 
     def __init__(self, origin: Origin, inputs: list[int | Leaf]) -> None:
         self.origin = origin
@@ -85,6 +86,7 @@ class _Noted:
         self.leaves: list[_NewLeaf] = []
         self.first: torch.Tensor | None = None
         self.device = "cpu"
+        self.taken: Taken | None = None
 
 
 class _State:
@@ -114,6 +116,7 @@ class CallRecorder:
         provenance: Gets the leaves.
         n_rows: See `rows=` of `shadowrun.record`.
         first_call_on: Called before the first call on each device, with its name.
+        captured: Keeps inputs of calls, where that is wanted.
 
     Attributes:
         plans: Plans by the id of their operator.
@@ -129,12 +132,14 @@ class CallRecorder:
         provenance: Provenance,
         n_rows: int,
         first_call_on: Callable[[torch.device], None],
+        captured: CapturedInputs,
     ) -> None:
         self.attribution = attribution
         self._selection = selection
         self._provenance = provenance
         self._n_rows = n_rows
         self._first_call_on = first_call_on
+        self._captured = captured
         self.plans: dict[int, OpPlan] = {}
         self.native_handler: Any = None
         self._state = _State()
@@ -153,6 +158,7 @@ class CallRecorder:
     def start(self, buffer: BlockBuffer) -> None:
         """Record into a buffer from here on."""
         self._buffer = buffer
+        self._captured.writer = buffer.writer
         # What the program did between two blocks was not observed.
         self._flow.clear()
         self._n_generated, self._state.unseen = 0, False
@@ -163,6 +169,8 @@ class CallRecorder:
     def _make_native_handler(self, buffer: BlockBuffer) -> Any:
         """What records plain calls on the CPU in C; None without the C extension."""
         if core is None or not reads_places or self.attribution.native_origins is None:
+            return None
+        if self._captured.takes_inputs:  # each call is looked at by Python before it runs
             return None
         columns = ("results", "rungs", "samples", "row_rungs")
         columns_of_results = {name: getattr(buffer, name) for name in columns}
@@ -358,6 +366,8 @@ class CallRecorder:
             if name not in outs:
                 self._note_inputs(noted, a)
         self._note_device(noted, kwargs)
+        if self._captured.takes_inputs:
+            noted.taken = self._captured.before(plan, origin, args, kwargs)
         return noted
 
     def _note_draw(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -447,6 +457,8 @@ class CallRecorder:
         context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
         self._state.has_recorded = True
         buffer.add_call(self._state.step, context, occurrence, n_results, inputs)
+        if noted.taken is not None:
+            self._captured.after(buffer.n_calls - 1, noted.taken)
         if buffer.is_to_be_looked_at:
             self._look()
 

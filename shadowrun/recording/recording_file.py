@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sqlite3
 import zlib
 from collections import Counter
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.validation import Columns
 
-__all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "read", "read_all"]
+__all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "open_checked", "read", "read_all"]
 
 SUFFIX: Final = ".shadowrec"
 APPLICATION_ID: Final = 0x73687263  # "shrc"
@@ -83,6 +84,7 @@ _MAX_RESULTS_PER_BLOCK: Final = 1 << 22  # a fused optimizer writes to thousands
 _MIN_UNPACKED_LIMIT: Final = 2**28
 _MAX_UNPACKED_RATIO: Final = 64
 """Bytes of unpacked columns for each byte of a block; a recording of nothing but views has 24."""
+_MAX_PENDING_BYTES: Final = 1 << 22
 _N_PACKED: Final = " + ".join(f"length({column})" for column in _BLOBS)
 _MAX_NAMED: Final = 8
 _MAX_ELEMENTS: Final = 2**63 - 1
@@ -128,9 +130,15 @@ class Writer:
     def __init__(self, path: Path, process: Process) -> None:
         self.path = path
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        self._n_pending_bytes = 0
         self._widths: list[int] = []
         _clear(path)
-        self._connect("rwc")
+        try:
+            # It may hold inputs and results of the program: for this user only.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError as error:
+            raise _unwritable(path, str(error.strerror)) from error
+        self._connect("rw")
         try:
             numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
             self._connection.executescript("begin;" + numbers + SCHEMA + "commit;")
@@ -172,12 +180,19 @@ class Writer:
         self._write(("insert into block values (null, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row))
 
     def content(self, digest: str, dtype: str, shape: Sequence[int], data: bytes) -> None:
-        """Keep the bytes of a tensor, once for each digest."""
-        self._write(("insert or ignore into content values (?, ?, ?, ?)", (digest, dtype, json.dumps(shape), data)))
+        """Keep the bytes of a tensor, once for each digest; they are written with the next block, or soon if large."""
+        row = (digest, dtype, json.dumps(shape), data)
+        self._pending.append(("insert or ignore into content values (?, ?, ?, ?)", row))
+        self._n_pending_bytes += len(data)
+        if self._n_pending_bytes > _MAX_PENDING_BYTES:
+            self._write()
 
     def captured(self, call: int, arguments: str) -> None:
-        """Keep the arguments of a call, as JSON that refers to contents by digest."""
-        self._write(("insert or replace into captured values (?, ?)", (call, arguments)))
+        """Keep the arguments of a call, as JSON that refers to contents by digest; it is written with the next block.
+
+        A process that is killed may leave it without its call.
+        """
+        self._pending.append(("insert or replace into captured values (?, ?)", (call, arguments)))
 
     def describe(self, process: Process) -> None:
         """Replace the description of the process."""
@@ -212,6 +227,7 @@ class Writer:
             raise
         self._connection.execute("commit")
         self._pending.clear()
+        self._n_pending_bytes = 0
 
 
 def in_memory(
@@ -241,14 +257,27 @@ def read(path: Path) -> Recording:
     Raises:
         DataFileError: The file is missing, not a recording, of a newer schema, or damaged.
     """
+    with contextlib.closing(open_checked(path)) as connection:
+        try:
+            return _read(connection, path.name)
+        except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
+            raise _damaged(path, error) from error
+
+
+def open_checked(path: Path) -> sqlite3.Connection:
+    """Open a recording to read, after its schema, its pages and the values of its columns were checked.
+
+    Raises:
+        DataFileError: The file is missing, not a recording, of a newer schema, or damaged.
+    """
     connection = _open(path)
     try:
-        with contextlib.closing(connection):
-            validation.check(connection, SCHEMA)
-            validation.check_values(connection, _COLUMNS)
-            return _read(connection, path.name)
-    except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
+        validation.check(connection, SCHEMA)
+        validation.check_values(connection, _COLUMNS)
+    except (sqlite3.Error, ValueError, UnicodeError) as error:
+        connection.close()
         raise _damaged(path, error) from error
+    return connection
 
 
 def read_all(paths: Sequence[Path], name: str = "") -> Recording:

@@ -118,12 +118,22 @@ class Difference:
         return int((self.outcomes == _CODE[outcome]).sum())
 
 
-def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
-    """Compare all pairs of two recordings."""
+def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = False) -> Difference:
+    """Compare all pairs of two recordings.
+
+    Args:
+        a: A recording.
+        b: Another.
+        alignment: Which calls correspond.
+        same_inputs: The calls of `b` got the inputs of `a`, whether they are recorded or not.
+    """
     ours, theirs = alignment.pairs.T
     counterparts = ~_same([_texts(v.recording, "op") for v in (a, b)], a, b, ours, theirs)
     elsewhere = counterparts | ~_same([_texts(v.recording, "device") for v in (a, b)], a, b, ours, theirs)
-    inputs_equal, inputs_known, same_strides = _inputs_equal(a, b, ours, theirs, counterparts)
+    if same_inputs:
+        inputs_equal = inputs_known = same_strides = np.ones(len(ours), bool)
+    else:
+        inputs_equal, inputs_known, same_strides = _inputs_equal(a, b, ours, theirs, counterparts)
     results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere)
     n = len(ours)
     equal, known = ~other_form, np.ones(n, bool)

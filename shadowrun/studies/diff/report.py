@@ -25,7 +25,7 @@ from shadowrun.studies.diff.compare import ARISING, Outcome
 from shadowrun.studies.diff.rounding import Rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shadowrun.recording.model import Recording
     from shadowrun.report.document import Cell
@@ -60,19 +60,21 @@ _MEANING: Final = {
 }
 
 
-def recordings_document(found: RecordingDiff, limit: int) -> Document:
+def recordings_document(found: RecordingDiff, limit: int, replays: Sequence[str] = ()) -> Document:
     """Report of two recordings.
 
     Args:
         found: What was found.
         limit: Rows of each table and list.
+        replays: Commands that judge the first divergence in full.
     """
-    return _Report(found, limit).document()
+    return _Report(found, limit, replays).document()
 
 
 class _Report:
-    def __init__(self, found: RecordingDiff, limit: int) -> None:
+    def __init__(self, found: RecordingDiff, limit: int, replays: Sequence[str]) -> None:
         self._found = found
+        self._replays = tuple(replays)
         self._limit = limit
         self._difference = found.difference
         self._a, self._b = found.difference.first.recording, found.difference.second.recording
@@ -166,6 +168,7 @@ class _Report:
         more = f" and {len(parents) - _MAX_PARENTS} more" if len(parents) > _MAX_PARENTS else ""
         rows.append(Fact("inputs from", (", ".join(texts) + more) or "what the program was given"))
         rows.append(Fact("reaches", f"{origin.n_reached:,} later calls, {origin.depth} deep"))
+        rows += [Fact("replay", command, "action", command=True) for command in self._replays]
         yield Facts(tuple(rows))
         graph = self._graph(pair)
         if graph.rows:
@@ -307,6 +310,7 @@ class _Report:
             "n_only_first": len(alignment.only_first),
             "n_only_second": len(alignment.only_second),
             "first_divergence": None if first is None else self._pair_data(first),
+            "replay": list(self._replays),
             "arising": [self._pair_data(o.pair) for o in found.flow.origins[: self._limit]],
             "reached": [self._pair_data(p) for p in self._reached()],
             "only_first": [_call_data(self._a, c) for c in alignment.only_first[: self._limit].tolist()],
