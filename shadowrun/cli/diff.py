@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import one_line
+from shadowrun.report.sanitize import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
     import argparse
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     document, failures = _diff(args, paths)
     options.print_report(document, args)
     for failure in failures:
-        print(f"shadowrun: FAILED: {one_line(failure)}", file=sys.stderr)
+        print(f"shadowrun: FAILED: {clip(failure, MAX_WHOLE)}", file=sys.stderr)
     return int(bool(failures))
 
 

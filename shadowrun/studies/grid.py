@@ -21,6 +21,7 @@ from shadowrun.platforms.cpu import missing_instructions
 from shadowrun.platforms.settings import PYTHON, environment
 from shadowrun.platforms.spec import parse
 from shadowrun.recording.recording_file import SUFFIX, read
+from shadowrun.report import save
 from shadowrun.report.document import Column, Document, Limits, Note, Records, Table
 
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ def _record_one(
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "shadowrun", "record", "--platform", str(spec), "-o", str(path), *arguments]
     began = time.perf_counter()
-    with log.open("wb") as output:
+    log.unlink(missing_ok=True)  # "x": a link of that name, in a folder from elsewhere, would be written through
+    with log.open("xb") as output:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, and the user's program
             command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
@@ -218,7 +220,7 @@ def _last_line(log: Path) -> str:
 
 def _write(folder: Path, cells: Sequence[Cell]) -> None:
     found = {"format": _FORMAT, "platforms": [dataclasses.asdict(cell) for cell in cells]}
-    (folder / FILE).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    save(json.dumps(found, indent=1), folder / FILE)
 
 
 def grid_document(cells: Sequence[Cell], folder: str) -> Document:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.errors import DataFileError
+from shadowrun.errors import DataFileError, brief
 from shadowrun.numerics.ladder import mantissa_of
 from shadowrun.recording.model import Key
 from shadowrun.recording.recording_file import read
@@ -47,6 +47,12 @@ __all__ = [
     "read_known",
     "write_known",
 ]
+
+_MAX_PATTERN: Final = 1000
+"""Characters of a pattern: the time to compile one may grow with the square of its length."""
+
+_MAX_FACT: Final = 300
+"""Characters of a fact that a pattern is written for: escaped, it is three times as long."""
 
 FACTS: Final = ("device", "vendor", "architecture", "cores", "torch", "cpu_capability")
 """Facts that a written class is for, as far as the recording has them."""
@@ -195,7 +201,7 @@ def classes_to_know(
             if (classes := classes_of([platform], output)) is not None:
                 value = classes.values[0]
                 outputs.append(KnownOutput(output, value.form.dtype, value.form.shape, value.ladder))
-        facts = {name: platform.facts[name] for name in FACTS if name in platform.facts}
+        facts = {name: platform.facts[name] for name in FACTS if 0 < len(platform.facts.get(name, "")) <= _MAX_FACT}
         # A name stands for itself, whatever `fnmatch` would read into its characters.
         patterns = {name: glob.escape(value) for name, value in facts.items()}
         name = " ".join(facts[n] for n in ("architecture", "cores", "torch") if n in facts) or platform.name
@@ -214,7 +220,7 @@ def read_known(path: Path) -> list[KnownClass]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         return [_class(entry) for entry in content.get("class", [])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise DataFileError(
             f"The known classes {str(path)!r} cannot be read: {what}. "
@@ -262,6 +268,8 @@ def _distance(platform: Platform, expected: KnownOutput) -> tuple[int, int, str]
     value, mantissa, name = classes.values[0], mantissa_of(expected.dtype), expected.output.name
     if (value.form.dtype, value.form.shape) != (expected.dtype, expected.shape):
         return mantissa + 1, mantissa, f"{name}: {value.form.dtype}{list(value.form.shape)}"
+    if len(value.ladder) != len(expected.ladder):  # a view in another dtype has the ladder of its base
+        return mantissa + 1, mantissa, name
     equal = np.flatnonzero(value.ladder == expected.ladder)
     return int(equal[0]) if equal.size else mantissa + 1, mantissa, name
 
@@ -275,6 +283,8 @@ def _class(entry: Mapping[str, Any]) -> KnownClass:
     if not outputs:
         raise ValueError(f"class {entry['name']!r} has no output")
     fingerprint = {str(name): _typed(pattern, str, name) for name, pattern in entry["fingerprint"].items()}
+    if any(len(pattern) > _MAX_PATTERN for pattern in fingerprint.values()):
+        raise ValueError(f"a pattern of a fingerprint has more than {_MAX_PATTERN} characters")
     date = _typed(entry["date"], dt.date, "date")
     return KnownClass(_typed(entry["name"], str, "name"), fingerprint, outputs, str(entry.get("reason", "")), date)
 
@@ -294,7 +304,7 @@ def _output(entry: Mapping[str, Any]) -> KnownOutput:
 
 def _typed(value: Any, kind: type, name: str) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{name} = {value!r}, where {kind.__name__} is expected")
+        raise TypeError(f"{name} = {brief(value)}, where {kind.__name__} is expected")
     return value
 
 

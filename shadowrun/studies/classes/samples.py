@@ -67,7 +67,9 @@ def difference(a: Value, b: Value) -> float:
     if unequal.any():
         return math.inf
     x, y = x[finite], y[finite]
-    if not x.size or not (distance := float(np.abs(x - y).max())):
+    with np.errstate(over="ignore"):
+        distance = float(np.abs(x - y).max(initial=0.0))
+    if not distance:
         return 0.0
     # Of the whole results, where that is known: samples may miss the greatest element.
     ranges = [abs(float(v.row[name])) for v in (a, b) for name in ("min", "max")]
@@ -139,6 +141,7 @@ def _canonical(value: Value) -> npt.NDArray[np.uint64]:
     return np.where(magnitude == 0, np.uint64(0), np.where(nan, infinity + np.uint64(1), value.bits))
 
 
+@np.errstate(invalid="ignore")  # numpy warns of signalling NaNs
 def _decoded(value: Value) -> npt.NDArray[np.float64] | None:
     bits, dtype = value.bits, value.form.dtype
     if dtype == "bfloat16":

@@ -30,6 +30,9 @@ _GENERATOR: Final = "generator"
 """Kinds of names in the provenance: what stands before the colon."""
 
 
+_Explained = tuple["tuple[Fact, ...]", "FlagClusters | None", "tuple[Point, ...]"]
+
+
 @dataclass(frozen=True, slots=True)
 class OfOutput:
     """One output, explained.
@@ -107,9 +110,10 @@ class Study:
             )
         n_common, n_any = common_keys(platforms)[0], common_keys(platforms)[1]
         changes = along_graph(platforms)
+        explained: dict[object, _Explained] = {}
         return cls(
             tuple(platforms),
-            tuple(_of_output(classes, platforms) for classes in every),
+            tuple(_of_output(classes, platforms, explained) for classes in every),
             tuple(changes),
             tuple(explain.claims(every, platforms, changes)),
             len(n_common),
@@ -154,7 +158,12 @@ class Study:
         return max(self.outputs, key=lambda o: o.classes.n_classes)
 
 
-def _of_output(classes: Classes, platforms: Sequence[Platform]) -> OfOutput:
+def _of_output(classes: Classes, platforms: Sequence[Platform], explained: dict[object, _Explained]) -> OfOutput:
+    # Facts and flags depend on nothing but who is in which class, and that is the same for most outputs.
+    key = tuple((m.platform, m.label) for m in classes.members)
+    if key not in explained:
+        facts = tuple(explain.deciding_facts(classes, platforms))
+        explained[key] = facts, explain.flag_clusters(classes, platforms), tuple(explain.curve(classes, platforms))
     pairs = [(a, b) for i, a in enumerate(classes.values) for b in classes.values[:i]]
     ulps = [u for u in (ulp_difference(a, b) for a, b in pairs) if u is not None]
     return OfOutput(
@@ -163,9 +172,7 @@ def _of_output(classes: Classes, platforms: Sequence[Platform]) -> OfOutput:
         max((difference(a, b) for a, b in pairs), default=0.0),
         max(ulps, default=0 if not pairs else None),
         all(are_complete(value) for value in classes.values),
-        tuple(explain.deciding_facts(classes, platforms)),
-        explain.flag_clusters(classes, platforms),
-        tuple(explain.curve(classes, platforms)),
+        *explained[key],
     )
 
 

@@ -180,8 +180,11 @@ def _inputs_equal(
     fills = np.array([_name(op) in _FILLS for op in _texts(a.recording, "op")], bool)[
         a.recording.calls["context"][ours]
     ]
+    left = np.flatnonzero(same_number)
     for k in range(int(n[0][same_number].max(initial=0))):
-        has = np.flatnonzero(same_number & (n[0] > k) & ~(fills & (k == 0)))
+        # Of those before: one call may have as many inputs as there are calls.
+        left = left[n[0][left] > k]
+        has = left[~fills[left]] if k == 0 else left
         x, y = (v.recording.inputs[v.recording.first_input[calls[has]] + k] for v, calls in ((a, ours), (b, theirs)))
         there = (x != NONE) & (y != NONE)
         x, y = x[there], y[there]
@@ -340,16 +343,22 @@ def _judged_rows(
     results = recording.results[rows]
     kept = (results["kind"] != Kind.LEAF) & ~(only_first[position] & (results["position"] > 0))
     kept &= ~(undeclared[position] & (results["kind"] == Kind.OVERWRITTEN))
-    contexts = recording.calls["context"][calls[position]]
+    # Contexts by what their operators leave open, of which there are few: a program may have thousands of contexts.
+    kinds: dict[tuple[Any, ...], int] = {}
+    kind_of = np.zeros(len(recording.contexts), np.int64)
+    for number, context in enumerate(recording.contexts):
+        row = facts(context.op)
+        positions = (*row.uninitialised_returns, *row.not_unique)
+        kind_of[number] = kinds.setdefault((row.uninitialised, positions, tuple(row.saved)), len(kinds))
+    kind = kind_of[recording.calls["context"][calls[position]]]
     returned = (results["kind"] != Kind.WRITTEN) & (results["kind"] != Kind.OVERWRITTEN)
-    for context in range(len(recording.contexts)):
-        row = facts(recording.contexts[context].op)
-        if row.uninitialised:
-            kept &= contexts != context
-        elif row.uninitialised_returns or row.not_unique or row.saved:
-            of = (contexts == context) & returned
-            kept &= ~(of & np.isin(results["position"], [*row.uninitialised_returns, *row.not_unique]))
-            kept &= ~(of & elsewhere[position] & np.isin(results["position"], row.saved))
+    for (is_uninitialised, positions, saved), number in kinds.items():
+        if is_uninitialised:
+            kept &= kind != number
+        elif positions or saved:
+            of = (kind == number) & returned
+            kept &= ~(of & np.isin(results["position"], positions))
+            kept &= ~(of & elsewhere[position] & np.isin(results["position"], saved))
     return position[kept], rows[kept]
 
 

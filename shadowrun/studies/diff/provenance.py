@@ -125,7 +125,9 @@ def _facts(first: Recording, second: Recording, a: dict[str, str], b: dict[str, 
         if x == y or name in _VOLATILE:
             continue
         if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
-            x, y = [v for v in x if v not in y], [v for v in y if v not in x]
+            # By their texts: entries may be lists, which have no hash, and there may be thousands.
+            known = [set(map(str, values)) for values in (x, y)]
+            x, y = [v for v in x if str(v) not in known[1]], [v for v in y if str(v) not in known[0]]
         yield PlatformFact(name, _text(x), _text(y))
     for name, text in a.items():
         if _kind(name) == "placement" and b.get(name, text) != text:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Values"]
 
 _ALWAYS: Final = ("cpu", "meta")
+_JSON_TEXT: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?', re.DOTALL)
+"""Also one that nothing closes: to look for its end from each quotation mark anew would take hours."""
 
 
 class Values:
@@ -165,5 +167,10 @@ def _is_contiguous(form: Form) -> bool:
 def _without_devices(recording: Recording) -> tuple[str, ...]:
     """Arguments of all contexts, in which each device is called the same: two platforms have two devices."""
     devices = {*_ALWAYS, *(c.device for c in recording.contexts if c.device)}
-    pattern = re.compile(f'"(?:{"|".join(map(re.escape, sorted(devices)))})(?::\\d+)?"')
-    return tuple(pattern.sub('"device"', c.arguments) for c in recording.contexts)
+
+    def called_the_same(text: re.Match[str]) -> str:
+        name, colon, index = text[1].partition(":")
+        return '"device"' if name in devices and (not colon or index.isdecimal()) else text[0]
+
+    # Names are looked up, not listed in a pattern, which would try each of them at each quotation mark.
+    return tuple(_JSON_TEXT.sub(called_the_same, c.arguments) for c in recording.contexts)
