@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
-    *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "classes"),
+    *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "replay", "classes"),
     *("coverage", "static", "sweep", "support", "slowdown", "determinism", "study", "platforms", "demo"),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""

@@ -1,11 +1,12 @@
 """Run a program and record digests of all results, to compare with a recording of another machine.
 
 The program runs once, unchanged, on its own devices, with its own arguments and exit status. Nothing is compared and no
-tensor is kept, only hashes, counts and 64 sampled elements of each result.
+tensor is kept, only hashes, counts and 64 sampled elements of each result; with --capture, inputs of calls too.
 
 Examples:
   shadowrun record -o a.shadowrec train.py --epochs 1
   shadowrun record --steps 0-2 -m package.train
+  shadowrun record --capture 100MB -o a.shadowrec train.py     (keep inputs, for shadowrun replay on another machine)
   shadowrun record --flaws matmul-in-tf32 -o flawed.shadowrec train.py sim     (a simulated device)
   shadowrun record --grid threads=1,2 --grid isa=default,avx2 --out grid train.py   (each platform in its own process)
 
@@ -47,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection_arguments(parser, "record")
     parser.add_argument(
         "--rows", type=int, default=0, metavar="N", help="also digest the first N rows of each result one by one"
+    )
+    parser.add_argument(
+        "--capture",
+        type=options.byte_count,
+        default=0,
+        metavar="SIZE",
+        help="keep the inputs of calls, such as 100MB in all, for `shadowrun replay` (default: none)",
     )
     grid = parser.add_argument_group("many platforms on one machine")
     grid.add_argument(
@@ -99,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
         modules=args.modules,
         ops=None if args.ops is None else options.operators(args.ops),
         rows=args.rows,
+        capture=args.capture,
     )
     process = os.getpid()
     with _platform(recording, args.platform):
@@ -152,7 +161,7 @@ def _forwarded(args: argparse.Namespace) -> list[str]:
     lists = {"flaws": args.flaws, "ops": args.ops, "modules": args.modules, "steps": args.steps}
     found += [f"--{name}={','.join(map(str, values))}" for name, values in lists.items() if values]
     found += [f"--preset={args.preset}"] if args.preset else []
-    found += [f"--rows={args.rows}"] if args.rows else []
+    found += [f"--{name}={n}" for name, n in (("rows", args.rows), ("capture", args.capture)) if n]
     return [*found, "-m", *args.module] if args.module else [*found, *args.script]
 
 
@@ -177,7 +186,9 @@ def _closing_line(recording: RecordRun) -> str:
     size = path.stat().st_size if path.exists() else 0
     n_skipped = sum(recording.skipped.values())
     skipped = f" ({n_skipped:,} not recorded)" if n_skipped else ""
+    n_captured = recording.captured.n_calls
+    captured = f", inputs of {n_captured:,} ({recording.captured.n_bytes:,} bytes)" if n_captured else ""
     return (
-        f"shadowrun: {recording.n_calls:,} calls{skipped}, {size:,} bytes in {path}; "
-        f"next: shadowrun diff {path.name} OTHER.shadowrec, or shadowrun classes *.shadowrec"
+        f"shadowrun: {recording.n_calls:,} calls{skipped}{captured}, {size:,} bytes in {path}; "
+        f"next: shadowrun diff {path} OTHER.shadowrec, or shadowrun classes {path.with_name('*.shadowrec')}"
     )

@@ -84,6 +84,7 @@ READING = {
     "support --diff": ["support", "--diff", "a", "b"],
     "diff": ["diff", "c.shadowrec", "d.shadowrec"],
     "classes": ["classes", "c.shadowrec", "d.shadowrec"],
+    "replay": ["replay", "c.shadowrec", "--target", "cpu"],
     "platforms": ["platforms"],
     "platforms --flaws": ["platforms", "--flaws"],
 }

@@ -213,10 +213,16 @@ def letter(label: int) -> str:
 
 
 def common_keys(platforms: Sequence[Platform]) -> tuple[list[Key], int]:
-    """Keys that all platforms have, in the order of the first one, and the number of keys that any has."""
+    """Keys that all platforms have, in the order of the first one, and the number of keys that any has.
+
+    Where platforms call an operator a different number of times in a module, the k-th call of one is not the k-th of
+    another: none of these is common.
+    """
     every = [calls for platform in platforms for calls in platform.calls]
+    # Of a key, all but `occurrence`, its last.
+    n_calls = [Counter(key[:-1] for key in calls) for calls in every]
     # A set for the test, the first platform's dict for the order: a report must list calls as the program made them.
-    common = set(every[0]).intersection(*every[1:])
+    common = {key for key in set(every[0]).intersection(*every[1:]) if len({n[key[:-1]] for n in n_calls}) == 1}
     return [key for key in every[0] if key in common], len(set().union(*every))
 
 

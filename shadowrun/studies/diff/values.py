@@ -82,6 +82,20 @@ class Values:
             code[views] = np.where(keeps, np.uint64(0), mix(mix(taken) + form) | np.uint64(1))
         return code
 
+    def results_identity(self) -> Hashes:
+        """A number for the values of all that each call made, in their order; 0 if any has no digest: (n_calls,)."""
+        recording = self.recording
+        made = recording.results["kind"] != Kind.LEAF
+        first = recording.first_result[self.call]
+        # Leaves come first among the rows of a call: results count from the first that is none.
+        n_leaves = np.bincount(self.call[~made], minlength=len(recording.calls))[self.call]
+        place = (np.arange(len(made)) - first - n_leaves).astype(np.uint64)
+        found = np.zeros(len(recording.calls), np.uint64)
+        with np.errstate(over="ignore"):
+            np.add.at(found, self.call[made], mix(mix(place[made]) + self.identity[made]))
+        found[self.call[made & ~self.known]] = 0
+        return found
+
     def inputs_identity(self) -> Hashes:
         """A number for the values of all inputs of each call, in their order: (n_calls,)."""
         recording = self.recording
