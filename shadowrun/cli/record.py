@@ -7,6 +7,7 @@ Examples:
   shadowrun record -o a.shadowrec train.py --epochs 1
   shadowrun record --steps 0-2 -m package.train
   shadowrun record --flaws matmul-in-tf32 -o flawed.shadowrec train.py sim     (a simulated device)
+  shadowrun record --kernels -o a.shadowrec train.py                          (also the kernel of each call)
   shadowrun record --grid threads=1,2 --grid isa=default,avx2 --out grid train.py   (each platform in its own process)
 
 Exit status:
@@ -47,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection_arguments(parser, "record")
     parser.add_argument(
         "--rows", type=int, default=0, metavar="N", help="also digest the first N rows of each result one by one"
+    )
+    parser.add_argument(
+        "--kernels", action="store_true", help="also record which kernel ran for each call (some 100 µs more a call)"
     )
     grid = parser.add_argument_group("many platforms on one machine")
     grid.add_argument(
@@ -99,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         modules=args.modules,
         ops=None if args.ops is None else options.operators(args.ops),
         rows=args.rows,
+        kernels=args.kernels,
     )
     process = os.getpid()
     with _platform(recording, args.platform):
@@ -153,6 +158,7 @@ def _forwarded(args: argparse.Namespace) -> list[str]:
     found += [f"--{name}={','.join(map(str, values))}" for name, values in lists.items() if values]
     found += [f"--preset={args.preset}"] if args.preset else []
     found += [f"--rows={args.rows}"] if args.rows else []
+    found += ["--kernels"] if args.kernels else []
     return [*found, "-m", *args.module] if args.module else [*found, *args.script]
 
 

@@ -28,6 +28,7 @@ from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import fingerprint
 from shadowrun.recording.block_buffer import BlockBuffer
 from shadowrun.recording.call_recorder import CallRecorder
+from shadowrun.recording.kernels import KernelTracer
 from shadowrun.recording.model import Process
 from shadowrun.recording.provenance import Provenance, at_start, generator_state
 from shadowrun.recording.recording_file import SUFFIX, Writer
@@ -55,6 +56,7 @@ class RecordOptions(TypedDict, total=False):
     modules: str | Iterable[str] | None
     ops: str | Iterable[str] | None
     rows: int
+    kernels: bool
 
 
 class RecordRun(Startable):
@@ -70,12 +72,13 @@ class RecordRun(Startable):
 
     _made_by = "record"
 
-    def __init__(self, path: Path, config: Config, rows: int) -> None:
+    def __init__(self, path: Path, config: Config, rows: int, *, kernels: bool = False) -> None:
         self.path = path
         self.platform = ""
         self._wanted = path
         self._config = config
         self._rows = rows
+        self._kernels = kernels
         self._selection = Selection(config)
         self._attribution = Attribution()
         # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
@@ -92,7 +95,12 @@ class RecordRun(Startable):
         self._generators: dict[str, str] = {}
         self._provenance = Provenance()
         self._recorder = CallRecorder(
-            self._attribution, self._selection, self._provenance, self._rows, self._first_call_on
+            self._attribution,
+            self._selection,
+            self._provenance,
+            self._rows,
+            self._first_call_on,
+            KernelTracer() if self._kernels else None,
         )
         self._threads = Threads(self._recorder, self._attribution)
         self._steps = Steps(self._recorder, self._recorder, self._selection)
@@ -205,7 +213,7 @@ class RecordRun(Startable):
         names = ("steps", "modules", "ops")
         printed = self._config.printable()
         found = {name: printed[name] for name in names if printed[name] is not None}
-        own = {"rows": self._rows, "platform": self.platform}
+        own = {"rows": self._rows, "kernels": self._kernels, "platform": self.platform}
         return found | {name: value for name, value in own.items() if value}
 
     def _first_call_on(self, device: torch.device) -> None:
@@ -300,7 +308,9 @@ def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> Recor
     Args:
         file: File to write, ``a.shadowrec``. In a distributed run each rank writes its own, ``a.1.shadowrec``.
         **options: `steps`, `schedule`, `modules` and `ops` as in `compare`. `rows`: also keep a ladder for each of the
-            first so many indices of the leading dimension of each result, dimensions of size 1 left out.
+            first so many indices of the leading dimension of each result, dimensions of size 1 left out. `kernels`:
+            also keep the name of the kernel that ran for each call; a call then takes some 100 µs more, and on an
+            accelerator it is waited for.
 
     Returns:
         A context manager that is also a decorator and an object with start(), stop() and step(). The program runs
@@ -328,10 +338,13 @@ def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> Recor
     rows = given.pop("rows", 0)
     if isinstance(rows, bool) or not isinstance(rows, int) or not 0 <= rows <= _MAX_ROWS:
         raise UsageError(f"rows={rows!r}: use a whole number from 0 to {_MAX_ROWS}.", slug="bad-option")
+    kernels = given.pop("kernels", False)
+    if not isinstance(kernels, bool):
+        raise UsageError(f"kernels={kernels!r}: use True or False.", slug="bad-option")
     path = Path(file)
     if path.suffix != SUFFIX:
         raise UsageError(f"The recording {str(path)!r}: give it a name that ends in {SUFFIX}.", slug="bad-option")
     config = Config.make(**given, settings=False, known=False)
     check_operators(config.ops or ())
     warn_of_untested(stacklevel=2)
-    return RecordRun(path, config, rows)
+    return RecordRun(path, config, rows, kernels=kernels)

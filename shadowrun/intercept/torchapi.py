@@ -27,6 +27,7 @@ __all__ = [
     "Future",
     "HigherOrderOperator",
     "StorageWatch",
+    "VerboseLevels",
     "as_in_handler",
     "autograd_node",
     "autograd_node_number",
@@ -35,6 +36,7 @@ __all__ = [
     "has_autograd_kernel",
     "has_function_mode",
     "in_infra_mode",
+    "inner_operators",
     "is_undefined_error",
     "modes",
     "modes_aside",
@@ -119,6 +121,94 @@ profiling: Callable[[], bool] = optional(
 _have_recorded: Callable[[bool], None] = optional(
     "torch._C._autograd._enable_record_function", lambda _: None, "the program's own profiler counts replays"
 )
+
+# Seen on 2.11 to 2.15: the profiler of the time before Kineto. It belongs to the thread, and prints nothing.
+_WITHOUT_LEGACY = "kernels of a recording have no names of operators inside of a call"
+_start_legacy_profiler: Callable[[Any], None] | None = optional(
+    "torch._C._autograd._enable_profiler_legacy", None, _WITHOUT_LEGACY
+)
+_stop_legacy_profiler: Callable[[], Any] | None = optional(
+    "torch._C._autograd._disable_profiler_legacy", None, _WITHOUT_LEGACY
+)
+_legacy_kinds: Any = optional("torch._C._profiler", None, _WITHOUT_LEGACY)
+
+
+@functools.cache
+def _legacy_config() -> Any:
+    kinds = _legacy_kinds
+    return kinds.ProfilerConfig(kinds.ProfilerState.CPU, False, False, False, False, False, kinds._ExperimentalConfig())
+
+
+@contextlib.contextmanager
+def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]:
+    """Add the innermost operators that run on this thread meanwhile, in their order, without overload names.
+
+    Args:
+        found: Is added to.
+        skipped: Operators that do not count, nor hide the one that calls them.
+    """
+    if _start_legacy_profiler is None or _stop_legacy_profiler is None or _legacy_kinds is None:
+        yield
+        return
+    _start_legacy_profiler(_legacy_config())
+    try:
+        yield
+    finally:
+        events = [event for of_thread in _stop_legacy_profiler() for event in of_thread]
+    running: list[tuple[str, int]] = []
+    for event in events:
+        if event.kind() == "push":
+            running.append((event.name(), len(found)))
+        elif event.kind() == "pop" and running:
+            name, n_before = running.pop()
+            if len(found) == n_before and "::" in name and name not in skipped:
+                found.append(name)
+
+
+_verbose: Any = optional("torch._C._verbose", None, "kernels of oneDNN and MKL have no names in a recording")
+
+
+class VerboseLevels:
+    """Has oneDNN and MKL print what they run, for the time of a call.
+
+    Seen on 2.11 to 2.15. Neither library says which level it has, so that the program's own use of
+    `torch.backends.mkldnn.verbose` and `torch.backends.mkl.verbose` is noted, and restored after each call.
+    """
+
+    def __init__(self) -> None:
+        self._set: dict[str, Callable[[int], Any]] = {}
+        self._noted = {"mkldnn_set_verbose": 0, "mkl_set_verbose": 0}
+        for name in self._noted:
+            original = getattr(_verbose, name, None)
+            if original is not None:
+                self._set[name] = original
+                setattr(_verbose, name, functools.partial(self._note, name))
+
+    @property
+    def of_program(self) -> bool:
+        """Whether the program has them print."""
+        return any(self._noted.values())
+
+    def _note(self, name: str, level: int) -> Any:
+        self._noted[name] = level
+        return self._set[name](level)
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Have them print."""
+        for original in self._set.values():
+            original(1)
+        try:
+            yield
+        finally:
+            for name, original in self._set.items():
+                original(self._noted[name])
+
+    def close(self) -> None:
+        """Note no more."""
+        for name, original in self._set.items():
+            setattr(_verbose, name, original)
+
 
 _INFRA_KEYS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 _infra_mode = torch._C._get_dispatch_mode

@@ -61,6 +61,7 @@ class BlockBuffer:
         self._contexts: dict[tuple[Any, ...], int] = {}
         self._n_contexts = 0
         self._forms: dict[tuple[Any, ...], int] = {}
+        self._kernels: dict[str, int] = {}
         self._n_forms = 0
         self._flushed_at = time.monotonic()
         self._clear()
@@ -128,6 +129,16 @@ class BlockBuffer:
         self._forms[key] = number
         return number
 
+    def kernel(self, name: str) -> int:
+        """Number of a kernel's name; NONE for an empty one."""
+        if not name:
+            return NONE
+        number = self._kernels.get(name)
+        if number is None:
+            number = self._kernels[name] = len(self._kernels)
+            self.writer.kernel(number, name)
+        return number
+
     def add_result(self, kind: Kind, position: int, form: int, digest: Packed | None, base: int = NONE) -> int:
         """Add a tensor of the next call.
 
@@ -150,14 +161,16 @@ class BlockBuffer:
         self._n_block_results += 1
         return row_number
 
-    def add_call(self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int]) -> int:
+    def add_call(
+        self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int], kernel: int = NONE
+    ) -> int:
         """Add a call, after its results.
 
         Returns:
             Its number.
         """
         inputs = inputs[:_MAX_INPUTS]
-        self._calls += _CALL.pack(step, context, occurrence, NONE, n_results, len(inputs))
+        self._calls += _CALL.pack(step, context, occurrence, kernel, n_results, len(inputs))
         self._inputs += inputs
         number, self.n_calls = self.n_calls, self.n_calls + 1
         self._n_block_calls += 1

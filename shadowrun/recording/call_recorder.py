@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Attribution, Origin
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.kernels import KernelTracer
     from shadowrun.recording.provenance import Provenance
     from shadowrun.schedule.selection import Selection
 
@@ -93,6 +94,7 @@ class CallRecorder:
         provenance: Gets the leaves.
         n_rows: See `rows=` of `shadowrun.record`.
         first_call_on: Called before the first call on each device, with its name.
+        kernels: See `kernels=` of `shadowrun.record`.
 
     Attributes:
         plans: Plans by the id of their operator.
@@ -111,8 +113,10 @@ class CallRecorder:
         provenance: Provenance,
         n_rows: int,
         first_call_on: Callable[[torch.device], None],
+        kernels: KernelTracer | None = None,
     ) -> None:
         self.attribution = attribution
+        self._kernels = kernels
         self._selection = selection
         self._provenance = provenance
         self._n_rows = n_rows
@@ -136,17 +140,23 @@ class CallRecorder:
         self._buffer = buffer
         # What the program did between two blocks was not observed.
         self._flow = DataFlow()
+        if self._kernels is not None:
+            self._kernels.start()
         self.running = True
 
     def stop(self) -> None:
         """Only run calls from here on."""
         self.running = False
         self._flow = DataFlow()
+        if self._kernels is not None:
+            self._kernels.stop()
 
     def forked(self) -> None:
         """In a forked child: the thread that held the lock may not exist."""
         self.lock = threading.RLock()
         self.running = False
+        if self._kernels is not None:
+            self._kernels.forked()
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -203,9 +213,12 @@ class CallRecorder:
         noted = self._before(plan, args, kwargs) if self.running else None
         if noted is None:
             return own_call(plan.run, args, kwargs)
-        done = False
+        done, kernels = False, self._kernels
         try:
-            out = own_call(plan.run, args, kwargs)
+            if kernels is None:
+                out = own_call(plan.run, args, kwargs)
+            else:
+                out = kernels.run(noted.device, plan.run, args, kwargs)
             done = True
         finally:
             if not done:  # what it has written to until then is not known
@@ -342,7 +355,8 @@ class CallRecorder:
         self._occurrences[key] = occurrence + 1
         context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
         self.recorded_in_step = True
-        buffer.add_call(self._step, context, occurrence, n_results, inputs)
+        kernel = NONE if self._kernels is None else buffer.kernel(self._kernels.name)
+        buffer.add_call(self._step, context, occurrence, n_results, inputs, kernel)
 
     def _add_result(
         self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, *, has_values: bool
