@@ -150,7 +150,11 @@ def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]
     if _start_legacy_profiler is None or _stop_legacy_profiler is None or _legacy_kinds is None:
         yield
         return
-    _start_legacy_profiler(_legacy_config())
+    try:
+        _start_legacy_profiler(_legacy_config())
+    except (RuntimeError, TypeError):  # another profiler has this thread, or it is started in another way
+        yield
+        return
     try:
         yield
     finally:

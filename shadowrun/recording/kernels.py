@@ -154,15 +154,23 @@ def _on_accelerator(device: str, parts: list[str]) -> Iterator[None]:
     if activity is None or activity not in profiling.supported_activities():
         yield
         return
-    with _silent_kineto():
-        profiler = profiling.profile(activities=[activity])
-        profiler.start()
+    profiler = profiling.profile(activities=[activity])
+    try:
+        with _silent_kineto():
+            profiler.start()
+    except Exception:  # another profiler has the device, say: the kernel stays unknown
+        yield
+        return
     try:
         yield
-        torch.accelerator.synchronize()
     finally:
-        profiler.stop()
-    parts += accelerator_parts(device, (event.name for event in profiler.events() if event.device_type.name != "CPU"))
+        # A kernel that failed is reported to the program by its own next call.
+        with contextlib.suppress(Exception):
+            torch.accelerator.synchronize()
+        with contextlib.suppress(Exception):
+            profiler.stop()
+            ran = [event.name for event in profiler.events() if event.device_type.name != "CPU"]
+            parts += accelerator_parts(device, ran)
 
 
 def accelerator_parts(device: str, names: Iterable[str]) -> list[str]:

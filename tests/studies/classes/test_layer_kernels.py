@@ -45,7 +45,7 @@ def platform(name, value, kernel):
 @pytest.fixture
 def platforms():
     rows = [("a", 1, DIRECT), ("b", 2, WINOGRAD), ("c", 1, DIRECT), ("d", 3, GEMM), ("e", 4, "")]
-    return platforms_of([platform(*row) for row in rows])
+    return platforms_of([platform(*row) for row in rows], "abcde")
 
 
 def test_layers_that_multiply_are_listed_once_for_all_steps(platforms):
