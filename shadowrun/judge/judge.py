@@ -398,6 +398,8 @@ class _Judgement:
             result_diff.truth = oracle.truths[result_diff.position]
             if result_diff.truth is None or result_diff.truth.value.size != result_diff.actual.numel():
                 raise NoOracle("no float64 oracle: it returned another number of elements")  # noqa: TRY301
+            if result_diff.classes.any():
+                oracle.note_open_classes(result_diff.position)
             # Without perturbed runs every unit is smaller: what passes now passes anyway, for one run of the oracle.
             verdict = self._against_oracle(result_diff, d, oracle, 0)
             if verdict.status is not Status.MATCH:

@@ -127,6 +127,23 @@ class Oracle:
             np.maximum(truth.spread, _GREATEST_OF_MANY * deviation * np.sqrt(squared), out=truth.spread)
         return True
 
+    def note_open_classes(self, position: int) -> None:
+        """Mark the elements of a sum whose terms overflow in one order and not in another.
+
+        `Truth.flips` gets those whose terms exceed the greatest number of the accumulator, taken by magnitude: a right
+        kernel may return infinity there, or NaN for two partial sums of opposite sign, and another the finite sum.
+        """
+        truth, expected = self.truths[position], self._case.expected[position]
+        if not self._case.facts.n_factors or truth is None or not isinstance(expected, torch.Tensor):
+            return
+        # Kernels add up 16-bit terms in float32.
+        dtype = _REAL.get(expected.dtype, expected.dtype)
+        largest = FORMATS[dtype if dtype is torch.float64 else torch.float32].largest
+        size = self.on_changed_inputs(torch.abs)[position]
+        if isinstance(size, torch.Tensor) and (found := np.abs(_array(size))).size == truth.flips.size:
+            # A factor `beta` below 0 makes a difference of two infinite sizes: NaN is beyond the largest too.
+            np.logical_or(truth.flips, ~(found < largest), out=truth.flips)
+
     def on_changed_inputs(
         self,
         change: Callable[[torch.Tensor], torch.Tensor],
