@@ -24,8 +24,8 @@ class CStdout:
 
     def __init__(self) -> None:
         # `PyDLL` keeps the interpreter's lock: no other thread sees the half of an exchange.
-        libc: Any = ctypes.PyDLL(None)
-        if not sys.platform.startswith("linux") or not hasattr(libc, "gnu_get_libc_version"):
+        libc: Any = ctypes.PyDLL(None) if sys.platform == "linux" else None
+        if not hasattr(libc, "gnu_get_libc_version"):
             raise OSError("only in glibc may `stdout` be another stream")
         libc.open_memstream.restype = ctypes.c_void_p
         libc.fseeko.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)

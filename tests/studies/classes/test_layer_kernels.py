@@ -110,3 +110,6 @@ def test_two_libraries_are_two_groups_and_diff_says_kernel(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)["first_divergence"]
     assert found["outcome"] == "kernel"
     assert found["second"]["kernel"].startswith("aten::_slow_conv2d_forward")
+    assert main(["diff", *files]) == 0
+    assert re.search(r"^ +path +(direct|GEMM) in the first, GEMM in the second$|^ +path +GEMM$",
+                     capsys.readouterr().out, re.MULTILINE)  # fmt: skip
