@@ -130,13 +130,14 @@ _start_legacy_profiler: Callable[[Any], None] | None = optional(
 _stop_legacy_profiler: Callable[[], Any] | None = optional(
     "torch._C._autograd._disable_profiler_legacy", None, _WITHOUT_LEGACY
 )
-_legacy_kinds: Any = optional("torch._C._profiler", None, _WITHOUT_LEGACY)
+_ProfilerConfig: Any = optional("torch._C._profiler.ProfilerConfig", None, _WITHOUT_LEGACY)
+_ProfilerState: Any = optional("torch._C._profiler.ProfilerState", None, _WITHOUT_LEGACY)
+_ExperimentalConfig: Any = optional("torch._C._profiler._ExperimentalConfig", None, _WITHOUT_LEGACY)
 
 
 @functools.cache
 def _legacy_config() -> Any:
-    kinds = _legacy_kinds
-    return kinds.ProfilerConfig(kinds.ProfilerState.CPU, False, False, False, False, False, kinds._ExperimentalConfig())
+    return _ProfilerConfig(_ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig())
 
 
 @contextlib.contextmanager
@@ -147,12 +148,12 @@ def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]
         found: Is added to.
         skipped: Operators that do not count, nor hide the one that calls them.
     """
-    if _start_legacy_profiler is None or _stop_legacy_profiler is None or _legacy_kinds is None:
+    if _start_legacy_profiler is None or _stop_legacy_profiler is None:
         yield
         return
     try:
         _start_legacy_profiler(_legacy_config())
-    except (RuntimeError, TypeError):  # another profiler has this thread, or it is started in another way
+    except (RuntimeError, TypeError, AttributeError):  # another profiler has this thread, or it is started otherwise
         yield
         return
     try:
@@ -169,7 +170,11 @@ def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]
                 found.append(name)
 
 
-_verbose: Any = optional("torch._C._verbose", None, "kernels of oneDNN and MKL have no names in a recording")
+_WITHOUT_VERBOSE = "kernels of a recording have no names of oneDNN's and MKL's"
+_set_onednn_verbose: Callable[[int], Any] | None = optional(
+    "torch._C._verbose.mkldnn_set_verbose", None, _WITHOUT_VERBOSE
+)
+_set_mkl_verbose: Callable[[int], Any] | None = optional("torch._C._verbose.mkl_set_verbose", None, _WITHOUT_VERBOSE)
 
 
 class VerboseLevels:
@@ -180,13 +185,11 @@ class VerboseLevels:
     """
 
     def __init__(self) -> None:
-        self._set: dict[str, Callable[[int], Any]] = {}
-        self._noted = {"mkldnn_set_verbose": 0, "mkl_set_verbose": 0}
-        for name in self._noted:
-            original = getattr(_verbose, name, None)
-            if original is not None:
-                self._set[name] = original
-                setattr(_verbose, name, functools.partial(self._note, name))
+        both = {"mkldnn_set_verbose": _set_onednn_verbose, "mkl_set_verbose": _set_mkl_verbose}
+        self._set = {name: original for name, original in both.items() if original is not None}
+        self._noted = dict.fromkeys(self._set, 0)
+        for name in self._set:
+            setattr(torch._C._verbose, name, functools.partial(self._note, name))
 
     @property
     def of_program(self) -> bool:
@@ -211,7 +214,7 @@ class VerboseLevels:
     def close(self) -> None:
         """Note no more."""
         for name, original in self._set.items():
-            setattr(_verbose, name, original)
+            setattr(torch._C._verbose, name, original)
 
 
 _INFRA_KEYS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
