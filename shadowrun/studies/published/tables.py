@@ -331,9 +331,9 @@ TABLES: Final[dict[str, tuple[str, str, Callable[[RecordedStudy], Made]]]] = {
     "resnet18": (
         "resnet18: classes along the net on many virtual platforms",
         (
-            "Measured earlier for this project on an Intel Xeon with AVX-512: other 49 virtual "
-            "platforms gave 20 classes. Bits: least remaining precision of any two platforms. paths: how many "
-            "platforms ran a kernel of that kind."
+            "Measured earlier for this project on an Intel Xeon with AVX-512: 49 other virtual platforms gave 20 "
+            "classes. Bits: least remaining precision of any two platforms. paths: how many platforms ran a kernel "
+            "of that kind."
         ),
         _resnet18,
     ),
