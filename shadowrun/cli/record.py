@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows", type=int, default=0, metavar="N", help="also digest the first N rows of each result one by one"
     )
     parser.add_argument(
-        "--kernels", action="store_true", help="also record which kernel ran for each call (some 100 µs more a call)"
+        "--kernels", action="store_true", help="also record which kernel ran for each call (100 to 200 µs more a call)"
     )
     grid = parser.add_argument_group("many platforms on one machine")
     grid.add_argument(

@@ -232,7 +232,7 @@ class Comparison(Startable, Run):
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Held during a fork: no call is in progress, and no transaction is open."""
-        with self._replayer.between_calls(), self._data.at_rest():
+        with self._replayer.between_calls(), self._data.without_transaction():
             yield
 
     def _abandon(self) -> None:

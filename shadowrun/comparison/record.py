@@ -309,7 +309,7 @@ def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> Recor
         file: File to write, ``a.shadowrec``. In a distributed run each rank writes its own, ``a.1.shadowrec``.
         **options: `steps`, `schedule`, `modules` and `ops` as in `compare`. `rows`: also keep a ladder for each of the
             first so many indices of the leading dimension of each result, dimensions of size 1 left out. `kernels`:
-            also keep the name of the kernel that ran for each call; a call then takes some 100 µs more, and on an
+            also keep the name of the kernel that ran for each call; a call then takes 100 to 200 µs more, and on an
             accelerator it is waited for.
 
     Returns:

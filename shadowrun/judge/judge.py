@@ -329,6 +329,7 @@ class _Judgement:
     def _by_user(self, result_diff: ResultDiff, rtol: float, atol: float) -> Verdict:
         a, e = result_diff.differing_values(result_diff.actual), result_diff.differing_values(result_diff.expected)
         with np.errstate(all="ignore"):
+            # As `torch.testing.assert_close`: rtol is relative to the expected value.
             beyond = (np.abs(a - e) > atol + rtol * np.abs(e)) & ~result_diff.classes
         result_diff.bad = result_diff.where[beyond]
         evidence = f"{result_diff.bad.size} elements of {result_diff.name} beyond rtol {rtol:g}, atol {atol:g}"

@@ -87,6 +87,7 @@ class Oracle:
         self.roundoff = compute_roundoff(case)
         self._coarsest = max(self.roundoff, result_roundoff(case))
         self.n_perturbed_runs = 0
+        # Of its own and seeded: the program's stream stays, and the same call always has the same verdict.
         self._generator = np.random.default_rng(0x5EED)
         self._values = self._run(None)
         self.truths = tuple(_truth(v) for v in self._values)
@@ -286,6 +287,7 @@ def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None
     if t.layout != torch.strided:
         copied = t.detach().to(wide, copy=True)
         if change is not None:
+            # `values()` raises on a COO tensor that is not coalesced.
             copied = copied.coalesce() if copied.layout == torch.sparse_coo else copied
             values = copied.values()
             values.copy_(_changed(values.clone(), change))

@@ -17,8 +17,6 @@ from shadowrun.recording.kernel_paths import path_of
 from shadowrun.recording.kernels import KernelTracer, accelerator_parts
 from shadowrun.recording.recording_file import read
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 
 def c_stdout_or_reason():
     try:

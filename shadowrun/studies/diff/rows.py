@@ -71,6 +71,7 @@ def _compare(first: Recording, second: Recording, modules: Mapping[str, str], ru
     pairs = []
     for number, ((place, form, x), (other, other_form, y)) in enumerate(zip(a, b, strict=False)):
         if form == other_form:
+            # Integers have one rung: equal or not.
             remaining = remaining_precision(x, y) if len(x) > 1 else NONE
             pairs.append(RowPair(number, place, other, bool(x[0] == y[0]), remaining))
     return RowsFound(rule, tuple(pairs), len(a), len(b), min(len(a), len(b)) - len(pairs))

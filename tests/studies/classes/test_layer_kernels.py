@@ -22,8 +22,6 @@ from shadowrun.studies.classes.report import classes_document
 from shadowrun.studies.classes.study import Study
 from tests.studies.classes.conftest import recorded
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 DIRECT = "aten::mkldnn_convolution; onednn convolution jit:avx2"
 WINOGRAD = "aten::mkldnn_convolution; onednn convolution jit_wino:avx512_core"
 GEMM = "aten::_slow_conv2d_forward; mkl SGEMM CNR:OFF"
