@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.captured_inputs import CapturedInputs, Taken
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.kernels import KernelTracer
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.undeclared_writes import Watched
     from shadowrun.schedule.selection import Selection
@@ -123,6 +124,7 @@ class CallRecorder:
         n_rows: See `rows=` of `shadowrun.record`.
         first_call_on: Called before the first call on each device, with its name.
         captured: Keeps inputs of calls, where that is wanted.
+        kernels: See `kernels=` of `shadowrun.record`.
 
     Attributes:
         plans: Plans by the id of their operator.
@@ -139,8 +141,10 @@ class CallRecorder:
         n_rows: int,
         first_call_on: Callable[[torch.device], None],
         captured: CapturedInputs,
+        kernels: KernelTracer | None = None,
     ) -> None:
         self.attribution = attribution
+        self._kernels = kernels
         self._selection = selection
         self._provenance = provenance
         self._n_rows = n_rows
@@ -170,13 +174,16 @@ class CallRecorder:
         self._flow.clear()
         self._n_generated, self._state.unseen = 0, False
         self._generated.start()
+        if self._kernels is not None:
+            self._kernels.start()
         self.native_handler = self._make_native_handler(buffer)
         self._undeclared.samples = self.native_handler is None
         self._state.running = True
 
     def _make_native_handler(self, buffer: BlockBuffer) -> Any:
         """What records plain calls on the CPU in C; None without the C extension."""
-        if core is None or not reads_places or self.attribution.native_origins is None:
+        # Kernels are found out by Python.
+        if self._kernels is not None or core is None or not reads_places or self.attribution.native_origins is None:
             return None
         if self._captured.takes_inputs:  # each call is looked at by Python before it runs
             return None
@@ -254,6 +261,8 @@ class CallRecorder:
         if self._buffer is not None:
             self._buffer.native_rows = None
         self._flow.clear()
+        if self._kernels is not None:
+            self._kernels.stop()
 
     def forked(self) -> None:
         """In a forked child: the thread that held the lock may not exist."""
@@ -261,6 +270,8 @@ class CallRecorder:
         if self.native_handler is not None:
             self.native_handler.guard(self.lock.acquire, self.lock.release)
         self._state.running = False
+        if self._kernels is not None:
+            self._kernels.forked()
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -329,9 +340,12 @@ class CallRecorder:
         noted = self._before(plan, args, kwargs) if self.running else None
         if noted is None:
             return own_call(plan.run, args, kwargs)
-        done = False
+        done, kernels = False, self._kernels
         try:
-            out = own_call(plan.run, args, kwargs)
+            if kernels is None:
+                out = own_call(plan.run, args, kwargs)
+            else:
+                out = kernels.run(noted.device, plan.run, args, kwargs)
             done = True
         finally:
             with self.lock:
@@ -508,7 +522,8 @@ class CallRecorder:
         self._occurrences[key] = occurrence + 1
         context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
         self._state.has_recorded = True
-        buffer.add_call(self._state.step, context, occurrence, n_results, inputs)
+        kernel = NONE if self._kernels is None else buffer.kernel(self._kernels.name)
+        buffer.add_call(self._state.step, context, occurrence, n_results, inputs, kernel)
         if noted.taken is not None:
             self._captured.after(buffer.n_calls - 1, noted.taken)
         if buffer.is_to_be_looked_at:

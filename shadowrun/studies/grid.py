@@ -136,6 +136,8 @@ def record_grid(
                 progress(n_done, len(cells))
 
     _write(folder, cells)
+    if progress is not None:
+        progress(0, len(cells))
     pool = ThreadPoolExecutor(max(1, jobs))
     try:
         for future in [pool.submit(run, number) for number in range(len(cells))]:

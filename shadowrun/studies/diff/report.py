@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from shadowrun.recording.kernel_paths import path_of
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.report.document import (
     Block,
@@ -156,6 +157,8 @@ class _Report:
         kernels = [_kernel(r, c) for r, c in ((self._a, x), (self._b, y))]
         if any(kernels):
             rows.append(Fact("kernel", _two(*(k or "not recorded" for k in kernels))))
+        if any(paths := [path_of(k) for k in kernels]):
+            rows.append(Fact("path", _two(*(path or "not known" for path in paths))))
         if self._difference.outcome(pair) is Outcome.ARGUMENTS:
             rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
         placements = [", ".join(_placements(r, c)) for r, c in self._calls(pair)]
