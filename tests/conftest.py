@@ -65,9 +65,3 @@ def quick(scripts, monkeypatch):
     """Scripts are tried in forked processes."""
     monkeypatch.setattr(script, "run_script", lambda path, *_: scripts.run(path))
     return scripts
-
-
-@pytest.fixture
-def nothing_compiled(monkeypatch):
-    """As in a new process: another test's code of Inductor's makes a recording digest each input anew."""
-    monkeypatch.setattr("shadowrun.recording.call_recorder.runs_generated_code", lambda: False)

@@ -1,4 +1,4 @@
-"""The benchmarks run, and give a figure for every tool: a script that nobody runs rots."""
+"""The benchmarks run, and give a figure for every tool: a script that is not run rots."""
 
 import json
 import math

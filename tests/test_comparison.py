@@ -207,7 +207,7 @@ def test_tensors_of_the_program_die_when_they_would():
 
 
 def test_gradients_are_stolen_as_without_us():
-    """AccumulateGrad clones a gradient that somebody else still holds: then one more operator would run."""
+    """AccumulateGrad clones a gradient that has another reference: then one more operator would run."""
     conv = nn.Conv2d(3, 16, 3, padding=1)
     x = torch.randn(16, 3, 32, 32)
     for target in ("cpu", "cpu[mkldnn=off]"):
@@ -319,7 +319,7 @@ def test_odd_tensors_are_counted_and_break_nothing():
     assert run.counts()[Status.MISMATCH] == run.counts()[Status.ERROR] == 0
 
 
-def test_drift_is_recorded_beside_the_isolated_error():
+def test_drift_is_recorded_in_addition_to_the_isolated_error():
     torch.manual_seed(0)
     with shadowrun.compare("cpu[mkldnn=off]", ref="cpu", drift=True) as run:
         x = torch.randn(4, 8, 16, 16)

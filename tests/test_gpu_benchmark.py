@@ -1,4 +1,4 @@
-"""The benchmark for accelerators runs on the simulated one: a script that nobody runs rots."""
+"""The benchmark for accelerators runs on the simulated one: a script that is not run rots."""
 
 import json
 import subprocess

@@ -162,7 +162,7 @@ def test_tolerances_in_the_program_are_checked_as_well():
         Config.make(tolerance={"mm": {"rtol": 1.0}})
 
 
-def test_the_run_tells_its_tolerances_but_no_path(folder):
+def test_the_run_has_its_tolerances_but_no_path(folder):
     write(folder / "shadowrun.toml", '[tolerance]\n"mm" = {rtol = 1e-3, atol = 0}\n' + KNOWN)
     printed = Config.make().printable()
     assert printed["tolerance"] == ["mm * on *: rtol 0.001, atol 0 (shadowrun.toml)"]

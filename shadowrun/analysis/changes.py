@@ -33,6 +33,7 @@ class Change(StrEnum):
     GONE = "gone"
 
 
+# Without explanation and line: both change with the program, while the fault stays.
 class Signature(NamedTuple):
     """What a finding is found again by.
 
@@ -145,5 +146,6 @@ def _change(signature: Signature, before: Seen | None, after: Seen | None) -> Fi
         return FindingChange(signature, Change.NEW if before is None else Change.GONE, before, after)
     ranks, errors = zip(*(divmod(seen.severity, _RANK) for seen in (before, after)), strict=True)
     is_worse = ranks[1] > ranks[0] or (ranks[1] == ranks[0] and errors[1] > WORSE * errors[0])
+    # A fault that spreads to twice as many calls is worse, even if no error grew.
     is_worse |= after.share > WORSE * before.share
     return FindingChange(signature, Change.WORSE if is_worse else Change.SAME, before, after)

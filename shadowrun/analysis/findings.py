@@ -370,6 +370,7 @@ def _worst(rows: list[Row]) -> Row:
 def _severity(cause: Cause | None, worst: float) -> float:
     """Exceptional values and metadata rank first; causes outside of the target last."""
     if cause in _NOT_THE_TARGET:
+        # Beyond all other severities, which end at 6.1 million (`SEVERITY`, and 2 million below).
         return worst - 1e7
     return worst + (2e6 if cause in _FORM_CAUSES else 0.0)
 

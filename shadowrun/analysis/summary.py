@@ -167,6 +167,7 @@ def _summary(op: str, rows: list[Row], n_skipped: int, medians: tuple[float, flo
         causes[row.outcome.cause or ""] += row.group.n  # `unique` drops the empty one
         own += row.group.n if row.outcome.is_own_failure else 0
     groups = [row.group for row in rows]
+    # Of equals the earliest, as in `findings._worst`: table and findings must name one call.
     worst = max(groups, key=lambda g: (g.severity, -g.worst_seq))
     shapes = unique(row.context.shapes for row in rows)
     return OperatorSummary(

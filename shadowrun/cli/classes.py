@@ -106,6 +106,7 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.known and args.write_known:
         raise UsageError("--known checks and --write-known writes: use one of them.", slug="bad-option")
+    # Before anything is read: comparing many recordings takes minutes.
     for folder in filter(None, (args.plots, args.save)):
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+# Neither 0, by which a gate would pass on what was never compared, nor 1, which is a fault.
 _UNVERIFIED = 3
 """Exit status if a graph could not be verified."""
 

@@ -100,11 +100,13 @@ def run(args: argparse.Namespace) -> int:
     words = ["-m", *args.module] if args.module else args.script
     counts = args.threads or [DEFAULT_THREADS]
     with _folder(args.keep) as folder:
+        # Before the program runs in this process, which it may end.
         seen = _Seen(_recorded(words, folder, counts, args.runs, args.load))
     variants = Variants(args.runs, args.batch_slices, args.layouts)
     outcome = program.execute(variants)
     sys.stdout.flush()
     if outcome.interrupted:
+        # `main` then ends the command by the signal, as Ctrl-C ends any program.
         raise KeyboardInterrupt
     found = seen.found(" ".join(words), variants, args.load)
     options.print_report(determinism_document(found), args, always=True)

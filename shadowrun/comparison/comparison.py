@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import time
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from shadowrun.comparison.output import Output, run_info
-from shadowrun.comparison.running import Running, begin, end, prepare_process, running
+from shadowrun.comparison.running import Running, Startable, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
 from shadowrun.errors import ShadowrunWarning, UsageError
@@ -48,16 +45,17 @@ _SAMPLED = (
     "among them; their evidence says which."
 )
 
-F = TypeVar("F", bound=Callable[..., Any])
 _MAX_EXCEPTION_TEXT = 200
 
 
-class Comparison(Run):
+class Comparison(Startable, Run):
     """A comparison of two platforms, running or finished. Made by `compare`; holds what `Run` offers.
 
     Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a
     stop: records add up. It cannot be nested.
     """
+
+    _made_by = "compare"
 
     def __init__(self, config: Config, target: Platform, ref: Platform) -> None:
         self._config = config
@@ -135,16 +133,6 @@ class Comparison(Run):
                 self._budget.spend_on_step(began_ns, time.perf_counter_ns())
         return self
 
-    def step(self) -> None:
-        """Mark the end of a training step.
-
-        In a program without this call, each step of its optimizer ends a step.
-        """
-        if not self._steps.marked:
-            self._marks_steps = True
-            self._steps.mark()
-        self._end_step()
-
     def _end_step(self) -> None:
         steps = self._steps
         # Fast paths for unwatched steps: in a short step, each microsecond counts against the budget.
@@ -162,36 +150,11 @@ class Comparison(Run):
         """``sim against cpu``."""
         return f"{self._target} against {self._ref}"
 
-    def __enter__(self) -> Self:
-        return self.start()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._raised = "" if error is None else _describe(error)
         self.stop()
-
-    def __call__(self, function: F) -> F:
-        """Decorate a function: each call is compared, and is a step unless it calls `step` itself."""
-        if not callable(function):
-            raise TypeError(f"compare(...) decorates functions, not {type(function).__name__}")
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-            raise TypeError("compare(...) cannot decorate a coroutine or generator: use `with compare(...)` inside it")
-
-        self._marks_steps = True
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if self._mode is not None:  # recursion: the outer call compares already
-                return function(*args, **kwargs)
-            with self:
-                result = function(*args, **kwargs)
-                if not self._steps.marked:
-                    self.step()
-                return result
-
-        wrapper.run = self  # type: ignore[attr-defined]
-        return wrapper  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         state = "running" if self._mode is not None else "stopped"
@@ -269,7 +232,7 @@ class Comparison(Run):
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Held during a fork: no call is in progress, and no transaction is open."""
-        with self._replayer.between_calls(), self._data.at_rest():
+        with self._replayer.between_calls(), self._data.without_transaction():
             yield
 
     def _abandon(self) -> None:

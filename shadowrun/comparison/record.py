@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 
 import torch
 
 from shadowrun.comparison.output import distributed_rank, file_of_rank
-from shadowrun.comparison.running import Running, begin, end, prepare_process
+from shadowrun.comparison.running import Running, Startable, begin, end, prepare_process
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
 from shadowrun.errors import ShadowrunWarning, UsageError
@@ -39,7 +36,7 @@ from shadowrun.store.lock import FileLock
 from shadowrun.torch_versions import warn_of_untested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from os import PathLike
     from types import TracebackType
 
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordRun", "record"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 _MAX_ROWS: Final = 1 << 20
 
 
@@ -61,7 +57,7 @@ class RecordOptions(TypedDict, total=False):
     rows: int
 
 
-class RecordRun:
+class RecordRun(Startable):
     """A recording, running or finished. Made by `record`.
 
     Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a stop: calls
@@ -71,6 +67,8 @@ class RecordRun:
         path: File that is written; known once it was started, since each rank of a distributed run has its own.
         platform: Spec of the platform that the program is run as; empty where it runs as it is.
     """
+
+    _made_by = "record"
 
     def __init__(self, path: Path, config: Config, rows: int) -> None:
         self.path = path
@@ -150,45 +148,10 @@ class RecordRun:
             self._finish()
         return self
 
-    def step(self) -> None:
-        """Mark the end of a training step.
-
-        In a program without this call, each step of its optimizer ends a step.
-        """
-        if not self._steps.marked:
-            self._marks_steps = True
-            self._steps.mark()
-        self._end_step()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def __call__(self, function: F) -> F:
-        """Decorate a function: each call is recorded, and is a step unless it calls `step` itself."""
-        if not callable(function):
-            raise TypeError(f"record(...) decorates functions, not {type(function).__name__}")
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-            raise TypeError("record(...) cannot decorate a coroutine or generator: use `with record(...)` inside it")
-
-        self._marks_steps = True
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if self._mode is not None:  # recursion: the outer call is recorded already
-                return function(*args, **kwargs)
-            with self:
-                result = function(*args, **kwargs)
-                if not self._steps.marked:
-                    self.step()
-                return result
-
-        wrapper.run = self  # type: ignore[attr-defined]
-        return wrapper  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         state = "running" if self._mode is not None else "stopped"

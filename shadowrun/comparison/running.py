@@ -5,20 +5,88 @@ Neither can be nested in another, and a forked child abandons that of its parent
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from shadowrun.errors import NestingError
 from shadowrun.intercept import forks, torch_compiler
 from shadowrun.intercept.dispatch import ShadowMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from types import TracebackType
 
-__all__ = ["Running", "begin", "end", "prepare_process", "running"]
+    from shadowrun.comparison.steps import Steps
+
+__all__ = ["Running", "Startable", "begin", "end", "prepare_process", "running"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Startable:
+    """What a comparison and a recording have in common for a user: a context manager, a decorator, marks of steps.
+
+    A subclass has `start`, `stop` and `_end_step`.
+    """
+
+    _made_by: str  # "compare"
+    _mode: ShadowMode | None
+    _steps: Steps
+    _marks_steps: bool
+
+    def start(self) -> Self:
+        """Begin to intercept the operator calls of this thread."""
+        raise NotImplementedError
+
+    def _end_step(self) -> None:
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Mark the end of a training step.
+
+        In a program without this call, each step of its optimizer ends a step.
+        """
+        if not self._steps.marked:
+            self._marks_steps = True
+            self._steps.mark()
+        self._end_step()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        raise NotImplementedError
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: each call of it is intercepted, and is a step unless it calls `step` itself."""
+        made_by = self._made_by
+        if not callable(function):
+            raise TypeError(f"{made_by}(...) decorates functions, not {type(function).__name__}")
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(
+                f"{made_by}(...) cannot decorate a coroutine or generator: use `with {made_by}(...)` inside it"
+            )
+        self._marks_steps = True
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self._mode is not None:  # recursion: the outer call is intercepted already
+                return function(*args, **kwargs)
+            with self:
+                result = function(*args, **kwargs)
+                if not self._steps.marked:
+                    self.step()
+                return result
+
+        wrapper.run = self  # type: ignore[attr-defined]
+        return wrapper  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,16 +39,16 @@ class GraphCase:
     """One call of a region, as the search for the node at fault needs it.
 
     Attributes:
-        graph: The region's graph, or that with what was drawn as further inputs.
+        graph: The region's graph, or that with its random numbers as further inputs.
         snapshot: What it began with.
-        draws: What it drew.
+        random_results: Results of its random operators.
         verdict: On it.
         judged: Its results that differ.
     """
 
     graph: Graph
     snapshot: Snapshot
-    draws: RandomResults
+    random_results: RandomResults
     verdict: Verdict
     judged: tuple[JudgedResult, ...]
 
@@ -131,6 +131,7 @@ class CheckedBackend:
 
             return compile_later
 
+        # The third is for graphs without a backward, which AOTAutograd gives to a compiler of their own.
         return torchcompile.through_autograd(take("forward"), take("backward"), take("forward"))(module, inputs)
 
     def _whole_region(self, number: int, module: fx.GraphModule, inputs: list[Any]) -> tuple[Region, Any]:
@@ -150,13 +151,14 @@ class CheckedBackend:
         if code is None or (self._max_calls is not None and region.n_calls >= self._max_calls):
             return run(*args)
         with torchcompile.no_modes():
+            # Copies before the run: the graph's own operators may write to its inputs.
             together = DynamoGraphRun(region.graph.module, args)
         out = run(*args)
         region.n_calls += 1
         try:
             verdict, judged = together.judge(code)
             if verdict.status is Status.MISMATCH:
-                together, verdict, judged = self._with_draws_given(together, verdict, judged)
+                together, verdict, judged = self._whole_with_eager_random_numbers(together, verdict, judged)
         except EagerFailed as error:
             verdict, judged = Verdict(Status.UNVERIFIED, Cause.HARNESS, "does not run eagerly", error_text(error)), ()
         except Exception as error:
@@ -166,12 +168,12 @@ class CheckedBackend:
             region.worst = GraphCase(region.graph, together.snapshot, RandomResults(), verdict, judged)
         return out
 
-    def _with_draws_given(
+    def _whole_with_eager_random_numbers(
         self, together: DynamoGraphRun, verdict: Verdict, judged: tuple[JudgedResult, ...]
     ) -> tuple[DynamoGraphRun, Verdict, tuple[JudgedResult, ...]]:
-        """Judge a graph that draws once more, with what eager drew."""
+        """Judge a random graph once more, with eager's random numbers."""
         try:
-            given = together.with_given_draws()
+            given = together.with_eager_random_numbers()
             if given is None:
                 return together, verdict, judged
             with preserved_rng(), torchcompile.no_modes(), torch.set_grad_enabled(given.train):
@@ -181,10 +183,10 @@ class CheckedBackend:
                     code = self.compiler(given.module(), given.inputs())
                 verdict, judged = given.judge(code)
         except Exception as error:  # of a graph that shadowrun made
-            reason = f"with eager's draws it does not compile: {error_text(error)}"
+            reason = f"with eager's random numbers it does not compile: {error_text(error)}"
             return together, Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "its random numbers differ", reason), ()
         if verdict.status is Status.MATCH:
-            verdict = _OTHER_DRAWS
+            verdict = _OTHER_RANDOM_NUMBERS
         return given, verdict, judged
 
     def check(self, region: Region, args: list[Any]) -> Any:
@@ -207,20 +209,20 @@ class CheckedBackend:
         plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in given]
         snapshot = Snapshot.take(plain, region.graph.written)
         inputs = snapshot.fresh()
-        draws = RandomResults()
+        random_results = RandomResults()
         with torch.no_grad():
             before = rng_state()
-            out = _eager(region, given, draws)
+            out = _eager(region, given, random_results)
             after = rng_state()
         region.n_calls += 1
         names, expected = region.graph.names(), region.graph.values(out, given)
-        # Both runs draw from one state, and the program continues with the stream that eager left.
+        # Both runs begin with one state, and the program continues with the stream that eager left.
         set_rng_state(before)
         actual = self._compiled(region, inputs)
         if actual is None:
             region.failing = region.failing or snapshot
         else:
-            self._judge(region, snapshot, draws, names, actual, expected)
+            self._judge(region, snapshot, random_results, names, actual, expected)
         set_rng_state(after)
         # Eager's results: one wrong graph is not reported again by all graphs after it.
         return list(out)
@@ -254,20 +256,20 @@ class CheckedBackend:
         self,
         region: Region,
         snapshot: Snapshot,
-        draws: RandomResults,
+        random_results: RandomResults,
         names: tuple[str, ...],
         actual: tuple[Value, ...],
         expected: tuple[Value, ...],
     ) -> None:
-        verdict, judged = judge(names, actual, expected, region.graph.runs(snapshot, draws))
+        verdict, judged = judge(names, actual, expected, region.graph.runs(snapshot, random_results))
         if region.worst is None or _RANK[verdict.status] > _RANK[region.worst.verdict.status]:
-            case = GraphCase(region.graph, snapshot, draws, verdict, judged)
+            case = GraphCase(region.graph, snapshot, random_results, verdict, judged)
             if verdict.status is Status.MISMATCH and region.graph.is_random:
-                case = self._with_given_draws(case)
+                case = self._with_eager_random_numbers(case)
             region.worst = case
 
-    def _with_given_draws(self, case: GraphCase) -> GraphCase:
-        """Judge a region that draws once more, with what eager drew: a compiler may draw in another way."""
+    def _with_eager_random_numbers(self, case: GraphCase) -> GraphCase:
+        """Judge a random region once more, with eager's random numbers: a compiler may generate others."""
         values = eager_values(case.graph, case.snapshot)
         probe = with_random_inputs(case.graph, case.snapshot, values)
         verdict, judged = judge_probe(self.compiler, probe)
@@ -278,7 +280,7 @@ class CheckedBackend:
                 of_residuals, wrong = judge_probe(self.compiler, residuals)
                 if of_residuals.status is Status.MISMATCH:
                     return GraphCase(residuals.graph, residuals.snapshot, RandomResults(), of_residuals, wrong)
-            verdict = _OTHER_DRAWS
+            verdict = _OTHER_RANDOM_NUMBERS
         return GraphCase(probe.graph, probe.snapshot, RandomResults(), verdict, judged)
 
 
@@ -292,19 +294,22 @@ def compile_graph(compiler: Callable[..., Any], module: fx.GraphModule, inputs: 
 
 def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tuple[JudgedResult, ...]]:
     """Compile a probe and compare it with eager."""
-    draws = RandomResults()
-    _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
+    random_results = RandomResults()
+    _, expected = probe.graph.eager(probe.snapshot.fresh(), random_results)
     code = compile_graph(compiler, probe.graph.module, probe.snapshot.fresh())
+    # Fresh ones again: compiling may have run the graph, and written to the inputs that it was given.
     inputs = probe.snapshot.fresh()
     with torch.no_grad():
         actual = probe.graph.values(code(*inputs), inputs)
-    return judge(probe.origin, actual, expected, probe.graph.runs(probe.snapshot, draws))
+    return judge(probe.origin, actual, expected, probe.graph.runs(probe.snapshot, random_results))
 
 
-def _eager(region: Region, inputs: list[Any], draws: RandomResults) -> Any:
-    with RandomRecorder(draws):
+def _eager(region: Region, inputs: list[Any], random_results: RandomResults) -> Any:
+    with RandomRecorder(random_results):
         return fx.Interpreter(region.graph.module).run(*inputs, enable_io_processing=False)
 
 
-_OTHER_DRAWS = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "its random numbers differ", "right with eager's draws")
+_OTHER_RANDOM_NUMBERS = Verdict(
+    Status.UNVERIFIED, Cause.RANDOMNESS, "its random numbers differ", "right with eager's random numbers"
+)
 _RANK = {Status.MATCH: 0, Status.UNVERIFIED: 1, Status.MISMATCH: 2}

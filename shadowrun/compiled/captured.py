@@ -20,7 +20,7 @@ from shadowrun.compiled.inductor_rng import is_random_node
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.operators.case import exact_copy
 from shadowrun.replay.copies import move
-from shadowrun.store.captured_inputs import Unkeepable
+from shadowrun.store.captured_inputs import NotStorable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ class CapturedRegion:
         """As the arguments of a call, for `shadowrun.store.captured_inputs`.
 
         Raises:
-            Unkeepable: The graph has no text.
+            NotStorable: The graph has no text.
         """
         devices = [str(v.device) if isinstance(v, torch.Tensor) else "" for v in self.inputs]
         spec_text, graph = self.compile_spec.text(), graph_text.to_text(self.module)
@@ -122,14 +122,14 @@ def capture(
         is_plain: The graph is one of plain operators.
 
     Raises:
-        Unkeepable: It has results within results, or constants that are no tensors.
+        NotStorable: It has results within results, or constants that are no tensors.
     """
-    module, drawn = _random_as_inputs(graph, snapshot)
+    module, random_numbers = _random_as_inputs(graph, snapshot)
     module, constants = constants_as_inputs(module)
-    inputs = (*snapshot.inputs, *drawn, *constants)
+    inputs = (*snapshot.inputs, *random_numbers, *constants)
     odd = next((type(v).__name__ for v in inputs if not isinstance(v, (torch.Tensor, bool, int, float))), "")
     if odd:
-        raise Unkeepable(f"an input of type {odd}")
+        raise NotStorable(f"an input of type {odd}")
     # A size that is an input was a symbol; compiled with static sizes, it is another program.
     if any(type(v) is int for v in snapshot.inputs):  # sizes
         compile_spec = replace(compile_spec, dynamic=True)
@@ -140,7 +140,7 @@ def constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[An
     """A graph with its constants as further inputs, and these; its results are made one tuple of what nodes return.
 
     Raises:
-        Unkeepable: A constant is no tensor, or there are results within results.
+        NotStorable: A constant is no tensor, or there are results within results.
     """
     module = copy_graph(module)
     _one_tuple(module)
@@ -150,7 +150,7 @@ def constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[An
         for name in str(node.target).split("."):
             value = getattr(value, name)
         if not isinstance(value, torch.Tensor):
-            raise Unkeepable(f"its graph has a {type(value).__name__}")
+            raise NotStorable(f"its graph has a {type(value).__name__}")
         node.replace_all_uses_with(_new_input(module.graph, node.name.lstrip("_")))
         module.graph.erase_node(node)
         constants.append(exact_copy(value))
@@ -165,7 +165,7 @@ def _new_input(graph: fx.Graph, name: str) -> fx.Node:
         return graph.placeholder(name)
 
 
-class _Drawing(fx.Interpreter):
+class _ResultKeeper(fx.Interpreter):
     """Keeps what some nodes return, and nothing else."""
 
     def __init__(self, module: fx.GraphModule, wanted: set[fx.Node]) -> None:
@@ -181,29 +181,29 @@ class _Drawing(fx.Interpreter):
 
 
 def _random_as_inputs(graph: Graph, snapshot: Snapshot) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """The graph with what it draws as further inputs, and these."""
+    """The graph with its random numbers as further inputs, and these."""
     module = copy_graph(graph.module)
     # As inputs, the recorded numbers make the script independent of torch's generators.
-    drawing = [n for n in module.graph.nodes if is_random_node(n)]
-    if not drawing:
+    random_nodes = [n for n in module.graph.nodes if is_random_node(n)]
+    if not random_nodes:
         return module, []
     # Of a tuple, its members.
-    wanted = {*drawing, *(u for n in drawing for u in n.users if u.target is operator.getitem)}
-    run = _Drawing(module, wanted)
+    wanted = {*random_nodes, *(u for n in random_nodes for u in n.users if u.target is operator.getitem)}
+    run = _ResultKeeper(module, wanted)
     with torch.no_grad():
         run.run(*snapshot.fresh(), enable_io_processing=False)
-    drawn = []
+    random_numbers = []
     sources: set[fx.Node] = set()
-    for n in reversed(list(module.graph.nodes)):  # what a draw was made from may be needed no longer
+    for n in reversed(list(module.graph.nodes)):  # inputs of a random node may be needed no longer
         if n in wanted and isinstance(run.values[n], torch.Tensor) and n.users:
             n.replace_all_uses_with(_new_input(module.graph, f"drawn_{n.name.lstrip('_')}"))
-            drawn.append(run.values[n])
+            random_numbers.append(run.values[n])
         if (n in wanted or n in sources) and not n.users and n.op != "placeholder":
             sources |= set(n.all_input_nodes)
             module.graph.erase_node(n)
     if any(is_random_node(n) for n in module.graph.nodes):
-        raise Unkeepable("its graph draws something else than tensors")
-    return module, drawn
+        raise NotStorable("its graph has random results that are no tensors")
+    return module, random_numbers
 
 
 def _one_tuple(module: fx.GraphModule) -> None:
@@ -211,7 +211,7 @@ def _one_tuple(module: fx.GraphModule) -> None:
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     flat = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
     if any(isinstance(v, (list, tuple, dict)) for v in flat):
-        raise Unkeepable("its graph has results within results")
+        raise NotStorable("its graph has results within results")
     output.args = (tuple(v for v in flat if isinstance(v, fx.Node)),)
 
 

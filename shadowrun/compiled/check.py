@@ -35,7 +35,7 @@ _NO_SINGLE_GRAPH = (
     "forward and backward together."
 )
 _NO_CACHE = {"fx_graph_cache": False}
-_SAME_DRAWS = {"fallback_random": True}
+_EAGER_RANDOM_NUMBERS = {"fallback_random": True}
 Progress = Callable[[str, int, int], None]
 
 
@@ -106,7 +106,7 @@ def compile_check(
 def _options_for(backend: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """The user's options, and those without which a comparison means nothing."""
     # Inductor's own random numbers differ from eager's: without `fallback_random` nothing random could be compared.
-    return {**(_SAME_DRAWS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
+    return {**(_EAGER_RANDOM_NUMBERS | _NO_CACHE if backend == "inductor" else {}), **(options or {})}
 
 
 class _Check:
@@ -157,9 +157,9 @@ class _Check:
         if whole.verdict.status is Status.MISMATCH and not alone:
             shown = any(r.outcome is RegionOutcome.MISMATCH for r in reports)
             # Another order of random numbers gives other results without any fault.
-            if self._expected.draws.kept and self._backend != "eager" and not shown:
+            if self._expected.random_results.kept and self._backend != "eager" and not shown:
                 whole.verdict = Verdict(
-                    Status.UNVERIFIED, Cause.RANDOMNESS, "draws in another order", whole.verdict.evidence
+                    Status.UNVERIFIED, Cause.RANDOMNESS, "random numbers in another order", whole.verdict.evidence
                 )
             else:
                 notes.append(_NO_SINGLE_GRAPH)
@@ -219,9 +219,9 @@ class _Check:
                 names, actual = copied.run(self._compile(copied.function, compiler))
                 return self._expected.judge(names, actual)[0]
 
-        draws = bool(self._expected.draws.kept)
+        is_random = bool(self._expected.random_results.kept)
         in_time = lambda: time.perf_counter() < until  # noqa: E731
-        stages = bisect_stages(run, self._backend, self._mode, self._options, draws=draws, until=in_time)
+        stages = bisect_stages(run, self._backend, self._mode, self._options, is_random=is_random, until=in_time)
         for k, stage in enumerate(stages):
             on_progress("stages", k + 1, k + 2)
             yield stage
@@ -249,6 +249,7 @@ class _Check:
             outcomes.append(RegionOutcome.GRAPH_BREAK)
         if whole.slower:
             outcomes.append(RegionOutcome.SLOWER)
+        # `RegionOutcome` is ordered from the worst to the best.
         return min(outcomes, key=list(RegionOutcome).index)
 
 
@@ -286,6 +287,7 @@ def region_reports(
     # A part says which operators are wrong; the whole graph says the same with less detail.
     bad = {r.number for r in regions if not r.is_whole and _is_bad(r)}
     reported = [r for r in regions if (r.n_calls or r.error) and not (r.is_whole and r.number in bad and _is_bad(r))]
+    # The backward of a graph is compiled at its first call, after later graphs: in the order of the program again.
     reported.sort(key=lambda r: (r.number, r.is_whole))
     return tuple(_report(region, compiler, until, on_progress) for region in reported)
 
@@ -378,6 +380,7 @@ def checked_torch_compile(max_calls: int) -> Iterator[list[CompileCall]]:
             return lambda function: compile_checked(function, disable=disable, **given)
         if not disable:
             compiler = torchcompile.resolve_backend(backend, mode, _options_for(backend, options), dynamic)
+            # Whole graphs too: of a program that is only watched, nothing is run as a whole and judged.
             checked = CheckedBackend(compiler, max_calls, whole=True)
             named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
             compile_spec = CompileSpec.of(backend, mode, options, dynamic, compiler)

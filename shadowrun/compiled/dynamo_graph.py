@@ -44,7 +44,7 @@ class DynamoGraphRun(Program):
     Attributes:
         snapshot: What the call began with; any tensor may be written to.
         has_sizes: Some inputs are sizes.
-        draws: It drew, eagerly, when it was judged.
+        is_random: Eager used random numbers when it was judged.
         has_ties: Whether a dropout keeps an element depends on the precision in which that is decided.
     """
 
@@ -57,10 +57,11 @@ class DynamoGraphRun(Program):
         self._names = tuple(n.name for n in module.graph.nodes if n.op == "placeholder")
         plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
         self.snapshot = Snapshot.take(plain, [k for k, a in enumerate(plain) if isinstance(a, torch.Tensor)])
-        self.draws = self.has_ties = False
+        self.is_random = self.has_ties = False
         self.has_sizes = any(type(a) is int for a in plain)
         # In the program they are results of operators, which may be written to where leaves may not.
         shared = {k for group in self.snapshot.shared if len(group) > 1 for k in group}
+        # Clones would part tensors that share memory: those stay as they are.
         self._results = {k for k in self._needs_grad if not args[k].is_leaf} - shared
 
     def copy(self, *, wide: bool = False, generator: torch.Generator | None = None) -> Copy:
@@ -87,7 +88,7 @@ class DynamoGraphRun(Program):
         with preserved_rng(), torchcompile.no_modes():
             try:
                 expected = EagerResults(self)
-                self.draws = bool(expected.draws.kept)
+                self.is_random = bool(expected.random_results.kept)
             except Exception as error:
                 raise EagerFailed(f"{type(error).__name__}: {error}") from error
             names, actual = self.copy().run(self._called(code))
@@ -103,27 +104,29 @@ class DynamoGraphRun(Program):
             fresh = self.snapshot.fresh(change)
         return [t.requires_grad_() if k in self._needs_grad else t for k, t in enumerate(fresh)]
 
-    def drawing(self, drawn: Sequence[torch.Tensor], *, rounded: bool = False) -> bool:
-        """Have eager draw what Inductor's code drew, number by number.
+    def use_random_numbers(self, random_numbers: Sequence[torch.Tensor], *, rounded: bool = False) -> bool:
+        """Have eager use the random numbers of Inductor's code.
 
         Args:
-            drawn: What it drew, in order.
+            random_numbers: Those of Inductor's code, in order.
             rounded: To the dtype of the result, before a dropout compares it with its rate.
 
         Returns:
-            Whether it is known which of eager's calls drew what.
+            Whether it is known which random numbers are of which of eager's calls.
         """
         graph = Graph(self._module)
         with torch.no_grad(), preserved_rng(), torchcompile.no_modes():
-            run = _Drawing(graph.module)
+            run = _RandomNodeRecorder(graph.module)
             run.run(*self.snapshot.fresh(), enable_io_processing=False)
-        shapes = [tuple(v.shape) if isinstance(v := run.values[n.name], torch.Tensor) else None for n in run.drawing]
-        # An in-place random operator writes where it draws: its numbers cannot be handed over as a value.
-        known = not run.in_place and all(n.target in _DRAWN for n in run.drawing)
-        # Numbers are assigned by order; other shapes show that Inductor draws in another order.
-        if not known or shapes != [tuple(t.shape) for t in drawn]:
+        shapes = [
+            tuple(v.shape) if isinstance(v := run.values[n.name], torch.Tensor) else None for n in run.random_nodes
+        ]
+        # An in-place random operator writes to its argument: its numbers cannot be handed over as a value.
+        known = not run.in_place and all(n.target in _WITH_NUMBERS for n in run.random_nodes)
+        # Numbers are assigned by order; other shapes show that Inductor has another order.
+        if not known or shapes != [tuple(t.shape) for t in random_numbers]:
             return False
-        for k, (n, numbers) in enumerate(zip(run.drawing, drawn, strict=True)):
+        for k, (n, numbers) in enumerate(zip(run.random_nodes, random_numbers, strict=True)):
             graph.module.register_buffer(name := f"_drawn_{k}", numbers)
             with graph.module.graph.inserting_before(n):
                 given = graph.module.graph.get_attr(name)
@@ -136,24 +139,24 @@ class DynamoGraphRun(Program):
                 self.has_ties |= any(bool((kept != (t > rate)).any()) for t in (short, short.to(numbers.dtype)))
                 setattr(graph.module, name, short if rounded else numbers)
             like = {} if n.target in _DROPOUT else {"dtype": value.dtype}
-            n.args, n.kwargs, n.target = (given, *n.args), {**n.kwargs, **like}, _DRAWN[n.target]
+            n.args, n.kwargs, n.target = (given, *n.args), {**n.kwargs, **like}, _WITH_NUMBERS[n.target]
         graph.module.recompile()
         self._forward = graph.module.forward
         return True
 
-    def with_given_draws(self) -> DynamoGraphRun | None:
-        """The graph with what eager drew as further inputs: a compiler may draw in another way.
+    def with_eager_random_numbers(self) -> DynamoGraphRun | None:
+        """The graph with eager's random numbers as further inputs: a compiler may generate others.
 
         Returns:
-            None where nothing is drawn, or by an operator that writes to a tensor.
+            None without random operators, or where one writes to a tensor.
         """
         graph = Graph(self._module)
         with torch.no_grad(), preserved_rng(), torchcompile.no_modes():
-            run = _Drawing(graph.module)
+            run = _RandomNodeRecorder(graph.module)
             run.run(*self.snapshot.fresh(), enable_io_processing=False)
-        if not run.drawing or run.in_place:
+        if not run.random_nodes or run.in_place:
             return None
-        probe = with_random_inputs(graph, self.snapshot, run.values, run.drawing)
+        probe = with_random_inputs(graph, self.snapshot, run.values, run.random_nodes)
         given = [t.detach() if isinstance(t, torch.Tensor) else t for t in probe.snapshot.inputs]
         n_own = len(self.snapshot.inputs)
         for k, t in enumerate(given):
@@ -171,20 +174,21 @@ class DynamoGraphRun(Program):
         return call
 
 
-class _Drawing(ValueRecorder):
+class _RandomNodeRecorder(ValueRecorder):
     """Notes which nodes move the random stream."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.drawing: list[fx.Node] = []
+        self.random_nodes: list[fx.Node] = []
         self.in_place = False
 
     def run_node(self, n: fx.Node) -> Any:
+        # Dynamo's graphs call functions, which have no tag for randomness: what moves the stream is random.
         before, tensors = torch.get_rng_state(), [self.env[a] for a in n.all_input_nodes]
         versions = [version_of(t) for t in tensors if isinstance(t, torch.Tensor)]
         value = super().run_node(n)
         if not torch.equal(before, torch.get_rng_state()):
-            self.drawing.append(n)
+            self.random_nodes.append(n)
             self.in_place |= versions != [version_of(t) for t in tensors if isinstance(t, torch.Tensor)]
         return value
 
@@ -198,16 +202,16 @@ def _rate(n: fx.Node) -> Any:
     return n.kwargs.get("p", n.args[1] if len(n.args) > 1 else 0.5)
 
 
-def _as_drawn(numbers: torch.Tensor, *_args: Any, dtype: torch.dtype, **_kwargs: Any) -> torch.Tensor:
+def _given_numbers(numbers: torch.Tensor, *_args: Any, dtype: torch.dtype, **_kwargs: Any) -> torch.Tensor:
     return numbers.to(dtype)
 
 
 _DROPOUT: Final = (torch.nn.functional.dropout, torch.dropout)
-_DRAWN: Final[dict[Any, Any]] = {
+_WITH_NUMBERS: Final[dict[Any, Any]] = {
     **dict.fromkeys(_DROPOUT, _dropped),
-    **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _as_drawn),
+    **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _given_numbers),
 }
-"""Functions that draw in a known way, and what does the same with what was drawn."""
+"""Random functions, and what does the same with given random numbers."""
 
 
 class _Leaves(Copy):

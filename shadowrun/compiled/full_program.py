@@ -103,12 +103,12 @@ class EagerResults:
         program: The program.
 
     Attributes:
-        draws: What it drew.
+        random_results: Results of its random operators.
     """
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._names, self._values, self.draws = program.eager()
+        self._names, self._values, self.random_results = program.eager()
 
     def judge(self, names: tuple[str, ...], actual: Any) -> tuple[Verdict, tuple[JudgedResult, ...]]:
         """The verdict on results of a compiled run, and the results that differ."""
@@ -128,7 +128,7 @@ class EagerResults:
             return [by_name[n] for n in both]
 
         def truth() -> Sequence[Value] | None:
-            values = self._program.truth(self.draws)
+            values = self._program.truth(self.random_results)
             return None if values is None or len(values) != len(self._names) else named(values)
 
         program = self._program
@@ -194,6 +194,7 @@ def run_full_program(
         return compiler(module, example)
 
     before = torchcompile.graph_breaks()
+    # Both before anything runs: a later copy would have the buffers that the first run wrote.
     eager, copied = program.copy(), program.copy()
     compiled = compiled_by(copied.function, count)
     began = time.perf_counter()

@@ -72,18 +72,19 @@ class Graph:
         self.statistics = _statistics(self.module.graph)
 
     def eager(
-        self, inputs: Sequence[Any], draws: RandomResults | None = None
+        self, inputs: Sequence[Any], random_results: RandomResults | None = None
     ) -> tuple[tuple[str, ...], tuple[Value, ...]]:
         """Run eagerly.
 
         Args:
             inputs: May be written to.
-            draws: Gets what is drawn.
+            random_results: Gets the results of random operators.
 
         Returns:
             Names and values of all results: what it returns, then the inputs that it writes to.
         """
-        with torch.no_grad(), RandomRecorder(draws or RandomResults()):
+        # Inputs are flat already: `enable_io_processing` would apply the pytree of an exported graph to them.
+        with torch.no_grad(), RandomRecorder(random_results or RandomResults()):
             out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
         return self.names(), self.values(out, inputs)
 
@@ -103,7 +104,7 @@ class Graph:
         returned = [v for n, v in zip(declared, flat, strict=True) if isinstance(n, fx.Node)]
         return tuple(results_of([*returned, *(inputs[k] for k in self.written)]))
 
-    def runs(self, snapshot: Snapshot, draws: RandomResults) -> ReferenceRuns:
+    def runs(self, snapshot: Snapshot, random_results: RandomResults) -> ReferenceRuns:
         """The same again, for the judge."""
         generator = torch.Generator().manual_seed(0x5EED)
         # Bits of float64, until an operator with a shorter mantissa is met.
@@ -112,7 +113,7 @@ class Graph:
         def truth() -> Sequence[Value] | None:
             try:
                 inputs = snapshot.fresh(_wide)
-                with torch.no_grad(), Float64Mode(draws):
+                with torch.no_grad(), Float64Mode(random_results):
                     out = fx.Interpreter(copy_graph(self.module)).run(*inputs, enable_io_processing=False)
             # An operator without a float64 kernel: the graph then has no oracle.
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
@@ -131,6 +132,7 @@ class Graph:
 
 def copy_graph(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph with what is known of its nodes; parameters and constants are shared."""
+    # Not `deepcopy` of the module, which would copy all parameters.
     return fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
@@ -224,6 +226,7 @@ def _statistics(graph: fx.Graph) -> frozenset[int]:
     return frozenset(positions)
 
 
+# AOTAutograd puts these around what the forward saves for the backward.
 _SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 _NORM = re.compile(r"aten\._?(native|cudnn|miopen|fused)_(group|layer|batch|rms)_norm\w*\.\w+")
 
@@ -303,7 +306,7 @@ def set_rng_state(state: Any) -> None:
 
 @contextlib.contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Restore the program's random stream afterwards, as if nothing had been drawn inside."""
+    """Restore the program's random stream afterwards, as if no random operator had run inside."""
     state = rng_state()
     try:
         yield
@@ -336,6 +339,7 @@ def _copies(values: Sequence[Any], shared: Sequence[Sequence[int]], change: Chan
 def _together(group: list[torch.Tensor], change: Change) -> dict[int, torch.Tensor]:
     """Copies of tensors that share memory, which share memory again."""
     start, end = _span(group)
+    # One copy of the whole stretch, then views of it: a copy of each tensor would have memory of its own.
     whole = change(group[0].detach().as_strided((end - start,), (1,), start))
     return {id(t): whole.as_strided(t.shape, t.stride(), t.storage_offset() - start) for t in group}
 

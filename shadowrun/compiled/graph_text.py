@@ -24,7 +24,7 @@ from shadowrun.compiled.graph import node_origin
 from shadowrun.errors import UsageError
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, check_operator, is_word, operator_named
 from shadowrun.store import plain_json
-from shadowrun.store.plain_json import Unkeepable
+from shadowrun.store.plain_json import NotStorable
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ _ATTRIBUTES: Final = frozenset(
     }
 )
 _AUTOCAST: Final = ("cpu", "cuda", "mps", "mtia", "xpu")
+# ASCII: Python reads identifiers in NFKC, by which two different names could become one variable of a script.
 _NAME: Final = re.compile(r"[A-Za-z_]\w{0,199}", re.ASCII)
 _TAKEN: Final = frozenset({"device", "inf", "math", "nan", "operator", "self", "torch"})
 """Names that mean something else in the code of a graph."""
@@ -101,7 +102,7 @@ def to_text(module: fx.GraphModule) -> str:
     """A graph without constants as text.
 
     Raises:
-        Unkeepable: It calls something else than operators and functions on tensors, or with other things than values.
+        NotStorable: It calls something else than operators and functions on tensors, or with other things than values.
     """
     nodes = []
     for node in module.graph.nodes:
@@ -144,6 +145,7 @@ def from_text(text: str) -> fx.GraphModule:
         return fx.GraphModule(torch.nn.Module(), graph)
     except Refused as why:
         raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
+    # Recursion in a hostile text is a RuntimeError too.
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, SyntaxError) as error:
         raise ValueError(repr(error)) from None
 
@@ -230,12 +232,12 @@ def _name_of(node: fx.Node) -> str:
             try:
                 check_operator(target)
             except Refused as why:
-                raise Unkeepable(f"a call of an operator that no file may name: {why}") from None
+                raise NotStorable(f"a call of an operator that no file may name: {why}") from None
             return f"torch.ops.{target}"
         name = _names().get(target) if callable(target) else None
         if name is not None and _computes(name):
             return name
-    raise Unkeepable(f"a call of {getattr(target, '__name__', target)}")
+    raise NotStorable(f"a call of {getattr(target, '__name__', target)}")
 
 
 def _target(op: str, name: str) -> Any:
@@ -334,8 +336,8 @@ def _encode(value: Any) -> Any:
         return {"ellipsis": None}
     try:
         return plain_json.encode(value)
-    except Unkeepable as kind:
-        raise Unkeepable(f"a {kind} in its graph") from None
+    except NotStorable as kind:
+        raise NotStorable(f"a {kind} in its graph") from None
 
 
 def _decode(value: Any, known: dict[str, fx.Node]) -> Any:

@@ -37,7 +37,7 @@ _SEEDS = torch.iinfo(torch.int64)
 
 
 def with_inductor_rng(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of Inductor's graph that draws what its compiled code draws, from the same random state.
+    """A copy of Inductor's graph with the random numbers of its compiled code, from the same random state.
 
     Left as it is where some draw is on another device than the CPU.
     """
@@ -73,7 +73,7 @@ _recording = _Recording()
 
 
 def is_random_node(node: fx.Node) -> bool:
-    """Whether a node draws; in a graph that `with_inductor_rng` gave, too."""
+    """Whether a node is random; in a graph that `with_inductor_rng` gave, too."""
     return node.target in _REPLACED.values() or is_random(node.target, node.args, node.kwargs)
 
 
@@ -103,10 +103,10 @@ def _seed(device: torch.device) -> torch.Tensor:
 
 
 def _random(size: Sequence[int], seed: torch.Tensor, mode: str, **_: Any) -> torch.Tensor:
-    drawn = _numbers(size, int(seed), mode)
+    numbers = _numbers(size, int(seed), mode)
     if _recording.numbers is not None:
-        _recording.numbers.append(drawn)
-    return drawn
+        _recording.numbers.append(numbers)
+    return numbers
 
 
 def _numbers(size: Sequence[int], seed: int, mode: str) -> torch.Tensor:
@@ -115,6 +115,7 @@ def _numbers(size: Sequence[int], seed: int, mode: str) -> torch.Tensor:
     if mode == "rand":
         return _uniform(words[0]).reshape(tuple(size))
     # By torch's operators, so that what their rounding may do is measured like that of any other.
+    # As PhiloxRNGEngine.h: from [0, 1) to (0, 1], since the logarithm of 0 is infinite.
     u1, u2 = 1 - _uniform(words[0]), 1 - _uniform(words[1])
     radius = (-2.0 * u1.log().double()).sqrt()
     return (radius * (2.0 * math.pi * u2.double()).cos()).to(torch.float32).reshape(tuple(size))
@@ -123,8 +124,8 @@ def _numbers(size: Sequence[int], seed: int, mode: str) -> torch.Tensor:
 def _randint(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
     words = philox(int(seed), math.prod(size))
     # As `randint64_cpu` in cpp_prefix.h: two words, and the remainder of their 64 bits.
-    drawn = (words[0] | (words[1] << _HALF)) % np.uint64(high - low)
-    return torch.from_numpy(drawn.astype(np.int64) + low).reshape(tuple(size))
+    numbers = (words[0] | (words[1] << _HALF)) % np.uint64(high - low)
+    return torch.from_numpy(numbers.astype(np.int64) + low).reshape(tuple(size))
 
 
 _REPLACED: Final[dict[str, Callable[..., torch.Tensor]]] = {

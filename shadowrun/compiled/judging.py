@@ -175,9 +175,9 @@ def _judge_by_reference(
     # Each run executes the whole graph again, so a result that four runs explain gets no more.
     for wanted in (FEW_RUNS, MANY_RUNS):
         for _ in range(n_perturbed_runs, wanted):
-            drawn = runs.perturbed()
+            results = runs.perturbed()
             for k in which:
-                spreads[k].widen(drawn[k])
+                spreads[k].widen(results[k])
         for spread in spreads.values():
             # A float32 result of 16-bit intermediate values has their errors: its own dtype would condemn it.
             spread.settle(runs.mantissa())
@@ -198,8 +198,8 @@ def allowed_differences(
     truths = runs.truth()
     spreads = [_RoundingSpread(e, None if truths is None else truths[k]) for k, e in enumerate(expected)]
     for _ in range(MANY_RUNS):
-        for spread, drawn in zip(spreads, runs.perturbed(), strict=True):
-            spread.widen(drawn)
+        for spread, result in zip(spreads, runs.perturbed(), strict=True):
+            spread.widen(result)
     for spread in spreads:
         spread.settle(runs.mantissa())
     return [_allowed_difference(*each) for each in zip(actual, expected, spreads, strict=True)]
@@ -218,6 +218,7 @@ def _allowed_difference(actual: Value, expected: Value, spread: _RoundingSpread)
         gap = np.abs(av - ev)
     # Rounding of the inputs decides these elements.
     allowed[truth.flips] = np.inf
+    # Infinity and NaN have no distance: there the result must equal eager's.
     allowed[np.isnan(allowed)] = 0.0
     greatest = float(allowed.max(initial=0.0))
     wrong = gap[~(gap <= allowed)]
@@ -265,9 +266,9 @@ class _RoundingSpread:
         """Units of rounding that a correct element may be off."""
         return COARSE_BOUND if self.is_coarse else BOUND
 
-    def widen(self, drawn: Value) -> None:
+    def widen(self, value: Value) -> None:
         """Take the differences of one perturbed run into the spread."""
-        perturbed = flat_values(drawn)
+        perturbed = flat_values(value)
         if perturbed.numel() != self._eager.numel():
             # Rounding decided the number of elements: none of them can be compared.
             self.truth.flips[:] = True
@@ -279,6 +280,7 @@ class _RoundingSpread:
         a, e = perturbed.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()
         with np.errstate(all="ignore"):
             gap = np.abs(a - e)
+        # Rounding alone moves an element to infinity or NaN: which of both a compiler gets is open.
         changed = ~(np.isfinite(a) & np.isfinite(e)) & ~((a == e) | (np.isnan(a) & np.isnan(e)))
         np.logical_or(self.truth.flips, changed, out=self.truth.flips)
         np.maximum(self.truth.spread, gap, out=self.truth.spread, where=np.isfinite(gap))

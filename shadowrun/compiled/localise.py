@@ -144,6 +144,7 @@ class _WrongNodeSearch:
         self._values = eager_values(self._graph, case.snapshot)
         self._nodes = tensor_nodes(self._graph.module.graph, self._values)
         self._named = {n.name: n for n in self._nodes}
+        # For progress: two probes, the whole graph, and one compilation for each halving.
         self._most = 3 + len(self._nodes).bit_length()
         outputs = sorted({j.diff.name for j in case.judged if j.verdict.status is Status.MISMATCH})
         self.best = f"the wrong results of {region.name} are {', '.join(outputs)}."
@@ -168,7 +169,7 @@ class _WrongNodeSearch:
         return self._bisect()
 
     def _dropped(self) -> Iterator[Culprit]:
-        """Dropouts whose scale is wrong: that was seen by what else they drew."""
+        """Dropouts whose scale is wrong: that was seen with their own random masks."""
         wrong = {j.diff.name: j for j in self._judged if j.verdict.status is Status.MISMATCH}
         for node in self._nodes:
             source = node.meta.get("of")
@@ -259,6 +260,7 @@ class _FailureSearch:
         values = eager_values(self._graph, self._snapshot)
         nodes = tensor_nodes(self._graph.module.graph, values)
         good, bad = 0, len(nodes)
+        # The whole graph, each halving, and the node alone.
         self._most = 2 + len(nodes).bit_length()
         error: BaseException | None = None
         while bad - good > 1 or error is None:
@@ -307,6 +309,7 @@ _RUNGS: Final = ("eager", "aot_eager", _DECOMPOSED)
 """Dynamo's graphs only; and autograd traced ahead; and decompositions with Inductor's partition."""
 _OFF: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("without fusion", {"max_fusion_size": 1, "epilogue_fusion": False}),
+    # Fused kernels keep 16-bit intermediate values in float32; this option rounds them where eager does.
     ("rounding between fused operators", {"emulate_precision_casts": True}),
     ("without pattern passes", {"pattern_matcher": False}),
     ("without autotuning", {"max_autotune": False, "coordinate_descent_tuning": False}),
@@ -319,7 +322,7 @@ def bisect_stages(
     mode: str | None,
     options: dict[str, Any],
     *,
-    draws: bool,
+    is_random: bool,
     until: Callable[[], bool],
 ) -> Iterator[CompileStage]:
     """Try each stage; those of the backend itself, with options off, only for Inductor.
@@ -329,7 +332,8 @@ def bisect_stages(
         backend: The user's.
         mode: Its mode.
         options: Its options.
-        draws: The program draws: decomposed, it has other random numbers, and its results cannot be compared.
+        is_random: The program has random operators: decomposed, it has other random numbers, and its results
+            cannot be compared.
         until: Whether there is time for one more.
     """
     rungs: list[tuple[str, Any]] = [
@@ -354,7 +358,7 @@ def bisect_stages(
             yield CompileStage(what, RegionOutcome.COMPILE_ERROR, error_text(error))
             continue
         # Decomposed, the program has other random numbers, so the comparison proves nothing.
-        if draws and what == _DECOMPOSED and verdict.status is Status.MISMATCH:
+        if is_random and what == _DECOMPOSED and verdict.status is Status.MISMATCH:
             yield CompileStage(what, RegionOutcome.UNVERIFIED, "its random numbers differ")
             continue
         yield CompileStage(what, OUTCOME_OF[verdict.status], verdict.evidence)

@@ -241,7 +241,7 @@ class CompiledDynamoGraph:
         n_checked: Calls of it that were compared as a whole.
         n_wrong: Calls of wrong regions of unknown graphs before the latest of these.
         is_wrong: One of its regions was found to be wrong.
-        drawn: What Inductor's code drew in the latest call, in order; None where that is not known.
+        random_numbers: Those of Inductor's code in the latest call, in order; None where they are not known.
         seen: What was found wrong with it as a whole, to be recorded later.
     """
 
@@ -253,7 +253,7 @@ class CompiledDynamoGraph:
         self.compile_spec, self.backend = CompileSpec.from_request(request), request.name
         self.cuda_graphs = torchcompile.uses_cuda_graphs(request)
         self.n_checked, self.n_wrong, self.is_wrong = 0, 0, False
-        self.drawn: list[torch.Tensor] | None = None
+        self.random_numbers: list[torch.Tensor] | None = None
         self.seen: Any = None
 
 
@@ -274,6 +274,7 @@ def graph_in_compilation() -> CompiledDynamoGraph | None:
 @contextlib.contextmanager
 def observed_backends(observer: BackendObserver) -> Iterator[None]:
     """While inside, wrap what backends compile, and let `observer` compare it."""
+    # A global, not an argument of the wrappers: these stay in Dynamo's code, and the next comparison uses them.
     global _observer  # noqa: PLW0603 - one comparison at a time
     _observer = observer
     try:
@@ -332,6 +333,7 @@ def _wrapper_of_region(region: BackendRegion, code: Any) -> Any:
     module = getattr(code, "__self__", code)
     if isinstance(module, fx.GraphModule) and module.code == region.graph.module.code:
         return code  # the backend changed nothing: the operators are called one by one
+    # By this mark AOTAutograd knows that it must pass one list: the wrapper has to take inputs in the same way.
     if getattr(code, "_boxed_call", False):
 
         @functools.wraps(code)

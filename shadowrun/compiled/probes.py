@@ -76,7 +76,7 @@ def eager_values(graph: Graph, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def tensor_nodes(graph: fx.Graph, values: dict[str, Any]) -> list[fx.Node]:
-    """Nodes that return tensors, in order; not inputs, constants, what draws from tuples, or what writes to inputs."""
+    """Nodes that return tensors, in order; not inputs, constants, members of tuples, or what writes to inputs."""
     return [
         n
         for n in graph.nodes
@@ -92,7 +92,7 @@ def isolated_nodes(graph: Graph, snapshot: Snapshot, values: dict[str, Any], nod
 
     One graph for all of them, so that one compilation answers for each.
     """
-    # A random node alone draws other numbers, and a view computes no values.
+    # A random node alone has other random numbers, and a view computes no values.
     wanted = [n for n in nodes if not is_random(n.target, n.args, n.kwargs) and not _is_view(n)]
     return _isolated(graph, snapshot, values, wanted)
 
@@ -157,42 +157,42 @@ def call_probe(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any,
 
 
 def with_random_inputs(
-    graph: Graph, snapshot: Snapshot, values: dict[str, Any], drawn: Sequence[fx.Node] | None = None
+    graph: Graph, snapshot: Snapshot, values: dict[str, Any], random_nodes: Sequence[fx.Node] | None = None
 ) -> Probe:
-    """The graph with what eager drew as further inputs, and what it drew from as further results.
+    """The graph with eager's random numbers as further inputs, and the inputs of random nodes as further results.
 
     Args:
         graph: The graph that the probe is made of.
         snapshot: Its inputs.
         values: What its nodes return.
-        drawn: The nodes that draw; where it is None, they are known by their operators.
+        random_nodes: The random nodes; where it is None, they are known by their operators.
     """
     new = fx.Graph()
     names: dict[fx.Node, fx.Node] = {}
     given = list(snapshot.inputs)
-    if drawn is None:
-        drawn = [n for n in graph.module.graph.nodes if is_random(n.target, n.args, n.kwargs)]
+    if random_nodes is None:
+        random_nodes = [n for n in graph.module.graph.nodes if is_random(n.target, n.args, n.kwargs)]
     for n in graph.module.graph.nodes:
         if n.op == "placeholder":
             names[n] = _input(new, n.name, n)
-    for n in drawn:
+    for n in random_nodes:
         tuple_members = [u for u in n.users if u.target is operator.getitem]
         for source in tuple_members or [n]:
             names[source] = _input(new, f"drawn_{source.name}", source)
             given.append(values[source.name])
     for n in graph.module.graph.nodes:
-        if n not in names and n not in drawn:
+        if n not in names and n not in random_nodes:
             names[n] = new.node_copy(n, names.__getitem__)
     (output,) = [n for n in new.nodes if n.op == "output"]
     # Without these results, what leads to a random node would be dead code, and its faults unseen.
-    needed = {names[a] for n in drawn for a in n.all_input_nodes if isinstance(values[a.name], torch.Tensor)}
+    needed = {names[a] for n in random_nodes for a in n.all_input_nodes if isinstance(values[a.name], torch.Tensor)}
     output.args = ((*output.args[0], *(n for n in new.nodes if n in needed)),)
     probe = Graph(fx.GraphModule(graph.module, new))
     return Probe(probe, Snapshot(tuple(given), snapshot.rng), probe.names())
 
 
 def dropout_residuals(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe | None:
-    """What each dropout returns less what it should return for the mask that it has drawn itself: 0 but for rounding.
+    """What each dropout returns less what it should return for its own random mask: 0 but for rounding.
 
     Its input times the scale is added, so that what rounding may do is known for each element, kept or not. Each result
     has the dropout as ``meta["of"]``, and its name as origin. None where there is no dropout.

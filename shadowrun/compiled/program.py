@@ -74,18 +74,18 @@ class Program:
         return made
 
     def eager(self) -> tuple[tuple[str, ...], tuple[Value, ...], RandomResults]:
-        """Results of an eager run, and what it drew."""
-        draws = RandomResults()
-        with RandomRecorder(draws):
+        """Results of an eager run, and those of its random operators."""
+        random_results = RandomResults()
+        with RandomRecorder(random_results):
             names, values = self.copy().run()
-        return names, values, draws
+        return names, values, random_results
 
-    def truth(self, draws: RandomResults) -> Sequence[Value] | None:
+    def truth(self, random_results: RandomResults) -> Sequence[Value] | None:
         """Results in float64; None where it does not run so."""
         try:
             whole = self.copy(wide=True)
             # An operator may lack a float64 kernel, and a program may insist on its dtype: then there is no oracle.
-            with Float64Mode(draws):
+            with Float64Mode(random_results):
                 return whole.run()[1]
         except Exception:
             return None
@@ -116,7 +116,7 @@ class Copy:
         Returns:
             Names and values of outputs, gradients and the state afterwards.
         """
-        # Each run draws what the first one drew.
+        # Each run gets the random numbers of the first one.
         set_rng_state(self._rng)
         with torch.set_grad_enabled(self._train):
             called = self.function if function is None else function
@@ -146,8 +146,10 @@ class Copy:
         """Widen or move all floating numbers in place."""
         with torch.no_grad():
             for _, t in self._state():
+                # Put aside: torch refuses a gradient of another dtype than its tensor's.
                 grad, t.grad = t.grad if t.is_leaf else None, None
                 if wide and t.is_floating_point():
+                    # By `.data`, since modules, optimizers and closures hold this very tensor.
                     t.data = t.data.to(torch.float64)
                     t.grad = None if grad is None else grad.to(torch.float64)
                 elif generator is not None:
@@ -159,6 +161,7 @@ class Copy:
         wanted = [(name, t) for name, t in self._state() if t.requires_grad]
         if not outputs or not wanted:
             return {}
+        # Random, not ones: a constant direction hides faults that move values between elements.
         along = _directions(outputs)
         try:
             with _without_autocast():
@@ -183,8 +186,8 @@ def _directions(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0x5EED)
     with torchcompile.no_modes():
         # Numbers of bfloat16 are exact in every floating dtype, so float64 and 16-bit runs get the same direction.
-        drawn = (torch.randn(t.shape, generator=generator).to(torch.bfloat16) for t in outputs)
-        return [d.to(t.device, t.dtype) for d, t in zip(drawn, outputs, strict=True)]
+        numbers = (torch.randn(t.shape, generator=generator).to(torch.bfloat16) for t in outputs)
+        return [d.to(t.device, t.dtype) for d, t in zip(numbers, outputs, strict=True)]
 
 
 @contextlib.contextmanager
@@ -268,6 +271,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         if id(value) not in memo:
             memo[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
         return memo[id(value)]
+    # A named tuple takes its fields one by one: `deepcopy` below rebuilds it.
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(_copied(v, memo) for v in value)
     if isinstance(value, dict):

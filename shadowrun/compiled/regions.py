@@ -36,7 +36,7 @@ from shadowrun.compiled.rounding import RandomResults
 from shadowrun.intercept import higher_order
 from shadowrun.intercept.plan import Action, OpKind, OpPlan
 from shadowrun.replay.call import Call, Role, Treatment
-from shadowrun.store.captured_inputs import NOT_KEPT, Unkeepable
+from shadowrun.store.captured_inputs import NOT_KEPT, NotStorable
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ _FIRST_INDEX: Final = 1 << 20
 """Numbers of their plans begin behind those of operators."""
 _NAME: Final = "compiled::graph"
 _BEFORE: Final = "compiled before the comparison began"
-_OTHER_DRAWS: Final = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "compiled code has other random numbers than eager")
+_OTHER_RANDOM_NUMBERS: Final = Verdict(
+    Status.UNVERIFIED, Cause.RANDOMNESS, "compiled code has other random numbers than eager"
+)
 _MAX_DYNAMO_CALLS: Final = 2
 """Calls of each of Dynamo's graphs that are compared with the graph before decompositions, gradients too."""
 _DECOMPOSITION_FAULT: Final = "decompositions, or what is made of forward and backward together"
@@ -137,6 +139,7 @@ class Regions:
         """Run a region of Inductor's for the user, compiled, then eagerly, and record the verdict."""
         code = args[0]
         self.n_met += 1
+        # A list of its own: boxed code empties the one that it is given.
         pending = self._begin(lambda: self._of_inductor(code), list(args[1]))
         out = func(*args, **kwargs)
         self._end(pending, out)
@@ -185,7 +188,7 @@ class Regions:
             if not compared:
                 return None, origin
             dynamo_graph.n_checked += 1
-            dynamo_graph.drawn, dynamo_graph.n_wrong = None, self._n_wrong
+            dynamo_graph.random_numbers, dynamo_graph.n_wrong = None, self._n_wrong
             tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
             refused = ""
             if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
@@ -213,15 +216,17 @@ class Regions:
     ) -> None:
         """Keep what is wrong until its regions were judged, the backward too: their findings say more."""
         try:
-            known = bool(dynamo_graph.drawn) and graph_run.drawing(dynamo_graph.drawn or ())
+            known = bool(dynamo_graph.random_numbers) and graph_run.use_random_numbers(
+                dynamo_graph.random_numbers or ()
+            )
             verdict, judged = graph_run.judge(code)
             if verdict.status is Status.MISMATCH and known and graph_run.has_ties:
                 # Inductor chooses for each dropout whether it decides in float32 or in the dtype of the result.
-                graph_run.drawing(dynamo_graph.drawn or (), rounded=True)
+                graph_run.use_random_numbers(dynamo_graph.random_numbers or (), rounded=True)
                 verdict, judged = graph_run.judge(code)
-                graph_run.draws, known = True, False
+                graph_run.is_random, known = True, False
             if verdict.status is Status.MISMATCH:
-                if graph_run.draws and not known:
+                if graph_run.is_random and not known:
                     self.not_seen(_NOT_COMPARED + "its random numbers differ from those of eager")
                 else:
                     wrong = replace(verdict, explanation=_DECOMPOSITION_FAULT)
@@ -316,16 +321,16 @@ class Regions:
             self._recorder.verdict(self._context(pending), Verdict(Status.UNVERIFIED, None, pending.refused))
             return
         actual = graph.values(out, pending.inputs)
-        draws = RandomResults()
+        random_results = RandomResults()
         # On copies of the inputs: the program gets what the compiled code returned.
         eager = OpTracker()
-        # The eager run of the whole Dynamo graph has to draw the same numbers.
-        with recorded_random_numbers() as drawn:
-            names, expected = eager.run(lambda: graph.eager(snapshot.fresh(), draws))
+        # The eager run of the whole Dynamo graph has to use the same random numbers.
+        with recorded_random_numbers() as random_numbers:
+            names, expected = eager.run(lambda: graph.eager(snapshot.fresh(), random_results))
         owner = pending.region.owner
-        if owner is not None and drawn:
-            owner.drawn = drawn
-        verdict, judged = judge(names, actual, expected, graph.runs(snapshot, draws))
+        if owner is not None and random_numbers:
+            owner.random_numbers = random_numbers
+        verdict, judged = judge(names, actual, expected, graph.runs(snapshot, random_results))
         if backend_region is not None:
             if tracker is not None:
                 backend_region.opaque = not tracker.names
@@ -339,10 +344,10 @@ class Regions:
             # An autograd.Function of the backend: its backward never passes a compiler that is wrapped here.
             if any(isinstance(getattr(v, "grad_fn", None), torch.autograd.function.BackwardCFunction) for v in out):
                 self._recorder.skip(pending.region.plan.name, "", _OWN_BACKWARD)
-        is_random = graph.is_random or (backend_region is not None and bool(draws.kept))
+        is_random = graph.is_random or (backend_region is not None and bool(random_results.kept))
         # Other random numbers than eager's make other results without any fault.
         if verdict.status is Status.MISMATCH and is_random:
-            verdict = _OTHER_DRAWS
+            verdict = _OTHER_RANDOM_NUMBERS
         if verdict.status is Status.MISMATCH:
             # A backward that was compiled at its first call may be a part of any graph.
             if owner is None:
@@ -371,7 +376,7 @@ class Regions:
             shown = capture(graph, snapshot, region.compile_spec, needs_grad=needs_grad, is_plain=region.is_plain)
             written = [snapshot.inputs[k] for k in graph.written]
             kept = self._recorder.keep(region.plan, verdict, shown.arguments(), written)
-        except Unkeepable as reason:
+        except NotStorable as reason:
             return None, f"{NOT_KEPT}{reason}"
         except Exception as error:  # the verdict stands
             return None, f"{NOT_KEPT}shadowrun failed ({type(error).__name__})"

@@ -37,7 +37,7 @@ from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import check_harmless
 from shadowrun.repro.quoting import code, dotted_name, graph_function, joined
 from shadowrun.repro.script import Repro, ReproOptions, ScriptSpec, publish, versions_text, write_new
-from shadowrun.store.captured_inputs import Unkeepable
+from shadowrun.store.captured_inputs import NotStorable
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class FaultyGraph:
     """What a region's fault is shown on.
 
     Attributes:
-        graph: The region's graph, or that with what was drawn as further inputs.
+        graph: The region's graph, or that with its random numbers as further inputs.
         snapshot: Inputs with which it deviates or fails.
     """
 
@@ -106,6 +106,7 @@ def _wanted(report: CompileReport) -> Iterator[tuple[RegionReport, Culprit | Non
         if region.shown is None:
             continue
         culprits = region.localised.culprits if region.localised is not None else ()
+        # One script for each operator, not for each of its nodes: these show one fault.
         first = {c.op: c for c in reversed(culprits)}
         yield from ((region, c) for c in culprits if first[c.op] is c)
         if not culprits:
@@ -166,9 +167,10 @@ class GraphScriptMaker:
     def _written(self, probe: Probe, folder: Path) -> Repro:
         try:
             module, constants = constants_as_inputs(probe.graph.module)
-        except Unkeepable as reason:
+        except NotStorable as reason:
             raise UsageError(f"No script can hold it: {reason}.", slug="no-repro") from None
         given = [*probe.snapshot.inputs, *constants]
+        # `needs_grad` counts the inputs of the whole graph; a part has others.
         if probe.graph is self._graph:
             given = [v.detach().requires_grad_() if k in self._needs_grad else v for k, v in enumerate(given)]
         allowed = [] if self._error else self._allowed(probe)
@@ -186,8 +188,8 @@ class GraphScriptMaker:
 
     def _allowed(self, probe: Probe) -> list[float | torch.Tensor]:
         """By how much each result may differ."""
-        draws = RandomResults()
-        _, expected = probe.graph.eager(probe.snapshot.fresh(), draws)
+        random_results = RandomResults()
+        _, expected = probe.graph.eager(probe.snapshot.fresh(), random_results)
         actual = expected
         # Without the backend on this machine eager stands for both: then each element has its own bound.
         if self._how.compiler is not None:
@@ -196,7 +198,7 @@ class GraphScriptMaker:
                 inputs = probe.snapshot.fresh()
                 with torch.no_grad():
                     actual = probe.graph.values(compiled(*inputs), inputs)
-        return allowed_differences(actual, expected, probe.graph.runs(probe.snapshot, draws))
+        return allowed_differences(actual, expected, probe.graph.runs(probe.snapshot, random_results))
 
     def _part(self, seconds: float) -> Probe | None:
         """The smallest part of the graph that shows it; None where only the whole does."""

@@ -44,14 +44,14 @@ class RandomResults:
 class RandomRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what random operators return."""
 
-    def __init__(self, draws: RandomResults) -> None:
+    def __init__(self, random_results: RandomResults) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._draws = draws
+        self._random_results = random_results
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if is_random(func, args, kwargs or {}):
-            self._draws.kept.append(_each(out, lambda t: t.detach().clone()))
+            self._random_results.kept.append(_each(out, lambda t: t.detach().clone()))
         return out
 
 
@@ -81,18 +81,19 @@ class PerturbedRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Float64Mode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Computes in float64 what comes in any floating dtype, with the draws of another run."""
+    """Computes in float64 what comes in any floating dtype, with the random numbers of another run."""
 
-    def __init__(self, draws: RandomResults) -> None:
+    def __init__(self, random_results: RandomResults) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._draws = iter(draws.kept)
+        # By order, not by operator: the float64 run calls the same operators in the same order.
+        self._random_results = iter(random_results.kept)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_random(func, args, kwargs or {}):
-            # None where this run draws more often than the recorded one: then it draws itself.
-            kept = next(self._draws, None)
+            # None where this run has more random operators than the recorded one: these run.
+            kept = next(self._random_results, None)
             if kept is not None:
-                # An in-place random operator (`uniform_`) has to write the recorded numbers where it would have drawn.
+                # An in-place random operator (`uniform_`) has to write the recorded numbers into its argument.
                 if schema_of(func).is_mutable and isinstance(args[0], torch.Tensor):
                     return args[0].copy_(kept)
                 return _each(kept, _wide)
@@ -150,6 +151,7 @@ def perturbed(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return t
     # A separate generator: the program's random stream must give eager's numbers in each run.
     signs = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+    # 1 ± eps is exact in the dtype itself, so that the product moves each element by one or two units.
     factor = signs.to(t.device, dtype).mul_(torch.finfo(dtype).eps).add_(1.0)
     return torch.empty_like(t).copy_(t * factor)  # with the strides of `t`
 
@@ -167,7 +169,7 @@ def _computes(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def is_random(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call of an operator draws; attention without dropout does not, though its operator is tagged so."""
+    """Whether a call is random; attention without dropout is not, though its operator is tagged so."""
     if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for i, argument in enumerate(schema_of(func).arguments):

@@ -324,6 +324,7 @@ def wrapped_backends(
         # Such a backend compiles nothing: its operators pass the comparison one by one.
         if _is_one_by_one(self):
             return original(self, module, inputs)  # type: ignore[no-untyped-call]
+        # Put back afterwards: a backend may compile a part by another one, in the same thread.
         before = _compiling.request, _compiling.split
         request = _asked(self)
         _compiling.request, _compiling.split = request, False
@@ -401,6 +402,7 @@ def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
     Seen on 2.11 and 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by
     backends other than Inductor are not counted.
     """
+    # A list: a code object that is freed meanwhile removes its entry.
     for hooks in [] if _cleanup is None else list(_cleanup.values.values()):
         yield from ((h.scope, h.name) for h in hooks if h.name.startswith("__compiled_fn"))
 

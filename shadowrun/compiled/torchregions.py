@@ -73,6 +73,7 @@ def inductor_settings() -> dict[str, Any]:
     from torch._inductor import config
 
     changed = [name for name in _known_settings if name not in _OURS and not _is_default(name)]
+    # Names have dots (`cpp.simdlen`): the settings of a backend are an object within the module.
     values = {name: functools.reduce(getattr, name.split("."), config) for name in changed}
     return {name: value for name, value in values.items() if value is not _known_settings[name].default}
 

@@ -17,7 +17,6 @@ __all__ = [
     "drop_frames_of",
     "replace_module_call",
     "restore_module_call",
-    "runs_generated_code",
     "skip_compilation_of",
 ]
 
@@ -79,12 +78,3 @@ def compiling_threads() -> set[threading.Thread]:
     if pool is None or made is None or not made().currsize:
         return set()
     return set(getattr(pool(), "_threads", ()))
-
-
-def runs_generated_code() -> bool:
-    """Whether this process has loaded code that Inductor generated, whose kernels write to memory unseen.
-
-    Seen on 2.13 (`PyCodeCache.modules`). Without it, it counts as loaded with Inductor itself.
-    """
-    cache = sys.modules.get("torch._inductor.codecache")
-    return cache is not None and bool(getattr(getattr(cache, "PyCodeCache", None), "modules", True))

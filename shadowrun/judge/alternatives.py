@@ -246,6 +246,7 @@ def lost_duplicates(call: MismatchedCall) -> str | None:
     slots = added[0].reshape(-1).numpy()
     values, start = (t.detach().to(torch.float64).reshape(-1).numpy() for t in added[1:])
     several = np.bincount(slots, minlength=result.numel()) > 1
+    # Such a kernel loses duplicates wherever they are: a few wrong elements among many have another cause.
     if not several[result_diff.bad].all() or 2 * result_diff.bad.size <= int(several.sum()):
         return None
     actual = result_diff.actual.to(torch.float64).numpy()
@@ -260,6 +261,7 @@ def lost_duplicates(call: MismatchedCall) -> str | None:
 
 def _added(op: str, named: dict[str, Any], result: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
     """Where each value is added, the value, and what was there; None if the operator adds none."""
+    # Element numbers, put through the same indexing, are the places where values are added.
     places = torch.arange(result.numel()).view(result.shape)
     if op in {"index_put", "_index_put_impl", "_unsafe_index_put"} and named.get("accumulate"):
         slots = torch.ops.aten.index.Tensor(places, named["indices"])

@@ -138,6 +138,7 @@ def error_factor(
     # Equal values have equal errors, whose mean does not tend to zero: only different values are evidence.
     if different < ENOUGH:
         return None
+    # White's standard error: errors of rounding grow with the element, and the usual formula assumes equal variances.
     score = p * (z - factor * p)
     places = [_Rows((prod(shape[:k]), n, prod(shape[k + 1 :])), (0, 2)) for k, n in enumerate(shape) if n > 1]
     groups = [*places, *([rows] if rows else [])]
@@ -415,6 +416,7 @@ def _in_row(value: Any, n: int, default: float) -> Array:
 def _explained(errors: Array, deviation: Array, weight: Array) -> float:
     """Share of the square errors that the best factor of each row's deviations and the best shift of it make."""
     shift = np.broadcast_to(weight, deviation.shape)
+    # Least squares with two regressors, in closed form, for all rows at once.
     aa, ab, bb = (np.sum(x * y, 1) for x, y in ((deviation, deviation), (deviation, shift), (shift, shift)))
     ad, bd = (np.sum(x * errors, 1) for x in (deviation, shift))
     determinant = aa * bb - ab * ab

@@ -65,6 +65,7 @@ class _Regression:
         # The standard error of a few great calls is itself uncertain.
         if self.pp * self.pp < CERTAIN * self.pppp or not self.pp:
             return float("inf")
+        # White's standard error, written in sums of powers: no call has to be kept for it.
         b = self.factor
         return float(max(self.ppzz - 2 * b * self.pppz + b * b * self.pppp, 0.0) ** 0.5) / self.pp
 

@@ -228,6 +228,7 @@ def _spectral(case: Case, result_diff: ResultDiff) -> Array:
     """Rounding of a whole matrix for each of its eigenvalues: moving it by u moves them by as much (Weyl)."""
     assert result_diff.fmt is not None
     matrix = next(tensors(case.args, case.kwargs)).detach()
+    # An infinite matrix adds nothing: an infinite floor would accept any result.
     norms = torch.linalg.matrix_norm(matrix.abs().to(torch.float64)).nan_to_num(posinf=0.0).reshape(-1)
     error: Array = (
         result_diff.fmt.roundoff * norms.repeat_interleave(result_diff.actual.numel() // max(norms.numel(), 1)).numpy()

@@ -119,6 +119,7 @@ def _eigh(named: Named, values: Values, truths: Truths, u: float) -> list[Residu
     half = matrix.tril() if named["UPLO"].upper() == "L" else matrix.triu()
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).real.to(matrix.dtype)
     matrix = half + half.mH
+    # `half + half.mH` has twice the diagonal; LAPACK ignores its imaginary part.
     matrix.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
     vectors = _batch(_wide(values[1]))
     # The oracle's eigenvalues, not the target's own: those are unique, and judged as a result of their own.

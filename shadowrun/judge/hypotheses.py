@@ -70,6 +70,7 @@ CERTAIN: Final = 0.8
 GUESSES: Final = 2
 """How often in succession one of less confidence has to be the first that holds, before it is tried first: it might
 keep a better one away."""
+# With changing shapes each call is of another kind: memory must not grow with them.
 MAX_KNOWN: Final = 1024
 
 

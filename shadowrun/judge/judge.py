@@ -329,6 +329,7 @@ class _Judgement:
     def _by_user(self, result_diff: ResultDiff, rtol: float, atol: float) -> Verdict:
         a, e = result_diff.differing_values(result_diff.actual), result_diff.differing_values(result_diff.expected)
         with np.errstate(all="ignore"):
+            # As `torch.testing.assert_close`: rtol is relative to the expected value.
             beyond = (np.abs(a - e) > atol + rtol * np.abs(e)) & ~result_diff.classes
         result_diff.bad = result_diff.where[beyond]
         evidence = f"{result_diff.bad.size} elements of {result_diff.name} beyond rtol {rtol:g}, atol {atol:g}"
@@ -398,6 +399,8 @@ class _Judgement:
             result_diff.truth = oracle.truths[result_diff.position]
             if result_diff.truth is None or result_diff.truth.value.size != result_diff.actual.numel():
                 raise NoOracle("no float64 oracle: it returned another number of elements")  # noqa: TRY301
+            if result_diff.classes.any():
+                oracle.note_open_classes(result_diff.position)
             # Without perturbed runs every unit is smaller: what passes now passes anyway, for one run of the oracle.
             verdict = self._against_oracle(result_diff, d, oracle, 0)
             if verdict.status is not Status.MATCH:

@@ -91,6 +91,7 @@ def deciding(steps: Sequence[Step]) -> Rung | None:
 
 
 # The judge's own sentences (`Verdict.evidence`), by the rung that writes them.
+# In this order: "units of rounding" of the oracle occurs in sentences of other rungs too.
 _EVIDENCE: Final = (
     (Rung.TOLERANCE, r"(?:within|beyond) rtol "),
     (Rung.SHORT_PRODUCT, r"are no neighbours of the sum of"),

@@ -87,6 +87,7 @@ def by_slices(case: Case, examine: Callable[[Case], Examined]) -> Examined | Non
     pairs = zip(case.names, case.actual, case.expected, strict=True)
     diffs = {k: d for k, d in enumerate(diff(*pair) for pair in pairs if pair[1] is not None) if d.n_different}
     judged: list[Examined] = []
+    # The largest result first: it is the one for which the call is too large.
     for k in sorted(diffs, key=lambda k: -diffs[k].n_elements):
         sample = _sample(case, k)
         found = examine(sample.case) if sample is not None else None
@@ -320,6 +321,7 @@ def _farthest_slices(case: Case, position: int, dim: int, kept: int) -> torch.Te
     size = expected.shape[dim]
     a, e = (t.movedim(dim, 0).reshape(size, -1) for t in (actual, expected))
     far, near = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.float64)
+    # In pieces of 8 million elements (32 MiB in float32): the result is large by definition.
     step = max(1, (8 << 20) // max(1, a.shape[1]))
     for i in range(0, size, step):
         x, y = a[i : i + step].to(torch.float32), e[i : i + step].to(torch.float32)

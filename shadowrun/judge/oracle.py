@@ -87,6 +87,7 @@ class Oracle:
         self.roundoff = compute_roundoff(case)
         self._coarsest = max(self.roundoff, result_roundoff(case))
         self.n_perturbed_runs = 0
+        # Of its own and seeded: the program's stream stays, and the same call always has the same verdict.
         self._generator = np.random.default_rng(0x5EED)
         self._values = self._run(None)
         self.truths = tuple(_truth(v) for v in self._values)
@@ -126,6 +127,23 @@ class Oracle:
         for truth, squared in pairs:
             np.maximum(truth.spread, _GREATEST_OF_MANY * deviation * np.sqrt(squared), out=truth.spread)
         return True
+
+    def note_open_classes(self, position: int) -> None:
+        """Mark the elements of a sum whose terms overflow in one order and not in another.
+
+        `Truth.flips` gets those whose terms exceed the greatest number of the accumulator, taken by magnitude: a right
+        kernel may return infinity there, or NaN for two partial sums of opposite sign, and another the finite sum.
+        """
+        truth, expected = self.truths[position], self._case.expected[position]
+        if not self._case.facts.n_factors or truth is None or not isinstance(expected, torch.Tensor):
+            return
+        # Kernels add up 16-bit terms in float32.
+        dtype = _REAL.get(expected.dtype, expected.dtype)
+        largest = FORMATS[dtype if dtype is torch.float64 else torch.float32].largest
+        size = self.on_changed_inputs(torch.abs)[position]
+        if isinstance(size, torch.Tensor) and (found := np.abs(_array(size))).size == truth.flips.size:
+            # A factor `beta` below 0 makes a difference of two infinite sizes: NaN is beyond the largest too.
+            np.logical_or(truth.flips, ~(found < largest), out=truth.flips)
 
     def on_changed_inputs(
         self,
@@ -269,6 +287,7 @@ def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None
     if t.layout != torch.strided:
         copied = t.detach().to(wide, copy=True)
         if change is not None:
+            # `values()` raises on a COO tensor that is not coalesced.
             copied = copied.coalesce() if copied.layout == torch.sparse_coo else copied
             values = copied.values()
             values.copy_(_changed(values.clone(), change))

@@ -261,6 +261,7 @@ def _constant(a: np.ndarray[Any, Any], e: np.ndarray[Any, Any]) -> float | None:
     finite = np.isfinite(a) & np.isfinite(e)
     if a.size < 4 or not finite.all() or not np.abs(e).max() > 0:
         return None
+    # Divided first: the square of a float64 above 1e154 overflows.
     scale = np.abs(e).max()
     return float(np.dot(a / scale, e / scale) / np.dot(e / scale, e / scale))
 
@@ -338,6 +339,7 @@ def _rounded_to(dtype: torch.dtype, f: ResultDiff) -> bool:
     # Among subnormal numbers a formula that cancels has the same few digits (exp(x) - 1 those of float16).
     if int((size >= limits.smallest_normal).sum()) < 4:
         return False
+    # Half a unit in the last place of the shorter dtype, at each element.
     half = torch.exp2(torch.floor(torch.log2(size.clamp(min=limits.smallest_normal)))) * (limits.eps / 2)
     own = 0.0 if f.truth is None else torch.from_numpy(f.truth.spread)
     near = (a - e).abs() <= half + 8.0 * torch.finfo(f.actual.dtype).eps * size + own

@@ -169,9 +169,9 @@ static int cache_look_up_in_dict(PyObject *contexts, PyObject *key, long long *n
 }
 
 int sr_context_number(SrContextCache *cache, PyObject *contexts, PyObject *index, PyObject *device,
-                      const SrOrigin *origin, PyObject *args, PyObject *kwargs, long long *number) {
+                      const SrOrigin *origin, PyObject *args, PyObject *kwargs, int exact, long long *number) {
     SrKey key;
-    sr_key_begin(&key);
+    sr_key_begin(&key, exact);
     int found = 0;
     if (sr_key_put_call(&key, args, kwargs) == 0) {
         size_t call_length = key.length;

@@ -7,6 +7,7 @@
 
 #include "contexts.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +62,9 @@ static int key_put_object(SrKey *key, PyObject *object) {
 /* Not by DLPack: that asks for the address, and then a tensor that shares its memory until it is written to
  * (`torch._lazy_clone`) gets its own memory. The program would notice. */
 static int key_put_tensor(SrKey *key, PyObject *value) {
+    if (key->exact) {
+        return key_put_tag(key, 'T');
+    }
     const int64_t *sizes;
     int64_t n;
     PyObject *dtype;
@@ -114,13 +118,21 @@ static int key_put_value(SrKey *key, PyObject *value, int depth) {
         int overflow;
         long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
         /* Large ones change from step to step, as floats do: each call would be a new context. */
-        if (overflow || number > KEY_LARGEST_INTEGER || number < -KEY_LARGEST_INTEGER) {
+        if (overflow && key->exact) {
+            PyObject *digits = PyObject_Repr(value);
+            int failed = digits == NULL || key_put_tag(key, 'i') || key_put_string(key, digits);
+            Py_XDECREF(digits);
+            return failed ? -1 : 0;
+        }
+        if (!key->exact && (overflow || number > KEY_LARGEST_INTEGER || number < -KEY_LARGEST_INTEGER)) {
             return key_put_tag(key, 'i');
         }
         return key_put_tag(key, 'I') || sr_key_put(key, &number, sizeof number) ? -1 : 0;
     }
     if (PyFloat_CheckExact(value)) {
-        return key_put_tag(key, 'f');
+        double number = key->exact ? PyFloat_AS_DOUBLE(value) : 0.0; /* zeros of both signs are two values */
+        number = isnan(number) ? (double)NAN : number;
+        return key_put_tag(key, 'f') || (key->exact && sr_key_put(key, &number, sizeof number)) ? -1 : 0;
     }
     if (value == Py_None || value == Py_True || value == Py_False) {
         return key_put_tag(key, value == Py_None ? 'N' : value == Py_True ? '1' : '0');
@@ -134,7 +146,7 @@ static int key_put_value(SrKey *key, PyObject *value, int depth) {
         if (key_put_tag(key, '[') || sr_key_put(key, &n, sizeof n)) {
             return -1;
         }
-        for (Py_ssize_t i = 0; i < n && i < KEY_MAX_ITEMS && i < PySequence_Fast_GET_SIZE(value); i++) {
+        for (Py_ssize_t i = 0; i < n && (i < KEY_MAX_ITEMS || key->exact) && i < PySequence_Fast_GET_SIZE(value); i++) {
             PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
             int failed = key_put_value(key, item, depth + 1);
             Py_DECREF(item);
@@ -146,6 +158,10 @@ static int key_put_value(SrKey *key, PyObject *value, int depth) {
     }
     if (PyUnicode_CheckExact(value)) {
         return key_put_string(key, value);
+    }
+    if (key->exact && PyComplex_CheckExact(value)) {
+        Py_complex number = ((PyComplexObject *)value)->cval;
+        return key_put_tag(key, 'c') || sr_key_put(key, &number, sizeof number) ? -1 : 0;
     }
     int answer = sr_is_exact(value);
     if (answer == 0 && (answer = sr_is_tensor_or_subclass(value)) == 1) {
@@ -195,7 +211,8 @@ PyObject *sr_key_tuple(SrKey *key, PyObject *index, PyObject *device, const SrOr
     return made;
 }
 
-void sr_key_begin(SrKey *key) {
+void sr_key_begin(SrKey *key, int exact) {
+    key->exact = exact;
     key->bytes = key->first;
     key->length = 0;
     key->room = sizeof key->first;
@@ -216,16 +233,16 @@ void sr_key_drop(SrKey *key) {
     }
 }
 
-/* context_key(index, device, place, args, kwargs) */
+/* context_key(index, device, place, args, kwargs, exact=False) */
 PyObject *sr_context_key(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (n != 5 || !PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) != 3 || !PyTuple_Check(args[3]) ||
+    if (n < 5 || n > 6 || !PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) != 3 || !PyTuple_Check(args[3]) ||
         !PyDict_Check(args[4])) {
         return sr_wrong_count("context_key");
     }
     SrOrigin origin = {PyTuple_GET_ITEM(args[2], 0), PyTuple_GET_ITEM(args[2], 1), PyTuple_GET_ITEM(args[2], 2)};
     SrKey key;
-    sr_key_begin(&key);
+    sr_key_begin(&key, n == 6 && args[5] == Py_True);
     PyObject *made = sr_key_put_call(&key, args[3], args[4]) ? NULL : sr_key_tuple(&key, args[0], args[1], &origin);
     sr_key_drop(&key);
     return made;

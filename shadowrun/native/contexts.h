@@ -11,10 +11,11 @@ typedef struct {
     size_t length, room;
     PyObject **objects, *first_objects[16]; /* owned */
     Py_ssize_t n_objects, objects_room;
+    int exact; /* each value counts, and of a tensor only that it is one: the key of a recording's context */
 } SrKey;
 
 /* contexts.c. 0, or -1 with an exception. */
-void sr_key_begin(SrKey *key);
+void sr_key_begin(SrKey *key, int exact);
 void sr_key_drop(SrKey *key);
 int sr_key_put(SrKey *key, const void *bytes, size_t n);
 int sr_key_put_call(SrKey *key, PyObject *args, PyObject *kwargs);
@@ -30,6 +31,6 @@ void sr_collide_context_cache(SrContextCache *cache); /* one hash for all keys f
 
 /* The number of a call's context in `contexts`: 1; 0, perhaps with an exception, where it is new or has no key. */
 int sr_context_number(SrContextCache *cache, PyObject *contexts, PyObject *index, PyObject *device,
-                      const SrOrigin *origin, PyObject *args, PyObject *kwargs, long long *number);
+                      const SrOrigin *origin, PyObject *args, PyObject *kwargs, int exact, long long *number);
 
 #endif

@@ -38,6 +38,8 @@ int sr_is_tensor(PyObject *value);      /* torch.Tensor or Parameter, no subclas
 int sr_is_tensor_type(PyObject *type);
 int sr_is_tensor_or_subclass(PyObject *value); /* or -1 */
 int sr_is_exact(PyObject *value);       /* a value of a type with few values: a dtype, a device, a string; or -1 */
+typedef int32_t (*SrShimAsk)(void *tensor, void *answer); /* of torch's stable C shim, with an at::Tensor: 0, or an error */
+void *sr_plain_tensor(PyObject *tensor); /* the at::Tensor of an ordinary dense tensor; NULL for others, and without the shim */
 PyObject *sr_shape(PyObject *tensor);
 PyObject *sr_dtype(PyObject *tensor);
 int sr_shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype); /* borrowed */

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_FORMATS = 32, DLPACK_COMPLEX = 5, N_SAMPLES = 64, MOST_SAMPLES = 2 * N_SAMPLES, N_PARTS = 4 };
+enum { MOST_FORMATS = 32, DLPACK_COMPLEX = 5, N_SAMPLES = SR_MOST_SAMPLES / 2, N_PARTS = 4 };
 
 typedef struct {
     int code, width, mantissa; /* code and width: as in DLPack */
@@ -78,12 +78,6 @@ PyObject *sr_setup_digests(PyObject *module, PyObject *formats) {
     Py_RETURN_NONE;
 }
 
-/* The last columns of `RESULT` in recording/model.py. */
-typedef struct {
-    int64_t n_nan, n_pos_inf, n_neg_inf, n_zero, n_neg_zero, n_subnormal;
-    double min, max, norm;
-} DigestStatistics;
-
 /* One tensor: dense, of real numbers. */
 typedef struct {
     const unsigned char *at;
@@ -125,12 +119,12 @@ static void digest_ladder(const DigestInput *in, size_t first, size_t n, sr_inst
     sr_rungs(planes, f->width, n, f->mantissa, rungs);
 }
 
-static void digest_statistics(const DigestInput *in, SrValues *values, DigestStatistics *found) {
+static void digest_statistics(const DigestInput *in, SrValues *values, SrStatistics *found) {
     const DigestFormat *f = in->format;
     if (f->number == SR_CODES) {
         sr_sum_counts(values, f->numbers, f->normal);
     }
-    *found = (DigestStatistics){
+    *found = (SrStatistics){
         (int64_t)values->n_nan, (int64_t)values->n_pos_inf, (int64_t)values->n_neg_inf, (int64_t)values->n_zero,
         (int64_t)values->n_neg_zero, (int64_t)values->n_subnormal, (double)NAN, (double)NAN, (double)NAN};
     if (values->n_finite) {
@@ -140,15 +134,14 @@ static void digest_statistics(const DigestInput *in, SrValues *values, DigestSta
 }
 
 /* Everything of a digest but its samples. */
-static void digest_compute(
-    const DigestInput *in, sr_instructions instructions, DigestStatistics *found, uint64_t *rungs, uint64_t *row_rungs) {
+static void digest_compute(const DigestInput *in, sr_instructions instructions, SrDigest *found, uint64_t *row_rungs) {
     SrValues values;
     sr_clear_values(&values, in->format->number);
-    digest_ladder(in, 0, in->n, instructions, &values, rungs);
-    digest_statistics(in, &values, found);
-    size_t each = in->n_rows ? in->n / in->n_rows : 0, n_rungs = (size_t)in->format->mantissa + 1;
+    digest_ladder(in, 0, in->n, instructions, &values, found->rungs);
+    digest_statistics(in, &values, &found->statistics);
+    size_t each = in->n_rows ? in->n / in->n_rows : 0;
     for (size_t r = 0; r < in->n_ladders; r++) {
-        digest_ladder(in, r * each, each, instructions, NULL, row_rungs + r * n_rungs);
+        digest_ladder(in, r * each, each, instructions, NULL, row_rungs + r * found->n_rungs);
     }
 }
 
@@ -192,31 +185,35 @@ static size_t digest_samples(const DigestInput *in, uint64_t *samples) {
     return n_samples * parts;
 }
 
+/* `row_rungs`: room for the ladders of rows. */
+static void digest_all(const DigestInput *in, sr_instructions instructions, SrDigest *found, uint64_t *row_rungs) {
+    found->n_rungs = (size_t)in->format->mantissa + 1;
+    if (in->n * (size_t)in->format->width / 8 <= SR_FEW_BYTES) {
+        digest_compute(in, instructions, found, row_rungs);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        digest_compute(in, instructions, found, row_rungs);
+        Py_END_ALLOW_THREADS
+    }
+    found->n_samples = digest_samples(in, found->samples);
+}
+
 /* (statistics, rungs, samples, rungs of rows), as bytes. */
 static PyObject *digest_memory(const DigestInput *in, sr_instructions instructions) {
-    DigestStatistics found;
-    uint64_t rungs[SR_MOST_PLANES], samples[MOST_SAMPLES];
+    SrDigest found;
     size_t n_rungs = (size_t)in->format->mantissa + 1;
-    if (in->n_ladders > PY_SSIZE_T_MAX / sizeof rungs) {
+    if (in->n_ladders > PY_SSIZE_T_MAX / sizeof found.rungs) {
         return PyErr_NoMemory();
     }
-    PyObject *rows = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(in->n_ladders * n_rungs * sizeof *rungs));
+    PyObject *rows = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(in->n_ladders * n_rungs * sizeof *found.rungs));
     if (rows == NULL) {
         return NULL;
     }
-    uint64_t *row_rungs = (uint64_t *)(void *)PyBytes_AS_STRING(rows);
-    if (in->n * (size_t)in->format->width / 8 <= SR_FEW_BYTES) {
-        digest_compute(in, instructions, &found, rungs, row_rungs);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        digest_compute(in, instructions, &found, rungs, row_rungs);
-        Py_END_ALLOW_THREADS
-    }
-    size_t n_samples = digest_samples(in, samples);
+    digest_all(in, instructions, &found, (uint64_t *)(void *)PyBytes_AS_STRING(rows));
     PyObject *parts[N_PARTS] = {
-        PyBytes_FromStringAndSize((const char *)&found, sizeof found),
-        PyBytes_FromStringAndSize((const char *)rungs, (Py_ssize_t)(n_rungs * sizeof *rungs)),
-        PyBytes_FromStringAndSize((const char *)samples, (Py_ssize_t)(n_samples * sizeof *samples)),
+        PyBytes_FromStringAndSize((const char *)&found.statistics, sizeof found.statistics),
+        PyBytes_FromStringAndSize((const char *)found.rungs, (Py_ssize_t)(n_rungs * sizeof *found.rungs)),
+        PyBytes_FromStringAndSize((const char *)found.samples, (Py_ssize_t)(found.n_samples * sizeof *found.samples)),
         rows,
     };
     PyObject *tuple = parts[0] == NULL || parts[1] == NULL || parts[2] == NULL ? NULL : PyTuple_New(N_PARTS);
@@ -239,31 +236,49 @@ static const DigestFormat *digest_format(const SrTensor *t) {
     return NULL;
 }
 
+/* What is digested of a plain tensor: 1; 0 where Python has to prepare it; -1 with an exception. */
+static int digest_read(PyObject *tensor, const SrTensor *t, DigestInput *in) {
+    *in = (DigestInput){.n = 1, .parts = 1};
+    if (!sr_is_on_cpu(t) || t->dtype.code == DLPACK_COMPLEX || !sr_is_contiguous(t) || (in->format = digest_format(t)) == NULL) {
+        return 0;
+    }
+    for (int32_t d = 0; d < t->ndim; d++) {
+        in->n *= (size_t)t->shape[d];
+    }
+    if (t->data == NULL && in->n) { /* a tensor of zeros without memory */
+        return 0;
+    }
+    in->at = (const unsigned char *)t->data + t->byte_offset;
+    in->n_rows = t->ndim ? (size_t)t->shape[0] : 0;
+    int negated = sr_is_negated(tensor);
+    return negated < 0 ? -1 : !negated;
+}
+
+int sr_digest_tensor(PyObject *tensor, const SrTensor *t, SrDigest *found) {
+    DigestInput in;
+    int done = digest_read(tensor, t, &in);
+    if (done == 1) {
+        digest_all(&in, digest_best, found, NULL);
+    }
+    return done;
+}
+
 /* digest(tensor, n_ladders): of a plain tensor, as `digest_memory`; None where Python has to prepare the tensor. */
 PyObject *sr_digest(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     (void)module;
     SrTensor t;
-    DigestInput in = {.n = 1, .parts = 1};
+    DigestInput in;
     if (n_args != 2) {
         return sr_wrong_count("digest");
     }
-    if (!sr_is_tensor(args[0]) || !sr_read_tensor(args[0], &t) || !sr_is_on_cpu(&t) || t.dtype.code == DLPACK_COMPLEX ||
-        !sr_is_contiguous(&t) || (in.format = digest_format(&t)) == NULL) {
-        Py_RETURN_NONE;
-    }
-    for (int32_t d = 0; d < t.ndim; d++) {
-        in.n *= (size_t)t.shape[d];
-    }
-    int negated = sr_is_negated(args[0]);
-    size_t n_ladders = negated < 0 ? 0 : PyLong_AsSize_t(args[1]);
+    int done = sr_is_tensor(args[0]) && sr_read_tensor(args[0], &t) ? digest_read(args[0], &t, &in) : 0;
+    size_t n_ladders = done < 1 ? 0 : PyLong_AsSize_t(args[1]);
     if (PyErr_Occurred()) {
         return NULL;
     }
-    if (negated || (t.data == NULL && in.n)) { /* a tensor of zeros without memory */
+    if (!done) {
         Py_RETURN_NONE;
     }
-    in.at = (const unsigned char *)t.data + t.byte_offset;
-    in.n_rows = t.ndim ? (size_t)t.shape[0] : 0;
     in.n_ladders = in.n_rows < n_ladders ? in.n_rows : n_ladders;
     return digest_memory(&in, digest_best);
 }

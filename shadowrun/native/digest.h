@@ -35,7 +35,19 @@ void sr_clear_values(SrValues *values, sr_number number);
 void sr_sum_counts(SrValues *values, const double *numbers, double normal);
 double sr_norm(const SrValues *values, const unsigned char *at, size_t n, sr_number number, int width);
 
-/* digest.c */
+/* digest.c: what a recording keeps of a tensor; see recording/digests.py. */
+enum { SR_MOST_SAMPLES = 128 };
+typedef struct {
+    int64_t n_nan, n_pos_inf, n_neg_inf, n_zero, n_neg_zero, n_subnormal;
+    double min, max, norm;
+} SrStatistics; /* the last columns of `RESULT` in recording/model.py */
+typedef struct {
+    SrStatistics statistics;
+    uint64_t rungs[SR_MOST_PLANES], samples[SR_MOST_SAMPLES];
+    size_t n_rungs, n_samples;
+} SrDigest;
+/* Of a plain tensor on the CPU: 1; 0 where Python has to prepare it; -1 with an exception. */
+int sr_digest_tensor(PyObject *tensor, const SrTensor *t, SrDigest *found);
 PyObject *sr_setup_digests(PyObject *module, PyObject *formats);
 PyObject *sr_digest(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_digest_memory(PyObject *module, PyObject *const *args, Py_ssize_t n);

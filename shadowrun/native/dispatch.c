@@ -5,6 +5,7 @@
  */
 
 #include "dispatch.h"
+#include "tensor_rows.h"
 
 #ifdef _WIN32
 #include <windows.h>
@@ -232,7 +233,10 @@ static int dispatch_has_function_mode(SrHandler *self) {
     return answer != Py_False;
 }
 
-static int dispatch_all_plain(PyObject *types) {
+int sr_are_plain_types(PyObject *types) {
+    if (!PyTuple_Check(types) && !PyList_Check(types)) {
+        return 0;
+    }
     Py_ssize_t n = PySequence_Fast_GET_SIZE(types);
     for (Py_ssize_t i = 0; i < n; i++) {
         if (!sr_is_tensor_type(PySequence_Fast_GET_ITEM(types, i))) {
@@ -266,7 +270,7 @@ static PyObject *dispatch_in_python(PyObject *mode, PyObject *const *args, Py_ss
 static sr_result dispatch_try(SrHandler *self, PyObject *const *args, Py_ssize_t n, PyObject **out) {
     SrOperator *operator = sr_find_operator(self, args[0]);
     PyObject *types = args[1];
-    if (operator == NULL || !(PyTuple_Check(types) || PyList_Check(types)) || !dispatch_all_plain(types) ||
+    if (operator == NULL || !sr_are_plain_types(types) ||
         dispatch_has_function_mode(self)) { /* Python hides shadowrun's own calls from it */
         return SR_FALLBACK;
     }
@@ -323,12 +327,14 @@ static void dispatch_trim_traceback(void) {
     PyErr_Restore(type, value, trace);
 }
 
-PyObject *sr_dispatch(PyObject *mode, SrHandler *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+PyObject *sr_dispatch(PyObject *mode, PyObject *handler, PyObject *const *args, Py_ssize_t n, PyObject *names) {
     PyObject *out = NULL;
     sr_result done = SR_FALLBACK;
-    /* No handler: the mode has ended. One that is off: the garbage collector cleared it. */
-    if (self != NULL && self->state != SR_OFF && names == NULL && n >= 2 && n <= 4) {
-        done = dispatch_try(self, args, n, &out);
+    int fits = handler != NULL && names == NULL && n >= 2 && n <= 4; /* no handler: the mode has ended */
+    if (fits && sr_is_call_rows(handler)) {
+        done = sr_record_call((SrCallRows *)handler, args, n, &out);
+    } else if (fits && ((SrHandler *)handler)->state != SR_OFF) { /* off: the garbage collector cleared it */
+        done = dispatch_try((SrHandler *)handler, args, n, &out);
     }
     if (done == SR_FALLBACK && !sr_interrupted()) {
         out = dispatch_in_python(mode, args, n, names);
@@ -351,7 +357,7 @@ sr_result sr_find_context(SrHandler *self, SrCall *call) {
     sr_lap(self, SR_PART_ORIGIN, start);
     start = sr_clock_start(self);
     int found = sr_context_number(self->cache, self->contexts, call->operator->index, self->device, &call->origin, call->args,
-                              call->kwargs, &call->context);
+                              call->kwargs, 0, &call->context);
     sr_lap(self, SR_PART_CONTEXT, start);
     if (!found) { /* new, or of a kind that only Python knows */
         sr_drop_origin(&call->origin);

@@ -80,11 +80,12 @@ typedef struct {
 /* handler.c: an operator that `learn` was called for, or NULL. */
 SrOperator *sr_find_operator(const SrHandler *self, PyObject *func);
 
-/* dispatch_slot.c: the mode's `__torch_dispatch__`, which goes by this handler. */
-PyObject *sr_bind_method(SrHandler *self, PyObject *mode);
+/* dispatch_slot.c: the mode's `__torch_dispatch__`, which goes by this handler: an SrHandler or SrCallRows. */
+PyObject *sr_bind_method(PyObject *handler, PyObject *mode);
 
-/* dispatch.c: mode.__torch_dispatch__(func, types, args=(), kwargs=None). `self`: or NULL. */
-PyObject *sr_dispatch(PyObject *mode, SrHandler *self, PyObject *const *args, Py_ssize_t n, PyObject *names);
+/* dispatch.c: mode.__torch_dispatch__(func, types, args=(), kwargs=None). `handler`: or NULL. */
+PyObject *sr_dispatch(PyObject *mode, PyObject *handler, PyObject *const *args, Py_ssize_t n, PyObject *names);
+int sr_are_plain_types(PyObject *types); /* torch.Tensor and Parameter only */
 long long sr_now_ns(void);
 PyObject *sr_run_operator(const SrCall *call); /* the program's own call */
 PyObject *sr_replay(SrHandler *self, PyObject *run, PyObject *args, PyObject *kwargs);

@@ -70,18 +70,18 @@ static PyObject *method_call(PyObject *self, PyObject *const *args, size_t n, Py
         return NULL;
     }
     PyObject *mode = Py_NewRef(method->mode), *handler = Py_XNewRef(method->handler);
-    PyObject *out = sr_dispatch(mode, (SrHandler *)handler, args, PyVectorcall_NARGS(n), names);
+    PyObject *out = sr_dispatch(mode, handler, args, PyVectorcall_NARGS(n), names);
     Py_DECREF(mode);
     Py_XDECREF(handler);
     return out;
 }
 
-PyObject *sr_bind_method(SrHandler *self, PyObject *mode) {
+PyObject *sr_bind_method(PyObject *handler, PyObject *mode) {
     DispatchMethod *method = PyObject_GC_New(DispatchMethod, method_type);
     if (method != NULL) {
         method->call = method_call;
         method->mode = Py_NewRef(mode);
-        method->handler = Py_NewRef((PyObject *)self);
+        method->handler = Py_NewRef(handler);
         PyObject_GC_Track(method);
     }
     return (PyObject *)method;

@@ -226,8 +226,10 @@ static void handler_dealloc(SrHandler *self) {
     Py_DECREF(type);
 }
 
+static PyObject *handler_bind(PyObject *self, PyObject *mode) { return sr_bind_method(self, mode); }
+
 static PyMethodDef handler_methods[] = {
-    {"bind", (PyCFunction)sr_bind_method, METH_O, NULL},
+    {"bind", handler_bind, METH_O, NULL},
     {"learn", (PyCFunction)handler_learn, METH_VARARGS, NULL},
     {"guard", (PyCFunction)handler_guard, METH_VARARGS, NULL},
     {"collect", (PyCFunction)handler_collect, METH_O, NULL},

@@ -2,11 +2,12 @@
 
 #include "core.h"
 #include "digest.h"
+#include "tensor_rows.h"
 
 #include <stdlib.h>
 #include <structmember.h>
 
-#define VERSION 18
+#define VERSION 19
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -67,13 +68,17 @@ static PyMethodDef functions[] = {
     {"setup_digests", sr_setup_digests, METH_O, NULL},
     {"digest", (PyCFunction)(void (*)(void))sr_digest, METH_FASTCALL, NULL},
     {"digest_memory", (PyCFunction)(void (*)(void))sr_digest_memory, METH_FASTCALL, NULL},
+    {"setup_places", (PyCFunction)(void (*)(void))sr_setup_places, METH_FASTCALL, NULL},
+    {"place", sr_place, METH_O, NULL},
+    {"setup_storage_rows", sr_setup_storage_rows, METH_O, NULL},
     {"keep_heap", (PyCFunction)module_keep_heap, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static int exec_module(PyObject *module) {
     int failed = sr_add_origins_type(module) || sr_add_row_buffer_type(module) || sr_add_handler_type(module) ||
-                 sr_add_method_type(module);
+                 sr_add_method_type(module) || sr_add_storage_rows_type(module) || sr_add_tensor_rows_type(module) ||
+             sr_add_call_rows_type(module);
     failed = failed || PyModule_AddIntConstant(module, "SOURCES", SOURCES);
     return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", VERSION);
 }

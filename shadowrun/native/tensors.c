@@ -30,22 +30,18 @@ static PyObject *shape_descriptor, *dtype_descriptor, *cpu_descriptor, *neg_desc
 static PyObject *strided;        /* torch.strided */
 static int dlpack_failures, dlpack_rests; /* recent refusals of DLPack; calls for which it is not used */
 
-/* A function of torch's stable C shim, given the address of an at::Tensor: 0, or an error. */
-typedef int32_t (*ShimAsk)(void *tensor, void *answer);
-
 enum { MAX_CODES = 128, MAX_DIMS = 64, SHIM_CPU = 0, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
 
 static struct {
     Py_ssize_t offset; /* of the at::Tensor in its Python object; 0: unknown, the shim is not used */
     const void *kind;  /* address of the virtual table of plain tensors */
-    ShimAsk n_dims, sizes, dtype, device;
+    SrShimAsk n_dims, sizes, dtype, device;
     PyObject *dtypes[MAX_CODES]; /* by torch's number; there is one each for the process */
     char refused[MAX_CODES];     /* the dtypes that DLPack does not know */
 } shim;
 
-/* The at::Tensor of an ordinary dense tensor; NULL for others: some have no sizes, and the shim would print that to
- * stderr. */
-static void *shim_tensor(PyObject *tensor) {
+/* Of others, some have no sizes, and the shim would print that to stderr. */
+void *sr_plain_tensor(PyObject *tensor) {
     char *at = (char *)tensor + shim.offset;
     if (shim.offset == 0 || !sr_is_tensor(tensor)) {
         return NULL;
@@ -76,7 +72,7 @@ PyObject *sr_setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     if (offset + (Py_ssize_t)sizeof(void *) > size) {
         Py_RETURN_FALSE;
     }
-    ShimAsk *asks[] = {&shim.n_dims, &shim.sizes, &shim.dtype, &shim.device};
+    SrShimAsk *asks[] = {&shim.n_dims, &shim.sizes, &shim.dtype, &shim.device};
     for (int i = 0; i < 4; i++) {
         memcpy(asks[i], &addresses[1 + i], sizeof(void *));
     }
@@ -89,14 +85,14 @@ PyObject *sr_setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
 }
 
 /* A number of 32 or 64 bits: there is room for either, should a torch exchange the functions. 0, or an error. */
-static int shim_ask(ShimAsk function, void *tensor, int64_t *answer) {
+static int shim_ask(SrShimAsk function, void *tensor, int64_t *answer) {
     *answer = -1;
     return function(tensor, answer);
 }
 
 /* The shape and dtype of a tensor without an object for them: 1; 0 where Python has to be asked. */
 int sr_shape_and_dtype(PyObject *tensor, int64_t *n_dims, const int64_t **sizes, PyObject **dtype) {
-    void *asked = shim_tensor(tensor);
+    void *asked = sr_plain_tensor(tensor);
     int64_t answer;
     *sizes = NULL;
     if (asked == NULL || shim_ask(shim.n_dims, asked, n_dims) || *n_dims < 0 || *n_dims > MAX_DIMS ||
@@ -175,7 +171,7 @@ PyObject *sr_dtype(PyObject *tensor) {
 static int32_t tensor_dense_dtype(PyObject *value) {
     int32_t type, code;
     if (shim.offset != 0 && sr_is_tensor(value)) {
-        void *asked = shim_tensor(value);
+        void *asked = sr_plain_tensor(value);
         int known = asked != NULL && shim.device(asked, &type) == 0 && shim.dtype(asked, &code) == 0;
         return known && type == SHIM_CPU && code >= 0 && code < MAX_CODES ? code : -1;
     }
@@ -226,7 +222,7 @@ int sr_is_on_cpu(const SrTensor *t) { return t->device.type == DLPACK_CPU; }
 
 int sr_is_cpu_tensor(PyObject *tensor) {
     SR_NAME(is_cpu, "is_cpu") { return 0; }
-    void *asked = shim_tensor(tensor);
+    void *asked = sr_plain_tensor(tensor);
     int64_t number;
     if (asked != NULL && shim_ask(shim.device, asked, &number) == 0) {
         int32_t type;

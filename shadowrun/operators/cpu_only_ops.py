@@ -33,6 +33,7 @@ def attend(
     """Attention as a user calls it: ``[output]``."""
 
     def run() -> list[torch.Tensor]:
+        # The operator has no argument `enable_gqa`: fewer heads of keys than of queries show it.
         grouped = query.dim() > 3 and query.shape[-3] != key.shape[-3]
         args = (query, key, value, attn_mask, dropout_p, is_causal)
         return [F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=grouped)]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from shadowrun.native import core
+from shadowrun.native import tensors as native
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
 from shadowrun.recording.recording_file import Block
 
@@ -22,12 +24,13 @@ if TYPE_CHECKING:
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.recording_file import Writer
 
-__all__ = ["BlockBuffer"]
+__all__ = ["LOOK_EVERY", "BlockBuffer"]
 
-_MAX_CALLS: Final = 2000
+_MAX_CALLS: Final = 2048
 _MAX_RESULTS: Final = 20_000  # a fused optimizer writes to thousands of tensors in one call
 _FLUSH_S: Final = 1.0
-_LOOK_AT_CLOCK: Final = 63
+LOOK_EVERY: Final = 64
+"""After so many calls the clock is looked at; `native/record_call.c` has it too."""
 _MAX_KNOWN: Final = 50_000
 """A program with a scalar that changes at each step makes new contexts for ever: after so many, they are forgotten."""
 
@@ -36,6 +39,7 @@ _RESULT: Final = struct.Struct("<iBBBBiq")
 """The columns of a result before those of its digest."""
 _NO_STATISTICS: Final = struct.pack("<6q3d", 0, 0, 0, 0, 0, 0, *[float("nan")] * 3)
 assert (_CALL.size, _RESULT.size + len(_NO_STATISTICS)) == (CALL.itemsize, RESULT.itemsize)
+_ROW_BYTES: Final = RESULT.itemsize
 _MAX_INPUTS: Final = 0xFFFF
 _MAX_POSITION: Final = 255
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -51,67 +55,60 @@ class BlockBuffer:
 
     Attributes:
         writer: What blocks go to.
-        n_calls, n_results: Rows so far, of all blocks.
+        calls, inputs, results, rungs, samples, row_rungs: Columns of the block that is being filled: always the same
+            objects, since `native/record_call.c` adds to them too.
+        contexts: Numbers of contexts by their keys.
+        native_rows: Adds rows in C, and has to know where a block begins; None without the C extension.
     """
 
     def __init__(self, writer: Writer, before_block: Callable[[], None]) -> None:
         self.writer = writer
         self._before_block = before_block
-        self.n_calls = self.n_results = 0
-        self._contexts: dict[tuple[Any, ...], int] = {}
+        self.contexts: dict[tuple[Any, ...], int] = {}
         self._n_contexts = 0
         self._forms: dict[tuple[Any, ...], int] = {}
         self._n_forms = 0
         self._flushed_at = time.monotonic()
-        self._clear()
+        self.calls, self.inputs, self.results = bytearray(), bytearray(), bytearray()
+        self.rungs, self.samples, self.row_rungs = bytearray(), bytearray(), bytearray()
+        self._columns = self.calls, self.inputs, self.results, self.rungs, self.samples, self.row_rungs
+        self.native_rows: Any = None
+        self._first_row = self._first_call = 0
+        self.begin_call()
 
-    def _clear(self) -> None:
-        self._n_block_calls = self._n_block_results = 0
-        self._calls, self._results = bytearray(), bytearray()
-        self._inputs: list[int] = []
-        self._rungs, self._samples, self._row_rungs = bytearray(), bytearray(), bytearray()
-        self._mark = (0, 0, 0, 0, 0)
+    @property
+    def n_calls(self) -> int:
+        """Calls so far, of all blocks."""
+        return self._first_call + len(self.calls) // _CALL.size
+
+    @property
+    def n_results(self) -> int:
+        """Rows of results so far, of all blocks: the number of the next one."""
+        return self._first_row + len(self.results) // _ROW_BYTES
 
     def begin_call(self) -> None:
         """The rows from here on belong to the next call."""
-        self._mark = (
-            *(self._n_block_results, len(self._inputs)),
-            *(len(self._rungs), len(self._samples), len(self._row_rungs)),
-        )
+        self._mark = tuple(map(len, self._columns))
 
     def drop_call(self) -> None:
         """Remove what was added since `begin_call`, of a call that could not be recorded to its end."""
-        n_results, n_inputs, n_rungs, n_samples, n_row_rungs = self._mark
-        if self._n_block_results < n_results:  # its block has been written
+        if len(self.calls) < self._mark[0]:  # its block has been written
             return
-        self.n_results -= self._n_block_results - n_results
-        self._n_block_results = n_results
-        del (
-            self._results[n_results * RESULT.itemsize :],
-            self._inputs[n_inputs:],
-            self._calls[self._n_block_calls * _CALL.size :],
-        )
-        del self._rungs[n_rungs:], self._samples[n_samples:], self._row_rungs[n_row_rungs:]
+        for column, size in zip(self._columns, self._mark, strict=True):
+            del column[size:]
 
     def context(self, plan: OpPlan, origin: Origin, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Number of what a call has in common with others."""
-        key: list[Any] = [plan.index, device, *origin]
-        for a in args:
-            if type(a) not in _PLAIN:
-                _add_to_key(key, a)
-        for name, a in kwargs.items():
-            if type(a) not in _PLAIN:
-                key.append(name)
-                _add_to_key(key, a)
-        known = self._contexts.get(tuple(key))
+        key = _key(plan.index, device, origin, args, kwargs)
+        known = self.contexts.get(key)
         if known is not None:
             return known
         module, phase, site = origin
         number, self._n_contexts = self._n_contexts, self._n_contexts + 1
         self.writer.context(number, Context(plan.name, module, phase, site, device, _arguments(args, kwargs)))
-        if len(self._contexts) >= _MAX_KNOWN:
-            self._contexts.clear()
-        self._contexts[tuple(key)] = number
+        if len(self.contexts) >= _MAX_KNOWN:
+            self.contexts.clear()
+        self.contexts[key] = number
         return number
 
     def form(self, t: torch.Tensor) -> int:
@@ -135,52 +132,78 @@ class BlockBuffer:
             Its row.
         """
         position = min(position, _MAX_POSITION)
+        row_number = self.n_results
         if digest is None:
-            self._results += _RESULT.pack(form, kind, position, 0, 0, 0, base) + _NO_STATISTICS
+            self.results += _RESULT.pack(form, kind, position, 0, 0, 0, base) + _NO_STATISTICS
         else:
             statistics, rungs, samples, row_rungs = digest
             n_rungs = len(rungs) // 8
             n_rows = len(row_rungs) // len(rungs)
-            self._results += _RESULT.pack(form, kind, position, len(samples) // 8, n_rungs, n_rows, base) + statistics
-            self._rungs += rungs
-            self._samples += samples
-            self._row_rungs += row_rungs
-        row_number = self.n_results
-        self.n_results = row_number + 1
-        self._n_block_results += 1
+            self.results += _RESULT.pack(form, kind, position, len(samples) // 8, n_rungs, n_rows, base) + statistics
+            self.rungs += rungs
+            self.samples += samples
+            self.row_rungs += row_rungs
         return row_number
 
-    def add_call(self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int]) -> int:
-        """Add a call, after its results.
-
-        Returns:
-            Its number.
-        """
+    def add_call(self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int]) -> None:
+        """Add a call, after its results."""
         inputs = inputs[:_MAX_INPUTS]
-        self._calls += _CALL.pack(step, context, occurrence, NONE, n_results, len(inputs))
-        self._inputs += inputs
-        number, self.n_calls = self.n_calls, self.n_calls + 1
-        self._n_block_calls += 1
-        is_full = self._n_block_calls >= _MAX_CALLS or self._n_block_results >= _MAX_RESULTS
-        if is_full or (not number & _LOOK_AT_CLOCK and time.monotonic() - self._flushed_at > _FLUSH_S):
+        self.calls += _CALL.pack(step, context, occurrence, NONE, n_results, len(inputs))
+        self.inputs += struct.pack(f"<{len(inputs)}q", *inputs)
+
+    @property
+    def is_to_be_looked_at(self) -> bool:
+        """Whether `flush_at_times` is due: after some calls, or many results."""
+        return not len(self.calls) // _CALL.size % LOOK_EVERY or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
+
+    def flush_at_times(self) -> None:
+        """Write a block that is full, or that has waited long."""
+        is_full = len(self.calls) >= _MAX_CALLS * _CALL.size or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
+        if is_full or time.monotonic() - self._flushed_at > _FLUSH_S:
             self.flush()
-        return number
 
     def flush(self) -> None:
         """Write what waits."""
         self._flushed_at = time.monotonic()
-        if not self._n_block_calls:
+        if not self.calls:
             return
+        self._first_row, self._first_call = self.n_results, self.n_calls
+        if self.native_rows is not None:
+            self.native_rows.first_row = self._first_row
         block = Block(
-            np.frombuffer(self._calls, CALL),
-            np.frombuffer(self._results, RESULT),
-            np.array(self._inputs, np.int64),
-            *(np.frombuffer(a, np.uint64) for a in (self._rungs, self._samples, self._row_rungs)),
+            np.frombuffer(bytes(self.calls), CALL),
+            np.frombuffer(bytes(self.results), RESULT),
+            np.frombuffer(bytes(self.inputs), np.int64),
+            *(np.frombuffer(bytes(a), np.uint64) for a in (self.rungs, self.samples, self.row_rungs)),
         )
         # First: a block that cannot be written is lost, and the next must not contain it again.
-        self._clear()
+        for column in self._columns:
+            column.clear()
         self._before_block()
         self.writer.block(block)
+
+
+def _python_key(
+    index: int, device: str, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What calls of one context have in common; `native/contexts.c` has the same."""
+    key: list[Any] = [index, device, *origin]
+    for a in args:
+        _add_to_key(key, a)
+    for name, a in kwargs.items():
+        key.append(name)
+        _add_to_key(key, a)
+    return tuple(key)
+
+
+def _native_key(
+    index: int, device: str, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    assert core is not None
+    return core.context_key(index, device, origin, args, kwargs, True)  # type: ignore[no-any-return]
+
+
+_key = _python_key if native.context_key is None else _native_key
 
 
 def _add_to_key(key: list[Any], a: Any) -> None:
@@ -188,15 +211,14 @@ def _add_to_key(key: list[Any], a: Any) -> None:
     if kind is list or kind is tuple:
         key.append(len(a))
         for v in a:
-            if type(v) not in _PLAIN:
-                _add_to_key(key, v)
+            _add_to_key(key, v)
     elif kind is float:
         # Zeros of both signs are equal and NaNs are not, and each gives other results.
         key.append(a.hex())
     elif kind is complex:
         key.append(repr(a))
-    elif isinstance(a, torch.Tensor):
-        key.append(kind)
+    elif kind in _PLAIN or isinstance(a, torch.Tensor):
+        key.append(torch.Tensor)
     elif isinstance(a, torch.Generator):
         key.append(torch.Generator)
     else:

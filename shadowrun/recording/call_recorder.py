@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from shadowrun.errors import ShadowrunError, ShadowrunWarning
-from shadowrun.intercept.plan import Action, OpPlan
-from shadowrun.intercept.torch_compiler import runs_generated_code
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.generated_code import GeneratedCode
+from shadowrun.intercept.plan import Action, OpKind, OpPlan
 from shadowrun.intercept.user_call import own_call
+from shadowrun.native import core
+from shadowrun.native.tensors import reads_places
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests import pack
@@ -76,12 +79,30 @@ class _Noted:
 
     __slots__ = ("device", "first", "inputs", "leaves", "origin")
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, inputs: list[int | Leaf]) -> None:
         self.origin = origin
-        self.inputs: list[int | Leaf] = []
+        self.inputs = inputs
         self.leaves: list[_NewLeaf] = []
         self.first: torch.Tensor | None = None
         self.device = "cpu"
+
+
+class _State:
+    """What the fast path in C reads and sets too.
+
+    Attributes:
+        running: Calls are recorded now.
+        busy: A call is being recorded, by the thread that has the lock.
+        step: The current training step.
+        has_recorded: There are calls of that step.
+        unseen: Code runs that calls no operators; memory may be written to at any time.
+    """
+
+    __slots__ = ("busy", "has_recorded", "running", "step", "unseen")
+
+    def __init__(self) -> None:
+        self.running = self.busy = self.has_recorded = self.unseen = False
+        self.step = 0
 
 
 class CallRecorder:
@@ -96,13 +117,10 @@ class CallRecorder:
 
     Attributes:
         plans: Plans by the id of their operator.
-        native_handler: None: each call comes here.
-        running: Calls are recorded now.
+        native_handler: Records plain calls on the CPU in C, from `start` to `stop`; None without the C extension.
         skipped: Calls that were not recorded, by reason.
         failure: Why nothing more is recorded; empty while all is well.
     """
-
-    native_handler: Any = None
 
     def __init__(
         self,
@@ -118,48 +136,130 @@ class CallRecorder:
         self._n_rows = n_rows
         self._first_call_on = first_call_on
         self.plans: dict[int, OpPlan] = {}
-        self.running = False
+        self.native_handler: Any = None
+        self._state = _State()
         self.skipped: Counter[str] = Counter()
         self.failure = ""
-        self.recorded_in_step = False
         self._buffer: BlockBuffer | None = None
         self._returns: dict[int, _Returns] = {}
         self._devices: dict[torch.device, str] = {}
         self._flow = DataFlow()
+        self._generated = GeneratedCode(self._enter_generated, self._leave_generated)
+        self._n_generated = 0
         self._occurrences: dict[tuple[int, str, str], int] = {}
-        self._step = 0
-        self._busy = self._warned = self._has_graphs = False
+        self._warned = self._has_graphs = False
         self.lock = threading.RLock()
 
     def start(self, buffer: BlockBuffer) -> None:
         """Record into a buffer from here on."""
         self._buffer = buffer
         # What the program did between two blocks was not observed.
-        self._flow = DataFlow()
-        self.running = True
+        self._flow.clear()
+        self._n_generated, self._state.unseen = 0, False
+        self._generated.start()
+        self.native_handler = self._make_native_handler(buffer)
+        self._state.running = True
+
+    def _make_native_handler(self, buffer: BlockBuffer) -> Any:
+        """What records plain calls on the CPU in C; None without the C extension."""
+        if core is None or not reads_places or self.attribution.native_origins is None:
+            return None
+        columns = ("results", "rungs", "samples", "row_rungs")
+        columns_of_results = {name: getattr(buffer, name) for name in columns}
+        buffer.native_rows = core.TensorRows(
+            storages=self._flow.storages,
+            form=buffer.form,
+            digest=self._digest,
+            leaf=Leaf,
+            plain_digests=not self._n_rows,
+            **columns_of_results,
+        )
+        buffer.native_rows.first_row = buffer.n_results
+        handler = core.CallRows(
+            rows=buffer.native_rows,
+            state=self._state,
+            selection=self._selection,
+            origins=self.attribution.native_origins,
+            n_modes_below=torchapi.n_modes_below,
+            function_mode_on=torchapi.has_function_mode,
+            profiler_on=torchapi.profiling,
+            acquire=self.lock.acquire,
+            release=self.lock.release,
+            device=_CPU.type,
+            contexts=buffer.contexts,
+            occurrences=self._occurrences,
+            calls=buffer.calls,
+            inputs=buffer.inputs,
+            new_context=buffer.context,
+            conclude=self._conclude,
+            raised=self._raised,
+            failed=self._dropped,
+            look=self._look,
+            **columns_of_results,
+        )
+        for plan in self.plans.values():
+            self._teach(handler, buffer.native_rows, plan)
+        return handler
+
+    def _teach(self, handler: Any, rows: Any, plan: OpPlan) -> None:
+        """What the fast path needs to know of an operator; it leaves others to Python."""
+        assert core is not None
+        returns = self._returns[plan.index]
+        # Python splits composite operators under inference mode.
+        if plan.kind is OpKind.PASS or plan.composite or plan.custom or returns.outs:
+            return
+        if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
+            return
+        rows.learn(
+            plan.index,
+            plan.n_returns,
+            sum(1 << number for number in returns.written),
+            sum(1 << number for number in plan.uninitialised),
+            returns.has_values,
+            returns.is_view,
+            bool(plan.mutated),
+            tuple(a.position for a in plan.mutated),
+        )
+        handler.learn(plan.func, plan, plan.run, plan.index)
 
     def stop(self) -> None:
         """Only run calls from here on."""
-        self.running = False
-        self._flow = DataFlow()
+        self._state.running = False
+        self._generated.stop()
+        self.native_handler = None
+        if self._buffer is not None:
+            self._buffer.native_rows = None
+        self._flow.clear()
 
     def forked(self) -> None:
         """In a forked child: the thread that held the lock may not exist."""
         self.lock = threading.RLock()
-        self.running = False
+        if self.native_handler is not None:
+            self.native_handler.guard(self.lock.acquire, self.lock.release)
+        self._state.running = False
 
     # -- steps ---------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """The current training step."""
-        return self._step
+        return self._state.step
 
     @step.setter
     def step(self, step: int) -> None:
-        self._step = step
+        self._state.step = step
         self._occurrences.clear()
-        self.recorded_in_step = False
+        self._state.has_recorded = False
+
+    @property
+    def recorded_in_step(self) -> bool:
+        """Whether the current step has calls."""
+        return self._state.has_recorded
+
+    @property
+    def running(self) -> bool:
+        """Whether calls are recorded now."""
+        return self._state.running
 
     def add_step(self, step: int, began_s: float, took_s: float) -> None:
         """A step has ended; its times are no part of a recording."""
@@ -186,6 +286,8 @@ class CallRecorder:
             plan.action is not Action.EMPTY,
             plan.action is Action.VIEW,
         )
+        if self.native_handler is not None and self._buffer is not None:
+            self._teach(self.native_handler, self._buffer.native_rows, plan)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
@@ -217,18 +319,18 @@ class CallRecorder:
     def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Noted | None:
         """Find the rows of the inputs; None for a call that is not recorded."""
         with self.lock:
-            if self._busy:  # the garbage collector may run code of the program inside ours
+            if self._state.busy:  # the garbage collector may run code of the program inside ours
                 self.skipped[_NESTED] += 1
                 return None
-            self._busy = True
+            self._state.busy = True
             try:
                 return self._noted(plan, args, kwargs)
             except Exception as error:
-                self._flow = DataFlow()  # it may have leaves that no call will record
+                self._flow.clear()  # it may have leaves that no call will record
                 self._failed(plan, error)
                 return None
             finally:
-                self._busy = False
+                self._state.busy = False
 
     def _noted(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Noted | None:
         selection = self._selection
@@ -244,7 +346,7 @@ class CallRecorder:
             self._has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
-        noted = _Noted(origin)
+        noted = _Noted(origin, [])
         outs = self._returns[plan.index].outs
         for a in args:
             self._note_inputs(noted, a)
@@ -268,15 +370,18 @@ class CallRecorder:
         if not _has_memory(t):
             return NONE
         # A graph that is replayed and code that Inductor compiled write to memory, and nothing counts it.
-        unseen = runs_generated_code() or (self._has_graphs and t.is_cuda)
-        row = None if unseen else self._flow.row_of(t)
-        if row is not None:
-            return row
+        unseen = self._state.unseen or (self._has_graphs and t.is_cuda)
         buffer = self._buffer
         assert buffer is not None
-        leaf = self._flow.leaf(t)
+        form = buffer.form(t)
+        row = None if unseen else self._flow.row_of(t, form)
+        if row is not None:
+            return row
+        # What such code returned is no input of the program.
+        unseen = unseen or self._flow.is_unseen(t)
+        leaf = self._flow.leaf(t, form)
         found = self._digest(t)
-        noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), buffer.form(t), found))
+        noted.leaves.append(_NewLeaf(leaf, len(noted.inputs), form, found))
         self._provenance.add(t, found, self.attribution.modules(), only_named=unseen)
         return leaf
 
@@ -296,9 +401,9 @@ class CallRecorder:
         """Record a call that has run."""
         with self.lock:
             buffer = self._buffer
-            if self._busy or not self.running or buffer is None:
+            if self._state.busy or not self.running or buffer is None:
                 return
-            self._busy = True
+            self._state.busy = True
             done = False
             try:
                 buffer.begin_call()
@@ -309,8 +414,8 @@ class CallRecorder:
             finally:
                 if not done:  # an interrupt too: half a call must not stay in the buffer, nor its rows be referred to
                     buffer.drop_call()
-                    self._flow = DataFlow()
-                self._busy = False
+                    self._flow.clear()
+                self._state.busy = False
 
     def _add(
         self, buffer: BlockBuffer, noted: _Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -319,8 +424,82 @@ class CallRecorder:
         for new in noted.leaves:
             new.leaf.row = buffer.add_result(Kind.LEAF, new.position, new.form, new.digest)
         inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
-        returns = self._returns[plan.index]
         base = inputs[0] if inputs else NONE
+        self._add_results(buffer, plan, args, kwargs, out, base)
+        n_results = buffer.n_results - first_row
+        if n_results > _MAX_ROWS:
+            raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
+        module, phase, _ = noted.origin
+        key = plan.index, module, phase
+        occurrence = self._occurrences.get(key, 0)
+        self._occurrences[key] = occurrence + 1
+        context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
+        self._state.has_recorded = True
+        buffer.add_call(self._state.step, context, occurrence, n_results, inputs)
+        if buffer.is_to_be_looked_at:
+            self._look()
+
+    def _look(self) -> None:
+        """After some calls: write what has waited long enough, and forget what was freed."""
+        self._flow.purge()
+        if self._buffer is not None:
+            self._buffer.flush_at_times()
+
+    # -- what the fast path in C leaves to Python -------------------------------------------------------
+
+    def _conclude(
+        self,
+        origin: Origin,
+        inputs: list[int | Leaf],
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+    ) -> None:
+        """A call that has run returned something else than plain tensors."""
+        self._after(_Noted(origin, inputs), plan, args, kwargs, out)
+
+    def _raised(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The program's call raised: what it has written to until then is not known."""
+        self._skip(_RAISED, plan, args, kwargs)
+
+    def _dropped(self, plan: OpPlan, error: BaseException) -> None:
+        """A call that has run could not be recorded, and its rows were removed."""
+        self._flow.clear()
+        if isinstance(error, Exception):
+            self._failed(plan, error)
+
+    # -- code that calls no operators ------------------------------------------------------------------
+
+    def _enter_generated(self, args: Sequence[Any]) -> None:
+        """Generated code is about to run: it may write to its arguments."""
+        with self.lock, suppress(Exception):
+            self._n_generated += 1
+            self._state.unseen = True
+            self._flow.begin_unseen()
+            self._note_unseen(args)
+
+    def _leave_generated(self, out: Any) -> None:
+        """Generated code has run."""
+        with self.lock, suppress(Exception):
+            self._n_generated = max(0, self._n_generated - 1)
+            self._state.unseen = self._n_generated > 0
+            self._note_unseen((out,))
+            if not self._state.unseen:
+                self._flow.end_unseen()
+
+    def _note_unseen(self, values: Sequence[Any]) -> None:
+        for value in _flat(values):
+            if isinstance(value, torch.Tensor) and _has_memory(value):
+                self._flow.unseen(value)
+
+    # -- rows ------------------------------------------------------------------------------------------
+
+    def _add_results(
+        self, buffer: BlockBuffer, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, base: int
+    ) -> None:
+        """Add the rows of what a call returned and wrote to."""
+        returns = self._returns[plan.index]
         for position, (number, value) in enumerate(_results(out, plan.n_returns)):
             if number not in returns.written:
                 has_values = returns.has_values and number not in plan.uninitialised
@@ -333,16 +512,6 @@ class CallRecorder:
                 else:
                     self._add_written(buffer, position, value, has_values=returns.has_values)
                 position += 1
-        n_results = buffer.n_results - first_row
-        if n_results > _MAX_ROWS:
-            raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
-        module, phase, _ = noted.origin
-        key = plan.index, module, phase
-        occurrence = self._occurrences.get(key, 0)
-        self._occurrences[key] = occurrence + 1
-        context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
-        self.recorded_in_step = True
-        buffer.add_call(self._step, context, occurrence, n_results, inputs)
 
     def _add_result(
         self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, *, has_values: bool
@@ -359,11 +528,11 @@ class CallRecorder:
             form = buffer.form(value)
             if not _has_memory(value):
                 buffer.add_result(Kind.RESULT, position, form, None)
-            elif returns.is_view and self._flow.viewed(value, buffer.n_results, counts=bool(plan.mutated)):
+            elif returns.is_view and self._flow.viewed(value, form, buffer.n_results, counts=bool(plan.mutated)):
                 buffer.add_result(Kind.VIEW, position, form, None, base)
             else:
                 found = self._digest(value) if has_values or returns.is_view else None
-                self._flow.made(value, buffer.add_result(Kind.RESULT, position, form, found))
+                self._flow.made(value, form, buffer.add_result(Kind.RESULT, position, form, found))
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
         if not isinstance(value, torch.Tensor):
@@ -373,7 +542,7 @@ class CallRecorder:
             buffer.add_result(Kind.WRITTEN, position, form, None)
             return
         found = self._digest(value) if has_values else None
-        base = self._flow.written(value, buffer.n_results)
+        base = self._flow.written(value, form, buffer.n_results)
         buffer.add_result(Kind.WRITTEN, position, form, found, base)
 
     def _digest(self, t: torch.Tensor) -> Packed | None:
@@ -412,7 +581,7 @@ class CallRecorder:
         self.skipped["failure of shadowrun"] += 1
         text = f"{plan.name}: {type(error).__name__}: {error}"[:500]
         if isinstance(error, (sqlite3.Error, OSError, ShadowrunError)):  # the disk is full, say: it will not get better
-            self.failure, self.running = text, False
+            self.failure, self._state.running = text, False
         if not self._warned:
             self._warned = True
             what = "The recording ends here" if self.failure else "The call is not in the recording"

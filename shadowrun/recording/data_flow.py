@@ -7,13 +7,17 @@ write that neither a recorded call made nor torch counts: by numpy or another pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shadowrun.intercept.torchapi import StorageWatch, storage_key
+from shadowrun.native import core
+from shadowrun.native.tensors import reads_places
 from shadowrun.recording.model import NONE
 from shadowrun.torch_private import version_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 __all__ = ["DataFlow", "Leaf"]
@@ -22,6 +26,9 @@ _UNCOUNTED: Final = -1
 """Version of tensors that were made in inference mode: torch counts no writes to them."""
 
 _PURGE_AT: Final = 1024
+_FORM_BITS: Final = 32
+_UNSEEN: Final = -1
+"""Among the rows of a storage: some of its values may come from code that calls no operators. No place is negative."""
 
 
 class Leaf:
@@ -37,128 +44,188 @@ class Leaf:
         self.row = NONE
 
 
-class _Memory:
-    """What is known of a storage.
+class _StorageRows:
+    """What is known of a storage. `native/storage_rows.c` has the same.
 
     Attributes:
-        watch: Keeps its identity from being given to another.
         version: Number of writes after the last recorded one.
         counts: torch has not counted the last recorded write yet: it does so after the call.
         last: Row from which, with its bases, all of the storage is known; None where only parts are.
         rows: Rows of the tensors in it, by place.
     """
 
-    __slots__ = ("counts", "last", "rows", "version", "watch")
+    __slots__ = ("_watch", "counts", "last", "rows", "version")
 
-    def __init__(self, watch: StorageWatch, version: int) -> None:
-        self.watch = watch
+    def __init__(self, t: torch.Tensor, version: int) -> None:
+        self._watch = StorageWatch(t)  # keeps its identity from being given to another
+        self.renew(version)
+
+    def renew(self, version: int) -> None:
+        """Forget all rows."""
         self.version = version
         self.counts = False
         self.last: int | Leaf | None = None
-        self.rows: dict[tuple[Any, ...], int | Leaf] = {}
+        self.rows: dict[int, int | Leaf] = {}
+
+    @property
+    def freed(self) -> bool:
+        """Whether no tensor uses the storage any more."""
+        return self._watch.freed
+
+
+_new_storage_rows: Callable[[torch.Tensor, int], _StorageRows] = _StorageRows
+if core is not None and reads_places:
+    _new_storage_rows = core.StorageRows
 
 
 class DataFlow:
-    """The rows of all tensors that are alive. Not safe to use from several threads at once."""
+    """The rows of all tensors that are alive. Not safe to use from several threads at once.
+
+    `form` is the number of a tensor's form: two tensors in one storage are the same where it and the offset are equal.
+
+    Attributes:
+        storages: What is known, by `storage_key`; `native/tensor_rows.c` reads and fills it too.
+    """
 
     def __init__(self) -> None:
-        self._memories: dict[int, _Memory] = {}
+        self.storages: dict[int, _StorageRows] = {}
+        self._touched: set[int] | None = None
         self._purge_at = _PURGE_AT
 
-    def row_of(self, t: torch.Tensor) -> int | Leaf | None:
-        """The row with a tensor's values; None for one that no recorded call made, which is to become a leaf."""
-        memory = self._memories.get(storage_key(t))
-        if memory is None or not _is_current(memory, t):
-            return None
-        row = memory.rows.get(_place(t))
-        return memory.last if row is None else row
+    def clear(self) -> None:
+        """Forget everything."""
+        self.storages.clear()
+        self._touched = None if self._touched is None else set()
+        self._purge_at = _PURGE_AT
 
-    def leaf(self, t: torch.Tensor) -> Leaf:
+    def row_of(self, t: torch.Tensor, form: int) -> int | Leaf | None:
+        """The row with a tensor's values; None for one that no recorded call made, which is to become a leaf."""
+        known = self.storages.get(storage_key(t))
+        if known is None or not _is_current(known, t):
+            return None
+        row = known.rows.get(_place(t, form))
+        return known.last if row is None else row
+
+    def leaf(self, t: torch.Tensor, form: int) -> Leaf:
         """Note a leaf."""
         key = storage_key(t)
-        memory = self._memories.get(key)
-        if memory is None or not _is_current(memory, t):
-            memory = self._memory(key, t)
-        found = memory.rows[_place(t)] = Leaf()
-        if memory.last is None and _covers_storage(t):
-            memory.last = found
+        known = self.storages.get(key)
+        if known is None or not _is_current(known, t):
+            known = self._renewed(t)
+        elif self._touched is not None:
+            self._touched.add(key)
+        found = known.rows[_place(t, form)] = Leaf()
+        if known.last is None and _covers_storage(t):
+            known.last = found
         return found
 
-    def made(self, t: torch.Tensor, row: int) -> None:
+    def made(self, t: torch.Tensor, form: int, row: int) -> None:
         """A call made a tensor on memory of its own."""
-        memory = self._memory(storage_key(t), t)
-        memory.last = memory.rows[_place(t)] = row
+        known = self._renewed(t)
+        known.last = known.rows[_place(t, form)] = row
 
-    def viewed(self, t: torch.Tensor, row: int, *, counts: bool) -> bool:
+    def viewed(self, t: torch.Tensor, form: int, row: int, *, counts: bool) -> bool:
         """A call returned a tensor that may be a view of one of its inputs, which were looked up before.
 
         Args:
             t: The view. Its version means nothing yet: it joins its base's after the mode's handler.
+            form: Its form.
             row: Its row, if it is one.
             counts: torch counts the call as a write, as it does for ``t_``.
 
         Returns:
             Whether it lies on known memory.
         """
-        memory = self._memories.get(storage_key(t))
-        if memory is None:
+        known = self.storages.get(storage_key(t))
+        if known is None:
             return False
-        memory.rows[_place(t)] = row
-        memory.counts = memory.counts or counts
+        known.rows[_place(t, form)] = row
+        known.counts = known.counts or counts
         return True
 
-    def written(self, t: torch.Tensor, row: int) -> int:
+    def written(self, t: torch.Tensor, form: int, row: int) -> int:
         """A call wrote to a tensor.
 
         Returns:
             The row that the rest of the storage comes from, NONE where all of it was written to or nothing is known.
         """
-        key = storage_key(t)
-        before = self._memories.get(key)
-        memory = self._memory(key, t)
-        memory.counts = True
-        memory.rows[_place(t)] = row
-        if _covers_storage(t):
-            memory.last = row
-            return NONE
+        before = self.storages.get(storage_key(t))
         rest = None if before is None else before.last
+        known = self._renewed(t)
+        known.counts = True
+        known.rows[_place(t, form)] = row
+        if _covers_storage(t):
+            known.last = row
+            return NONE
         # Where the rest is not known, its tensors are to become leaves.
-        memory.last = None if rest is None else row
+        known.last = None if rest is None else row
         return NONE if rest is None else rest.row if isinstance(rest, Leaf) else rest
 
     def forget(self, t: torch.Tensor) -> None:
         """A call that is not recorded may have written to a tensor."""
-        self._memories.pop(storage_key(t), None)
+        self.storages.pop(storage_key(t), None)
 
-    def _memory(self, key: int, t: torch.Tensor) -> _Memory:
-        """What is known of a storage, afresh."""
-        memory = self._memories[key] = _Memory(StorageWatch(t), _version(t))
-        if len(self._memories) >= self._purge_at:
-            self._purge()
-        return memory
+    def unseen(self, t: torch.Tensor) -> None:
+        """Code that calls no operators has made a tensor, or may have written to it: it is to become a leaf."""
+        self._renewed(t).rows[_UNSEEN] = NONE
 
-    def _purge(self) -> None:
-        self._memories = {key: memory for key, memory in self._memories.items() if not memory.watch.freed}
+    def is_unseen(self, t: torch.Tensor) -> bool:
+        """Whether a tensor's values may come from such code, and not from outside of the program."""
+        known = self.storages.get(storage_key(t))
+        return known is not None and _UNSEEN in known.rows
+
+    def begin_unseen(self) -> None:
+        """Code that calls no operators begins to run: what is recorded until `end_unseen` may be written to."""
+        self._touched = set() if self._touched is None else self._touched
+
+    def end_unseen(self) -> None:
+        """It has ended."""
+        for key in self._touched or ():
+            known = self.storages.get(key)
+            if known is not None:
+                known.renew(known.version)
+                known.rows[_UNSEEN] = NONE
+        self._touched = None
+
+    def purge(self) -> None:
+        """Forget storages that were freed, if there may be many; called now and then."""
+        if len(self.storages) < self._purge_at:
+            return
+        for key in [key for key, known in self.storages.items() if known.freed]:
+            del self.storages[key]
         # Twice what is alive: each storage is looked at a bounded number of times.
-        self._purge_at = max(_PURGE_AT, 2 * len(self._memories))
+        self._purge_at = max(_PURGE_AT, 2 * len(self.storages))
+
+    def _renewed(self, t: torch.Tensor) -> _StorageRows:
+        """What is known of a storage, afresh."""
+        key, version = storage_key(t), _version(t)
+        known = self.storages.get(key)
+        if self._touched is not None:
+            self._touched.add(key)
+        if known is None:
+            known = self.storages[key] = _new_storage_rows(t, version)
+        else:
+            known.renew(version)
+        return known
 
 
 def _version(t: torch.Tensor) -> int:
     return _UNCOUNTED if t.is_inference() else version_of(t)
 
 
-def _is_current(memory: _Memory, t: torch.Tensor) -> bool:
+def _is_current(known: _StorageRows, t: torch.Tensor) -> bool:
     """Whether no write was missed since the last recorded one."""
     version = _version(t)
     # A mode's handler comes before torch counts the write. Some kernels write without being counted at all.
-    if memory.counts and version == memory.version + 1:
-        memory.version, memory.counts = version, False
-    return version == memory.version
+    if known.counts and version == known.version + 1:
+        known.version, known.counts = version, False
+    return version == known.version
 
 
 def _covers_storage(t: torch.Tensor) -> bool:
     return t.numel() * t.itemsize >= t.untyped_storage().nbytes()
 
 
-def _place(t: torch.Tensor) -> tuple[Any, ...]:
-    return t.storage_offset(), t.shape, t.stride(), t.dtype
+def _place(t: torch.Tensor, form: int) -> int:
+    """One number for both: a tuple for each tensor would have the garbage collector run more often."""
+    return (int(t.storage_offset()) << _FORM_BITS) + form

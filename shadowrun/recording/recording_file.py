@@ -36,7 +36,7 @@ __all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "read", "re
 
 SUFFIX: Final = ".shadowrec"
 APPLICATION_ID: Final = 0x73687263  # "shrc"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SCHEMA: Final = """
 create table process (id integer primary key, info text not null);
 create table context (
@@ -51,13 +51,14 @@ create table kernel (id integer primary key, name text not null);
 create table block (
     id integer primary key, process integer not null references process (id), n_calls integer not null,
     n_results integer not null, calls blob not null, results blob not null, inputs blob not null, rungs blob not null,
-    samples blob not null, row_rungs blob not null
+    samples blob not null, sample_tops blob not null, row_rungs blob not null
 );
 create table content (digest text primary key, dtype text not null, shape text not null, bytes blob not null);
 create table captured (call integer primary key, arguments text not null);
 """
 
 _BLOB = "typeof({0}) = 'blob'"
+_BLOBS: Final = ("calls", "results", "inputs", "rungs", "samples", "sample_tops", "row_rungs")
 _COLUMNS: Columns = {
     "process": {"id": COUNT, "info": TEXT},
     "context": {
@@ -69,7 +70,7 @@ _COLUMNS: Columns = {
     "kernel": {"id": COUNT, "name": TEXT},
     "block": {
         **dict.fromkeys(("id", "process", "n_calls", "n_results"), COUNT),
-        **dict.fromkeys(("calls", "results", "inputs", "rungs", "samples", "row_rungs"), _BLOB),
+        **dict.fromkeys(_BLOBS, _BLOB),
     },
     "content": {"digest": TEXT, "dtype": TEXT, "shape": SHAPE, "bytes": _BLOB},
     "captured": {"call": COUNT, "arguments": TEXT},
@@ -79,9 +80,7 @@ _MAX_RESULTS_PER_BLOCK: Final = 1 << 22  # a fused optimizer writes to thousands
 _MIN_UNPACKED_LIMIT: Final = 2**28
 _MAX_UNPACKED_RATIO: Final = 64
 """Bytes of unpacked columns for each byte of a block; a recording of nothing but views has 24."""
-_N_PACKED: Final = " + ".join(
-    f"length({column})" for column in ("calls", "results", "inputs", "rungs", "samples", "row_rungs")
-)
+_N_PACKED: Final = " + ".join(f"length({column})" for column in _BLOBS)
 _MAX_NAMED: Final = 8
 _TIMEOUT_S: Final = 5.0
 _COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
@@ -157,9 +156,10 @@ class Writer:
         """Write calls."""
         blobs = (zlib.compress(a.tobytes(), _COMPRESSION) for a in (block.calls, block.results, block.inputs))
         # Hashes and mantissas are random bits: compression would take time and save nothing.
-        samples = _narrowed(block.samples, _widths_of_samples(block.results, self._widths))
-        row = (len(block.calls), len(block.results), *blobs, block.rungs.tobytes(), samples, block.row_rungs.tobytes())
-        self._write(("insert into block values (null, 0, ?, ?, ?, ?, ?, ?, ?, ?)", row))
+        samples, tops = _split(block.samples, block.results, self._widths)
+        digests = block.rungs.tobytes(), samples, zlib.compress(tops, _COMPRESSION), block.row_rungs.tobytes()
+        row = (len(block.calls), len(block.results), *blobs, *digests)
+        self._write(("insert into block values (null, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row))
 
     def content(self, digest: str, dtype: str, shape: Sequence[int], data: bytes) -> None:
         """Keep the bytes of a tensor, once for each digest."""
@@ -320,6 +320,12 @@ def _open(path: Path) -> sqlite3.Connection:
         connection, version = validation.connect_and_recover(path, _TIMEOUT_S)
     except (sqlite3.Error, UnicodeError, OSError) as error:
         raise _damaged(path, error) from error
+    if version < SCHEMA_VERSION:
+        connection.close()
+        raise DataFileError(
+            f"{str(path)!r} was written by schema {version}; this shadowrun reads {SCHEMA_VERSION}: record it again.",
+            slug="data-file-older",
+        )
     if version > SCHEMA_VERSION:
         connection.close()
         raise DataFileError(
@@ -346,7 +352,7 @@ def _read(connection: sqlite3.Connection, name: str) -> Recording:
     blocks: list[list[Block]] = [[] for _ in processes]
     widths = [_width(form.dtype) for form in forms]
     for number, *columns in connection.execute(
-        "select process, n_calls, n_results, calls, results, inputs, rungs, samples, row_rungs from block order by id"
+        f"select process, n_calls, n_results, {', '.join(_BLOBS)} from block order by id"  # noqa: S608 - names of ours
     ):
         if number >= len(processes):
             raise ValueError(f"a block of process {number}, which is missing")
@@ -380,6 +386,7 @@ class _Unpacking:
         inputs: bytes,
         rungs: bytes,
         samples: bytes,
+        sample_tops: bytes,
         rows: bytes,
         *,
         widths: Sequence[int],
@@ -394,16 +401,36 @@ class _Unpacking:
             result,
             self._inflated(inputs, np.dtype("<i8"), n_inputs),
             _plain(rungs, int(result["n_rungs"].sum(dtype=np.int64))),
-            _widened(samples, _widths_of_samples(result, widths)),
+            self._samples(samples, sample_tops, result, widths),
             _plain(rows, int((result["n_rungs"].astype(np.int64) * result["n_rows"]).sum())),
         )
 
-    def _inflated(self, data: bytes, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
-        # Bounded before memory is taken.
-        expected = n * dtype.itemsize
-        self._left -= expected
+    def _samples(
+        self, lower: bytes, tops: bytes, results: npt.NDArray[Any], widths: Sequence[int]
+    ) -> npt.NDArray[np.uint64]:
+        """What `_split` took apart."""
+        _within(results["form"], 0, len(widths), "a form")
+        n = int(results["n_samples"].sum(dtype=np.int64))
+        self._take(8 * n)
+        of_samples = np.repeat(np.array(widths, np.uint8)[results["form"]], results["n_samples"])
+        expected = int(of_samples.sum(dtype=np.int64)) - int(np.count_nonzero(of_samples))
+        if len(lower) != expected:
+            raise ValueError(f"{len(lower)} bytes of samples where the rows say {expected}")
+        columns = np.zeros((n, 8), "u1")
+        columns[np.arange(1, 9, dtype=np.uint8) < of_samples[:, None]] = np.frombuffer(lower, "u1")
+        there = np.flatnonzero(of_samples)
+        columns[there, of_samples[there] - 1] = self._inflated(tops, np.dtype("u1"), len(there))
+        return columns.reshape(-1).view("<u8")
+
+    def _take(self, n_bytes: int) -> None:
+        """Bounded before memory is taken."""
+        self._left -= n_bytes
         if self._left < 0:
             raise ValueError("its columns are far larger than the file")
+
+    def _inflated(self, data: bytes, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
+        expected = n * dtype.itemsize
+        self._take(expected)
         stream = zlib.decompressobj()
         content = stream.decompress(data, expected + 1)
         if len(content) != expected or stream.unconsumed_tail:
@@ -418,24 +445,23 @@ def _width(dtype: str) -> int:
     return min(8, bits // (16 if dtype.startswith("complex") else 8))
 
 
-def _widths_of_samples(results: npt.NDArray[Any], widths: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Bytes of each sample of a block."""
+def _split(samples: npt.NDArray[np.uint64], results: npt.NDArray[Any], widths: Sequence[int]) -> tuple[bytes, bytes]:
+    """Samples at the width of their dtypes, most of which are float32: their lower bytes, and the top byte of each.
+
+    Top bytes have the sign and most of the exponent, and take a third when they are compressed. The rest is random.
+    """
     _within(results["form"], 0, len(widths), "a form")
-    return np.repeat(np.array(widths, np.int64)[results["form"]], results["n_samples"])
-
-
-def _narrowed(samples: npt.NDArray[np.uint64], widths: npt.NDArray[np.int64]) -> bytes:
-    """Samples without the zeros above the bits of their dtype: most are float32."""
-    content: bytes = samples.astype("<u8").view("u1").reshape(-1, 8)[np.arange(8) < widths[:, None]].tobytes()
-    return content
-
-
-def _widened(data: bytes, widths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    if len(data) != int(widths.sum()):
-        raise ValueError(f"{len(data)} bytes of samples where the rows say {int(widths.sum())}")
-    columns = np.zeros((len(widths), 8), "u1")
-    columns[np.arange(8) < widths[:, None]] = np.frombuffer(data, "u1")
-    return columns.reshape(-1).view("<u8")
+    of_results = np.array(widths, np.int64)[results["form"]]
+    ends = np.cumsum(results["n_samples"], dtype=np.int64)
+    # Few: nearly all results of a block are of one dtype.
+    last = np.append(np.flatnonzero(np.diff(of_results)), len(results) - 1) if len(results) else np.empty(0, np.int64)
+    columns = samples.astype("<u8").view("u1").reshape(-1, 8)
+    lower, tops, start = [], [], 0
+    for end, width in zip(ends[last].tolist(), of_results[last].tolist(), strict=True):
+        lower.append(columns[start:end, : max(width - 1, 0)].tobytes())
+        tops.append(columns[start:end, max(width - 1, 0) : width].tobytes())
+        start = end
+    return b"".join(lower), b"".join(tops)
 
 
 def _plain(data: bytes, n: int) -> npt.NDArray[np.uint64]:

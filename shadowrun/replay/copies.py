@@ -262,7 +262,8 @@ def mirror(
     Raises:
         OverBudget: The copies exceed `max_bytes`.
     """
-    # Kept tensors stand for themselves, so a pointer to host memory stays one.
+    # Kept tensors stand for themselves, so a pointer to host memory stays one: the backward of attention reads its
+    # dropout seed through one, and a copy on the device in its place ended the process.
     memo: dict[int, torch.Tensor] = {id(t): t for t in kept or ()}
     tensors = {id(t): t for t in tensors_in((*args, *kwargs.values()))}
     shared = storage_groups(written, args, kwargs) if written else []

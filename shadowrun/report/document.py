@@ -308,6 +308,7 @@ def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.wr
             f"There is no report format {format!r}; use one of {', '.join(RENDERERS)}.", slug="unknown-format"
         )
     module, function = RENDERERS[name].split(":")
+    # Imported here: JSON and CSV need neither rich nor jinja2.
     renderer: Callable[[Document], str] = getattr(importlib.import_module(f"shadowrun.report.{module}"), function)
     return renderer(_safe(document, name))
 

@@ -40,6 +40,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # Jinja has no `isinstance`: the template asks for the name of a block's class.
     environment.globals.update(kind_of=_kind_of, shown=shown, anchor=_anchor)
     return environment
 

@@ -98,6 +98,7 @@ def _text(text: str) -> str:
     """Escape markup in names from the user's program."""
     if isinstance(text, Markdown):
         return text
+    # As an entity, since `<` would begin HTML, which GitHub renders.
     for char in "\\`*_<>|[]":
         text = text.replace(char, f"&#{ord(char)};" if char in "<>|" else f"\\{char}")
     return text

@@ -230,6 +230,7 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
             clip(short_reason(f), MAX_CELL),
             f"{f.n_calls:,}",
         )
+        # Cut first: sanitising copies each finding, and a run may have thousands.
         for f in sanitize(findings[:MAX_SUMMARY])
     )
     columns = (

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_story", "run_versions", "write_script"]
 
+# A fault that shows in half of the replays passes all four once in sixteen times.
 _REPLAYS = 4
 _SLOW_RATIO, _MAX_RATIO = 10.0, 1e9
 # Explanations of faults that depend on what memory held before the call.

@@ -189,6 +189,7 @@ class CallReplayer:
         if self._flaws is not None:  # the device as it was in the run
             self._stack.enter_context(sim.flaws(*self._flaws))
         for executor in (self.target, self.ref):
+            # Before `start`: a platform that fails half-way is stopped too.
             self._stack.callback(executor.platform.stop)
             executor.platform.start()
         self._stack.callback(self.target.fallback_detector.stop)
@@ -264,6 +265,7 @@ def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.Captured:
     """
     name = captured_inputs.captured_calls(data)[record.call.seq][2]
     call = captured_inputs.load(data.tensors, name)
+    # The folder may be of another run: its files have the same names in each.
     if call.op != record.call.op:
         raise DataFileError(
             f"The captured inputs {name!r} are those of {ascii(call.op)[1:-1]}.", slug="captured-inputs"

@@ -111,6 +111,7 @@ def _allowed(
     unjudged = (gap > 0) & ~np.isin(np.arange(n), finding.where)
     allowed[unjudged] = np.inf
     allowed[np.isnan(allowed)] = 0.0
+    # A mismatched element is checked whatever excuses elements at large.
     allowed[finding.bad[np.isinf(allowed[finding.bad])]] = 0.0
     return allowed
 
@@ -120,4 +121,5 @@ def _rounded_up(value: float) -> float:
     if value <= 0:
         return 0.0
     short = float(f"{value:.1e}")
+    # 5 % is at least half a step of two digits, which rounding may have taken away.
     return short if short >= value else float(f"{value * 1.05:.1e}")

@@ -16,6 +16,7 @@ __all__ = ["bounded_memory"]
 
 _OF_TORCH = "DefaultCPUAllocator"
 """In what torch says of memory that it did not get."""
+# The rest is for the other processes of the machine.
 _SHARE = 0.9
 _LEAST = 1 << 30
 

@@ -176,6 +176,7 @@ def _has_length(value: Any, n: int) -> bool:
 def _smaller(call: Arguments) -> Iterator[Arguments]:
     """Shorter dimensions: those of one size in all tensors together (a batch), then each by itself."""
     tensors = [t for t in tensors_in((*call[0], *call[1].values())) if t.layout is torch.strided]
+    # The largest first: it shortens all later attempts most.
     sizes = sorted({s for t in tensors for s in t.shape if s > 1}, reverse=True)
     for size in sizes:
         for new in _sizes_below(size):
@@ -193,6 +194,7 @@ def _smaller(call: Arguments) -> Iterator[Arguments]:
 
 
 def _sizes_below(size: int) -> list[int]:
+    # The smallest first: where 1 keeps the fault, one attempt is enough.
     return [n for n in dict.fromkeys((1, 2, size // 4, size // 2, size - 1)) if 0 < n < size]
 
 

@@ -105,6 +105,7 @@ def graph_function(module: fx.GraphModule) -> Code:
 
     The names in a graph from a file are checked where it is read (`shadowrun.compiled.graph_text`).
     """
+    # fx appends `;  x = None` to free memory, which a reader of the script does not need.
     source = re.sub(r";  (?:\w+ = )+None[^\n]*", "", module.graph.python_code("self").src)
     source = re.sub(r"def forward\(self(?:, )?", "def graph(", source)
     return Code("\n".join(line for line in source.strip().splitlines() if line.strip()))

@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 EXIT_STATUS = "Exit status: 1 while the fault is there, 0 when it is gone, 2 if this machine cannot show it."
+# Importing torch alone takes seconds, on a busy machine many.
 TIME_LIMIT_S = 120.0
 _COMPARING = ("mismatch", "unstable", "itself")
 _PROCESS_MODULES = ("os", "subprocess", "tempfile")

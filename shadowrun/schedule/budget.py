@@ -115,6 +115,7 @@ class Budget:
         self._ratio = ratio
         self._handing_over_ns = handing_over_ns
         self._clock = OverheadClock(ratio - 1)
+        # Of its own and seeded: the program's streams stay, and two runs of one program choose the same calls.
         self._random = random.Random(seed)  # noqa: S311 - no secret
         # Ordered by the window of the last call: a signature that comes again in a later window moves to the end.
         self._signatures: dict[Hashable, _Signature] = {}
@@ -233,6 +234,7 @@ class Budget:
             known = self._meet(signature)
         elif known.met_in != self._window:
             known.met_in = self._window
+            # To the end: `_meet` forgets from the front, and `_of_late` reads from the back.
             self._signatures[signature] = self._signatures.pop(signature)
         is_new = signature in self._new
         # A first replay is slower (it compiles kernels, fills caches): take the mean cost of first replays so far.

@@ -211,6 +211,7 @@ class OverheadClock:
         plain_ns = statistics.median(self._unwatched_ns) if self.knows_plain else min(self._first_ns)
         if spent_ns > 0:
             self._ratios.append((elapsed_ns - plain_ns) / spent_ns)
+            # Never below 1: that would take back time that was measured.
             self.factor = min(max(statistics.median(self._ratios), _FACTORS[0]), _FACTORS[1])
         for k, steps_ns in enumerate(self._cold_steps_ns):
             # From several steps only: a single one may be slow because the program paused.

@@ -215,6 +215,7 @@ def _convolution_backward(grad: torch.Tensor, source: torch.Tensor, weight: torc
     return _aten.convolution_backward.default(grad, source, weight, bias_size, *options)
 
 
+# There is one stream: no other can reuse the memory too early.
 def _record_stream(tensor: torch.Tensor, stream: Any) -> None: ...
 
 

@@ -156,6 +156,7 @@ def _inplace(function: Callable[..., Any], plain: Kernel) -> Callable[..., Any]:
 def _out(function: Callable[..., Any], plain: Kernel) -> Callable[..., Any]:
     def kernel(_: Kernel, *args: Any, out: Any, **kwargs: Any) -> Any:
         value = function(plain, *args, **kwargs)
+        # Torch resizes an `out=` of another size, and so must a flaw.
         return out.resize_(value.shape).copy_(value)
 
     return kernel

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shadowrun.errors import DataFileError
 from shadowrun.store import plain_json
-from shadowrun.store.plain_json import Unkeepable
+from shadowrun.store.plain_json import NotStorable
 
 if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_KEPT",
     "Captured",
-    "Unkeepable",
+    "NotStorable",
     "captured_calls",
     "clear",
     "file_of",
@@ -113,7 +113,7 @@ def save(folder: Path, name: str, call: Captured) -> int:
         Size of the file in bytes.
 
     Raises:
-        Unkeepable: An argument is neither a tensor nor a plain value.
+        NotStorable: An argument is neither a tensor nor a plain value.
         OSError: The file cannot be written.
     """
     tensors: list[Any] = []
@@ -124,6 +124,7 @@ def save(folder: Path, name: str, call: Captured) -> int:
         "kwargs": {k: _encode(v, tensors) for k, v in call.kwargs.items()},
         "tensors": tensors,
     }
+    # For this user only: the files hold values of the program.
     folder.mkdir(mode=0o700, exist_ok=True)
     write_private(content, folder / name)
     return (folder / name).stat().st_size
@@ -237,6 +238,7 @@ def _check_size(file: BinaryIO) -> None:
     """
     with zipfile.ZipFile(file) as archive:
         _check_is_one(file, archive.start_dir)
+        # Entries may overlap: many names for one stretch of the file would unpack to far more than it has.
         n_bytes = sum(entry.file_size for entry in archive.infolist())
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed")

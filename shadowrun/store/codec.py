@@ -179,6 +179,7 @@ def _dictionary(value: Any) -> dict[str, Any]:
 
 def _depth(value: Any, above: int = 0) -> int:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    # Ends at the limit: this function, too, calls itself for each level.
     return above if above > MAX_NESTED else max((_depth(part, above + 1) for part in parts), default=above)
 
 

@@ -57,6 +57,7 @@ def choose(given: Iterable[str | PathLike[str]], out: Path | None) -> list[Path]
         elif not path.exists() and glob.has_magic(str(path)):
             found = sorted(map(Path, glob.glob(str(path))), key=_natural)  # noqa: PTH207 - may be absolute
         else:
+            # By the resolved path: two names of one file would count its calls twice.
             chosen.setdefault(path.resolve(), path)
             continue
         found = [file for file in found if out is None or file.resolve() != out.resolve()]
@@ -161,6 +162,7 @@ def _without_index(platform: str) -> str:
 
 def _common(infos: Sequence[RunInfo], platform: Callable[[RunInfo], str]) -> str:
     names = {platform(info) for info in infos}
+    # `min`, not the first: the name must not depend on the order of the files.
     return names.pop() if len(names) == 1 else _without_index(min(names))
 
 
@@ -268,6 +270,7 @@ def combine_files(
     parts: list[Part] = []
     for path in paths:
         with _collecting(problems, ignore=ignore_errors):
+            # Opened and closed here, and once more to copy: a thousand ranks would exceed the limit of open files.
             parts += _parts(path)
     parts = list(_each_once(parts, problems, ignore=ignore_errors))
     if parts:

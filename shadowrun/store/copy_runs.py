@@ -183,6 +183,7 @@ class Copier:
         rows = f"select t.id as old, {values} from old.{table} t {joins}"  # noqa: S608 - names from above
         names = ", ".join(columns)
         run = self._connection.execute
+        # In the old order, so that the same files always give the same numbers.
         run(f"insert or ignore into new_{table} ({names}) select {names} from ({rows}) order by old")  # noqa: S608
         run(f"delete from map_{table}")  # noqa: S608
         run(f"insert into map_{table} select r.old, n.id from ({rows}) r join new_{table} n using ({names})")  # noqa: S608

@@ -33,6 +33,7 @@ __all__ = ["ENDED_EARLY", "FLUSH_ROWS", "DataFile"]
 # A killed process loses no more than this.
 FLUSH_ROWS = 1000
 FLUSH_S = 0.5
+# 13 MB of rows (64 bytes each).
 MAX_WAITING_ROWS = 200 * FLUSH_ROWS
 """Rows kept while another process locks the file; above this, recording ends."""
 CLOSE_TIMEOUT_S = 5.0
@@ -68,6 +69,7 @@ class DataFile:
         self._writable = writable
         self._bound: RetentionLimit | None = None
         self._packed: Packed | None = None
+        # Reentrant: `query` holds it while `_settle` takes it again.
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._flushed_at = time.monotonic()
@@ -263,6 +265,7 @@ class DataFile:
 
         Writes of `update_info` do not count: a live comparison does one before each part of a report.
         """
+        # `data_version` counts the writes of other connections only.
         return self._n_changes, next(self.query("pragma data_version"))[0]
 
     def update_info(self, info: RunInfo) -> None:
@@ -317,7 +320,7 @@ class DataFile:
             self.flush()
 
     @contextlib.contextmanager
-    def at_rest(self) -> Iterator[None]:
+    def without_transaction(self) -> Iterator[None]:
         """Hold the lock, so that no transaction is open: a forked child that inherits one would roll it back."""
         with self._lock:
             yield

@@ -85,6 +85,7 @@ def scan(query: Query, block: int, where: str = "1", observe: Observe | None = N
     # Summed in Python: `group by` in SQL would sort all calls first, and takes three times as long.
     found: dict[Key, Sums] = {}
     last = -1
+    # Never across two runs: a piece has one `source`.
     while rows := list(query(_CALLS.format(where=where), (last, (last + 1) // block * block + block))):
         last = rows[-1][0]
         _add_piece(found, rows, last // block, observe)

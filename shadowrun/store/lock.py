@@ -20,6 +20,7 @@ except ImportError:  # Windows: names are not claimed there
 
 __all__ = ["FileLock"]
 
+# Each owner may unlink the file once between `open` and `stat`: as many as that in a row are no race any more.
 _ATTEMPTS = 100
 _given_up: set[Path] = set()
 """Files of the parent process: a forked child must not write them, even after the parent released them."""
@@ -81,10 +82,13 @@ class FileLock:
             return True
         for _ in range(_ATTEMPTS):
             try:
+                # Not through a link that another user put there: it would create a file elsewhere.
                 descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
             except OSError:  # to open the data file in this folder fails too, with a clear error
                 return True
             try:
+                # Not `lockf`: its locks belong to the process, and closing any descriptor of the file would release
+                # them.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The owner unlinks the file when it releases the lock: a lock on an unlinked file excludes no process.
                 if os.path.samestat(os.fstat(descriptor), self._file.stat()):

@@ -41,6 +41,7 @@ class Packed:
 
     def take(self, n: int) -> Calls:
         """Remove and return the `n` oldest rows: (n, 8)."""
+        # The slice is a copy: an array over the buffer itself would forbid the `del` below (BufferError).
         oldest = np.array(self._numbers[: n * _WIDTH]).reshape(-1, _WIDTH)
         del self._numbers[: n * _WIDTH]
         return oldest

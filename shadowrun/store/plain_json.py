@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Unkeepable", "decode", "encode"]
+__all__ = ["NotStorable", "decode", "encode"]
 
 
-class Unkeepable(Exception):  # noqa: N818 - a reason, caught inside
+class NotStorable(Exception):  # noqa: N818 - a reason, caught inside
     """A value that captured inputs cannot hold."""
 
 
@@ -15,10 +15,11 @@ def encode(value: Any) -> Any:
     """A number, text or constant of torch as JSON; a type that JSON lacks becomes ``{kind: content}``.
 
     Raises:
-        Unkeepable: The value has another type; the text is its name.
+        NotStorable: The value has another type; the text is its name.
     """
     import torch
 
+    # Exact types: `numpy.float64` is a float too, and `weights_only=True` refuses to load it.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is complex:
@@ -27,7 +28,7 @@ def encode(value: Any) -> Any:
         return {"device": str(value)}
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return {"torch": str(value).removeprefix("torch.")}
-    raise Unkeepable(type(value).__name__)
+    raise NotStorable(type(value).__name__)
 
 
 def decode(kind: str, content: Any) -> Any:

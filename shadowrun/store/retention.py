@@ -124,6 +124,7 @@ def _fold(connection: sqlite3.Connection, n: int) -> int:
     )
     run = connection.execute
     leaving = compute(run, ONE_RUN, where="call.seq in (select seq from leaving)")
+    # Merged with the earlier sums, so that `folded` has one row for each context and outcome.
     groups = merge([*leaving, *read_folded(run, ONE_RUN)])
     connection.execute("delete from folded")
     connection.executemany(_INSERT, map(_row, groups))

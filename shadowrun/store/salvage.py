@@ -41,6 +41,7 @@ _MAX_READ = 4
 _MAX_READ_OF_DISK = 16
 _MIN_READ = 2**24
 """The same for each byte on disk, plus a constant: a sparse or compressed file may have any size at no cost."""
+# `orphans` looks at each page: a sparse file would take as long as it claims to be large.
 _MAX_BYTES = 2**36
 _SIZES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
 """Serial type of a value to its size in bytes; 10 and 11 are reserved, larger ones are blobs (even) and texts (odd)."""
@@ -97,6 +98,7 @@ class Pages:
 
     def __post_init__(self) -> None:
         size = int.from_bytes(self.data[16:18], "big")
+        # Two bytes hold no 65,536: the format writes 1 for it.
         size = 65536 if size == 1 else size
         # The header may be what is damaged: then the size that SQLite gives a new file.
         self.size = size if size >= 512 and size & (size - 1) == 0 else _DEFAULT_SIZE
@@ -357,6 +359,7 @@ def _insert(connection: sqlite3.Connection, table: _Table, rows: Iterator[Row] |
     sql = f"insert or ignore into {table.name} ({', '.join(table.columns)}) values ({marks})"  # noqa: S608 - names from our schema
     for row in rows:
         if len(row[1]) == len(table.columns):
+            # One bad row must not cost the readable ones after it.
             with contextlib.suppress(sqlite3.Error, OverflowError, UnicodeError):
                 connection.execute(sql, table.values(row))
 

@@ -109,6 +109,7 @@ class GuardedConnection(sqlite3.Connection):
         """
         self.max_steps = _STEPS + _STEPS_PER_BYTE * n_bytes
         self.set_progress_handler(self._count, _STEPS_AT_ONCE)
+        # A damaged record may claim any length, which SQLite would allocate.
         self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         self.create_function("is_shape", 1, _is_shape, deterministic=True)
         self.create_function("is_text", 1, lambda _: True, deterministic=True)  # the call fails for invalid UTF-8
@@ -238,6 +239,7 @@ def check_schema(connection: sqlite3.Connection, schema: str) -> None:
         ValueError: Names the object.
         sqlite3.Error, UnicodeError: The file cannot be read.
     """
+    # By what SQLite itself makes of our schema: automatic indices need no list here.
     model = sqlite3.connect(":memory:")
     try:
         model.executescript(schema)

@@ -1,4 +1,4 @@
-"""Ledger and tolerances as a user has them: files beside the program, and the exit status."""
+"""Ledger and tolerances as a user has them: files next to the program, and the exit status."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`shadowrun repro`: from a recorded run to scripts that somebody else can run."""
+"""`shadowrun repro`: from a recorded run to scripts that another person can run."""
 
 import ast
 import html
@@ -224,7 +224,7 @@ def test_a_run_without_findings(tmp_path, monkeypatch, clean_sim, capsys):
 
 
 def test_a_target_that_is_not_here(recorded, capsys):
-    """The script is written all the same, with what the data file tells."""
+    """The script is written all the same, with what the data file has."""
     edit_info(target="mtia", target_fingerprint={})
     assert main(["repro", "--finding", "aten::maximum"]) == 0
     shown = capsys.readouterr().out
@@ -250,7 +250,7 @@ def test_a_script_for_a_cpu_with_settings(tmp_path):
 
 
 def test_a_script_for_platforms_with_processes_of_their_own(tmp_path):
-    """Other instructions round otherwise: with a tolerance of 0, that is wrong."""
+    """Other instructions round differently: with a tolerance of 0, that is wrong."""
     x = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
     with shadowrun.compare("cpu[isa=default]", "cpu", rtol=0, atol=0, file=tmp_path / "run.shadowrun"):
         for function in (torch.exp, torch.tanh, torch.log1p, torch.softmax):

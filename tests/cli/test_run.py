@@ -349,7 +349,7 @@ def test_a_data_file_that_cannot_be_made_ends_in_one_line(program, capsys):
     assert said.err.count("\n") == 1
 
 
-def test_a_second_run_into_one_file_tells_where_it_went(program, capsys):
+def test_a_second_run_into_one_file_names_its_own_file(program, capsys):
     from shadowrun.store.lock import FileLock
 
     held = FileLock(Path(".shadowrun"))

@@ -46,7 +46,7 @@ def with_dropout(config):
 
 
 class HandedBack(logging.Handler):
-    """What OpenVINO could not run and gave back to PyTorch, of which it tells its debug log only."""
+    """What OpenVINO could not run and gave back to PyTorch, which it writes to its debug log only."""
 
     LOGGER = "openvino.frontend.pytorch.torchdynamo"
 
@@ -88,8 +88,8 @@ def check(name, backend):
         batch.pop("labels", None)
     if not train and name in ("t5", "whisper"):
         batch["decoder_input_ids"] = torch.randint(3, 99, (2, 8))
-    draws = RandomResults()
-    with RandomRecorder(draws), torch.set_grad_enabled(train):
+    random_results = RandomResults()
+    with RandomRecorder(random_results), torch.set_grad_enabled(train):
         model(**batch)
     options = {**options, "on_progress": handed_back.tell}
     report = shadowrun.compile_check(model, backend=called, train=train, **options, **batch)
@@ -106,7 +106,7 @@ def check(name, backend):
         "evidence": report.verdict.evidence,
         "errors": None if errors is None else [e if math.isfinite(e) else None for e in errors.relative],
         "exact": report.verdict.cause is None and report.verdict.status == "match",
-        "draws": len(draws.kept),
+        "draws": len(random_results.kept),
         "handed_back": sorted(set(handed_back.reasons)),
         "graphs": report.n_graphs,
         "regions": {r.name: str(r.outcome) for r in report.regions},

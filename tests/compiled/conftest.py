@@ -7,7 +7,7 @@ from torch._dynamo.utils import counters
 
 @pytest.fixture
 def fresh_dynamo():
-    """Nothing is compiled yet, counters are at 0, draws begin at one place; nothing stays."""
+    """Nothing is compiled yet, counters are at 0, the random state is always the same; nothing stays."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)

@@ -154,7 +154,7 @@ def other_layout(x):
     return torch.cat([torch.zeros(2, 2, 0, 3), x.transpose(1, 2)], -2).reshape(4, 4, 3).exp()
 
 
-def test_a_view_of_what_is_laid_out_otherwise_once_decomposed_is_no_error():
+def test_a_view_of_a_result_with_other_strides_after_decomposition_is_no_error():
     report = shadowrun.compile_check(other_layout, torch.randn(2, 4, 2, 3), backend="aot_eager_decomp_partition")
     assert report.ok, report.summary()
     assert set(regions(report).values()) == {RegionOutcome.OK}
@@ -188,7 +188,7 @@ def broken_in_two(x):
 def test_what_is_not_known_to_be_right_comes_before_what_is_slow():
     """The worst of what was seen: a reader who stops at the outcome must not take it for right."""
 
-    def draws_otherwise(module, inputs):
+    def with_other_random_numbers(module, inputs):
         def lower(graph, _inputs):
             return planted.run(graph)
 
@@ -203,7 +203,7 @@ def test_what_is_not_known_to_be_right_comes_before_what_is_slow():
     def function(x):
         return torch.nn.functional.dropout(broken_in_two(x), 0.5)
 
-    report = shadowrun.compile_check(function, torch.ones(64), backend=draws_otherwise, ladder=False)
+    report = shadowrun.compile_check(function, torch.ones(64), backend=with_other_random_numbers, ladder=False)
     assert sum(report.graph_breaks.values()) >= 1
     assert not report.failed
     assert report.outcome is RegionOutcome.UNVERIFIED
@@ -267,7 +267,7 @@ def test_other_draws_are_no_false_alarm_and_hide_no_fault():
     model, x = models.make("perceptron")
     report = shadowrun.compile_check(
         model, x, backend="aot_eager_decomp_partition"
-    )  # decomposed, dropout draws otherwise
+    )  # decomposed, dropout has other random numbers
     assert report.outcome is RegionOutcome.UNVERIFIED
     forward = report.regions[0]
     assert forward.outcome is RegionOutcome.UNVERIFIED

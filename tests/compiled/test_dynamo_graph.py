@@ -108,7 +108,7 @@ def test_a_program_that_draws_nothing_is_not_taken_for_one_that_does():
     assert RegionOutcome.UNVERIFIED not in {s.outcome for s in report.ladder}
 
 
-def draws_otherwise(backward):
+def with_other_random_numbers(backward):
     def lower(module, inputs):
         for node in module.graph.nodes:
             if node.target is aten.native_dropout.default:
@@ -120,10 +120,12 @@ def draws_otherwise(backward):
 
 
 def test_other_draws_hide_no_wrong_backward_and_are_unverified_without_one():
-    report = shadowrun.compile_check(Net(draws=True), torch.randn(4, 8), backend=draws_otherwise(right), ladder=False)
+    report = shadowrun.compile_check(
+        Net(draws=True), torch.randn(4, 8), backend=with_other_random_numbers(right), ladder=False
+    )
     assert report.outcome is RegionOutcome.UNVERIFIED
     assert {r.outcome for r in report.regions} == {RegionOutcome.OK, RegionOutcome.UNVERIFIED}
-    wrong = draws_otherwise(other_tanh_backward)
+    wrong = with_other_random_numbers(other_tanh_backward)
     report = shadowrun.compile_check(Net(draws=True), torch.randn(4, 8), backend=wrong, ladder=False)
     assert report.outcome is RegionOutcome.MISMATCH
     assert report.regions[-1].name == "graph 0 as Dynamo made it"
@@ -132,11 +134,13 @@ def test_other_draws_hide_no_wrong_backward_and_are_unverified_without_one():
 
 def test_what_is_not_verified_is_not_ok_unless_that_is_asked_for():
     given = Net(draws=True), torch.randn(4, 8)
-    report = shadowrun.compile_check(*given, backend=draws_otherwise(right), ladder=False)
+    report = shadowrun.compile_check(*given, backend=with_other_random_numbers(right), ladder=False)
     assert not report.ok
     assert not report.failed
     assert "allow_unverified=True" in report.summary()
-    report = shadowrun.compile_check(*given, backend=draws_otherwise(right), ladder=False, allow_unverified=True)
+    report = shadowrun.compile_check(
+        *given, backend=with_other_random_numbers(right), ladder=False, allow_unverified=True
+    )
     assert report.outcome is RegionOutcome.UNVERIFIED
     assert report.ok
 
@@ -145,11 +149,12 @@ TRAIN = """
     import sys
     import torch
     from torch import nn
-    from tests.compiled.test_dynamo_graph import Net, WRONG, draws_otherwise, right
+    from tests.compiled.test_dynamo_graph import Net, WRONG, with_other_random_numbers, right
     from torch._dynamo.backends.common import aot_autograd
 
     backends = WRONG | {{
-        "right": aot_autograd(fw_compiler=right, bw_compiler=right), "draws otherwise": draws_otherwise(right)
+        "right": aot_autograd(fw_compiler=right, bw_compiler=right),
+        "other random numbers": with_other_random_numbers(right)
     }}
     model = Net({draws})
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -176,9 +181,9 @@ def test_a_program_with_such_a_fault_fails(tmp_path, capsys, name):
 def test_a_right_program_passes_and_one_that_cannot_be_verified_has_a_status_of_its_own(tmp_path, capsys):
     assert run_program(tmp_path, "right", True) == 0
     assert "graph 0 as Dynamo made it: ok" in capsys.readouterr().out
-    assert run_program(tmp_path, "draws otherwise", True) == 3
+    assert run_program(tmp_path, "other random numbers", True) == 3
     assert "--allow-unverified" in capsys.readouterr().out
-    assert run_program(tmp_path, "draws otherwise", True, "--allow-unverified") == 0
+    assert run_program(tmp_path, "other random numbers", True, "--allow-unverified") == 0
 
 
 def test_the_program_is_not_touched_by_it(tmp_path, capsys):

@@ -13,9 +13,9 @@ from shadowrun.compiled.rounding import RandomResults
 def verdict(function, inputs, change):
     """The verdict on results of a function that were changed."""
     graph = Graph(make_fx(function)(*inputs))
-    snapshot, draws = Snapshot.take(inputs), RandomResults()
-    names, expected = graph.eager(snapshot.fresh(), draws)
-    return judge(names, change(*expected), expected, graph.runs(snapshot, draws))[0]
+    snapshot, random_results = Snapshot.take(inputs), RandomResults()
+    names, expected = graph.eager(snapshot.fresh(), random_results)
+    return judge(names, change(*expected), expected, graph.runs(snapshot, random_results))[0]
 
 
 @pytest.mark.parametrize("statistic", [1, 2])
@@ -65,7 +65,7 @@ def test_a_factor_of_all_elements_in_16_bits_is_found(widened, by):
 @pytest.mark.parametrize("widened", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("n", [1, 8, 64])
-def test_what_rounds_otherwise_in_16_bits_is_right(widened, seed, n):
+def test_another_rounding_in_16_bits_is_right(widened, seed, n):
     """In float32, and in bfloat16 with the products added in another order."""
     torch.manual_seed(seed)
     inputs = torch.randn(n, 8), torch.randn(8, 8) / 3, torch.randn(8, 8) / 3

@@ -24,7 +24,7 @@ from tests.ground_truth.scripts import Scripts
 
 FEW = ("convolution's bias gradient", "a pass that swaps operands")
 SHOWN = [n for n, f in planted.FAULTS.items() if (f.model, f.phase) != ("perceptron", "forward")]
-"""Not that one: it draws, and only compile_check can tell other draws of a backend from a fault."""
+"""Not that one: it is random, and only compile_check can distinguish a backend's other random numbers from a fault."""
 USED_BY_SCRIPTS = "torch._dynamo.backends.debugging, torch._inductor.scheduler, torch.distributed.tensor.experimental"
 
 
@@ -293,7 +293,7 @@ def test_a_graph_is_the_same_after_it_was_text():
 def test_a_graph_that_calls_something_else_is_not_kept(target):
     graph = fx.Graph()
     graph.output((graph.call_function(target, (graph.placeholder("x"),)),))
-    with pytest.raises(captured_inputs.Unkeepable, match="a call of"):
+    with pytest.raises(captured_inputs.NotStorable, match="a call of"):
         graph_text.to_text(fx.GraphModule(torch.nn.Module(), graph))
 
 

@@ -33,7 +33,7 @@ def test_a_region_that_is_right_matches_and_its_own_result_is_given():
         call()
     assert all(a is b for a, b in zip(out, kept, strict=True))
     assert records(run) == [("compiled::graph 0", Status.MATCH)] * 2
-    assert run.counts()[Status.SKIPPED] == 0  # no "higher-order operator" beside it
+    assert run.counts()[Status.SKIPPED] == 0  # no "higher-order operator" in addition
 
 
 def test_a_region_that_is_wrong_is_a_mismatch_with_its_figures():

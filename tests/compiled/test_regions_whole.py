@@ -183,5 +183,5 @@ def test_a_mask_that_rounding_decides_is_known_to_be_one():
     x, module = torch.ones(2, 2).bfloat16(), fx.GraphModule(nn.Module(), graph)
     for number, is_tie in ((0.5, False), (0.09995, True), (0.1003, True)):
         whole = DynamoGraphRun(module, [x])
-        assert whole.drawing([torch.tensor([[0.05, 0.7], [0.3, number]])])
+        assert whole.use_random_numbers([torch.tensor([[0.05, 0.7], [0.3, number]])])
         assert whole.has_ties is is_tie

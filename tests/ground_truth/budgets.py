@@ -50,7 +50,7 @@ class Search:
 
 
 def is_hit(flaw, record):
-    """Whether a record tells of the flaw."""
+    """Whether a record shows the flaw."""
     verdict = record.verdict
     if record.call.op not in flaw.operators or verdict.status not in flaw.statuses:
         return False

@@ -61,7 +61,7 @@ class Deviating(TorchDispatchMode):
                 lambda v: v.clone() if isinstance(v, torch.Tensor) else v, (args, kwargs)
             )
             verdict, _ = Judge()(make_case(func, ideal, *fresh_args, **fresh_kwargs))
-        except Exception:  # no float32 form, or not this dtype: the call itself tells
+        except Exception:  # no float32 form, or not this dtype: the call itself shows it
             return
         finally:
             torch.set_rng_state(state)

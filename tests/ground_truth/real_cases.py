@@ -19,8 +19,8 @@ from tests.ground_truth.programs import PROGRAMS
 from tests.transparency import test_other_numerics as table
 
 KNOWN_BUGS = {
-    ("aten::pixel_shuffle", "lazy", "implementation"): "returns memory that nobody wrote to",
-    ("aten::pixel_shuffle", "lazy", "non-determinism"): "returns memory that nobody wrote to",
+    ("aten::pixel_shuffle", "lazy", "implementation"): "returns uninitialised memory",
+    ("aten::pixel_shuffle", "lazy", "non-determinism"): "returns uninitialised memory",
     ("aten::native_batch_norm", "lazy", "implementation"): "running statistics are not written",
     ("aten::_euclidean_dist", "lazy", "missing operator"): "cdist calls as_strided, which the device lacks",
     ("aten::cosh", "cpu", "reference"): "the CPU's vector kernel overflows early: cosh(89) is 2.2e38",
@@ -127,7 +127,7 @@ def run_cases(setup, batch, begin):
             for note in row["found"] if plain[case.name] == [raised.get(case.name)] else ():
                 if note["status"] == "error" and not note["known"]:
                     note["known"] = "a plain run raises it too"
-        # Memory that nobody wrote to may be the same in two plain runs by chance.
+        # Uninitialised memory may be the same in two plain runs by chance.
         if case.name in changed and not any(f["op"] == "aten::pixel_shuffle" for f in row["found"]):
             row["found"].append(
                 _note("", "changed", "", "the program's results are not those of a plain run", "", setup)

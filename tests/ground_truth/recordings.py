@@ -114,7 +114,7 @@ def scores(flaw, bench, folder, limit):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--flaw", default="*", help="pattern of flaws")
-    parser.add_argument("--limit", type=int, default=LIMIT, help="programs for each flaw, besides its trigger")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="programs for each flaw, in addition to its trigger")
     options = parser.parse_args()
     sim.enable("sim")
     bench, found = Bench(times=False), []

@@ -46,7 +46,7 @@ class Score:
 
 
 def phase_of(op, previous):
-    """Part of the step in which an operator must be, if its name tells."""
+    """Part of the step in which an operator must be, if its name shows it."""
     if "backward" in op:
         return Phase.BACKWARD
     return Phase.OPTIMIZER if op.startswith("aten::_foreach_addc") else previous
@@ -94,8 +94,8 @@ def score(flaw, program, mode, run, isolated):
 
 
 def _drift(flaw, records, isolated):
-    """What is wrong with the drift column and with the verdicts beside it."""
-    # Flaws that count calls or draw numbers answer otherwise each time.
+    """What is wrong with the drift column and with its verdicts."""
+    # Flaws that count calls or use random numbers have another result each time.
     steady = not {Cause.NON_DETERMINISM, Cause.RANDOMNESS, Cause.SLOW} & {flaw.cause, *flaw.accepted}
     if steady and signature(records) != isolated:
         yield "drift: other verdicts than without"

@@ -41,7 +41,7 @@ class Scripts:
     """The process that scripts are forked from; use it in a ``with`` block.
 
     Args:
-        also: Modules to import before, beside torch: ``"a, b"``.
+        also: Modules to import before, in addition to torch: ``"a, b"``.
     """
 
     def __init__(self, also="torch"):

@@ -1,4 +1,4 @@
-"""A part of what `real_platforms` measures, and the true bugs that it tells from false alarms, without shadowrun."""
+"""A part of what `real_platforms` measures: the true bugs that it distinguishes from false alarms, without it."""
 
 import json
 import os

@@ -54,13 +54,13 @@ def test_the_user_s_line_comes_first_where_a_library_steps_the_optimizer(library
     assert short_site(site) == f"{own.rpartition('/')[2]} (__init__.py:7 in Wrapped.step)"
 
 
-def test_beside_a_library_s_line_stands_the_user_s_that_led_there(library):
+def test_a_library_s_line_comes_with_the_user_s_line_that_called_it(library):
     with shadowrun.compare("cpu[threads=1]") as run:
         library.twice(torch.ones(3))
     (record,) = run.records(op="aten::mul*")
     line, _, own = record.call.site.removesuffix(")").partition(" (first reached from ")
     assert line.endswith("site-packages/acc/__init__.py:10 in twice")
-    assert own.endswith("in test_beside_a_library_s_line_stands_the_user_s_that_led_there")
+    assert own.endswith("in test_a_library_s_line_comes_with_the_user_s_line_that_called_it")
     assert short_site(record.call.site) == f"__init__.py:10 in twice ({own.rpartition('/')[2]})"
 
 

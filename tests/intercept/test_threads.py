@@ -300,7 +300,7 @@ def test_an_exception_in_a_raw_thread_is_shown_as_ever(monkeypatch):
     assert plain[0] is KeyError
 
 
-def test_raw_threads_that_nobody_can_follow_are_named():
+def test_raw_threads_that_cannot_be_followed_are_named():
     """The program imported the function before; what runs when a step ends is seen there."""
     go_on, inside = threading.Event(), threading.Event()
 

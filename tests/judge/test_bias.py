@@ -69,7 +69,7 @@ def test_five_times_the_error_of_a_right_kernel_is_found(name):
 
 
 @pytest.mark.parametrize("sign", ["any sign", "positive"])
-def test_one_number_tells_in_many_calls(sign):
+def test_a_bias_of_one_number_is_found_over_many_calls(sign):
     row = ROWS[f"sum float32 1e6, {sign}"]
     assert not found(row, 0.0, calls=1)
     assert not found(row, 5e-7, calls=1)

@@ -449,6 +449,39 @@ def test_classes_are_found_whatever_the_tolerance(make_case):
         assert judge(case)[0].cause is Cause.EXCEPTIONAL_VALUES
 
 
+def added_in_order(order):
+    """A matrix product that adds up its terms in another order, one by one."""
+
+    def run(a, b):
+        terms = (a.unsqueeze(-1) * b).unbind(1)
+        total = torch.zeros_like(terms[0])
+        for k in order:
+            total = total + terms[k]
+        return total
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_partial_sums_overflow_in_one_order_only(make_case, dtype):
+    large = 0.75 * torch.finfo(dtype).max
+    a = torch.tensor([[large, -large, large, -large], [1.0, 2.0, 3.0, 4.0]], dtype=dtype)
+    b = torch.ones(4, 3, dtype=dtype)
+    overflows = added_in_order((0, 2, 1, 3))
+    assert torch.isinf(overflows(a, b)[0]).all()
+    verdict, _ = Judge()(make_case(aten.mm.default, overflows, a, b))
+    assert verdict.status is Status.MATCH
+
+    def wrong_below(a, b):
+        out = overflows(a, b)
+        out[1, 0] = math.inf  # whose terms are small
+        return out
+
+    verdict, (d,) = Judge()(make_case(aten.mm.default, wrong_below, a, b))
+    assert verdict.status is Status.MISMATCH
+    assert d.n_mismatched == 1
+
+
 def test_overflow_and_underflow_at_the_edge_are_rounding(make_case):
     top = torch.finfo(torch.float32).max
     case = make_case(SUM, lambda x, _d: torch.full((1,), top), torch.tensor([[top, top * 2.0**-25 * 2]]), [1])

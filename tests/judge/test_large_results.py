@@ -142,7 +142,7 @@ def test_slices_show_what_is_wrong_and_pass_what_is_right(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_slices_of_a_right_kernel_that_rounds_otherwise_match(name):
+def test_slices_of_a_right_kernel_that_rounds_differently_match(name):
     """The operator in float64, rounded once."""
     func, args = CALLS[name]
     if torch.bfloat16 in {a.dtype for a in args if isinstance(a, torch.Tensor)}:

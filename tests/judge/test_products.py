@@ -1,4 +1,4 @@
-"""Short products in 16 bits, and operators that return what nobody wrote."""
+"""Short products in 16 bits, and operators that return uninitialised memory."""
 
 import pytest
 import torch

@@ -35,7 +35,7 @@ def test_a_wrong_gradient_is_seen_however_small(make_case, dtype, scale):
     assert verdict.status is Status.MATCH
 
 
-def test_wrong_indices_beside_wrong_values_have_the_values_cause(make_case):
+def test_wrong_indices_of_wrong_values_have_the_cause_of_the_values(make_case):
     x = normal(4, 6)
     x[1, 2] = x[3, 0] = NAN
     case = make_case(aten.max.dim, lambda x, dim: torch.max(x.nan_to_num(-INF), dim), x, 1)

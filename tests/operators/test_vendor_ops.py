@@ -251,7 +251,7 @@ def test_what_a_kernel_keeps_for_itself_is_not_compared(clean_sim, give_sim, lag
         assert [d.name for d in record.diffs] == ["output 0"]
 
 
-def test_what_nobody_asked_for_may_be_anything(give_sim):
+def test_results_without_a_gradient_asked_for_may_have_any_value(give_sim):
     """Gradients that are masked out come first here: what follows is compared with its like."""
 
     def backward(grad, x, shape, rstd, weight, mask):

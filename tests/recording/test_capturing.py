@@ -54,7 +54,7 @@ def drifting(*factors):
         torch.mm(x, torch.ones(8, 8))
 
 
-def test_the_worst_call_of_each_finding_is_kept_beside_the_first(clean_sim, tmp_path):
+def test_the_worst_call_of_each_finding_is_captured_as_well_as_the_first(clean_sim, tmp_path):
     file = tmp_path / "a run.shadowrun"
     with clean_sim.flaws("matmul-in-bf16"), shadowrun.compare("sim", file=file) as run:
         drifting(1.0100, 1.0105, 1.0117, 1.0, 1.0090)

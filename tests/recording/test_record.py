@@ -20,8 +20,6 @@ from shadowrun.recording.model import Kind
 from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 
 @pytest.fixture
 def path(tmp_path):
@@ -233,6 +231,7 @@ def true_inputs(monkeypatch):
         original(self, noted, a)
 
     monkeypatch.setattr(CallRecorder, "_note_inputs", note)
+    monkeypatch.setattr("shadowrun.recording.call_recorder.core", None)  # test_native_rows.py holds C against this
     return seen
 
 
@@ -561,6 +560,8 @@ def noting(self, noted, a):
         seen.append(digest(a).rungs.tolist())
     note(self, noted, a)
 CallRecorder._note_inputs = noting
+import shadowrun.recording.call_recorder as call_recorder
+call_recorder.core = None
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
 compiled, x = torch.compile(lambda x: net(x).sin().sum()), torch.randn(3, 8)
@@ -578,6 +579,50 @@ for got in (first, second):
 r = read(Path("a.shadowrec"))
 assert len(seen) == len(r.inputs) > 20
 assert [r.ladder(row).tolist() for row in r.inputs.tolist()] == seen
+"""
+    done = run_program(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+
+
+def test_parents_are_known_around_compiled_code(tmp_path):
+    body = """
+from pathlib import Path
+from shadowrun.recording.digests import digest
+from shadowrun.recording.model import Kind
+from shadowrun.recording.recording_file import read
+def compiled_part(x, state):
+    state.add_(1)
+    return (x @ x).sin() * state
+def chain():
+    a = torch.ones(3)
+    return (a + 1) * 2
+x, state = torch.randn(4, 4), torch.zeros(4)
+with shadowrun.record("a.shadowrec"):  # Inductor is imported inside
+    compiled = torch.compile(compiled_part)
+    state * 2
+    out = compiled(x, state)
+    state * 2
+    out + 1
+    out + 2
+    chain()
+r = read(Path("a.shadowrec"))
+calls = [(key.op, r.inputs_of(c).tolist(), list(r.results_of(c))) for c, key in enumerate(r.call_keys())]
+muls = [call for call in calls if call[0] == "aten::mul.Tensor"]
+adds = [call for call in calls if call[0] == "aten::add.Tensor"]
+# What compiled code has written to is read anew.
+assert r.results["kind"][muls[1][1][0]] == Kind.LEAF
+assert r.ladder(muls[1][1][0]).tolist() == digest(torch.ones(4)).rungs.tolist()
+# What it returned is recorded once, and is no input of the program.
+assert r.results["kind"][adds[0][1][0]] == Kind.LEAF and adds[0][1] == adds[1][1]
+assert r.ladder(adds[0][1][0]).tolist() == digest(out).rungs.tolist()
+assert [name for name in r.processes[0].provenance if name.startswith("input:")] == ["input:0"]
+# The rest is as without it.
+assert adds[2][1] == [calls[-3][2][0]] and muls[2][1] == [adds[2][2][0]]
+with shadowrun.record("b.shadowrec"):
+    chain()
+assert read(Path("b.shadowrec")).inputs.tolist() == [0, 1]
+from torch._inductor.output_code import CompiledFxGraph
+assert CompiledFxGraph.__call__.__code__.co_filename.endswith("output_code.py")
 """
     done = run_program(tmp_path, body)
     assert done.returncode == 0, done.stderr

@@ -118,6 +118,10 @@ DAMAGES = {
     "a phase": ("update context set phase = ? where id = 1", "sideways"),
     "a shape": ("update form set shape = ?", "[1e9]"),
     "information": ("update process set info = ?", "[" * 100_000),
+    "no samples": ("update block set samples = ? where id = 1", b""),
+    "a bomb of samples": ("update block set sample_tops = ? where id = 1", zlib.compress(bytes(10**8))),
+    "too few tops": ("update block set sample_tops = ? where id = 1", zlib.compress(bytes(7))),
+    "no tops": ("update block set sample_tops = ? where id = 1", b""),
     "a trigger": ("create trigger t after insert on block begin select 1; end",),
 }
 
@@ -180,9 +184,28 @@ def test_samples_are_kept_at_the_width_of_their_dtype(tmp_path, dtype):
     writer.block(dataclasses.replace(given, rungs=given.rungs[:0]))
     writer.finish(Process("a.shadowrec"))
     assert read(path).samples.tolist() == [2 ** (8 * width) - 1] * 8
-    with sqlite3.connect(path) as connection:
-        assert len(connection.execute("select samples from block").fetchone()[0]) == 8 * width
-    connection.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        lower, tops = connection.execute("select samples, sample_tops from block").fetchone()
+    assert (len(lower), zlib.decompress(tops)) == (8 * (width - 1), bytes([255]) * 8)
+
+
+def test_samples_of_several_dtypes_in_turn(tmp_path):
+    dtypes = ["float32", "bool", "int64", "uint4", "bfloat16"]
+    results = np.zeros(40, RESULT)
+    results["form"], results["n_samples"], results["base"] = np.arange(40) * 7 // 3 % 5, np.arange(40) % 9, -1
+    limits = np.array([2**32 - 1, 255, 2**64 - 1, 0, 2**16 - 1], np.uint64)
+    limits = np.repeat(limits[results["form"]], results["n_samples"])
+    samples = np.random.default_rng(0).integers(0, 2**64, len(limits), np.uint64) & limits
+    calls = np.zeros(1, CALL)
+    calls["n_results"], calls["kernel"] = 40, -1
+    path, empty = tmp_path / "a.shadowrec", np.empty(0, np.uint64)
+    writer = Writer(path, Process("a.shadowrec"))
+    writer.context(0, Context("aten::mm", "", Phase.FORWARD, "", "cpu", "[]"))
+    for number, dtype in enumerate(dtypes):
+        writer.form(number, Form(dtype, (2, 2), (2, 1)))
+    writer.block(Block(calls, results, empty.view(np.int64), empty, samples, empty))
+    writer.finish(Process("a.shadowrec"))
+    assert read(path).samples.tolist() == samples.tolist()
 
 
 def test_a_commit_that_was_killed_is_rolled_back(path):
@@ -209,9 +232,10 @@ def test_views_of_views_are_followed_at_once(path):
     results["base"], results["kind"] = np.arange(-1, n - 1), Kind.VIEW
     calls = np.zeros(1, CALL)
     calls["n_results"], calls["kernel"] = n, -1
-    sql = "update block set calls = ?, results = ?, inputs = ?, n_calls = 1, n_results = ?, rungs = ?, samples = ?"
+    sql = "update block set calls = ?, results = ?, inputs = ?, n_calls = 1, n_results = ?, rungs = ?"
+    sql += ", samples = x'', sample_tops = ?"
     changed(path, "delete from block where id = 2")
-    changed(path, sql, packed(calls), packed(results), packed(calls[:0]), n, b"", b"")
+    changed(path, sql, packed(calls), packed(results), packed(calls[:0]), n, b"", packed(calls[:0]))
     recording = read(path)
     assert {recording.source(row) for row in range(n)} == {0}
 
@@ -224,11 +248,35 @@ def test_columns_in_proportion_to_the_file(path):
     calls["n_results"][-1] = n % 65_535
     results = np.zeros(n, RESULT)
     results["base"] = -1
-    row = (len(calls), n, packed(calls), packed(results), packed(calls[:0]))
+    row = (len(calls), n, packed(calls), packed(results), packed(calls[:0]), packed(calls[:0]))
     for _ in range(4):
-        changed(path, "insert into block values (null, 0, ?, ?, ?, ?, ?, x'', x'', x'')", *row)
+        changed(path, "insert into block values (null, 0, ?, ?, ?, ?, ?, x'', x'', ?, x'')", *row)
     with pytest.raises(DataFileError, match="far larger than the file"):
         read(path)
+
+
+def test_samples_in_proportion_to_the_file(path):
+    """Samples of one byte are compressed: a row of results may have 255 of them."""
+    n = 1 << 18
+    calls = np.zeros(n // 65_535 + 1, CALL)
+    calls["n_results"], calls["kernel"] = 65_535, -1
+    calls["n_results"][-1] = n % 65_535
+    results = np.zeros(n, RESULT)
+    results["base"], results["n_samples"] = -1, 255
+    changed(path, "update form set dtype = 'bool'")
+    changed(path, "delete from block")
+    tops = zlib.compress(bytes(255 * n))
+    row = (len(calls), n, packed(calls), packed(results), packed(calls[:0]), tops)
+    changed(path, "insert into block values (null, 0, ?, ?, ?, ?, ?, x'', x'', ?, x'')", *row)
+    with pytest.raises(DataFileError, match="far larger than the file"):
+        read(path)
+
+
+def test_an_older_schema_is_named(path):
+    changed(path, "pragma user_version = 1")
+    with pytest.raises(DataFileError, match="schema 1") as caught:
+        read(path)
+    assert caught.value.slug == "data-file-older"
 
 
 def test_processes_and_forms_are_not_multiplied(path, monkeypatch):

@@ -107,7 +107,7 @@ def test_the_same_calls_get_the_same_records_in_the_same_order(sharing):
     assert found[0] == found[1]
 
 
-def test_nobody_waits_for_the_device_at_each_call(sharing, monkeypatch):
+def test_no_call_waits_for_the_device(sharing, monkeypatch):
     monkeypatch.setattr(replayer, "_MAX_PENDING", 1000)  # a full queue makes the program wait: on a busy machine
     x = torch.randn(64, 64).to("sim")
     with shadowrun.compare("sim", slow_ratio=1e9) as run:

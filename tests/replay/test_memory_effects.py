@@ -108,7 +108,7 @@ def test_each_promise_that_is_broken_is_a_mismatch(name, explanation, evidence):
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_write_beside_a_view_is_found_on_copies_whether_or_not_the_program_has_memory_there(step):
+def test_a_write_outside_a_view_is_found_on_copies_whether_or_not_the_program_has_memory_there(step):
     x = torch.randn(12)[: 6 * step : step]
     run = compared("writes_after_the_end", x)
     found = [f for f in run.findings() if f.kind == "mismatch"]

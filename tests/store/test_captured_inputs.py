@@ -1,4 +1,4 @@
-"""Captured inputs: what is kept comes back as it was, and a folder that somebody else filled does no harm."""
+"""Captured inputs: what is stored is loaded unchanged, and an untrusted folder does no harm."""
 
 import pickle
 import subprocess
@@ -10,7 +10,7 @@ import torch
 
 from shadowrun import DataFileError
 from shadowrun.store import captured_inputs
-from shadowrun.store.captured_inputs import Captured, Unkeepable
+from shadowrun.store.captured_inputs import Captured, NotStorable
 
 
 def kept(folder, *args, **kwargs):
@@ -69,7 +69,7 @@ def test_what_torch_warns_of_sparse_tensors_is_no_damage(tmp_path, layout):
 
 
 def test_what_no_such_file_can_hold_is_refused_and_leaves_nothing(tmp_path):
-    with pytest.raises(Unkeepable, match="Generator"):
+    with pytest.raises(NotStorable, match="Generator"):
         captured_inputs.save(tmp_path / "t", "0.pt", Captured("aten::op", (torch.Generator(),), {}))
     assert not list(tmp_path.rglob("*.p*"))
 

@@ -140,7 +140,7 @@ def test_a_killed_process_leaves_what_it_flushed(tmp_path: Path) -> None:
 
 
 def test_a_journal_of_a_killed_process_is_rolled_back(tmp_path: Path) -> None:
-    """Killed in the middle of a write: the file is half new, and the journal beside it holds the old pages."""
+    """Killed in the middle of a write: the file is half new, and its journal holds the old pages."""
     path, copy = tmp_path / "x.shadowrun", tmp_path / "copy.shadowrun"
     data = DataFile.create(path, INFO)
     record(data, 0)

@@ -246,7 +246,7 @@ def test_threads_add_while_another_takes(rows):
 
 
 class Watched:
-    """A connection that tells what it was asked to do."""
+    """A connection that records its statements."""
 
     def __init__(self, connection):
         self._connection = connection

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shadowrun.store import plain_json
-from shadowrun.store.plain_json import Unkeepable
+from shadowrun.store.plain_json import NotStorable
 
 CONSTANTS = {v for v in vars(torch).values() if isinstance(v, (torch.dtype, torch.layout, torch.memory_format))}
 
@@ -31,7 +31,7 @@ def test_all_constants_of_torch_come_back():
 
 @pytest.mark.parametrize("value", [object(), torch.finfo(torch.half), [1], {"a": 1}, torch.ones(1), len])
 def test_anything_else_is_not_kept(value):
-    with pytest.raises(Unkeepable, match=rf"^{type(value).__name__}$"):
+    with pytest.raises(NotStorable, match=rf"^{type(value).__name__}$"):
         plain_json.encode(value)
 
 
@@ -45,7 +45,7 @@ def test_what_is_none_does_not_come_back(kind, content):
 
 
 def test_a_name_of_others_imports_nothing():
-    """`torch.onnx` and such are imported when somebody asks torch for them."""
+    """`torch.onnx` and such are imported when they are looked up in torch."""
     before = set(sys.modules)
     for name in ("_inductor", "_export", "onnx", "_dynamo", "compiler"):
         with pytest.raises(ValueError, match="torch"):

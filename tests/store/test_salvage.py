@@ -92,7 +92,7 @@ def test_any_page_may_be_lost(files, tmp_path):
     path = tmp_path / "x.shadowrun"
     counts = []
     for at in [*range(0, 20 * PAGE, 2 * PAGE), *range(20 * PAGE, len(whole), 7 * PAGE)]:
-        keep = 100 if at == 0 else 0  # the header: without it, nobody knows whose file it is
+        keep = 100 if at == 0 else 0  # the header: without it, the kind of the file is unknown
         path.write_bytes(whole[: at + keep] + bytes(PAGE - keep) + whole[at + PAGE :])
         counts.append(in_part(path, records))
     counts.sort()
@@ -147,7 +147,7 @@ def test_numbers_that_lead_to_nothing_are_left_out(files, tmp_path):
     assert max(r.call.seq for r in run.records()) == 11_999
 
 
-def test_a_file_of_somebody_else_is_not_salvaged(tmp_path):
+def test_a_file_of_another_program_is_not_salvaged(tmp_path):
     path = tmp_path / "x.shadowrun"
     path.write_bytes(b"SQLite format 3\0" + bytes(5000))
     with pytest.raises(shadowrun.DataFileError) as error:

@@ -1,4 +1,4 @@
-"""A file from somebody else is data: what is no data file of ours to the letter is refused, quickly and in one line."""
+"""Data files are untrusted: a file that differs from what shadowrun writes is refused, quickly and in one line."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_journal_that_names_another_file_is_not_rolled_back(request, tmp_path,
     victim = tmp_path / "victim"
     victim.write_text("precious")
     naming_journal(path, victim, head)
-    if through:  # SQLite looks beside what the link leads to
+    if through:  # SQLite looks next to the target of the link
         (tmp_path / "links").mkdir()
         link = tmp_path / "links" / f"y{path.suffix}"
         link.symlink_to(path)
@@ -241,7 +241,7 @@ def test_a_journal_that_names_another_file_is_not_rolled_back(request, tmp_path,
 
 @pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("kind", ["path", "sweep"])
-def test_nothing_beside_a_file_leads_elsewhere(request, tmp_path, kind, ending):
+def test_nothing_next_to_a_file_leads_to_another_file(request, tmp_path, kind, ending):
     """Who adds a run would write through the link."""
     path = request.getfixturevalue(kind)
     victim = tmp_path / "victim"

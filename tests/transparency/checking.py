@@ -146,7 +146,7 @@ def classify(case: Case, run: contextlib.AbstractContextManager[Any]) -> tuple[s
     if not differences(again, observed, form_only=case.form_only):
         return ("identical", []) if all(d.startswith("warnings") for d in found) else ("different", found)
     by_torch = differences(again, idle, form_only=case.form_only)
-    # `linalg.matrix_rank(out=)` writes nothing under a mode: what the idle mode leaves open, nobody can be held to.
+    # `linalg.matrix_rank(out=)` writes nothing under a mode: what differs under the idle mode is not checked.
     form_only = case.form_only or differences(idle, execute(case, IdleMode())) != []
     if found := differences(idle, observed, form_only=form_only):
         return "different", found

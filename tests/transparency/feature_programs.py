@@ -160,7 +160,7 @@ def not_reentrant(device):
     return checkpointed(device, use_reentrant=False), checkpointed(device, use_reentrant=False, context_fn=contexts)
 
 
-@program("double backward", by_torch="under a mode, the derivatives of prod are computed otherwise")
+@program("double backward", by_torch="under a mode, the derivatives of prod are computed in another way")
 def double_backward(device):
     model = network(device, dropout=0.0)
     x = grid(device, 5, 4).requires_grad_()

@@ -40,7 +40,7 @@ class Program:
         not_on_sim: Why it does not run on the simulated device, which then may lack operators, or empty.
         uncompared: Why none of its calls can be compared, or empty.
         by_torch: What torch itself changes in it under any mode, or empty.
-        unverified: Explanations that some of its calls may have besides draws that were handed over.
+        unverified: Explanations that some of its calls may have in addition to random numbers that were handed over.
     """
 
     run: Callable[[str], Any]

@@ -60,7 +60,7 @@ def run(program, *arguments):
 
 @pytest.mark.parametrize("program", [GROWS, DRAWS])
 @pytest.mark.parametrize("target", ["sim", "cpu"])
-def test_a_call_that_has_no_room_beside_its_copies_runs_without(program, target):
+def test_a_call_without_memory_for_its_copies_runs_without_them(program, target):
     plain = run(program)
     assert run(program, target) == plain
 
@@ -117,7 +117,7 @@ def test_what_the_call_writes_to_is_as_it_was_before_it_runs_again(clean_sim, ta
     assert x[7:9].tolist() == [5, 3]
 
 
-def test_results_beyond_max_bytes_have_no_second_one_beside_them():
+def test_results_beyond_max_bytes_are_not_computed_twice():
     x = torch.ones(1 << 20)
     with shadowrun.compare("cpu", max_bytes=2 << 20) as run:
         x * 2  # the short way

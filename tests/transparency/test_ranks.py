@@ -144,7 +144,7 @@ def test_a_group_made_after_the_comparison_began(tmp_path):
         assert len(list(run.records(op="aten::exp"))) == 21 + r
         assert sqlite3.connect(path).execute("pragma integrity_check").fetchone() == ("ok",)
 
-    # Both were killed before they had ranks: no file was shared, and their locks hold nobody up.
+    # Both were killed before they had ranks: no file was shared, and their locks delay no process.
     first, second = sorted(tmp_path.glob("never known*.shadowrun"), key=lambda p: len(p.name))
     assert first.name == "never known.shadowrun"
     assert second.name.startswith("never known.pid")

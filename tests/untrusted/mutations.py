@@ -1,4 +1,4 @@
-"""Seeded damage to files: bytes and values as somebody with an SQLite client changes them."""
+"""Seeded damage to files: bytes and values as an SQLite client could change them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def of_bytes(path: Path, seed: int) -> None:
 
 
 def of_values(path: Path, seed: int) -> None:
-    """Change a file as somebody with an SQLite client does: it stays whole, and says something else."""
+    """Change values of a file as an SQLite client could: it stays valid, with other values."""
     chance = random.Random(seed)
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("pragma ignore_check_constraints = on")

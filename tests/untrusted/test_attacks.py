@@ -1,7 +1,7 @@
 """Files of an attacker, given to the commands that run something: nothing of the attacker's is run, opened or started.
 
 Each test plants what would leave a trace (a file in the working directory, a changed victim, a started process), runs
-the real command, and looks for the trace. The data file is a real one, edited as somebody with an SQLite client could.
+the real command, and looks for the trace. The data file is a real one, edited as an SQLite client could.
 """
 
 import ast
@@ -57,7 +57,7 @@ def attack(recorded, tmp_path, monkeypatch):
 
 
 class Attack:
-    """Edits of a data file and what lies beside it."""
+    """Edits of a data file and of the files next to it."""
 
     def __init__(self, data):
         self.data = data
@@ -153,7 +153,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("target", ["cpu[threads=1]", "vulkan"])  # here, and not here
 def test_the_name_of_a_result_is_one_that_the_operator_has(attack, capsys, name, target):
-    """Where nothing shows the fault here, the script uses what the data file tells."""
+    """Where nothing shows the fault here, the script uses what the data file has."""
     attack.target(target)
     attack.sql("update tensor set name = ?", name)
     assert "of aten::mm, which has none of that name" in refused(capsys, "repro", "x.shadowrun")
@@ -441,7 +441,7 @@ GRAPHS = {
     "a file by a function": [node("torch.from_file", "VICTIM", True, 9)],
     "a file by a method": [node("from_file", "%p", "VICTIM", kind="call_method")],
     "memory that is not the tensor's": [node("torch.ops.aten._reshape_alias.default", "%p", [1 << 30], [1])],
-    "indices that nobody checks": [
+    "indices that are not checked": [
         node("torch.ops.aten.full.default", [1, 1], 10**11, name="f"),
         node("torch.ops.aten.sparse_coo_tensor.indices_size", "%f", "%p", [2], name="g"),
         node("to_dense", "%g", kind="call_method", name="h"),
@@ -946,7 +946,7 @@ def test_progress_bars_show_names_as_text(attack, monkeypatch, capsys, command, 
     "error", [MemoryError("of numpy"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), None]
 )
 def test_memory_that_runs_out_anywhere_is_one_line(attack, capsys, monkeypatch, error):
-    """Where nobody expects it, as in the analysis of what was computed."""
+    """Where it is not expected, as in the analysis of what was computed."""
     from shadowrun.compiled.repro import GraphScriptMaker
 
     def analyse(*_):

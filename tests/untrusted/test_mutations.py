@@ -1,4 +1,4 @@
-"""Files that somebody damaged or edited end in a result, or in one line that says so; in all commands that read them.
+"""Damaged or edited files end in a result, or in one line that says so; in all commands that read them.
 
 A few of each kind in each run of the tests; ``pytest -m slow tests/untrusted`` takes 520.
 """

@@ -1,4 +1,4 @@
-"""Ledgers, settings and captured inputs that somebody damaged: a result, or an error of ours."""
+"""Ledgers, settings and damaged captured inputs: a result, or an error of ours."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ flaw = FlawKind("fatal", statuses=("error",))
 
 
 def _crash(*_: Any, **__: Any) -> None:
+    # By the signal: a real bad access would depend on the layout of memory.
     os.kill(os.getpid(), signal.SIGSEGV)
 
 

@@ -35,7 +35,7 @@ def _to_bf16(value: torch.Tensor) -> torch.Tensor:
 
 def _rounding_factors(kernels: KernelChanges, round_: Any) -> None:
     for name, first in _FIRST_FACTOR.items():
-
+        # A default binds the position of this round: a closure would see the last one.
         def compute(op: Kernel, *args: Any, first: int = first, **kwargs: Any) -> Any:
             factors = [round_(a) for a in args[first : first + 2]]
             return op(*args[:first], *factors, *args[first + 2 :], **kwargs)

@@ -65,6 +65,7 @@ def missing_cummax_helper(kernels: KernelChanges) -> None:
     trigger=lambda device: randn(device, 8).lerp_(randn(device, 8, seed=1), 0.1),
 )
 def missing_lerp(kernels: KernelChanges) -> None:
+    # All variants: each has a kernel of its own, and torch would find the one that is left.
     kernels.remove("aten::lerp.Scalar", "aten::lerp_.Scalar", "aten::lerp.Scalar_out")
 
 

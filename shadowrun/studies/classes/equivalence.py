@@ -181,6 +181,7 @@ class Classes:
     def _labels_without(self, n_bits: int) -> list[int]:
         seen: dict[object, int] = {}
         return [
+            # A shorter dtype has fewer rungs: its last one, without any mantissa, stands for all further bits.
             seen.setdefault((*v.form[:2], int(v.ladder[min(n_bits, len(v.ladder) - 1)])), len(seen))
             for v in self.values
         ]
@@ -214,6 +215,7 @@ def letter(label: int) -> str:
 def common_keys(platforms: Sequence[Platform]) -> tuple[list[Key], int]:
     """Keys that all platforms have, in the order of the first one, and the number of keys that any has."""
     every = [calls for platform in platforms for calls in platform.calls]
+    # A set for the test, the first platform's dict for the order: a report must list calls as the program made them.
     common = set(every[0]).intersection(*every[1:])
     return [key for key in every[0] if key in common], len(set().union(*every))
 
@@ -231,6 +233,7 @@ def outputs_of(platforms: Sequence[Platform], wanted: Sequence[str] = ()) -> lis
     """
     patterns = list(wanted)
     if not patterns:
+        # A recording may name its outputs, as those of published results do.
         named = platforms[0].recordings[0].processes[0].options.get("outputs", ()) if platforms else ()
         patterns = [str(pattern) for pattern in named] if isinstance(named, list | tuple) else []
     outputs: dict[Output, None] = {}

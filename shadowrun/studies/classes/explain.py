@@ -213,12 +213,14 @@ def flag_clusters(classes: Classes, platforms: Sequence[Platform]) -> FlagCluste
     common = every.intersection(*(flags[m.platform] for m in members))
     patterns: dict[tuple[bool, ...], list[str]] = defaultdict(list)
     for flag in sorted(every - common):
+        # Flags that always occur together cannot be told apart: they are one cluster, as in the published table 1.
         patterns[tuple(flag in flags[m.platform] for m in members)].append(flag)
     clusters = []
     told: list[tuple[bool, ...]] = []
     for pattern, own in patterns.items():
         with_flag = {m.label for m, has in zip(members, pattern, strict=True) if has}
         without = {m.label for m, has in zip(members, pattern, strict=True) if not has}
+        # A class with platforms on both sides shows that the flag does not decide it.
         aligned = not with_flag & without
         told += [pattern] if aligned else []
         names = tuple(m.platform for m, has in zip(members, pattern, strict=True) if has)
@@ -236,6 +238,7 @@ def apart(classes: Classes) -> Apart:
     sizes: dict[int, int] = defaultdict(int)
     for member in classes.members:
         sizes[group[member.label]] += 1
+    # No recording is a reference: the majority stands for the right result.
     largest = max(sizes, key=lambda g: sizes[g])
     return Apart(
         tuple(m.platform for m in classes.members if group[m.label] != largest), sum(g == largest for g in group)
@@ -281,6 +284,7 @@ def _implied(text: str, rows: Sequence[tuple[str, object, object, Output]]) -> C
 
 
 def _relu(changes: Sequence[Change]) -> Claim:
+    # Whole words: `leaky_relu` and `prelu` multiply, and may lose bits.
     relus = [c for c in changes if re.search(r"\brelu_?\b", c.key.op) and c.precision_before is not None]
     tested = [c for c in relus if c.n_before > 1]
     broken = [c for c in tested if c.trend == "down"]
@@ -289,6 +293,7 @@ def _relu(changes: Sequence[Change]) -> Claim:
 
 
 def _representative(flags: Sequence[str]) -> str:
+    # By the place of the first pattern that fits, then by name: the title of a cluster depends on nothing else.
     ranked = ((i, flag) for i, pattern in enumerate(_PREFERRED) for flag in flags if pattern.fullmatch(flag))
     return min(ranked, default=(0, min(flags)))[1]
 

@@ -104,6 +104,7 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
     made = results.any(axis=0)
     first, all_keys = traces[0], tuple(platforms[0].calls[0])
     with np.errstate(over="ignore"):
+        # `mix` of one side only: inputs and results are no longer interchangeable in the sum.
         both = mix(mix(inputs) + results)
     n_before, n_classes, n_both = (_n_distinct(column) for column in (inputs, results, both))
     changes = []
@@ -121,7 +122,9 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
                 tuple(dict.fromkeys(all_keys[call] for call in first.parents(at[0]))),
                 int(n_before[i]),
                 int(n_classes[i]),
+                # Distinct pairs beyond distinct inputs: equal inputs that led to several results.
                 int(n_both[i] - n_before[i]),
+                # Distinct pairs beyond distinct results: different inputs that led to one.
                 int(n_both[i] - n_classes[i]),
                 before[0] if before[1] >= 0 else None,
                 precision,
@@ -193,6 +196,7 @@ def _sources(recording: Recording) -> npt.NDArray[np.int64]:
     base = recording.results["base"]
     is_view = (recording.results["kind"] == Kind.VIEW) & (base > NONE)
     step = np.where(is_view, base, rows)
+    # Doubling: a chain of n views takes log n rounds, also in a file that was made to be slow.
     while (further := step[step]).tolist() != step.tolist():
         step = further
     return step
@@ -205,6 +209,7 @@ def _is_repeat(recording: Recording) -> npt.NDArray[Any]:
     place = (call * 256 + results["kind"]) * 256 + results["position"]
     first = np.zeros(len(results), bool)
     first[np.unique(place, return_index=True)[1]] = True
+    # 255 is all further results (`_BEYOND` of equivalence.py), which are no repeats.
     found: npt.NDArray[Any] = ~first & (results["position"] != 255)
     return found
 
@@ -216,6 +221,7 @@ def _combined(values: Hashes, first: npt.NDArray[np.int64]) -> Hashes:
         place = np.arange(len(values), dtype=np.int64) - np.repeat(first[:-1], n)
         mixed = np.where(values == 0, np.uint64(0), mix(values + mix(place.astype(np.uint64))))
         total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+        # Differences of running sums are exact, since unsigned integers wrap around.
         found: Hashes = total[first[1:]] - total[first[:-1]]
         return found
 

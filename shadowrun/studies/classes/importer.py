@@ -284,6 +284,7 @@ def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _digest(data: bytes, dtype: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Row, ladder and samples of a tensor's bytes."""
+    # The published machines are little-endian; this one may not be.
     values = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
     bits = np.frombuffer(data, f"<u{values.itemsize}")
     row = np.zeros(1, RESULT)

@@ -149,6 +149,7 @@ def check(recording: Recording | str | Path, path: str | Path) -> Checked:
         AssertionError: The class is new; the message has its distance to the nearest known one.
         DataFileError: A file cannot be read.
     """
+    # pytest then shows the line of the test that called this.
     __tracebackhide__ = True
     loaded = read(Path(recording)) if isinstance(recording, str | Path) else recording
     found = check_platform(platforms_of([loaded])[0], read_known(Path(path)))
@@ -168,6 +169,7 @@ def check_platform(platform: Platform, known: Sequence[KnownClass]) -> Checked:
         candidates.append((not entry.is_for(platform.facts), worst, mantissa, output, entry.name))
     if not candidates:
         return Checked(platform.name)
+    # Classes for this hardware first, whatever their distance; then the nearest.
     foreign, n_lost, mantissa, output, name = min(candidates, key=lambda c: c[:2])
     if not n_lost and not foreign:
         return Checked(platform.name, name)
@@ -198,6 +200,7 @@ def classes_to_know(
                 value = classes.values[0]
                 outputs.append(KnownOutput(output, value.form.dtype, value.form.shape, value.ladder))
         facts = {name: platform.facts[name] for name in FACTS if name in platform.facts}
+        # A name stands for itself, whatever `fnmatch` would read into its characters.
         patterns = {name: glob.escape(value) for name, value in facts.items()}
         name = " ".join(facts[n] for n in ("architecture", "cores", "torch") if n in facts) or platform.name
         if outputs:
@@ -243,6 +246,7 @@ def write_known(path: Path, classes: Sequence[KnownClass]) -> int:
         names.add(name)
         added.append("\n".join(_toml(name, entry)))
     try:
+        # Appended, not written anew: the file is edited by hand, and its comments must stay.
         with path.open("a", encoding="utf-8") as file:
             if not file.tell():
                 file.write("# Known classes of results: shadowrun classes --known checks recordings against them.\n")
@@ -283,8 +287,10 @@ def _output(entry: Mapping[str, Any]) -> KnownOutput:
     key = Key(**{name: _typed(entry[name], kind, name) for name, kind in KEY_FIELDS.items()})
     kind, position = (_typed(entry[name], int, name) for name in ("kind", "position"))
     text = _typed(entry["ladder"], str, "ladder")
+    # Big-endian in the text, whatever this machine has: files are shared between machines.
     ladder = np.frombuffer(bytes.fromhex(text), ">u8").astype(np.uint64)
     dtype = _typed(entry["dtype"], str, "dtype")
+    # numpy would compare a ladder of one rung with any other, by broadcasting.
     if len(ladder) != mantissa_of(dtype) + 1:
         raise ValueError(f"a ladder of {len(ladder)} rungs for {dtype}, which has {mantissa_of(dtype) + 1}")
     return KnownOutput(Output(key, kind, position), dtype, tuple(int(size) for size in entry["shape"]), ladder)

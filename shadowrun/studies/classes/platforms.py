@@ -94,6 +94,7 @@ def load(paths: Sequence[Path], *, repeats: bool = False) -> list[Platform]:
     runs: dict[Path, list[tuple[Path, Recording]]] = {}
     for path in paths:
         recording = read(path)
+        # By what it recorded, not by its name: `a.1.shadowrec` may be any file.
         ranked = any(process.world_size > 1 for process in recording.processes)
         run = path.with_name(re.sub(rf"\.\d+(?={re.escape(SUFFIX)}$)", "", path.name)) if ranked else path
         runs.setdefault(run, []).append((path, recording))
@@ -162,6 +163,7 @@ def facts_of(fingerprint: Mapping[str, object]) -> dict[str, str]:
     }
     environment = fingerprint.get("env")
     if isinstance(environment, dict):
+        # With a prefix: a variable must not replace the fact of its name.
         facts |= {f"env {name}": str(value) for name, value in environment.items()}
     brand = facts.get("cpu", "")
     if facts.get("device", "cpu") != "cpu":
@@ -178,6 +180,7 @@ def facts_of(fingerprint: Mapping[str, object]) -> dict[str, str]:
 def fingerprint_digest(fingerprint: Mapping[str, object]) -> str:
     """Digest of what decides results: names of platforms, clouds and sizes of memory are left out."""
     kept = {name: value for name, value in fingerprint.items() if name not in _NOT_OF_HARDWARE}
+    # 64 bits: two of a thousand fingerprints have one digest with a probability of 3e-14.
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -105,6 +105,7 @@ def dendrogram_svg(classes: Classes, notes: Mapping[int, str]) -> str:
         for label in sorted(set(labels)):
             joined = frozenset(c for c, own in enumerate(labels) if own == label)
             inner = [group for group in at if group <= joined]
+            # A group that no other joins at this number of bits has no node there.
             if len(inner) < 2:
                 continue
             x, ys = x_of(n_lost), [at[group][1] for group in inner]

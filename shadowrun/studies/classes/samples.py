@@ -58,6 +58,7 @@ def difference(a: Value, b: Value) -> float:
     """
     if a.form[:2] != b.form[:2] or len(a.bits) != len(b.bits):
         return math.inf
+    # float64 holds every value of the shorter floats, so that differences are not rounded to their dtype.
     x, y = _decoded(a), _decoded(b)
     if x is None or y is None:
         return math.nan
@@ -94,6 +95,7 @@ def groups_by_magnitude(values: Sequence[Value]) -> list[int]:
     for i, a in enumerate(values):
         for j, b in enumerate(values[:i]):
             if group[i] != group[j] and difference(a, b) <= 2.0 ** -(mantissa_of(a.form.dtype) / 2):
+                # Single linkage: a chain of small steps is one group. A union of sets would be faster; classes are few.
                 group = [group[j] if g == group[i] else g for g in group]
     return group
 

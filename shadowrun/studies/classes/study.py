@@ -167,6 +167,7 @@ def _of_output(classes: Classes, platforms: Sequence[Platform]) -> OfOutput:
 
 def _disagreements(platforms: Sequence[Platform]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Provenance by name where platforms differ, if they have any: a recording without any says nothing."""
+    # Published results, for example, came without weights and inputs.
     having = [p for p in platforms if p.provenance]
     found = {}
     for name in dict.fromkeys(name for p in having for name in p.provenance):

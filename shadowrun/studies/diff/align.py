@@ -77,6 +77,7 @@ def family(op: str) -> str:
     """Family of an operator with counterparts on other devices, or its own name without the overload."""
     name = op.rpartition("::")[2].partition(".")[0]
     backward = "backward" in name
+    # In this order: `_scaled_dot_product_attention_math` has the "dot" of products in its name too.
     for title, parts in FAMILIES.items():
         if any(part in name for part in parts):
             return f"{title} backward" if backward else title
@@ -90,6 +91,7 @@ def renamed(module: str, modules: Mapping[str, str]) -> str:
     module is renamed with it.
     """
     for pattern, name in modules.items():
+        # Non-greedy, and DOTALL: a module may have any name, also one with a line break.
         stars = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))) + r"(\..*)?", module, re.DOTALL)
         if stars is not None:
             *parts, below = stars.groups()
@@ -165,6 +167,8 @@ class _Matching:
         self._take(*kth_of_each(*keys, same_number=True), "key")
         if self._is_left():
             pairs = self._pairs()
+            # Calls that changed their order on the other side separate no gaps: without them the anchors rise on both
+            # sides.
             self._anchors = pairs[increasing(pairs[:, 1])]
             self._between_anchors(keys)
         if self._is_left():
@@ -197,6 +201,7 @@ class _Matching:
         if not len(free[0]) or not len(free[1]):
             return
         gaps = [np.searchsorted(self._anchors[:, side], free[side]) for side in (0, 1)]
+        # A gap that is empty on one side has nothing to match.
         both = np.intersect1d(gaps[0], gaps[1])
         edges = [[np.searchsorted(gaps[side], both, where) for where in ("left", "right")] for side in (0, 1)]
         found = []

@@ -120,6 +120,7 @@ def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
     equal, known = ~other_form, np.ones(n, bool)
     equal[results.pair[results.differs]] = False
     known[results.pair[~results.known]] = False
+    # From the weakest to the strongest reason: each line below overwrites those above.
     outcomes = np.full(n, _CODE[Outcome.ALGORITHM], np.int8)
     outcomes[elsewhere | _other_kernel(a, b, ours, theirs)] = _CODE[Outcome.KERNEL]
     other_arguments = ~_same([v.arguments for v in (a, b)], a, b, ours, theirs) & ~counterparts
@@ -134,6 +135,7 @@ def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
     restrided = np.zeros(n, bool)
     restrided[results.pair[a.layout[results.first] != b.layout[results.second]]] = True
     outcomes[restrided & same_strides & inputs_equal & inputs_known & ~elsewhere] = _CODE[Outcome.FORM]
+    # 2^14 stands for "nothing yet" below: more than any mantissa has, and within int16.
     remaining, lost = np.full(n, 1 << 14, np.int16), np.zeros(n, np.int16)
     has = results.differs & (results.remaining != NONE)
     np.minimum.at(remaining, results.pair[has], results.remaining[has])
@@ -167,6 +169,7 @@ def _inputs_equal(
     for pair in np.flatnonzero(counterparts & ~(equal & known)).tolist():
         x, y = _tensors(a, int(ours[pair])), _tensors(b, int(theirs[pair]))
         equal[pair] = known[pair] = bool(x) and bool(y) and (x <= y or y <= x)
+        # Without digests on one side nothing is known, which is not "inputs differ".
         equal[pair] |= not (x and y)
     return equal, known, same_strides
 
@@ -242,6 +245,7 @@ def _precision(
     sizes = a.recording.results["n_rungs"][x]
     for size in np.unique(sizes[sizes > 1]).tolist():
         of = np.flatnonzero((sizes == size) & (b.recording.results["n_rungs"][y] == size))
+        # In parts of 65,536 results: a file may have millions, each with up to 53 rungs.
         for part in np.array_split(of, max(1, len(of) >> 16)):
             ours, theirs = (
                 v.recording.rungs[v.recording.first_rung[rows[part]][:, None] + np.arange(size)]
@@ -279,4 +283,5 @@ def _other_kernel(a: Values, b: Values, ours: Numbers, theirs: Numbers) -> Flags
         ]
         for v, calls in ((a, ours), (b, theirs))
     ]
+    # Kernels are recorded with `kernels=True` only: a missing name is no other kernel.
     return (numbers[0] != numbers[1]) & (numbers[0] != NONE) & (numbers[1] != NONE)

@@ -79,12 +79,14 @@ def follow(difference: Difference) -> Flow:
     first_input = recording.first_input.tolist()
     order = np.flatnonzero(spreads | arises)
     new = arises[order].tolist()
+    # In the order of the calls: parents come before their children, so that one pass is enough.
     for call, is_new in zip(order.tolist(), new, strict=True):
         if is_new:
             origin[call] = call
             continue
         for parent in parents[first_input[call] : first_input[call + 1]]:
             if parent != NONE and origin[parent] != NONE:
+                # Of several origins the earliest: it is the one to look at first.
                 if origin[call] == NONE or origin[parent] < origin[call]:
                     origin[call] = origin[parent]
                 depth[call] = max(depth[call], depth[parent] + 1)

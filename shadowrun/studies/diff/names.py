@@ -79,6 +79,7 @@ def read_names(path: Path) -> NameMap:
     if not isinstance(modules, dict) or not all(isinstance(name, str) for name in modules.values()):
         raise _wrong(path, '[modules] takes lines such as "layers.*.attn" = "h.*.attention"')
     for pattern, name in modules.items():
+        # Fewer are allowed: a name may drop a part of the path.
         if name.count("*") > pattern.count("*"):
             raise _wrong(path, f"{pattern!r} = {name!r}: the name has more stars than the pattern")
     if not isinstance(rows, list):

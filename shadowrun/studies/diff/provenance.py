@@ -23,6 +23,7 @@ KINDS: Final = {
 }
 """Part of a name before its colon, to what it is of; other names (versions, arguments of the program) are facts."""
 
+# Memory decides no result, and the list of flags has a hundred entries; `cpu_flags` is its digest.
 _VOLATILE: Final = frozenset({"memory_gib", "cpu_flag_list"})
 
 

@@ -150,6 +150,7 @@ def _warnings(difference: Difference, labels: tuple[str, str]) -> list[str]:
     ranks = [{p.rank for p in r.processes} for r in recordings]
     if not steps[0] & steps[1]:
         found.append(f"the recordings are of different steps: {_numbers(steps[0])} and {_numbers(steps[1])}")
+    # Of the shorter one: a recording of fewer steps is not of another program.
     elif n_pairs < _FEW * min(len(r.calls) for r in recordings):
         found.append(
             f"only {n_pairs:,} of {n_calls:,} calls correspond: these may be recordings of different programs; "

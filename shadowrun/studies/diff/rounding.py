@@ -40,6 +40,7 @@ Numbers = Any  # npt.NDArray[np.int64], (n,)
 
 _WIDTH: Final = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "complex64": 32, "complex128": 64}
 _REAL: Final = {"complex64": "float32", "complex128": "float64"}
+# Smallest normal number: bfloat16 has the exponents of float32.
 _NORMAL: Final = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
 _CLASSES: Final = {"n_nan": "NaN", "n_pos_inf": "+inf", "n_neg_inf": "-inf"}
 _FURTHER_CLASSES: Final = {"n_zero": "+0", "n_neg_zero": "-0", "n_subnormal": "subnormal"}
@@ -117,6 +118,7 @@ def judge_rounding(difference: Difference, limit: int) -> dict[int, Judgement]:
     which = np.flatnonzero(results.differs & np.isin(results.pair, pairs))
     order = list(Rounding)
     for number, judgement in zip(results.pair[which].tolist(), _judged(difference, which), strict=True):
+        # By the order of `Rounding`: one result that is not rounding makes the call so, whatever the others are.
         if number not in found or order.index(judgement.rounding) > order.index(found[number].rounding):
             found[number] = judgement
     return found
@@ -174,6 +176,7 @@ class _Group:
         self._row: OpFacts = facts(self._context.op)
         self._dtype = dtype
         self._lost = lost
+        # `ulp_bound` asks only whether an input is floating, not of which size.
         dtypes = [_Dtype(dtype), *([_Dtype("float32")] if has_float_inputs else [])]
         self._scalars = _scalars(self._context.arguments, self._row)
         self._ulps = ulp_bound(self._context.op, dtypes, self._scalars)
@@ -231,6 +234,7 @@ class _Group:
             # A device may flush subnormal numbers to zero.
             beyond = absolute > _NORMAL[_REAL.get(self._dtype, self._dtype)] and self._row.absolute_error is None
         else:
+            # The 2-norm of all terms over the elements: the size of one element whose terms are like the others.
             typical = scale / max(1, n_elements) ** 0.5
             within = relative <= allowed * roundoff or absolute <= allowed * roundoff * typical
             most = max(allowed, FAST_CONVOLUTION_RMS * FAST_CONVOLUTION_PEAK) if self._row.fast_convolution else allowed
@@ -326,7 +330,9 @@ def measure(a: Values, b: Values, x: Numbers, y: Numbers) -> tuple[Floats, Float
     p, q = (_values(s, _REAL.get(dtype, dtype)) for s in bits)
     with np.errstate(all="ignore"):
         gap, size = np.abs(p - q), np.maximum(np.abs(p), np.abs(q))
+        # Equal infinities have a difference of NaN, and NaN on both sides is no distance.
         gap = np.where((np.isnan(p) & np.isnan(q)) | (p == q), 0.0, gap)
+        # What is still NaN is NaN on one side only.
         gap = np.where(np.isnan(gap), np.inf, gap)
         relative = np.where(gap > 0, gap / size, 0.0)
     ulps = np.where(gap > 0, _ulps(bits[0], bits[1], _WIDTH[dtype]), 0.0)

@@ -117,6 +117,7 @@ def _compare(first: Recording, second: Recording, modules: Mapping[str, str], ru
 def _pairs(module: str, a: _Sequence, b: _Sequence) -> Iterator[RowPair]:
     for number, (x, y) in enumerate(zip(a, b, strict=False)):
         if x.form == y.form:
+            # Integers have one rung: equal or not.
             remaining = remaining_precision(x.ladder, y.ladder) if len(x.ladder) > 1 else NONE
             yield RowPair(number, x.place, y.place, bool(x.ladder[0] == y.ladder[0]), remaining, module)
 

@@ -71,12 +71,14 @@ class Values:
         forms = recording.results["form"][views]
         bases = recording.results["form"][recording.results["base"][views]]
         contiguous = np.array([_is_contiguous(f) for f in recording.forms], bool)
+        # A hostile file may name a shape whose product does not fit into int64.
         size = np.array([min(f.n_elements, 1 << 62) for f in recording.forms], np.int64)
         keeps = contiguous[forms] & contiguous[bases] & (size[forms] == size[bases])
         ops = _numbers([(c.op, a) for c, a in zip(recording.contexts, self.arguments, strict=True)])
         form = self.form[views].view(np.uint64)
         taken = ops[recording.calls["context"][self.call[views]]].view(np.uint64)
         with np.errstate(over="ignore"):
+            # The lowest bit is set, so that no code of a real view is 0, which stands for "the same elements".
             code[views] = np.where(keeps, np.uint64(0), mix(mix(taken) + form) | np.uint64(1))
         return code
 
@@ -125,6 +127,7 @@ def _sums(parts: npt.NDArray[Any], following: npt.NDArray[np.int64]) -> Hashes:
 
 def _numbers(values: list[Any]) -> npt.NDArray[np.int64]:
     """Hashes of Python's: equal values have equal numbers in both recordings of one process."""
+    # Salted anew in each process: no such number may be written to a file.
     return np.array([hash(value) for value in values], np.int64)
 
 

@@ -76,5 +76,6 @@ def _leaves_in_order(tree: SummationTree) -> list[int]:
         if node < tree.n_leaves:
             leaves.append(node)
         else:
+            # A stack, not recursion: a sequential sum of 4096 is 4095 levels deep, beyond Python's limit.
             open_nodes += sorted(tree.nodes[node - tree.n_leaves], key=lowest.__getitem__, reverse=True)
     return leaves

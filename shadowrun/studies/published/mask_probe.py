@@ -53,6 +53,7 @@ class _Mask:
     at_once: int
 
 
+# M occurs once with each sign, so that it may be near the greatest number: no partial sum exceeds it.
 _MASKS = {
     torch.float64: _Mask(2.0**1000, 1.0, 1 << 20),
     torch.float32: _Mask(2.0**120, 1.0, 1 << 20),
@@ -193,6 +194,7 @@ def orders(probe: MaskProbe) -> list[Order]:
         element = int(np.argmax(left))
         same = left.copy()
 
+        # Defaults bind the values of this round: a closure would see those of the next.
         def size(i: int, j: int, element: int = element, same: npt.NDArray[np.bool_] = same) -> int:
             sizes = probe.sizes(i, j)
             same &= sizes == sizes[element]
@@ -228,6 +230,7 @@ def confirm(probe: MaskProbe, tree: SummationTree, element: int) -> str:
     summands = _cancelling(tree.n_leaves, probe.dtype)
     results = np.array([probe.result(torch.from_numpy(row).to(probe.dtype))[element] for row in summands])
     own = str(probe.dtype).removeprefix("torch.")
+    # A kernel may accumulate in a wider dtype; the narrowest that reproduces it is the answer.
     for name in (own, *(wider for wider in ("float32", "float64") if _BITS[wider] > _BITS[own])):
         sums = _ROUNDING[own](tree.evaluate(summands, _ROUNDING[name]))
         if np.array_equal(sums.astype(np.float64), results):
@@ -241,6 +244,7 @@ _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 def _cancelling(n: int, dtype: torch.dtype) -> Floats:
     """Random summands whose exact sum is 0, so that a result is rounding error only: (TRIALS, n) float64."""
+    # Seeded by n: two platforms are confirmed on the same summands.
     rng = np.random.default_rng(n)
     # Wide exponents: narrow ones would add without any rounding in a wider accumulator.
     low, high = (-12, 9) if dtype is torch.float16 else (-20, 20)

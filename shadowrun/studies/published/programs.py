@@ -93,6 +93,7 @@ _SCHEMES = {"he": _he, "xavier": _xavier, "linear": _linear}
 
 def _filled(net: nn.Module, scheme: str = "he") -> nn.Module:
     """The net with weights of numpy's generator; torch's own would depend on its version."""
+    # Another numpy may draw other numbers (NEP 19); the provenance of the recordings then says so.
     rng = np.random.default_rng(7)
     with torch.no_grad():
         for parameter in net.parameters():

@@ -74,6 +74,8 @@ class SummationTree:
         """16 hexadecimal digits; equal exactly if the order is the same. a + b and b + a are the same order."""
         digests = [str(leaf).encode() for leaf in range(self.n_leaves)]
         for children in self.nodes:
+            # Sorted, because floating-point addition is commutative: only the tree decides the rounding, not left and
+            # right.
             digests.append(hashlib.sha256(b",".join(sorted(digests[child] for child in children))).digest())
         return hashlib.sha256(b"tree:" + digests[-1]).hexdigest()[:16]
 
@@ -105,6 +107,7 @@ class SummationTree:
             return "one fused addition" if self.n_leaves > 2 else "one addition"
         fused = f", up to {self.widest} summands at once" if self.widest > 2 else ""
         for word, other in (("sequential", _sequential), ("pairwise", _pairwise), ("reversed", _reversed)):
+            # By digest: numbers of nodes depend on the order in which a tree was built.
             if self.digest == other(list(range(self.n_leaves))).digest:
                 return word
         if self.depth == self.n_leaves - 1:

@@ -106,6 +106,7 @@ def _near(title: str, classes: Classes, specs: Sequence[str]) -> Section:
         groups: dict[int, list[str]] = {}
         for c, label in enumerate(labels):
             groups.setdefault(label, []).append(letter(c))
+        # Only where the number falls: cutting off most bits joins no class.
         if not rows or rows[-1][1] != str(len(groups)):
             joined = " ".join("+".join(group) for group in groups.values())
             rows.append((str(classes.mantissa - n_lost), str(len(groups)), joined))

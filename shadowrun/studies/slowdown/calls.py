@@ -101,6 +101,7 @@ def read_mix(path: Path) -> Mix:
     Raises:
         DataFileError: Missing, or no data file.
     """
+    # Grouped by the text of the inputs: lists that it shortens alike count as one call.
     data = DataFile.open(path)
     rows = data.query(_CALLS)
     calls = tuple(Call(op, inputs, n, shapes) for op, inputs, shapes, n in rows if not op.startswith(REGION))

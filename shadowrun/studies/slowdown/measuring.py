@@ -152,6 +152,7 @@ class Timer:
 
     def _sample(self, n: int) -> float:
         platform, function = self._platform, self._job.function
+        # Before the clock starts: copying inputs to a device may take longer than the kernel.
         calls = [self._reused or self._job.moved(platform) for _ in range(n)]
         if platform.remote is not None:
             return sum(self._job.remote_ns(platform, call) for call in calls) / n
@@ -168,6 +169,7 @@ class Timer:
             return (_clock() - start) / n
 
 
+# The time limit never leaves fewer: of one or two samples, quartiles say nothing.
 MIN_ROUNDS = 3
 
 
@@ -182,6 +184,7 @@ class Spread:
     @classmethod
     def of(cls, values: list[float]) -> Spread:
         """Of at least two values; quartiles by the inclusive method."""
+        # Inclusive: the default extrapolates beyond the samples, for two of them to 0.75 and 2.25 of 1 and 2.
         lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, lower, upper)
 

@@ -105,5 +105,6 @@ def cover_statically(
         return tuple(SPECIFIC if s in ("absent", "unknown") and is_specific(op) else s for s in listed)
 
     operators = [StaticOperator(op, states(op), n) for op, n in n_calls.items()]
+    # What most devices lack is first, and of these what the program calls most.
     operators.sort(key=lambda o: (-o.states.count("absent"), -o.states.count("fallback"), -o.n_calls, o.op))
     return StaticCoverage(tuple(devices), tuple(source for source, _ in devices.values()), tuple(operators))

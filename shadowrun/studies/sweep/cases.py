@@ -31,6 +31,7 @@ ANY_DTYPE = "any"
 """The dtype of cases with invalid inputs, which the database lists once for each operator."""
 
 
+# Coverage files store the values of `Part` and `Kind`: a renamed one makes older files invalid.
 class Part(enum.StrEnum):
     """The aspect of an operator that a case tests."""
 
@@ -219,8 +220,11 @@ class CaseOutcome:
     def of(cls, findings: list[CaseFinding], inputs: str = "") -> CaseOutcome:
         """Sort findings by severity and drop duplicates."""
         # A finding on a pass is a remark, and comes last.
+        # Not the order of `Kind`: a case counts against the target by its first finding, so failures come before
+        # remarks.
         order = (*FAILURES, Kind.HARNESS, Kind.REFERENCE, Kind.UNVERIFIED, Kind.NOT_VALID, Kind.PASS)
         ordered = sorted(dict.fromkeys(findings), key=lambda f: order.index(f.kind))
+        # Nearly all cases pass: their inputs would be most of the file, and the seed gives them again.
         return cls(tuple(ordered), inputs if ordered else "")
 
 

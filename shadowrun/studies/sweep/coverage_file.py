@@ -254,6 +254,7 @@ class CoverageFile:
         """Record that a part was run to its end, under a limit of samples."""
         with self._written():
             self._connection.execute(
+                # A part that is run again under a higher limit of samples has a row already.
                 "insert or replace into task values (?, ?, ?, ?, ?)",
                 (self._operator(operator), dtype, part, samples, n_duplicates),
             )
@@ -380,6 +381,8 @@ class CoverageFile:
 
     def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
         try:
+            # All rows at once: damage raises here, not in the caller's loop, and an open cursor would lock out the
+            # writer.
             return iter(self._connection.execute(sql).fetchall())
         except (sqlite3.DatabaseError, UnicodeError) as error:
             raise _damaged(self.path, error) from error
@@ -403,6 +406,7 @@ def _checked(path: Path) -> GuardedConnection:
     if not path.exists():
         raise _unusable(path, "does not exist. `shadowrun sweep --file FILE` writes one")
     try:
+        # SQLite says only "unable to open database file": this error has the reason.
         path.open("rb").close() if path.is_file() else None
     except OSError as error:
         raise _unusable(path, f"cannot be read: {error.strerror}") from error
@@ -420,6 +424,7 @@ def _checked(path: Path) -> GuardedConnection:
     try:
         validation.check(connection, SCHEMA)
         validation.check_values(connection, COLUMNS)
+        # Decoded here too: a file that fails later would fail in the middle of a report.
         rows = connection.execute("select value from meta").fetchall()
         decode_facts(SweepInfo, rows[0][0] if rows else "")
     except (sqlite3.Error, ValueError) as error:

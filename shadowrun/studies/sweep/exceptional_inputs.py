@@ -72,7 +72,9 @@ def bounded(dtype: torch.dtype, *, infinite: bool, large: bool) -> torch.Tensor:
     if large:
         exp, least = math.log(info.max), math.log(info.smallest_normal)
         chosen += [info.max, info.max * (1 - info.eps), info.max / 2, math.sqrt(info.max), math.sqrt(info.max) * 1.01]
+        # Around the ends of exp (log(max)), and of sinh and cosh (log(2) later, since these halve the exponential).
         chosen += [exp * (1 - 2 * info.eps), exp * (1 + 2 * info.eps), exp + 0.5 * math.log(2), exp + 2 * math.log(2)]
+        # The same for results that become subnormal or zero, and for the bases 2 and 10.
         chosen += [-least, -least + 1.0, math.log(subnormal), math.log2(info.max), math.log10(info.max)]
         chosen += [math.sqrt(info.smallest_normal), *_INTEGERS]
     values = torch.tensor(
@@ -93,6 +95,7 @@ def ordinary(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def repeat_with_tail(values: torch.Tensor) -> torch.Tensor:
     """The values repeated, so that the vector body of a loop meets each, and its scalar tail some of them."""
     n = values.numel()
+    # In steps: the first values of the list are all of one kind.
     tail = values[torch.arange(_TAIL) * 5 % n] if n else values
     return torch.cat([values, values.flip(0), tail])
 
@@ -288,6 +291,7 @@ def _reduction_inputs(values: torch.Tensor, samples: list[Sample]) -> Iterator[S
     for k, value in enumerate(values):
         for j, place in enumerate(_POSITIONS):
             rows[k * len(_POSITIONS) + j, place] = value
+    # Tuples and lists are dims of the sample's own shape, which the rows do not have.
     args = next((s.args for s in samples if all(not isinstance(a, (torch.Tensor, tuple, list)) for a in s.args)), ())
     yield Sample(rows, args, {"dim": -1})
     yield Sample(rows.t().contiguous(), args, {"dim": 0})

@@ -149,6 +149,7 @@ def _with_gradients(forward: Expression, rebuilt: RebuiltCase, given: Mapping[st
 def _run_on_cpu(rebuilt: RebuiltCase, *, grad: bool, inplace: bool) -> Any:
     x, args, kwargs = copied(rebuilt.sample, _CPU, grad=grad)
     function = rebuilt.entry.inplace_variant if inplace else getattr(rebuilt.entry, "op", rebuilt.entry)
+    # As before each case of a sweep: a random function must draw the same numbers.
     torch.manual_seed(0)
     return function(x, *args, **kwargs)
 

@@ -29,6 +29,7 @@ __all__ = [
     "without_dims",
 ]
 
+# `rebuild_case` compares this text with that of the file: with another limit it would refuse older files.
 _MAX_PRINTED = 400
 # Samples of the database are small; those of a file are bounded where they are made.
 _NO_LIMIT = 1 << 62
@@ -115,6 +116,7 @@ def copied(sample: Sample, device: torch.device, *, grad: bool) -> tuple[Any, tu
 
 def transposed(t: torch.Tensor) -> torch.Tensor:
     """The same values, with the first and the last dimension exchanged in memory."""
+    # `contiguous` resolves the bits of a conjugated or negated view: the case would lose what it tests.
     if not is_plain(t) or t.dim() < 2 or t.numel() < 2 or t.is_conj() or t.is_neg():
         return t
     # Detached: gradients are read from inputs, which have to be leaves.
@@ -179,6 +181,7 @@ def _mapped(value: Any, change: Change, memo: dict[int, torch.Tensor]) -> Any:
         if id(value) not in memo:
             memo[id(value)] = change(value)
         return memo[id(value)]
+    # Exact types only: a named tuple takes its fields one by one, and raises on a generator.
     if type(value) in (list, tuple):
         return type(value)(_mapped(v, change, memo) for v in value)
     if type(value) is dict:

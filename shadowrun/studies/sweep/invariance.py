@@ -105,6 +105,7 @@ def _keeps_batch_dim(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: d
         if value is None:
             return False
         dims = value if isinstance(value, (list, tuple)) else [value]
+        # Dimension 0 is the batch. Torch counts one dimension for a tensor without any.
         return bool(dims) and all(type(d) is int and d % max(n_dims, 1) != 0 for d in dims)
     return not _reduces_all(func)
 
@@ -160,6 +161,7 @@ def element(t: torch.Tensor, k: int) -> torch.Tensor:
 
 def as_table(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Reshape vectors of one length to two dimensions, without the rest: a vector cannot be transposed in memory."""
+    # Only where all have one shape: operands that are broadcast would be reshaped out of step.
     shapes = {t.shape for t in leaves([args, kwargs]) if t.dim()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         return args, kwargs

@@ -170,7 +170,7 @@ class _LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
             try:
                 # Before the call: a process that dies in it writes nothing afterwards.
                 captured_inputs.save(self._folder, _NAME, call)
-            except captured_inputs.Unkeepable:
+            except captured_inputs.NotStorable:
                 (self._folder / _NAME).unlink(missing_ok=True)
         out = func(*args, **kwargs)
         self._platform.synchronize()  # an asynchronous kernel that crashes must crash inside its own call

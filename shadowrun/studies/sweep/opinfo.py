@@ -41,6 +41,7 @@ __all__ = [
 STAYS = {"tensor_split": (1,)}
 """Indices of inputs that must be on the CPU for any device; the database makes them there."""
 _MAX_SAMPLES = 25
+# float32 first: with it the operators of the backward pass are called too.
 _DTYPES = ("float32", "int64", "bool", "complex64")
 _COPIES = ("aten::clone", "aten::copy_", "aten::_to_copy", "aten::contiguous")
 """Copies occur in many functions, and a user who selects a function does not mean them."""

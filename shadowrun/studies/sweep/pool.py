@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "Pool", "Step", "WorkerProcess", "refuse_without_processes"]
 
 _LOOK_S = 0.1  # interval of checks against the limits
+# Against a worker that hangs at its start: its imports take seconds, and several workers import at once.
 _START_LIMIT_S = 300.0
+# A case that swaps is slow: from here on the message of a time-out has the memory too.
 _MUCH_MEMORY = 1 << 28
 _MAX_DEATHS = 3
 """Workers that may die in one part of an operator."""
@@ -39,6 +41,7 @@ _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shadowrun.studies.sweep.worker import main; main(json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
 )
+# The size of a pipe's buffer on Linux.
 _PIECE = 1 << 16
 _HAS_PIPES = os.name == "posix"
 
@@ -166,6 +169,7 @@ class WorkerProcess:
     def exit_reason(self) -> str:
         """How it ended: ``signal 11 (SIGSEGV)``."""
         try:
+            # The system closes the pipe before the exit status is there.
             status = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             return "it closed its connection"
@@ -197,6 +201,7 @@ class WorkerProcess:
 
 def _memory_bytes(pid: int) -> int:
     try:
+        # The second field is the resident memory, in pages.
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
         return 0

@@ -29,6 +29,7 @@ Prepared = Callable[[], Any]
 Program = Callable[[torch.device], Prepared]
 """Copies the inputs to a device, and returns a function that runs there and returns all results."""
 
+# Of the gradients only: `torch.manual_seed` would change what a random function draws.
 _SEED = 0x5EED
 _MAX_DERIVED = 16  # most samples are equal after the reduction to one element or to size 0
 _VARIED = {
@@ -105,6 +106,7 @@ def _forward(function: Any, sample: Sample, *, inputs_too: bool) -> Program:
 def _inplace(function: Any, sample: Sample) -> Program:
     def prepare(device: torch.device) -> Prepared:
         x, args, kwargs = copied(sample, device, grad=False)
+        # Both: a function may return the right values without writing them.
         return lambda: [function(x, *args, **kwargs), x]
 
     return prepare

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_BYTES", "Unreadable", "function", "read_calls", "sample"]
 
 _CALLS = "select distinct op.name, inputs, dtypes from context join op on op.id = op_id order by op.name, inputs"
+# Each pattern takes time in proportion to the text, which an untrusted file may make a megabyte long.
 _SHAPE = re.compile(r"\[([\d, ]*)\]")
 _TENSOR = re.compile(r"([a-z]\w*)\[([\d, ]*)\]")
 _MORE = re.compile(r"… (\d+) more")
@@ -239,6 +240,7 @@ def _dtypes() -> dict[str, torch.dtype]:
 
 def _fill(t: torch.Tensor, n: int) -> None:
     if t.is_floating_point() or t.is_complex():
+        # Drawn in float32: `randn` has no kernel for float8.
         t.copy_(torch.randn(t.shape, dtype=t.dtype if t.is_complex() else torch.float32))
     elif t.dtype is torch.bool:
         t.copy_(torch.rand(t.shape) < 0.5)

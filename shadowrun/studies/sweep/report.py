@@ -47,6 +47,7 @@ FORMAT = 1
 MAX_ENTRIES = 20
 MAX_ROWS = 60
 MAX_WHY = 160
+# More than any sweep has: `Limits` has no value for "all".
 ALL = 1_000_000
 _REST = "-f csv lists all"
 _NAME = Column("operator", "name")
@@ -102,6 +103,7 @@ def sweep_document(table: SupportTable, info: SweepInfo, *, everything: bool = F
 def support_share(table: SupportTable) -> str:
     """``641 of 653 operators full (98.2 %)``."""
     counts = table.by_support
+    # What could not be tested counts neither for the target nor against it.
     tested = sum(n for support, n in counts.items() if support is not Support.UNTESTED)
     share = f" ({100 * counts[Support.FULL] / tested:.1f} %)" if tested else ""
     return f"{counts[Support.FULL]} of {tested} operators full{share}"

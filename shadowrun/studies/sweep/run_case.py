@@ -138,6 +138,8 @@ class CaseRunner:
     def __init__(
         self, target: str, ref: str, call_limit_s: float, on_target: Callable[[], None], *, capture: bool = False
     ) -> None:
+        # No settings file and no known issues: a sweep is about the platform, not about a project. Not asynchronous:
+        # the records of a case are read before the next begins.
         self._run = compare(
             target, ref, settings=False, known=False, call_limit_s=call_limit_s, asynchronous=False, capture=capture
         )
@@ -272,6 +274,8 @@ class CaseRunner:
 
     def _run_compared(self, prepared: Callable[[], Any], *, memory: bool = False) -> tuple[Any, Exception | None]:
         torch.manual_seed(0)
+        # A comparison checks memory at the first calls of each signature only; a case of the part `memory` is its
+        # check.
         self._run._replayer.check_memory(always=memory)
         with self._run:
             try:

@@ -68,6 +68,7 @@ _TITLES = {
     Kind.MISMATCH: "is wrong",
     Kind.FORM: "has the wrong form",
 }
+# The texts of `Pool._enforce_limits`: a coverage file has no column for limits.
 _SECONDS = re.compile(r"no end within ([\d.]+(?:e\+?\d+)?) s")
 _DEFAULT_SECONDS, _DEFAULT_GIB = 60.0, 4.0
 _MAX_SECONDS, _MAX_GIB = 3600.0, 1024.0

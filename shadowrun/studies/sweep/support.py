@@ -132,6 +132,7 @@ class _Tally:
         self.counts[outcome.kind] += 1
         reasons = {
             (f.kind, f.op, f.kernel, f.cause, f.explanation): f
+            # Reversed: of findings with one key the first, which is the worst, overwrites the others.
             for f in reversed(outcome.findings)
             if f.kind in FAILURES
         }
@@ -157,6 +158,7 @@ def _operator(name: str, parts: dict[tuple[str, Part], _Tally]) -> OperatorSuppo
     failing = []
     for (dtype, part), tally in sorted(parts.items()):
         total.update(tally.counts)
+        # Of the cases that count: "1 of 4" must not include those that the reference refuses.
         of = sum(n for kind, n in tally.counts.items() if kind is Kind.PASS or kind in FAILURES)
         failing += [
             FailingPart(dtype, part, finding, n, of, first, inputs)
@@ -364,6 +366,7 @@ def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
             read.append((path, file.info, SupportTable.of(file.results())))
         finally:
             file.close()
+    # Two sweeps of one platform are distinguished by their files.
     named = Counter(info.target for _, info, _ in read)
     return [
         Sweep(f"{info.target} ({path.name})" if named[info.target] > 1 else info.target, info, table)

@@ -40,6 +40,7 @@ from call join context on context.id = context_id join op on op.id = op_id
 join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
 where call.seq > ? order by call.seq
 """
+# In this order: the first prefix that fits decides, and "worker died" is one of all three.
 _PLATFORM_DIED = {
     "worker died 3 times": Kind.UNVERIFIED,  # after three deaths the operator is not called again
     "worker died: signal 9": Kind.OUT_OF_MEMORY,  # the kernel's out-of-memory killer and the sweep both use SIGKILL

@@ -126,6 +126,7 @@ def sweep(
     file = CoverageFile.begin(path, _info(request))
     limit = ALL if request.samples is None else request.samples
     began, cpu = time.monotonic(), _cpu_s()
+    # Until the pool has returned: an exception leaves a file that says that it is not complete.
     complete, n_open = False, 0
 
     def result(case: Case, outcome: CaseOutcome) -> None:

@@ -9,8 +9,6 @@ from shadowrun.studies.classes import known
 from shadowrun.studies.classes.platforms import find_recordings, load
 from shadowrun.studies.classes.study import Study
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 
 @pytest.fixture
 def record(tmp_path):

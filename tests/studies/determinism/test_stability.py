@@ -21,8 +21,6 @@ from shadowrun.studies.determinism.stability import (
     run_to_run,
 )
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 ADD = Key(0, 0, "forward", "", "aten::add.Tensor", 0)
 MM = Key(0, 0, "forward", "fc", "aten::mm", 0)
 

@@ -11,8 +11,6 @@ from shadowrun.sim import CATALOGUE
 from shadowrun.studies.diff.provenance import compare_provenance
 from tests.ground_truth.recordings import score, triggered
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 FLAWS = (
     "matmul-in-tf32",
     "gelu-by-tanh",

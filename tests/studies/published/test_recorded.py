@@ -13,8 +13,6 @@ from shadowrun.studies.published import programs
 from shadowrun.studies.published.recorded import read_study
 from shadowrun.studies.published.tables import TABLES, study_document
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 IMAGE = programs._image
 
 

@@ -42,7 +42,7 @@ def test_each_flaw_of_memory_is_found_by_it(flaw, name, op, explanation):
 
 
 @pytest.mark.parametrize("flaw", ["matmul-in-bf16", "missing-cumsum"])
-def test_it_tells_of_nothing_else(flaw):
+def test_nothing_else_is_found(flaw):
     with sim.flaws(flaw):
         assert found("mm") == found("cumsum") == set()
 

@@ -151,7 +151,7 @@ def test_another_way_to_the_same_result_is_no_mismatch(bench):
     assert bench.call(on("sim", lambda x: (x / 3).sum(0), lambda x: x.sum(0) / 3), X) == []
 
 
-def test_memory_that_nobody_wrote_is_no_mismatch(bench):
+def test_uninitialised_memory_is_no_mismatch(bench):
     runs = []
 
     def grows(x):

@@ -1,0 +1,578 @@
+/* Rows of the tensors of a call, in and out: the fast half of recording/call_recorder.py and recording/data_flow.py.
+ *
+ * It answers for plain tensors on the CPU, which nearly all are, and leaves every other call to Python before anything is
+ * done. Both work on the same objects: rows by storage, forms, and the columns of the block that is being filled.
+ */
+
+#include "digest.h"
+#include "tensor_rows.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+
+enum { MAX_WRITTEN = 8, MAX_POSITION = 255, MAX_FORMS = 50000, MAX_RETURNS = 64, MAX_DEPTH = 8, NONE = -1 };
+enum { KIND_RESULT = 0, KIND_WRITTEN = 1, KIND_VIEW = 3 }; /* `Kind` of recording/model.py */
+
+/* A row of `RESULT` of recording/model.py. */
+enum { BASE_AT = 12, STATISTICS_AT = 20 };
+
+/* What is known of an operator: `_Returns` of recording/call_recorder.py. */
+typedef struct {
+    char is_known, has_values, is_view, counts;
+    int n_returns, n_written;
+    int written[MAX_WRITTEN];       /* positions of the arguments that it writes to */
+    uint64_t aliases, uninitialised; /* returns that are such arguments; returns without values */
+} RowsOperator;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *storages;                              /* dict: identity to StorageRows; of the data flow */
+    PyObject *forms;                                 /* dict: bytes to number */
+    PyObject *form, *digest;                         /* callables: number of a tensor's form; its packed digest, or None */
+    PyObject *results, *rungs, *samples, *row_rungs; /* bytearrays: columns of a block */
+    PyObject *leaf;                                  /* type; its slot `row` */
+    long long first_row;                             /* of the block */
+    Py_ssize_t row_of_leaf;
+    RowsOperator *operators; /* by number */
+    Py_ssize_t n_operators;
+    int plain_digests; /* no ladders of rows are wanted */
+} TensorRows;
+
+/* A tensor that a call returned or wrote to. */
+typedef struct {
+    PyObject *tensor; /* owned */
+    size_t n_bytes;   /* of its elements; 0 of a view */
+    int position;
+    char is_written, has_values;
+} RowsValue;
+
+typedef struct {
+    RowsValue *values, first[16];
+    Py_ssize_t n, room;
+} RowsValues;
+
+/* The number of a form: owned; NULL with an exception. */
+static PyObject *rows_form(TensorRows *self, PyObject *tensor, const SrPlace *place) {
+    enum { MAX_DIMS = 16 };
+    int64_t words[2 + 2 * MAX_DIMS];
+    if (place->n_dims > MAX_DIMS) {
+        return PyObject_CallOneArg(self->form, tensor);
+    }
+    size_t n = (size_t)place->n_dims;
+    words[0] = (int64_t)(intptr_t)place->dtype; /* of which there is one for the process */
+    words[1] = place->n_dims;
+    memcpy(words + 2, place->sizes, n * sizeof *words);
+    memcpy(words + 2 + n, place->strides, n * sizeof *words);
+    PyObject *key = PyBytes_FromStringAndSize((const char *)words, (Py_ssize_t)((2 + 2 * n) * sizeof *words));
+    PyObject *known = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->forms, key));
+    if (known == NULL && key != NULL && !PyErr_Occurred()) {
+        known = PyObject_CallOneArg(self->form, tensor);
+        if (known != NULL && PyDict_GET_SIZE(self->forms) >= MAX_FORMS) {
+            PyDict_Clear(self->forms);
+        }
+        if (known != NULL && PyDict_SetItem(self->forms, key, known)) {
+            Py_CLEAR(known);
+        }
+    }
+    Py_XDECREF(key);
+    return known;
+}
+
+/* The key of a tensor's place in its storage, as `_place` of recording/data_flow.py: owned; NULL with an exception. */
+static PyObject *rows_place(const SrPlace *place, PyObject *form) {
+    if (place->offset == 0) {
+        return Py_NewRef(form);
+    }
+    static PyObject *shift;
+    if (shift == NULL && (shift = PyLong_FromLong(32)) == NULL) {
+        return NULL;
+    }
+    PyObject *offset = PyLong_FromLongLong(place->offset);
+    PyObject *shifted = offset == NULL ? NULL : PyNumber_Lshift(offset, shift);
+    PyObject *key = shifted == NULL ? NULL : PyNumber_Add(shifted, form);
+    Py_XDECREF(offset);
+    Py_XDECREF(shifted);
+    return key;
+}
+
+/* What is known of a storage: borrowed; NULL, perhaps with an exception. */
+static SrStorageRows *rows_storage(TensorRows *self, const SrPlace *place) {
+    PyObject *key = PyLong_FromVoidPtr(place->storage);
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(self->storages, key);
+    Py_XDECREF(key);
+    return found != NULL && sr_is_storage_rows(found) ? (SrStorageRows *)found : NULL;
+}
+
+/* The same afresh, for a tensor that a call made or wrote to: borrowed; NULL with an exception. */
+static SrStorageRows *rows_renewed(TensorRows *self, PyObject *tensor, const SrPlace *place) {
+    long long version;
+    SrStorageRows *known = rows_storage(self, place);
+    if (PyErr_Occurred() || sr_read_version(tensor, &version)) {
+        return NULL;
+    }
+    if (known != NULL) {
+        return sr_renew_storage_rows(known, version) ? NULL : known;
+    }
+    PyObject *key = PyLong_FromVoidPtr(place->storage);
+    SrStorageRows *made = key == NULL ? NULL : sr_new_storage_rows(tensor, version);
+    if (made != NULL && PyDict_SetItem(self->storages, key, (PyObject *)made)) {
+        Py_CLEAR(made);
+    }
+    Py_XDECREF(key);
+    Py_XDECREF((PyObject *)made); /* the dict has it */
+    return made;
+}
+
+/* -- inputs */
+
+/* The row with a tensor's values: owned; NULL, perhaps with an exception, where Python has to look. */
+static PyObject *rows_of_input(TensorRows *self, PyObject *tensor) {
+    SrPlace place;
+    long long version;
+    SrStorageRows *storage = sr_read_place(tensor, &place) ? rows_storage(self, &place) : NULL;
+    if (storage == NULL || sr_read_version(tensor, &version) || !sr_is_current(storage, version)) {
+        return NULL;
+    }
+    PyObject *form = rows_form(self, tensor, &place), *key = form == NULL ? NULL : rows_place(&place, form);
+    PyObject *row = key == NULL ? NULL : PyDict_GetItemWithError(storage->rows, key);
+    if (row == NULL && key != NULL && !PyErr_Occurred() && storage->last != Py_None) {
+        row = storage->last;
+    }
+    Py_XINCREF(row);
+    Py_XDECREF(form);
+    Py_XDECREF(key);
+    if (row != NULL && Py_IS_TYPE(row, (PyTypeObject *)self->leaf)) {
+        PyObject *number = sr_slot(row, self->row_of_leaf);
+        if (number != NULL && PyLong_CheckExact(number) && PyLong_AsLongLong(number) != NONE) {
+            Py_SETREF(row, Py_NewRef(number)); /* else the call that uses it first is not recorded yet */
+        }
+    }
+    return row;
+}
+
+long long sr_row_number(PyObject *rows, PyObject *row) {
+    TensorRows *self = (TensorRows *)rows;
+    PyObject *number = Py_IS_TYPE(row, (PyTypeObject *)self->leaf) ? sr_slot(row, self->row_of_leaf) : row;
+    return number == NULL ? NONE : PyLong_AsLongLong(number);
+}
+
+/* Append the rows of the tensors in a value: 1; 0, perhaps with an exception, where Python has to. */
+static int rows_note(TensorRows *self, PyObject *value, PyObject *found, int depth) {
+    if (sr_is_tensor(value)) {
+        PyObject *row = rows_of_input(self, value);
+        int failed = row == NULL || PyList_Append(found, row);
+        Py_XDECREF(row);
+        return !failed;
+    }
+    if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); i++) {
+            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
+            int done = depth < MAX_DEPTH && rows_note(self, item, found, depth + 1);
+            Py_DECREF(item);
+            if (!done) {
+                return 0;
+            }
+        }
+        return 1;
+    }
+    return value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) ||
+           sr_is_exact(value) == 1 || sr_is_tensor_or_subclass(value) == 0;
+}
+
+PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs) {
+    TensorRows *self = (TensorRows *)rows;
+    PyObject *found = PyList_New(0), *name, *value;
+    if (found == NULL) {
+        return NULL;
+    }
+    int done = rows_note(self, args, found, 0);
+    Py_ssize_t position = 0;
+    while (done && PyDict_Next(kwargs, &position, &name, &value)) {
+        Py_INCREF(value);
+        done = rows_note(self, value, found, 0);
+        Py_DECREF(value);
+    }
+    if (!done || !PyList_GET_SIZE(found)) { /* without a tensor, a keyword says where the call runs */
+        Py_CLEAR(found);
+    }
+    return found;
+}
+
+/* -- results */
+
+int sr_append(PyObject *column, const void *bytes, size_t n) {
+    Py_ssize_t size = PyByteArray_GET_SIZE(column);
+    if (n == 0) {
+        return 0;
+    }
+    if (PyByteArray_Resize(column, size + (Py_ssize_t)n)) {
+        return -1;
+    }
+    memcpy(PyByteArray_AS_STRING(column) + size, bytes, n);
+    return 0;
+}
+
+typedef struct {
+    const void *statistics, *rungs, *samples, *row_rungs;
+    size_t n_rungs, n_samples, n_rows;
+} RowsDigest;
+
+/* A row of results; `digest`: or NULL. -1 with an exception. */
+static int rows_put(TensorRows *self, int kind, int position, PyObject *form, long long base, const RowsDigest *digest) {
+    static const SrStatistics no_statistics = {0, 0, 0, 0, 0, 0, NAN, NAN, NAN};
+    static const RowsDigest no_digest = {&no_statistics, NULL, NULL, NULL, 0, 0, 0};
+    const RowsDigest *d = digest == NULL ? &no_digest : digest;
+    unsigned char row[SR_ROW_BYTES];
+    int32_t form_number = (int32_t)PyLong_AsLong(form), n_rows = (int32_t)d->n_rows;
+    int64_t base_number = base;
+    if (form_number == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    memcpy(row, &form_number, sizeof form_number);
+    row[4] = (unsigned char)kind, row[5] = (unsigned char)(position < MAX_POSITION ? position : MAX_POSITION);
+    row[6] = (unsigned char)d->n_samples, row[7] = (unsigned char)d->n_rungs;
+    memcpy(row + 8, &n_rows, sizeof n_rows);
+    memcpy(row + BASE_AT, &base_number, sizeof base_number);
+    memcpy(row + STATISTICS_AT, d->statistics, sizeof no_statistics);
+    size_t word = sizeof(uint64_t);
+    int failed = sr_append(self->results, row, sizeof row) || sr_append(self->rungs, d->rungs, d->n_rungs * word) ||
+                 sr_append(self->samples, d->samples, d->n_samples * word) ||
+                 sr_append(self->row_rungs, d->row_rungs, d->n_rows * d->n_rungs * word);
+    return failed ? -1 : 0;
+}
+
+/* The same with a digest that Python has packed, or None. */
+static int rows_put_packed(TensorRows *self, int kind, int position, PyObject *form, long long base, PyObject *packed) {
+    const char *parts[4];
+    Py_ssize_t lengths[4];
+    if (packed == Py_None) {
+        return rows_put(self, kind, position, form, base, NULL);
+    }
+    if (!PyArg_ParseTuple(packed, "y#y#y#y#", &parts[0], &lengths[0], &parts[1], &lengths[1], &parts[2], &lengths[2],
+                          &parts[3], &lengths[3])) {
+        return -1;
+    }
+    if (lengths[0] != sizeof(SrStatistics) || lengths[1] <= 0) {
+        PyErr_SetString(PyExc_ValueError, "TensorRows: no digest");
+        return -1;
+    }
+    RowsDigest digest = {parts[0], parts[1], parts[2], parts[3],
+                         (size_t)lengths[1] / 8, (size_t)lengths[2] / 8, (size_t)(lengths[3] / lengths[1])};
+    return rows_put(self, kind, position, form, base, &digest);
+}
+
+static int rows_put_digested(TensorRows *self, int kind, int position, PyObject *form, long long base, PyObject *tensor) {
+    SrTensor t;
+    SrDigest found;
+    int done = self->plain_digests && sr_read_tensor(tensor, &t) ? sr_digest_tensor(tensor, &t, &found) : 0;
+    if (done == 1) {
+        RowsDigest digest = {&found.statistics, found.rungs, found.samples, NULL, found.n_rungs, found.n_samples, 0};
+        return rows_put(self, kind, position, form, base, &digest);
+    }
+    PyObject *packed = done < 0 ? NULL : PyObject_CallOneArg(self->digest, tensor);
+    int failed = packed == NULL || rows_put_packed(self, kind, position, form, base, packed);
+    Py_XDECREF(packed);
+    return failed ? -1 : 0;
+}
+
+/* DataFlow.written: `base` is the row that the rest of the storage comes from. */
+static int rows_written(TensorRows *self, const RowsValue *value, const SrPlace *place, PyObject *key, PyObject *row, long long *base) {
+    SrStorageRows *before = rows_storage(self, place);
+    PyObject *rest = Py_NewRef(before == NULL ? Py_None : before->last);
+    SrStorageRows *storage = PyErr_Occurred() ? NULL : rows_renewed(self, value->tensor, place);
+    int64_t all;
+    int failed = storage == NULL || PyDict_SetItem(storage->rows, key, row);
+    int covers = sr_read_storage_size(value->tensor, &all) && value->n_bytes >= (size_t)all;
+    *base = NONE;
+    if (!failed) {
+        storage->counts = 1;
+        if (covers || rest != Py_None) { /* else its other tensors are to become leaves */
+            Py_XSETREF(storage->last, Py_NewRef(row));
+        }
+        if (!covers && rest != Py_None) {
+            *base = sr_row_number((PyObject *)self, rest);
+            failed = PyErr_Occurred() != NULL;
+        }
+    }
+    Py_DECREF(rest);
+    return failed ? -1 : 0;
+}
+
+/* One tensor: its row, and that the row has its values. -1 with an exception. */
+static int rows_add_value(TensorRows *self, const RowsOperator *operator, const RowsValue *value, long long base, long long row_number) {
+    SrPlace place;
+    if (!sr_read_place(value->tensor, &place)) {
+        PyErr_SetString(PyExc_RuntimeError, "TensorRows: a tensor changed its kind");
+        return -1;
+    }
+    PyObject *form = rows_form(self, value->tensor, &place), *key = form == NULL ? NULL : rows_place(&place, form);
+    PyObject *row = key == NULL ? NULL : PyLong_FromLongLong(row_number);
+    SrStorageRows *storage = NULL;
+    int failed = row == NULL, kind = value->is_written ? KIND_WRITTEN : KIND_RESULT;
+    if (!failed && operator->is_view) { /* of memory that is known: `rows_can_add` has looked */
+        storage = rows_storage(self, &place);
+        failed = storage == NULL || PyDict_SetItem(storage->rows, key, row);
+        if (!failed) {
+            storage->counts = (char)(storage->counts || operator->counts);
+            failed = rows_put(self, KIND_VIEW, value->position, form, base, NULL);
+        }
+    } else if (!failed && value->is_written) {
+        failed = rows_written(self, value, &place, key, row, &base);
+    } else if (!failed) {
+        storage = rows_renewed(self, value->tensor, &place);
+        failed = storage == NULL || PyDict_SetItem(storage->rows, key, row);
+        if (!failed) {
+            Py_XSETREF(storage->last, Py_NewRef(row));
+        }
+        base = NONE;
+    }
+    if (!failed && !operator->is_view) {
+        failed = value->has_values ? rows_put_digested(self, kind, value->position, form, base, value->tensor)
+                                   : rows_put(self, kind, value->position, form, base, NULL);
+    }
+    if (failed && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_RuntimeError, "TensorRows: a storage is not known any more");
+    }
+    Py_XDECREF(form);
+    Py_XDECREF(key);
+    Py_XDECREF(row);
+    return failed ? -1 : 0;
+}
+
+/* Whether `rows_add_value` has all that it needs: a tensor with memory, on known memory if it is a view. */
+static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject *tensor, size_t *n_bytes) {
+    SrPlace place;
+    SrTensor t;
+    if (!sr_is_tensor(tensor) || !sr_read_place(tensor, &place)) {
+        return 0;
+    }
+    if (operator->is_view) {
+        return rows_storage(self, &place) != NULL;
+    }
+    if (!sr_read_tensor(tensor, &t)) {
+        return 0;
+    }
+    *n_bytes = (size_t)t.dtype.bits * t.dtype.lanes / 8;
+    for (int32_t d = 0; d < t.ndim; d++) {
+        *n_bytes *= (size_t)t.shape[d];
+    }
+    return t.data != NULL || *n_bytes == 0; /* else it is one of zeros, without memory */
+}
+
+/* Add the tensors of a value, as `_flat`: 1; 0, perhaps with an exception, where Python has to. */
+static int rows_collect(TensorRows *self, const RowsOperator *operator, PyObject *value, RowsValue like, int *position, RowsValues *found, int skips) {
+    if (value == Py_None) {
+        return 1;
+    }
+    if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); i++) {
+            PyObject *item = PySequence_Fast_GET_ITEM(value, i);
+            if (PyList_Check(item) || PyTuple_Check(item) || !rows_collect(self, operator, item, like, position, found, skips)) {
+                return 0;
+            }
+        }
+        return 1;
+    }
+    like.position = (*position)++;
+    if (skips) {
+        return 1;
+    }
+    if (!rows_can_add(self, operator, value, &like.n_bytes)) {
+        return 0;
+    }
+    if (found->n == found->room) {
+        size_t held = (size_t)found->n * sizeof *found->values;
+        RowsValue *more = malloc(4 * held);
+        if (more == NULL) {
+            return 0;
+        }
+        memcpy(more, found->values, held);
+        if (found->values != found->first) {
+            free(found->values);
+        }
+        found->values = more;
+        found->room *= 4;
+    }
+    like.tensor = Py_NewRef(value);
+    found->values[found->n++] = like;
+    return 1;
+}
+
+/* All tensors that a call returned or wrote to: 1; 0, perhaps with an exception, where Python has to look. */
+static int rows_collect_all(TensorRows *self, const RowsOperator *operator, PyObject *args, PyObject *out, RowsValues *found) {
+    int position = 0, done = 1;
+    if (operator->n_returns == 1) {
+        RowsValue like = {.has_values = (char)(operator->has_values && !(operator->uninitialised & 1))};
+        done = rows_collect(self, operator, out, like, &position, found, (int)(operator->aliases & 1));
+    } else if (PyList_CheckExact(out) || PyTuple_CheckExact(out)) {
+        Py_ssize_t n = PySequence_Fast_GET_SIZE(out);
+        for (Py_ssize_t i = 0; i < n && done; i++) {
+            done = i < MAX_RETURNS;
+            RowsValue like = {.has_values = (char)(operator->has_values && !(operator->uninitialised >> (i & 63) & 1))};
+            done = done && rows_collect(self, operator, PySequence_Fast_GET_ITEM(out, i), like, &position, found,
+                                        (int)(operator->aliases >> (i & 63) & 1));
+        }
+    }
+    position = 0;
+    for (int i = 0; i < operator->n_written && done; i++) {
+        RowsValue like = {.is_written = 1, .has_values = operator->has_values};
+        done = operator->written[i] < PyTuple_GET_SIZE(args) &&
+               rows_collect(self, operator, PyTuple_GET_ITEM(args, operator->written[i]), like, &position, found, 0);
+    }
+    return done;
+}
+
+sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject *out, long long base) {
+    TensorRows *self = (TensorRows *)rows;
+    Py_ssize_t number = PyLong_AsSsize_t(index);
+    if (number < 0 || number >= self->n_operators || !self->operators[number].is_known) {
+        return PyErr_Occurred() ? SR_ERROR : SR_FALLBACK;
+    }
+    RowsOperator operator = self->operators[number];
+    RowsValues found = {.values = found.first, .n = 0, .room = sizeof found.first / sizeof *found.first};
+    int done = rows_collect_all(self, &operator, args, out, &found);
+    for (Py_ssize_t i = 0; i < found.n && done == 1; i++) {
+        long long row = self->first_row + PyByteArray_GET_SIZE(self->results) / SR_ROW_BYTES;
+        done = rows_add_value(self, &operator, &found.values[i], base, row) ? -1 : 1;
+    }
+    while (found.n) {
+        Py_DECREF(found.values[--found.n].tensor);
+    }
+    if (found.values != found.first) {
+        free(found.values);
+    }
+    return PyErr_Occurred() ? SR_ERROR : done ? SR_DONE : SR_FALLBACK;
+}
+
+/* learn(number, returns, returns that are arguments, returns without values, has values, is a view, counts as a write,
+ * positions of the arguments that are written to) */
+static PyObject *rows_learn(TensorRows *self, PyObject *args) {
+    Py_ssize_t index;
+    int n_returns, has_values, is_view, counts;
+    unsigned long long aliases, uninitialised;
+    PyObject *written;
+    if (!PyArg_ParseTuple(args, "niKKpppO!:learn", &index, &n_returns, &aliases, &uninitialised, &has_values, &is_view,
+                          &counts, &PyTuple_Type, &written)) {
+        return NULL;
+    }
+    if (index < 0 || index > 1 << 20 || PyTuple_GET_SIZE(written) > MAX_WRITTEN) {
+        PyErr_SetString(PyExc_ValueError, "learn: no such operator");
+        return NULL;
+    }
+    RowsOperator operator = {1, (char)has_values, (char)is_view, (char)counts, n_returns, (int)PyTuple_GET_SIZE(written), {0}, aliases, uninitialised};
+    for (int i = 0; i < operator.n_written; i++) {
+        operator.written[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(written, i));
+        if (PyErr_Occurred() || operator.written[i] < 0) {
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "learn: no such position");
+        }
+    }
+    if (index >= self->n_operators) {
+        Py_ssize_t room = 2 * index + 64;
+        RowsOperator *more = PyMem_Realloc(self->operators, (size_t)room * sizeof *more);
+        if (more == NULL) {
+            return PyErr_NoMemory();
+        }
+        memset(more + self->n_operators, 0, (size_t)(room - self->n_operators) * sizeof *more);
+        self->operators = more;
+        self->n_operators = room;
+    }
+    self->operators[index] = operator;
+    Py_RETURN_NONE;
+}
+
+/* The type. */
+
+#define ROWS_FIELDS(apply)                                                                                             \
+    apply(storages) apply(form) apply(digest) apply(results) apply(rungs) apply(samples) apply(row_rungs) apply(leaf)
+
+static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    if (PyTuple_GET_SIZE(args) || kwargs == NULL) {
+        PyErr_SetString(PyExc_TypeError, "TensorRows: arguments by name only");
+        return NULL;
+    }
+    TensorRows *self = (TensorRows *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+#define ROWS_TAKE(name)                                                                                                \
+    if ((self->name = Py_XNewRef(PyDict_GetItemString(kwargs, #name))) == NULL) {                                      \
+        PyErr_SetString(PyExc_TypeError, "TensorRows: " #name " is missing");                                          \
+        Py_DECREF(self);                                                                                               \
+        return NULL;                                                                                                   \
+    }
+    ROWS_FIELDS(ROWS_TAKE)
+    PyObject *plain = PyDict_GetItemString(kwargs, "plain_digests");
+    self->plain_digests = plain == Py_True;
+    self->forms = PyDict_New();
+    int fits = PyDict_Check(self->storages) && PyByteArray_Check(self->results) && PyByteArray_Check(self->rungs) &&
+               PyByteArray_Check(self->samples) && PyByteArray_Check(self->row_rungs) && PyType_Check(self->leaf);
+    if (!fits) {
+        PyErr_SetString(PyExc_TypeError, "TensorRows: an argument is of the wrong type");
+    }
+    self->row_of_leaf = fits ? sr_slot_offset((PyTypeObject *)self->leaf, "row") : -1;
+    if (self->row_of_leaf < 0 || self->forms == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int rows_traverse(TensorRows *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+#define ROWS_VISIT(name) Py_VISIT(self->name);
+    ROWS_FIELDS(ROWS_VISIT)
+    return 0;
+}
+
+static int rows_clear(TensorRows *self) {
+#define ROWS_CLEAR(name) Py_CLEAR(self->name);
+    ROWS_FIELDS(ROWS_CLEAR)
+    return 0;
+}
+
+static void rows_dealloc(TensorRows *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    rows_clear(self);
+    Py_CLEAR(self->forms);
+    PyMem_Free(self->operators);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef rows_methods[] = {
+    {"learn", (PyCFunction)rows_learn, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef rows_members[] = {
+    {"first_row", T_LONGLONG, offsetof(TensorRows, first_row), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject *rows_type;
+
+int sr_is_tensor_rows(PyObject *value) { return Py_IS_TYPE(value, rows_type); }
+
+static PyType_Slot rows_slots[] = {
+    {Py_tp_new, rows_new},     {Py_tp_dealloc, rows_dealloc}, {Py_tp_traverse, rows_traverse},
+    {Py_tp_clear, rows_clear}, {Py_tp_methods, rows_methods}, {Py_tp_members, rows_members},
+    {0, NULL},
+};
+
+static PyType_Spec rows_spec = {
+    .name = "shadowrun.native._core.TensorRows",
+    .basicsize = sizeof(TensorRows),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = rows_slots,
+};
+
+int sr_add_tensor_rows_type(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&rows_spec);
+    rows_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
+    int failed = type == NULL || PyModule_AddObjectRef(module, "TensorRows", type) ||
+                 PyModule_AddIntConstant(module, "MAX_WRITTEN_ROWS", MAX_WRITTEN) ||
+                 PyModule_AddIntConstant(module, "MAX_RETURNS", MAX_RETURNS);
+    return failed ? -1 : 0;
+}

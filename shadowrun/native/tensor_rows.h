@@ -1,0 +1,43 @@
+/* Rows of a recording and the tensors whose values they have: storage_rows.c, tensor_rows.c. */
+
+#ifndef SHADOWRUN_TENSOR_ROWS_H
+#define SHADOWRUN_TENSOR_ROWS_H
+
+#include "places.h"
+
+/* What is known of a storage: `_StorageRows` of recording/data_flow.py, with the same attributes. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *reference; /* weak; a number of torch's */
+    PyObject *last, *rows;
+    long long version;
+    char counts;
+} SrStorageRows;
+
+int sr_add_storage_rows_type(PyObject *module);
+int sr_is_storage_rows(PyObject *value);
+PyObject *sr_setup_storage_rows(PyObject *module, PyObject *free_reference);
+SrStorageRows *sr_new_storage_rows(PyObject *tensor, long long version);
+int sr_renew_storage_rows(SrStorageRows *self, long long version); /* forget all rows; -1 with an exception */
+
+/* Whether no write was missed since the last recorded one. */
+int sr_is_current(SrStorageRows *self, long long version);
+
+/* tensor_rows.c; `rows`: a TensorRows. */
+enum { SR_ROW_BYTES = 92, SR_MANY_ROWS = 20000 };
+int sr_add_tensor_rows_type(PyObject *module);
+int sr_is_tensor_rows(PyObject *value);
+/* A list; NULL, perhaps with an exception, where Python has to look. */
+PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs);
+long long sr_row_number(PyObject *rows, PyObject *row); /* of such a list; -1, perhaps with an exception */
+/* Done; a fallback, where nothing was done; an error, after which some may have been added. */
+sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject *out, long long base);
+int sr_append(PyObject *column, const void *bytes, size_t n); /* to a bytearray; -1 with an exception */
+
+/* record_call.c */
+typedef struct SrCallRows SrCallRows;
+int sr_add_call_rows_type(PyObject *module);
+int sr_is_call_rows(PyObject *value);
+sr_result sr_record_call(SrCallRows *self, PyObject *const *args, Py_ssize_t n, PyObject **out);
+
+#endif
