@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--out", metavar="DIR", help="folder for the recordings of a grid")
     grid.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
     parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid is told which one it is
+    parser.add_argument("--apply", type=options.words, default=[], help=argparse.SUPPRESS)  # by `shadowrun mitigate`
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
 
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         kernels=args.kernels,
     )
     process = os.getpid()
-    with _platform(recording, args.platform):
+    with _platform(recording, args.platform), _mitigations(args.apply):
         outcome = program.execute(recording)
     if os.getpid() != process:  # a child that the program forked
         return outcome.status
@@ -137,6 +138,16 @@ def _platform(recording: RecordRun, spec: str | None) -> AbstractContextManager[
     platform = parse(spec)
     recording.platform = platform.public
     return CpuSettings(platform.settings)
+
+
+def _mitigations(names: list[str]) -> AbstractContextManager[None]:
+    """Mitigations that a process applies itself; see `shadowrun mitigate`."""
+    if not names:
+        return contextlib.nullcontext()
+
+    from shadowrun.studies.mitigate.applying import applied
+
+    return applied(names)
 
 
 def _run_grid(args: argparse.Namespace) -> int:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from shadowrun.studies.diff.align import renamed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -73,9 +75,15 @@ class Provenance:
         return "; ".join(parts)
 
 
-def compare_provenance(first: Recording, second: Recording) -> Provenance:
-    """Compare what two recordings say of their programs, data and platforms."""
-    a, b = _digests(first), _digests(second)
+def compare_provenance(first: Recording, second: Recording, modules: Mapping[str, str] | None = None) -> Provenance:
+    """Compare what two recordings say of their programs, data and platforms.
+
+    Args:
+        first: Of one platform.
+        second: Of another.
+        modules: Glob patterns of module paths of the second recording to paths of the first; see `renamed`.
+    """
+    a, b = _digests(first), {_renamed(name, modules or {}): digest for name, digest in _digests(second).items()}
     different: dict[str, tuple[str, ...]] = {}
     for kind in KINDS:
         names = [n for n in a if _kind(n) == kind and n in b and a[n] != b[n]]
@@ -108,6 +116,12 @@ def _digests(recording: Recording) -> dict[str, str]:
         for p in recording.processes
         for name, digest in p.provenance.items()
     }
+
+
+def _renamed(name: str, modules: Mapping[str, str]) -> str:
+    """``parameter:layers.0.weight`` under the names of the first recording."""
+    kind, colon, path = name.partition(":")
+    return f"{kind}:{renamed(path, modules)}" if colon and kind in ("parameter", "buffer") else name
 
 
 def _kind(name: str) -> str:

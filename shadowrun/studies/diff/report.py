@@ -275,12 +275,20 @@ class _Report:
         lead = (
             f"{len(found.pairs):,} rows compared ({found.n_first:,} and {found.n_second:,}), {len(different):,} differ"
         )
+        lead += f"; bits left: {found.least} at least" if found.least != NONE else ""
         lead += f"; {found.n_other_form:,} have another dtype or length" if found.n_other_form else ""
+        if found.alone:
+            lead += f"; modules of one recording only: {', '.join(found.alone[:3])}{', …' * (len(found.alone) > 3)}"
         rows = tuple(
-            (str(p.number), f"{p.first[0]} row {p.first[1]}", f"{p.second[0]} row {p.second[1]}", _bits(p.remaining))
+            (
+                *((p.module,) if found.has_modules else ()),
+                *(str(p.number), f"{p.first[0]} row {p.first[1]}", f"{p.second[0]} row {p.second[1]}"),
+                _bits(p.remaining),
+            )
             for p in different[: self._limit]
         )
         columns = (
+            *((Column("module"),) if found.has_modules else ()),
             Column("row", "number"),
             Column("first: call"),
             Column("second: call"),
@@ -333,9 +341,12 @@ class _Report:
             "rows": [
                 {
                     "module": f.rule.module, "op": f.rule.op, "n_first": f.n_first, "n_second": f.n_second,
-                    "n_compared": len(f.pairs), "n_other_form": f.n_other_form,
+                    "n_compared": len(f.pairs), "n_other_form": f.n_other_form, "modules_of_one_only": list(f.alone),
                     "different": [
-                        {"row": p.number, "first": list(p.first), "second": list(p.second), "remaining": p.remaining}
+                        {
+                            "module": p.module, "row": p.number, "first": list(p.first), "second": list(p.second),
+                            "remaining": p.remaining,
+                        }
                         for p in f.pairs if not p.equal
                     ][: self._limit],
                 }
