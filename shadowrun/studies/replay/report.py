@@ -60,7 +60,7 @@ def replay_document(found: Replay, path: Path, limit: int, given: Sequence[str] 
         blocks.append(Section("Operators", (_operators(found, operators),), lead, count=len(operators)))
     flagged = found.flagged
     if flagged:
-        lead = "They differ from the recording, or from the reference here, by more than rounding."
+        lead = "More than rounding parts them from the recording, or they are faults by the reference here."
         blocks.append(Section("Calls to look at", (_calls(flagged, limit),), lead, count=len(flagged)))
         call = flagged[0].call
         again = shell_command("replay", path, "--call", str(call), *given)
@@ -92,7 +92,7 @@ def _summary(found: Replay) -> Iterator[str]:
         yield f"not replayed: {said}"
     flagged = {call.context.op for call in found.flagged}
     if flagged:
-        yield f"more than rounding: {', '.join(sorted(flagged))}"
+        yield f"to look at: {', '.join(sorted(flagged))}"
 
 
 def _operators(found: Replay, operators: Sequence[OfOperator]) -> Table:
