@@ -9,13 +9,14 @@ import sys
 import pytest
 
 import shadowrun
+from shadowrun.recording.captured_reader import CapturedFile
 from shadowrun.recording.recording_file import read, read_all
 
 PROGRAM = """
 import sys, torch, shadowrun
 import torch.distributed as dist
 rank, folder = int(sys.argv[1]), sys.argv[2]
-with shadowrun.record(folder + "/a.shadowrec") as run:
+with shadowrun.record(folder + "/a.shadowrec", capture=10_000) as run:
     x = torch.full((4,), float(rank + 1))
     dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=rank, world_size=2)
     dist.all_reduce(x)
@@ -39,6 +40,16 @@ def files(tmp_path):
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said.decode()
     return [tmp_path / f"a.{rank}.shadowrec" for rank in (0, 1)]
+
+
+def test_each_rank_keeps_its_own_inputs(files):
+    for path in files:
+        recording = read(path)
+        with CapturedFile(path) as captured:
+            kept = {recording.context_of(call).op: captured.load(call, 1000) for call in captured.calls()}
+        # After the sum over both ranks; the collective itself takes objects, which are not kept.
+        assert kept["aten::mul.Tensor"].args[0].tolist() == [3.0] * 4
+        assert not any(op.startswith("c10d::") for op in kept)
 
 
 def test_each_rank_has_its_file_and_they_are_read_as_one(files):

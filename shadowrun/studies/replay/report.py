@@ -135,22 +135,14 @@ def _verdicts(row: OfOperator) -> Cell:
 
 def _calls(calls: Sequence[ReplayedCall], limit: int) -> Table:
     columns = (
-        *(Column("call", "number"), Column("operator", "name"), Column("module", detail=1), Column("line", detail=2)),
-        *(Column("isolated"), Column("why"), Column("bits left", "number"), Column("ULP", "number", 1)),
-        *(Column("by the reference"), Column("off")),
+        *(Column("call", "number"), Column("operator", "name"), Column("module", detail=1), Column("isolated")),
+        *(Column("bits left", "number"), Column("by the reference"), Column("off"), Column("why")),
+        Column("line", detail=2),
     )
     rows = tuple(
         (
-            str(c.call),
-            c.context.op,
-            c.context.module,
-            c.context.site,
-            (Span(c.outcome.value, _TONES[c.outcome]),),
-            clip(c.why, _MAX_WHY),
-            _bits(c.remaining),
-            "" if c.judgement is None else _ulps(c.judgement.min_ulp, c.judgement.max_ulp),
-            _verdict(c),
-            c.arbitration,
+            *(str(c.call), c.context.op, c.context.module, (Span(c.outcome.value, _TONES[c.outcome]),)),
+            *(_bits(c.remaining), _verdict(c), c.arbitration, clip(c.why, _MAX_WHY), c.context.site),
         )
         for c in calls[:limit]
     )
