@@ -190,5 +190,5 @@ def _closing_line(recording: RecordRun) -> str:
     captured = f", inputs of {n_captured:,} ({recording.captured.n_bytes:,} bytes)" if n_captured else ""
     return (
         f"shadowrun: {recording.n_calls:,} calls{skipped}{captured}, {size:,} bytes in {path}; "
-        f"next: shadowrun diff {path.name} OTHER.shadowrec, or shadowrun classes *.shadowrec"
+        f"next: shadowrun diff {path} OTHER.shadowrec, or shadowrun classes {path.with_name('*.shadowrec')}"
     )

@@ -30,7 +30,7 @@ from shadowrun.recording.block_buffer import BlockBuffer
 from shadowrun.recording.call_recorder import CallRecorder
 from shadowrun.recording.captured_inputs import CapturedInputs
 from shadowrun.recording.model import Process
-from shadowrun.recording.provenance import Provenance, at_start, generator_state
+from shadowrun.recording.provenance import Provenance, at_start
 from shadowrun.recording.recording_file import SUFFIX, Writer
 from shadowrun.schedule.selection import Selection, check_operators
 from shadowrun.store.lock import FileLock
@@ -93,7 +93,7 @@ class RecordRun(Startable):
         self._pid = os.getpid()
         self._process = Process(self._wanted.name)
         self._fingerprints: dict[str, dict[str, Any]] = {}
-        self._generators: dict[str, str] = {}
+        self._start_digests: dict[str, str] = {}
         self._provenance = Provenance()
         self.captured = CapturedInputs(self._capture)
         self._recorder = CallRecorder(
@@ -197,7 +197,7 @@ class RecordRun(Startable):
                 argv=(Path(sys.argv[0]).name, *sys.argv[1:]) if sys.argv else (),
                 options=self._printable(),
             )
-            self._generators = at_start()
+            self._start_digests = at_start()
             self._first_call_on(torch.device("cpu"))
             self._writer = Writer(claim.path, self._described(complete=False))
         except BaseException:
@@ -214,10 +214,8 @@ class RecordRun(Startable):
         return found | {name: value for name, value in own.items() if value}
 
     def _first_call_on(self, device: torch.device) -> None:
-        """Note a device and the state of its generator before the program's first call there."""
-        platform = resolve(str(device))
-        self._fingerprints[str(device)] = fingerprint(platform)
-        self._generators |= generator_state(platform)
+        """Note a device before the program's first call there."""
+        self._fingerprints[str(device)] = fingerprint(resolve(str(device)))
 
     def _before_block(self) -> None:
         if self._provenance.changed and self._writer is not None:
@@ -232,7 +230,7 @@ class RecordRun(Startable):
             self._process,
             complete=complete,
             fingerprint=facts | {"cpu_flag_list": instruction_sets()},
-            provenance=self._generators | self._provenance.digests,
+            provenance=self._start_digests | self._provenance.digests,
             skipped=dict(self._recorder.skipped),
         )
 

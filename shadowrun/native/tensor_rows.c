@@ -360,6 +360,11 @@ static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject
     return t.data != NULL || *n_bytes == 0; /* else it is one of zeros, without memory */
 }
 
+static int rows_lies_on_known(TensorRows *self, PyObject *tensor) {
+    SrPlace place;
+    return !sr_read_place(tensor, &place) || rows_storage(self, &place) != NULL;
+}
+
 /* Add the tensors of a value, as `_flat`: 1; 0, perhaps with an exception, where Python has to. */
 static int rows_collect(TensorRows *self, const RowsOperator *operator, PyObject *value, RowsValue like, int *position, RowsValues *found, int skips) {
     if (value == Py_None) {
@@ -380,6 +385,9 @@ static int rows_collect(TensorRows *self, const RowsOperator *operator, PyObject
     }
     if (!rows_can_add(self, operator, value, &like.n_bytes)) {
         return 0;
+    }
+    if (!operator->is_view && !like.is_written && rows_lies_on_known(self, value)) {
+        return 0; /* a new result on the memory of an earlier tensor, which Python notes */
     }
     if (found->n == found->room) {
         size_t held = (size_t)found->n * sizeof *found->values;

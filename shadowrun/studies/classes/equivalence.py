@@ -164,7 +164,7 @@ class Classes:
         found = np.full((self.n_classes, self.n_classes), self.mantissa, np.int64)
         for i, a in enumerate(self.values):
             for j, b in enumerate(self.values[:i]):
-                same = a.form[:2] == b.form[:2]
+                same = a.form.of_values == b.form.of_values
                 found[i, j] = found[j, i] = remaining_precision(a.ladder, b.ladder) if same else 0
         return found
 
@@ -182,7 +182,7 @@ class Classes:
         seen: dict[object, int] = {}
         return [
             # A shorter dtype has fewer rungs: its last one, without any mantissa, stands for all further bits.
-            seen.setdefault((*v.form[:2], int(v.ladder[min(n_bits, len(v.ladder) - 1)])), len(seen))
+            seen.setdefault((*v.form.of_values, int(v.ladder[min(n_bits, len(v.ladder) - 1)])), len(seen))
             for v in self.values
         ]
 
@@ -213,10 +213,16 @@ def letter(label: int) -> str:
 
 
 def common_keys(platforms: Sequence[Platform]) -> tuple[list[Key], int]:
-    """Keys that all platforms have, in the order of the first one, and the number of keys that any has."""
+    """Keys that all platforms have, in the order of the first one, and the number of keys that any has.
+
+    Where platforms call an operator a different number of times in a module, the k-th call of one is not the k-th of
+    another: none of these is common.
+    """
     every = [calls for platform in platforms for calls in platform.calls]
+    # Of a key, all but `occurrence`, its last.
+    n_calls = [Counter(key[:-1] for key in calls) for calls in every]
     # A set for the test, the first platform's dict for the order: a report must list calls as the program made them.
-    common = set(every[0]).intersection(*every[1:])
+    common = {key for key in set(every[0]).intersection(*every[1:]) if len({n[key[:-1]] for n in n_calls}) == 1}
     return [key for key in every[0] if key in common], len(set().union(*every))
 
 

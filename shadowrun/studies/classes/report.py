@@ -106,6 +106,11 @@ def _warnings(study: Study) -> Iterator[Note]:
             "nothing of hardware.",
             "warn",
         )
+    if study.versions:
+        listed = "; ".join(f"{name} {', '.join(found)}" for name, found in study.versions.items())
+        yield Note(
+            f"Versions differ between the recordings: {listed}. Their classes say nothing of hardware alone.", "warn"
+        )
     if study.incomplete:
         yield Note(f"Stopped while recording: {_listed(study.incomplete)}.", "warn")
     weak = [f"{m.platform} on {_name(c)} ({m.n_mode} of {m.n_repeats})" for c, m in study.weak]
@@ -132,13 +137,12 @@ def _warnings(study: Study) -> Iterator[Note]:
 
 def _summary(study: Study) -> Facts:
     focus = study.focus.classes
+    more = f" of {study.n_any:,}" if study.n_any > study.n_common else ""
     rows = [
-        Fact("platforms", f"{len(study.platforms)}, with {study.n_common:,} common calls"),
+        Fact("platforms", f"{len(study.platforms)}, with {study.n_common:,} common calls{more}"),
         Fact("classes", f"{focus.n_classes} at most ({_name(focus)})", "strong"),
         Fact("equal if", "values are equal (all NaNs, and both zeros)" if study.by_value else "bytes are equal"),
     ]
-    if study.provenance and not study.foreign:
-        rows.append(Fact("differ in", ", ".join(study.provenance)))
     return Facts(tuple(rows))
 
 
@@ -156,7 +160,7 @@ def _outputs(study: Study) -> Section:
             str(output.apart.n_classes),
             f"{c.min_precision} of {c.mantissa}" if c.mantissa else "-",
             _ulp(output),
-            f"{'' if output.is_exact else '≥ '}{output.max_difference:.2g}",
+            f"{'' if output.is_exact or c.n_classes == 1 else '≥ '}{output.max_difference:.2g}",
             str(c.n_starred or ""),
         ))  # fmt: skip
     lead = (
@@ -170,7 +174,7 @@ def _outputs(study: Study) -> Section:
 def _ulp(output: OfOutput) -> str:
     if output.max_ulp is None:
         return "-"
-    if output.is_exact:
+    if output.is_exact or output.classes.n_classes == 1:
         return f"{output.max_ulp:,}"
     # By the ladder, which covers all elements; samples give a lower bound only.
     bound = output.classes.max_ulp

@@ -25,8 +25,9 @@ __all__ = ["FEW_COMMON", "OfOutput", "Study"]
 FEW_COMMON: Final = 0.5
 """Share of common calls below which recordings are of different programs."""
 
-_OF_THE_MACHINE: Final = ("versions",)
-"""Parts of the provenance that machines may differ in though the program is one."""
+_VERSION: Final = "version"
+_GENERATOR: Final = "generator"
+"""Kinds of names in the provenance: what stands before the colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,12 @@ class Study:
     @property
     def foreign(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
         """Disagreements about what went in: where there are any, hardware is credited with nothing."""
-        return {
-            name: found for name, found in self.provenance.items() if name.rpartition(" ")[2] not in _OF_THE_MACHINE
-        }
+        return {name: found for name, found in self.provenance.items() if _kind(name) != _VERSION}
+
+    @property
+    def versions(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
+        """Software of which platforms have different versions, by its name: platforms by version."""
+        return {name.partition(":")[2]: found for name, found in self.provenance.items() if _kind(name) == _VERSION}
 
     @property
     def incomplete(self) -> list[str]:
@@ -174,9 +178,16 @@ def _disagreements(platforms: Sequence[Platform]) -> dict[str, dict[str, tuple[s
         groups: dict[str, list[str]] = defaultdict(list)
         for platform in having:
             groups[platform.provenance.get(name, "")].append(platform.name)
+        if _kind(name) == _GENERATOR:
+            groups.pop("", None)  # a generator that a platform lacks belongs to the device of another
         if len(groups) > 1:
             found[name] = {digest: tuple(names) for digest, names in groups.items()}
     return found
+
+
+def _kind(name: str) -> str:
+    """``version`` of ``version:torch`` and of ``rank 1 version:torch``."""
+    return name.rpartition(" ")[2].partition(":")[0]
 
 
 def _are(n: int) -> str:

@@ -2,8 +2,8 @@
 
 Calls are matched by key (rank, step, phase, module, operator, and the order among these) where both recordings have as
 many of them. Of the others, those between the same matched calls are compared: by the digests of their inputs, then by
-operator and form in their order, and last with counterparts, which are operators of different devices for the same
-computation, such as the kernels of attention.
+operator and form in their order, and last with counterparts, which are operators of different devices, or of different
+versions of torch, for the same computation, such as the kernels of attention.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.numerics.ladder import mix
-from shadowrun.recording.model import NONE
+from shadowrun.recording.model import NONE, Kind
 from shadowrun.studies.diff.sequence import common, increasing, kth_of_each
 
 if TYPE_CHECKING:
@@ -41,8 +41,13 @@ FAMILIES: Final = {
     "product": ("addmm", "linear", "baddbmm", "bmm", "mm", "mv", "matmul", "dot"),
     "dropout": ("dropout",),
     "copy": ("_to_copy", "clone", "contiguous", "copy_"),
+    "log_softmax": ("log_softmax",),
+    "softmax": ("softmax",),
 }
 """Operators that devices use for the same computation, by parts of their names; a backward is never a forward."""
+
+_RESHAPES: Final = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy", "view_copy"})
+"""Operators of which versions of torch use now one, now the other: `linear` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +81,8 @@ def align(first: Values, second: Values, modules: Mapping[str, str] | None = Non
 def family(op: str) -> str:
     """Family of an operator with counterparts on other devices, or its own name without the overload."""
     name = op.rpartition("::")[2].partition(".")[0]
+    if name in _RESHAPES:
+        return "reshape"
     backward = "backward" in name
     # In this order: `_scaled_dot_product_attention_math` has the "dot" of products in its name too.
     for title, parts in FAMILIES.items():
@@ -137,15 +144,23 @@ class _Labels:
         """The values of the inputs."""
         return [v.inputs_identity().view(np.int64) for v in self.sides]
 
+    def results(self) -> list[Calls]:
+        """The values of the results and written arguments; of a call without digests, a number of its own."""
+        found = []
+        for side, values in enumerate(self.sides):
+            made = values.results_identity()
+            alone = mix(2 * np.arange(len(made), dtype=np.uint64) + np.uint64(side))
+            found.append(np.where(made == 0, alone, made).view(np.int64))
+        return found
+
     def forms(self) -> list[Calls]:
-        """The form of the first result or written argument."""
+        """The form of the last result or written argument."""
         found = []
         for values in self.sides:
             recording = values.recording
-            last = recording.first_result[1:] - 1
-            has = recording.calls["n_results"] > 0
-            forms = np.full(len(has), NONE, np.int64)
-            forms[has] = values.form[last[has]]
+            rows = np.flatnonzero(recording.results["kind"] != Kind.OVERWRITTEN)
+            forms = np.full(len(recording.calls), NONE, np.int64)
+            forms[values.call[rows]] = values.form[rows]  # in their order: the last one stays
             found.append(forms)
         return found
 
@@ -183,6 +198,7 @@ class _Matching:
         labels = self._labels
         inputs, forms = labels.inputs(), labels.forms()
         in_any_module = _joined(labels.segment, labels.op)
+        in_module = _joined(labels.segment, labels.module)
         families = _joined(labels.segment, labels.of_context(lambda _, c: family(c.op)))
         for by, label in (
             ("inputs", _joined(keys, inputs)),
@@ -191,6 +207,8 @@ class _Matching:
             # Modules may have other names, and operators other ones on this device.
             ("inputs", _joined(in_any_module, inputs)),
             ("order", _joined(in_any_module, forms)),
+            # An operator that has another name in another version of torch.
+            ("counterpart", _joined(_joined(in_module, inputs), labels.results())),
             ("counterpart", _joined(families, labels.module)),
             ("counterpart", _joined(families, forms)),
         ):

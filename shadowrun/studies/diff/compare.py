@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from shadowrun.numerics.ladder import mix
 from shadowrun.operators.facts import facts
 from shadowrun.recording.model import NONE, Kind
+from shadowrun.studies.diff.provenance import differing_generators
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.diff.align import Alignment
     from shadowrun.studies.diff.values import Values
 
-__all__ = ["ARISING", "Difference", "Outcome", "ResultPairs", "compare"]
+__all__ = ["ARISING", "Difference", "Outcome", "ResultPairs", "compare", "is_undeclared"]
 
 Numbers = Any  # npt.NDArray[np.int64], (n,)
 Flags = Any  # npt.NDArray[np.bool_], (n,)
@@ -41,13 +43,21 @@ class Outcome(StrEnum):
     ARGUMENTS = "arguments"
     """Inputs are equal, but arguments that are not tensors differ."""
     FORM = "form"
-    """Inputs are equal, results have another dtype or shape; on one kind of device, also other strides."""
+    """Inputs are equal, results have another dtype, shape or placement; on one kind of device, also other strides."""
     UNKNOWN = "not digested"
     """A result has no digest; or results differ, and an input has none."""
+    OTHER_CALLS = "other calls"
+    """Inputs differ; calls that one recording lacks (inserted, removed, fused) made them of equal inputs."""
 
 
-ARISING: Final = (Outcome.KERNEL, Outcome.ALGORITHM, Outcome.ARGUMENTS, Outcome.FORM)
-"""Differences that arise in the call itself."""
+ARISING: Final = (Outcome.KERNEL, Outcome.ALGORITHM, Outcome.ARGUMENTS, Outcome.FORM, Outcome.OTHER_CALLS)
+"""Differences that arise in the call itself, or in calls before it that only one recording has."""
+
+_FILLS: Final = frozenset({
+    "aten::uniform_", "aten::normal_", "aten::bernoulli_", "aten::random_",
+    "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_",
+})  # fmt: skip
+"""Operators that fill their first argument with random numbers, and do not read it."""
 
 _CODE: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
@@ -85,6 +95,7 @@ class Difference:
         outcomes: `Outcome` of each pair, as its place in the order of `Outcome`: (n_pairs,).
         remaining: Remaining precision of each pair in bits, the least of its results; -1 where there is none.
         lost: Mantissa bits that have to be cut off until all results are equal; -1 where that does not help.
+        undeclared: Whether one of a pair does to memory what its schema does not declare, and the other does not.
         results: The results that were compared.
     """
 
@@ -94,6 +105,7 @@ class Difference:
     outcomes: npt.NDArray[np.int8]
     remaining: npt.NDArray[np.int16]
     lost: npt.NDArray[np.int16]
+    undeclared: Flags
     results: ResultPairs
 
     def outcome(self, pair: int) -> Outcome:
@@ -125,9 +137,10 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
         inputs_equal = inputs_known = same_strides = np.ones(len(ours), bool)
     else:
         inputs_equal, inputs_known, same_strides = _inputs_equal(a, b, ours, theirs, counterparts)
-    results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere)
+    undeclared = _undeclared(a, b, ours, theirs, counterparts)
+    results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere, undeclared)
     n = len(ours)
-    equal, known = ~other_form, np.ones(n, bool)
+    equal, known = ~(other_form | undeclared), np.ones(n, bool)
     equal[results.pair[results.differs]] = False
     known[results.pair[~results.known]] = False
     # From the weakest to the strongest reason: each line below overwrites those above.
@@ -138,13 +151,14 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
     outcomes[other_form] = _CODE[Outcome.FORM]
     # What was not digested cannot be called equal, but a difference that is seen stays one.
     outcomes[~inputs_known] = _CODE[Outcome.UNKNOWN]
-    outcomes[~inputs_equal] = _CODE[Outcome.INPUT]
+    outcomes[~inputs_equal | _drawn_from_others(a, b, ours)] = _CODE[Outcome.INPUT]
     outcomes[equal] = _CODE[Outcome.EQUAL]
     outcomes[equal & ~known] = _CODE[Outcome.UNKNOWN]
     # Strides follow from those of the inputs and from the device; what reads the result may add in another order.
     restrided = np.zeros(n, bool)
     restrided[results.pair[a.layout[results.first] != b.layout[results.second]]] = True
     outcomes[restrided & same_strides & inputs_equal & inputs_known & ~elsewhere] = _CODE[Outcome.FORM]
+    outcomes[_made_by_other_calls(a, b, alignment, outcomes)] = _CODE[Outcome.OTHER_CALLS]
     # 2^14 stands for "nothing yet" below: more than any mantissa has, and within int16.
     remaining, lost = np.full(n, 1 << 14, np.int16), np.zeros(n, np.int16)
     has = results.differs & (results.remaining != NONE)
@@ -153,7 +167,7 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
     np.maximum.at(lost, results.pair[results.differs], results.lost[results.differs])
     lost[results.pair[results.differs & (results.lost == NONE)]] = NONE
     lost[other_form] = NONE
-    return Difference(a, b, alignment, outcomes, remaining, lost, results)
+    return Difference(a, b, alignment, outcomes, remaining, lost, undeclared, results)
 
 
 def _inputs_equal(
@@ -163,8 +177,11 @@ def _inputs_equal(
     n = [v.recording.calls["n_inputs"][calls] for v, calls in ((a, ours), (b, theirs))]
     same_number = n[0] == n[1]
     equal, known, same_strides = np.ones(len(ours), bool), same_number.copy(), same_number.copy()
+    fills = np.array([_name(op) in _FILLS for op in _texts(a.recording, "op")], bool)[
+        a.recording.calls["context"][ours]
+    ]
     for k in range(int(n[0][same_number].max(initial=0))):
-        has = np.flatnonzero(same_number & (n[0] > k))
+        has = np.flatnonzero(same_number & (n[0] > k) & ~(fills & (k == 0)))
         x, y = (v.recording.inputs[v.recording.first_input[calls[has]] + k] for v, calls in ((a, ours), (b, theirs)))
         there = (x != NONE) & (y != NONE)
         x, y = x[there], y[there]
@@ -184,21 +201,112 @@ def _inputs_equal(
     return equal, known, same_strides
 
 
+def _drawn_from_others(a: Values, b: Values, ours: Numbers) -> Flags:
+    """Pairs that draw from generators whose states differed before the first draw."""
+    generators = differing_generators(a.recording, b.recording)
+    draws = [
+        c.device in generators and (bool(facts(c.op).distribution) or _name(c.op) in _FILLS)
+        for c in a.recording.contexts
+    ]
+    found: Flags = np.array(draws, bool)[a.recording.calls["context"][ours]]
+    return found
+
+
+def _made_by_other_calls(a: Values, b: Values, alignment: Alignment, outcomes: npt.NDArray[np.int8]) -> Numbers:
+    """Pairs of which all inputs that differ were made by calls of one recording only, of equal inputs."""
+    sides = (a, alignment.only_first, alignment.pairs[:, 0]), (b, alignment.only_second, alignment.pairs[:, 1])
+    equal = outcomes == _CODE[Outcome.EQUAL]
+    made = [_of_equal_inputs(v, alone, calls[equal]) for v, alone, calls in sides]
+    reads = np.zeros(len(outcomes), bool)
+    for (values, _, calls), rows in zip(sides, made, strict=True):
+        reads |= _any_input(values, rows)[calls]
+    found = []
+    for pair in np.flatnonzero(reads & (outcomes == _CODE[Outcome.INPUT])).tolist():
+        x, y = (v.recording.inputs_of(int(c)) for v, c in zip((a, b), alignment.pairs[pair], strict=True))
+        if len(x) != len(y):
+            continue
+        differs = (x != NONE) & (y != NONE)
+        differs[differs] = a.identity[x[differs]] != b.identity[y[differs]]
+        if differs.any() and (made[0][x[differs]] | made[1][y[differs]]).all():
+            found.append(pair)
+    return np.array(found, np.int64)
+
+
+def _of_equal_inputs(values: Values, alone: Numbers, equal: Numbers) -> Flags:
+    """Rows that calls without a partner made of what both recordings have: (n_results,).
+
+    Args:
+        values: Of a recording.
+        alone: Calls without a partner.
+        equal: Calls that are equal in both recordings.
+    """
+    recording = values.recording
+    is_leaf = recording.results["kind"] == Kind.LEAF
+    if not len(alone):
+        return np.zeros(len(is_leaf), bool)
+    common = np.zeros(len(recording.calls), bool)
+    common[equal] = True
+    others = _any_input(values, ~(is_leaf | common[values.call]), unknown=True)
+    of_equal = np.zeros(len(recording.calls), bool)
+    of_equal[alone[~others[alone]]] = True
+    for call in alone[others[alone]].tolist():  # in their order: each is after the calls that made its inputs
+        inputs = recording.inputs_of(call)
+        makers = values.call[inputs]
+        of_equal[call] = ((inputs != NONE) & (is_leaf[inputs] | common[makers] | of_equal[makers])).all()
+    return of_equal[values.call] & ~is_leaf
+
+
+def _any_input(values: Values, rows: Flags, *, unknown: bool = False) -> Flags:
+    """Whether a call reads one of these rows, or a tensor without a row if `unknown` is true: (n_calls,)."""
+    recording = values.recording
+    inputs, n_inputs = recording.inputs, recording.calls["n_inputs"]
+    reads = np.full(len(inputs), unknown)
+    known = inputs != NONE
+    reads[known] = rows[inputs[known]]
+    calls = np.repeat(np.arange(len(n_inputs)), n_inputs)[reads]
+    found: Flags = np.bincount(calls, minlength=len(n_inputs)) > 0
+    return found
+
+
 def _tensors(values: Values, call: int) -> set[int]:
     """Digests of what the inputs of a call consist of."""
     rows = [row for row in values.recording.inputs_of(call).tolist() if row != NONE]
     return {int(values.whole[row]) for row in rows if values.known[row]}
 
 
+def _undeclared(a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags) -> Flags:
+    """Whether the calls of a pair differ in what they do to memory and do not declare."""
+    effects = []
+    for values in (a, b):
+        results = values.recording.results
+        rows = np.flatnonzero(is_undeclared(results))
+        of_call = np.zeros(len(values.recording.calls), np.uint64)
+        codes = results["kind"][rows].astype(np.uint64) * np.uint64(256) + results["position"][rows]
+        np.bitwise_xor.at(of_call, values.call[rows], mix(codes))
+        effects.append(of_call)
+    x, y = effects[0][ours], effects[1][theirs]
+    # Operators of different devices number their arguments in another way.
+    found: Flags = np.where(counterparts, (x == 0) != (y == 0), x != y)
+    return found
+
+
+def is_undeclared(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Rows that stand for what a call does to memory and its schema does not declare."""
+    shares = (results["kind"] == Kind.RESULT) & (results["base"] != NONE)
+    found: npt.NDArray[np.bool_] = shares | (results["kind"] == Kind.OVERWRITTEN)
+    return found
+
+
 def _results(
-    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags, elsewhere: Flags
+    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags, elsewhere: Flags, undeclared: Flags
 ) -> tuple[ResultPairs, npt.NDArray[np.bool_]]:
     """Compare the results and written arguments of each pair; also whether their forms differ."""
-    rows = [_judged_rows(v, calls, counterparts, elsewhere) for v, calls in ((a, ours), (b, theirs))]
+    rows = [_judged_rows(v, calls, counterparts, elsewhere, undeclared) for v, calls in ((a, ours), (b, theirs))]
     n = [np.bincount(pair, minlength=len(ours)) for pair, _ in rows]
     other_form = n[0] != n[1]
     (pair, x), (_, y) = ((pair[~other_form[pair]], row[~other_form[pair]]) for pair, row in rows)
-    other_form[pair[a.form[x] != b.form[y]]] = True
+    replaced = (a.placement[x] != b.placement[y]) & (a.placement[x] != 0) & (b.placement[y] != 0)
+    other_form[pair[(a.form[x] != b.form[y]) | replaced]] = True
     kept = ~other_form[pair]
     pair, x, y = pair[kept], x[kept], y[kept]
     views = (a.recording.results["kind"][x] == Kind.VIEW) | (b.recording.results["kind"][y] == Kind.VIEW)
@@ -210,7 +318,9 @@ def _results(
     return ResultPairs(pair, x, y, known, differs, remaining, lost), other_form
 
 
-def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: Flags) -> tuple[Numbers, Numbers]:
+def _judged_rows(
+    values: Values, calls: Numbers, only_first: Flags, elsewhere: Flags, undeclared: Flags
+) -> tuple[Numbers, Numbers]:
     """Results and written arguments of calls whose values mean something: leaves belong to the inputs.
 
     Args:
@@ -218,6 +328,7 @@ def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: F
         calls: Numbers of calls.
         only_first: Calls of which only the first result counts: those after it are each operator's own.
         elsewhere: Calls whose partner ran on another kind of device, which may save other values for its backward.
+        undeclared: Calls whose partner did not write to the same memory.
 
     Returns:
         Position in `calls` of each, and its row.
@@ -228,8 +339,9 @@ def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: F
     rows = np.arange(int(n.sum())) - np.repeat(np.cumsum(n) - n, n) + np.repeat(starts, n)
     results = recording.results[rows]
     kept = (results["kind"] != Kind.LEAF) & ~(only_first[position] & (results["position"] > 0))
+    kept &= ~(undeclared[position] & (results["kind"] == Kind.OVERWRITTEN))
     contexts = recording.calls["context"][calls[position]]
-    returned = results["kind"] != Kind.WRITTEN
+    returned = (results["kind"] != Kind.WRITTEN) & (results["kind"] != Kind.OVERWRITTEN)
     for context in range(len(recording.contexts)):
         row = facts(recording.contexts[context].op)
         if row.uninitialised:
@@ -266,6 +378,10 @@ def _precision(
             k = np.where(agree.any(axis=1), agree.argmax(axis=1), size)
             remaining[which[part]] = np.maximum(size - 1 - k, 0)
             lost[which[part]] = np.where(k < size, k, NONE)
+
+
+def _name(op: str) -> str:
+    return op.partition(".")[0]
 
 
 def _texts(recording: Recording, field: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.recording.model import NONE
+from shadowrun.recording.model import NONE, Kind
 from shadowrun.report.document import (
     Block,
     Column,
@@ -21,7 +21,7 @@ from shadowrun.report.document import (
     Span,
     Table,
 )
-from shadowrun.studies.diff.compare import ARISING, Outcome
+from shadowrun.studies.diff.compare import ARISING, Outcome, is_undeclared
 from shadowrun.studies.diff.rounding import Rounding
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _OUTCOME_TONES: Final = {
     Outcome.ARGUMENTS: "bad",
     Outcome.FORM: "bad",
     Outcome.UNKNOWN: "dim",
+    Outcome.OTHER_CALLS: "warn",
 }
 _MEANING: Final = {
     Outcome.EQUAL: "results are equal in all bits",
@@ -53,8 +54,9 @@ _MEANING: Final = {
     Outcome.KERNEL: "equal inputs, other results; another kernel, operator or device",
     Outcome.ALGORITHM: "equal inputs, other results, and no known difference of kernels",
     Outcome.ARGUMENTS: "equal inputs; arguments that are no tensors differ",
-    Outcome.FORM: "equal inputs; dtype, shape or strides of the result differ",
+    Outcome.FORM: "equal inputs; dtype, shape, strides or placement of the result differ",
     Outcome.UNKNOWN: "a result or an input has no digest",
+    Outcome.OTHER_CALLS: "inputs differ; calls that one recording lacks made them of equal inputs",
 }
 
 
@@ -85,6 +87,8 @@ class _Report:
         if found.flow.origins:
             blocks.append(Section("First divergence", tuple(self._first())))
             blocks.append(self._arising())
+        if counterparts := self._counterparts():
+            blocks.append(_counterpart_section(counterparts, self._limit))
         if found.n_missing:
             blocks.append(self._missing())
         blocks += map(self._rows, range(len(found.rows)))
@@ -101,6 +105,9 @@ class _Report:
         provenance = self._found.provenance
         if not provenance.is_same:
             yield f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
+        if provenance.versions:
+            listed = ", ".join(f"{v.name} {v.first} and {v.second}" for v in provenance.versions)
+            yield f"VERSIONS DIFFER: {listed}. No difference below is credited to the hardware."
         yield from self._found.warnings
 
     def _summary(self) -> str:
@@ -109,14 +116,16 @@ class _Report:
         missing = self._found.n_missing
         text += f"; {missing:,} in one recording only" if missing else ""
         if not self._found.flow.origins:
-            left = n - equal
-            return text + (f"; {left:,} differ by what they were given" if left else "")
+            given, unknown = (self._difference.count(o) for o in (Outcome.INPUT, Outcome.UNKNOWN))
+            text += f"; {given:,} differ by what they were given" if given else ""
+            return text + (f"; {unknown:,} could not be compared" if unknown else "")
         counts = ", ".join(f"{r} {self._found.count_rounding(r):,}" for r in Rounding if self._found.count_rounding(r))
-        return f"{text}; differences arise in {len(self._found.flow.origins):,} calls (rounding-sized: {counts})"
+        n = len(self._found.flow.origins)
+        return f"{text}; differences arise in {n:,} call{'s' if n > 1 else ''} (rounding-sized: {counts})"
 
     def _outcomes(self) -> Table:
         rows: list[tuple[Cell, ...]] = [
-            ((_outcome(outcome),), f"{self._difference.count(outcome):,}", _MEANING[outcome])
+            ((_outcome(outcome),), f"{self._difference.count(outcome):,}", self._meaning(outcome))
             for outcome in Outcome
             if self._difference.count(outcome)
         ]
@@ -125,6 +134,11 @@ class _Report:
             if len(calls):
                 rows.append(((Span(f"only in the {label}", "warn"),), f"{len(calls):,}", "no call of the other fits"))
         return Table((Column("outcome"), Column("calls", "number"), Column("meaning")), tuple(rows))
+
+    def _meaning(self, outcome: Outcome) -> str:
+        if outcome is Outcome.ALGORITHM and self._found.provenance.versions:
+            return "equal inputs, other results; versions differ, and no other kernel is known"
+        return _MEANING[outcome]
 
     def _first(self) -> Iterator[Block]:
         origin = self._found.flow.origins[0]
@@ -136,7 +150,7 @@ class _Report:
             Fact("operator", a.op if a.op == b.op else f"{a.op}; {b.op} in the second", "strong"),
             Fact("module", _two(a.module or "-", b.module or "-")),
             Fact("where", f"step {self._a.calls['step'][x]}, {a.phase}; {_two(a.site or '-', b.site or '-')}"),
-            Fact("outcome", f"{self._difference.outcome(pair)}: {_MEANING[self._difference.outcome(pair)]}"),
+            Fact("outcome", f"{self._difference.outcome(pair)}: {self._meaning(self._difference.outcome(pair))}"),
             Fact("device", _two(a.device, b.device)),
         ]
         kernels = [_kernel(r, c) for r, c in ((self._a, x), (self._b, y))]
@@ -144,6 +158,13 @@ class _Report:
             rows.append(Fact("kernel", _two(*(k or "not recorded" for k in kernels))))
         if self._difference.outcome(pair) is Outcome.ARGUMENTS:
             rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
+        placements = [", ".join(_placements(r, c)) for r, c in self._calls(pair)]
+        if placements[0] != placements[1]:
+            rows.append(Fact("placement", _two(*(p or "none" for p in placements))))
+        if self._difference.undeclared[pair]:
+            rows.append(
+                Fact("memory", _two(*(", ".join(_effects(r, c)) or "as declared" for r, c in self._calls(pair))))
+            )
         rows.append(Fact("distance", self._distance(pair)))
         if judged is not None:
             rows.append(Fact("rounding", f"{judged.rounding}: {judged.why}"))
@@ -159,6 +180,10 @@ class _Report:
         graph = self._graph(pair)
         if graph.rows:
             yield Section("What it reaches", (graph,), count=origin.n_reached)
+
+    def _calls(self, pair: int) -> tuple[tuple[Recording, int], tuple[Recording, int]]:
+        x, y = (int(c) for c in self._difference.alignment.pairs[pair])
+        return (self._a, x), (self._b, y)
 
     def _graph(self, origin: int) -> Table:
         """Calls that differ because the first divergence did, with the calls that their inputs come from."""
@@ -189,7 +214,7 @@ class _Report:
             *(Column("rounding"), Column("reaches", "number", 1)),
         )
         table = Table(columns, rows, len(origins) - len(rows), "calls", _LIMITS)
-        lead = "Inputs are equal, results are not. Each is a start of its own."
+        lead = "Inputs are equal, or made of equal inputs; results are not. Each is a start of its own."
         return Section("Where differences arise", (table,), lead, count=len(origins))
 
     def _arising_row(self, pair: int, n_reached: int) -> tuple[Cell, ...]:
@@ -208,6 +233,21 @@ class _Report:
             (Span(f"{rounding}{f': {judged.why}' if judged else ''}", _TONES[rounding]),),
             f"{n_reached:,}",
         )
+
+    def _counterparts(self) -> list[dict[str, Any]]:
+        """Calls that correspond under two names of operators: of each two names, how many, and how many are equal."""
+        pairs = self._difference.alignment.pairs
+        ops = [np.array([c.op for c in r.contexts], object) for r in (self._a, self._b)]
+        names = [of[r.calls["context"][pairs[:, side]]] if len(of) else of[:0]
+                 for side, (of, r) in enumerate(zip(ops, (self._a, self._b), strict=True))]  # fmt: skip
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for pair in np.flatnonzero(names[0] != names[1]).tolist():
+            first, second = (str(of[pair]) for of in names)
+            new = {"first": first, "second": second, "n_calls": 0, "n_equal": 0, "call": int(pairs[pair, 0])}
+            row = found.setdefault((first, second), new)
+            row["n_calls"] += 1
+            row["n_equal"] += self._difference.outcome(pair) is Outcome.EQUAL
+        return list(found.values())
 
     def _missing(self) -> Section:
         rows = tuple(
@@ -272,6 +312,7 @@ class _Report:
                 "only_first": list(found.provenance.only_first),
                 "only_second": list(found.provenance.only_second),
                 "facts": {f.name: [f.first, f.second] for f in found.provenance.facts},
+                "versions": {f.name: [f.first, f.second] for f in found.provenance.versions},
             },
             "n_matched": len(alignment.pairs),
             "matched_by": dict(alignment.by),
@@ -285,6 +326,7 @@ class _Report:
             "reached": [self._pair_data(p) for p in self._reached()],
             "only_first": [_call_data(self._a, c) for c in alignment.only_first[: self._limit].tolist()],
             "only_second": [_call_data(self._b, c) for c in alignment.only_second[: self._limit].tolist()],
+            "counterparts": self._counterparts()[: self._limit],
             "rows": [
                 {
                     "module": f.rule.module, "op": f.rule.op, "n_first": f.n_first, "n_second": f.n_second,
@@ -316,6 +358,7 @@ class _Report:
             "min_relative": _finite(judged.relative) if judged else None,
             "rounding": str(judged.rounding) if judged else None,
             "why": judged.why if judged else None,
+            "undeclared": [list(_effects(r, c)) for r, c in self._calls(pair)],
             "classes": {c: [m, n] for c, m, n in judged.classes} if judged else {},
             "parents": flow.parents_of(pair)[: self._limit],
             "origin": None if origin == NONE else int(self._difference.alignment.pairs[origin, 0]),
@@ -340,6 +383,21 @@ class _Report:
             place = (data[name] for name in ("step", "phase", "module", "op", "site"))
             rows.append((f"only {('first', 'second')[side]}", *numbers, *place, *[None] * 5))
         return Records(head, tuple(rows))
+
+
+def _counterpart_section(rows: list[dict[str, Any]], limit: int) -> Section:
+    columns = (
+        *(Column("in the first", "name"), Column("in the second", "name"), Column("calls", "number")),
+        *(Column("equal", "number"), Column("first call", "number")),
+    )
+    names = ("first", "second", "n_calls", "n_equal", "call")
+    cells: tuple[tuple[Cell, ...], ...] = tuple(
+        tuple(value if isinstance(value, str) else f"{value:,}" for value in (row[name] for name in names))
+        for row in rows[:limit]
+    )
+    table = Table(columns, cells, len(rows) - len(cells), "operators", _LIMITS)
+    lead = "Calls that correspond, though devices or versions of torch have different operators for them."
+    return Section("Counterparts", (table,), lead, count=len(rows))
 
 
 def _recording_data(label: str, recording: Recording) -> dict[str, Any]:
@@ -376,6 +434,23 @@ def _place(recording: Recording, call: int) -> tuple[str, str, str, str]:
 def _kernel(recording: Recording, call: int) -> str:
     number = int(recording.calls["kernel"][call])
     return recording.kernels[number] if number != NONE else ""
+
+
+def _placements(recording: Recording, call: int) -> Iterator[str]:
+    """Mesh and placements of what a call made."""
+    for row in recording.results_of(call):
+        if recording.results["kind"][row] != Kind.LEAF and (text := recording.form_of(row).placement):
+            yield text
+
+
+def _effects(recording: Recording, call: int) -> Iterator[str]:
+    """What a call does to memory and its schema does not declare."""
+    rows = recording.results_of(call)
+    for row in recording.results[rows.start : rows.stop][is_undeclared(recording.results[rows.start : rows.stop])]:
+        if row["kind"] == Kind.OVERWRITTEN:
+            yield f"undeclared write in tensor argument {row['position']}, or next to it"
+        else:
+            yield f"result {row['position']} lies in the memory of an earlier tensor, undeclared"
 
 
 def _two(first: str, second: str) -> str:

@@ -110,10 +110,16 @@ def judge_rounding(difference: Difference, limit: int) -> dict[int, Judgement]:
     found: dict[int, Judgement] = {}
     compared = np.zeros(len(difference.outcomes), bool)
     compared[difference.results.pair] = True
+    nan = float("nan")
     for pair in difference.where(Outcome.FORM)[:limit].tolist():
         if not compared[pair]:
-            nan = float("nan")
-            found[pair] = Judgement(Rounding.NO, "dtypes or shapes differ", nan, nan, nan)
+            found[pair] = Judgement(Rounding.NO, "dtypes, shapes or placements differ", nan, nan, nan)
+    for pair in pairs[difference.undeclared[pairs]].tolist():
+        found[pair] = Judgement(Rounding.NO, "memory that the schema does not declare", nan, nan, nan)
+    others = difference.where(Outcome.OTHER_CALLS)[:limit].tolist()
+    for pair in others:
+        found[pair] = Judgement(Rounding.UNKNOWN, "no bound for other calls", nan, nan, nan)
+    pairs = pairs[~np.isin(pairs, others)]
     results = difference.results
     which = np.flatnonzero(results.differs & np.isin(results.pair, pairs))
     order = list(Rounding)

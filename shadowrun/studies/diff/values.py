@@ -36,6 +36,7 @@ class Values:
             only be compared with that of another such view.
         form: dtype and shape, as a number. Strides differ between devices and are no difference of values.
         layout: The same with strides.
+        placement: Mesh and placements of the local part of a DTensor, as a number; 0 for others.
         arguments: By context: arguments that are not tensors, without names of devices.
     """
 
@@ -47,6 +48,7 @@ class Values:
         self.arguments = _without_devices(recording)
         self.form = _numbers([(f.dtype, f.shape) for f in forms])[results["form"]]
         self.layout = _numbers([(f.dtype, f.shape, _strides(f)) for f in forms])[results["form"]]
+        self.placement = _numbers([f.placement for f in forms])[results["form"]]
         is_view = (results["kind"] == Kind.VIEW) & (results["base"] != NONE)
         self.source = _ends(np.where(is_view, results["base"], rows))
         has = results["n_rungs"] > 0
@@ -57,7 +59,8 @@ class Values:
         code = self._view_codes(is_view)
         self.moved = _sums(is_view & (code != 0), np.where(is_view, results["base"], rows)) > 0
         # A tensor that was written to in part has the digest of that part, and the rest of its base.
-        continues = is_view | ((results["kind"] == Kind.WRITTEN) & (results["base"] != NONE))
+        in_part = (results["kind"] == Kind.WRITTEN) | (results["kind"] == Kind.OVERWRITTEN)
+        continues = is_view | (in_part & (results["base"] != NONE))
         parts = np.where(is_view, code, mix(own))
         self.identity: Hashes = _sums(parts, np.where(continues, results["base"], rows))
 
@@ -81,6 +84,20 @@ class Values:
             # The lowest bit is set, so that no code of a real view is 0, which stands for "the same elements".
             code[views] = np.where(keeps, np.uint64(0), mix(mix(taken) + form) | np.uint64(1))
         return code
+
+    def results_identity(self) -> Hashes:
+        """A number for the values of all that each call made, in their order; 0 if any has no digest: (n_calls,)."""
+        recording = self.recording
+        made = recording.results["kind"] != Kind.LEAF
+        first = recording.first_result[self.call]
+        # Leaves come first among the rows of a call: results count from the first that is none.
+        n_leaves = np.bincount(self.call[~made], minlength=len(recording.calls))[self.call]
+        place = (np.arange(len(made)) - first - n_leaves).astype(np.uint64)
+        found = np.zeros(len(recording.calls), np.uint64)
+        with np.errstate(over="ignore"):
+            np.add.at(found, self.call[made], mix(mix(place[made]) + self.identity[made]))
+        found[self.call[made & ~self.known]] = 0
+        return found
 
     def inputs_identity(self) -> Hashes:
         """A number for the values of all inputs of each call, in their order: (n_calls,)."""
