@@ -60,7 +60,7 @@ def replay_document(found: Replay, path: Path, limit: int, given: Sequence[str] 
         blocks.append(Section("Operators", (_operators(found, operators),), lead, count=len(operators)))
     flagged = found.flagged
     if flagged:
-        lead = "They differ from the recording, or from the reference here, by more than rounding."
+        lead = "More than rounding parts them from the recording, or they are faults by the reference here."
         blocks.append(Section("Calls to look at", (_calls(flagged, limit),), lead, count=len(flagged)))
         call = flagged[0].call
         again = shell_command("replay", path, "--call", str(call), *given)
@@ -92,7 +92,7 @@ def _summary(found: Replay) -> Iterator[str]:
         yield f"not replayed: {said}"
     flagged = {call.context.op for call in found.flagged}
     if flagged:
-        yield f"more than rounding: {', '.join(sorted(flagged))}"
+        yield f"to look at: {', '.join(sorted(flagged))}"
 
 
 def _operators(found: Replay, operators: Sequence[OfOperator]) -> Table:
@@ -135,22 +135,14 @@ def _verdicts(row: OfOperator) -> Cell:
 
 def _calls(calls: Sequence[ReplayedCall], limit: int) -> Table:
     columns = (
-        *(Column("call", "number"), Column("operator", "name"), Column("module", detail=1), Column("line", detail=2)),
-        *(Column("isolated"), Column("why"), Column("bits left", "number"), Column("ULP", "number", 1)),
-        *(Column("by the reference"), Column("off")),
+        *(Column("call", "number"), Column("operator", "name"), Column("module", detail=1), Column("isolated")),
+        *(Column("bits left", "number"), Column("by the reference"), Column("off"), Column("why")),
+        Column("line", detail=2),
     )
     rows = tuple(
         (
-            str(c.call),
-            c.context.op,
-            c.context.module,
-            c.context.site,
-            (Span(c.outcome.value, _TONES[c.outcome]),),
-            clip(c.why, _MAX_WHY),
-            _bits(c.remaining),
-            "" if c.judgement is None else _ulps(c.judgement.min_ulp, c.judgement.max_ulp),
-            _verdict(c),
-            c.arbitration,
+            *(str(c.call), c.context.op, c.context.module, (Span(c.outcome.value, _TONES[c.outcome]),)),
+            *(_bits(c.remaining), _verdict(c), c.arbitration, clip(c.why, _MAX_WHY), c.context.site),
         )
         for c in calls[:limit]
     )
