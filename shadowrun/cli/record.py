@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
+from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from shadowrun.comparison.record import RecordRun
@@ -140,7 +140,7 @@ def _run_grid(args: argparse.Namespace) -> int:
     folder = Path(args.out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {args.out!r} is no folder.", slug="bad-grid")
-    with _progress() as progress:
+    with progress_bar("recording platforms") as progress:
         cells = record_grid(platforms, _forwarded(args), folder, jobs=args.jobs, progress=progress)
     report.show(render(grid_document(cells, str(folder)), "terminal"))
     return int(any(cell.outcome != RECORDED for cell in cells))
@@ -154,21 +154,6 @@ def _forwarded(args: argparse.Namespace) -> list[str]:
     found += [f"--preset={args.preset}"] if args.preset else []
     found += [f"--rows={args.rows}"] if args.rows else []
     return [*found, "-m", *args.module] if args.module else [*found, *args.script]
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error with the time left, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("platforms"), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("recording", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _closing_line(recording: RecordRun) -> str:
