@@ -19,7 +19,7 @@ import numpy as np
 
 from shadowrun.errors import DataFileError
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, Recording, n_rungs
-from shadowrun.store import validation
+from shadowrun.store import connect, validation
 from shadowrun.store.codec import decode_facts, jsonable
 from shadowrun.store.validation import COUNT, SHAPE, TEXT, one_of
 from shadowrun.types import Phase
@@ -83,6 +83,7 @@ _MAX_UNPACKED_RATIO: Final = 64
 _N_PACKED: Final = " + ".join(f"length({column})" for column in _BLOBS)
 _MAX_NAMED: Final = 8
 _TIMEOUT_S: Final = 5.0
+_WHAT: Final = "recording"
 _COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
 
 
@@ -126,7 +127,7 @@ class Writer:
             self._connection.executescript("begin;" + numbers + SCHEMA + "commit;")
             self._write(("insert into process values (0, ?)", (_encode(process),)))
         except sqlite3.Error as error:
-            raise _unwritable(path, str(error)) from error
+            raise connect.unwritable(path, error, _WHAT) from error
 
     def _connect(self, mode: str) -> None:
         address = f"{self.path.absolute().as_uri()}?mode={mode}"
@@ -136,7 +137,7 @@ class Writer:
             self._connection.execute("pragma journal_mode = delete")
             self._connection.execute("pragma synchronous = off")
         except sqlite3.Error as error:
-            raise _unwritable(self.path, str(error)) from error
+            raise connect.unwritable(self.path, error, _WHAT) from error
 
     def context(self, number: int, context: Context) -> None:
         """Add a context; it is written in one transaction with the next block."""
@@ -563,13 +564,21 @@ def _placed(process: Process, first_call: int, n_calls: int) -> Process:
 
 def _clear(path: Path) -> None:
     """Remove a former recording; refuse to replace anything else."""
-    if not path.parent.is_dir():
-        raise _unwritable(path, f"there is no folder {str(path.parent)!r}. Create it first")
-    if path.exists() or path.is_symlink():
-        if path.is_symlink() or not path.is_file() or (path.stat().st_size and not is_recording(path)):
-            raise _unwritable(path, "it exists and is no recording. Choose another name")
-        path.unlink()
-    path.with_name(path.name + "-journal").unlink(missing_ok=True)
+    connect.check_folder(path, _WHAT)
+    if path.is_symlink() or (path.exists() and not path.is_file()) or not _is_ours(path):
+        raise DataFileError(
+            f"Cannot write the recording {str(path)!r}: it exists and is no recording. Choose another name.",
+            slug="data-file-unwritable",
+        )
+    try:
+        connect.remove(path)
+    except OSError as error:
+        raise connect.unwritable(path, error, _WHAT) from error
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nothing can be lost with a file: it is a recording, empty, or not there."""
+    return not path.exists() or not path.stat().st_size or is_recording(path)
 
 
 def _damaged(path: Path, error: Exception) -> DataFileError:
@@ -577,7 +586,3 @@ def _damaged(path: Path, error: Exception) -> DataFileError:
         f"The recording {str(path)!r} is damaged, or was not written by shadowrun ({error}). Record it again.",
         slug="data-file-corrupt",
     )
-
-
-def _unwritable(path: Path, why: str) -> DataFileError:
-    return DataFileError(f"Cannot write the recording {str(path)!r}: {why}.", slug="data-file-unwritable")
