@@ -69,7 +69,7 @@ class Program:
         self.argv = [self._file if is_module else name, *arguments]
 
     def environment(self) -> AbstractContextManager[None]:
-        """`sys.argv`, ``sys.path[0]`` and ``__main__`` as the program has them, for a ``with`` block."""
+        """`sys.argv` and ``sys.path[0]`` as the program has them, for a ``with`` block."""
         return _Environment(self.argv, self._folder)
 
     def names(self, device: str) -> bool:
@@ -100,12 +100,16 @@ class Program:
             ShadowrunError: The block cannot be entered, for example because the data file cannot be written.
         """
         with self.environment():
+            # Before the block: a recording has the digest of the file of `__main__`.
+            sys.modules["__main__"] = main = self._new_main()
             running = contextlib.ExitStack()
             running.enter_context(block)  # an error here is not the program's
             # The block must see the exception before it becomes an exit status: the data file records it.
             try:
                 with running:
-                    self._execute()
+                    # `dont_inherit`: the __future__ imports of this file must not apply to the program.
+                    code = compile(Path(self._file).read_bytes(), self._file, "exec", dont_inherit=True)
+                    exec(code, main.__dict__)  # noqa: S102 - this runs the program
             except SystemExit as end:
                 return ProgramExit(_exit_status(end))
             except KeyboardInterrupt as interrupt:
@@ -116,7 +120,8 @@ class Program:
                 return ProgramExit(1)
         return ProgramExit(0)
 
-    def _execute(self) -> None:
+    def _new_main(self) -> types.ModuleType:
+        """The program as a module that has not run; pickle and multiprocessing look up its classes in `__main__`."""
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=self._file, __builtins__=builtins, __spec__=self._spec, __cached__=None)
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", self._file)
@@ -125,11 +130,7 @@ class Program:
         if self._spec is not None:
             main.__package__, main.__loader__ = self._spec.parent, self._spec.loader
             main.__dict__["__cached__"] = self._spec.cached
-        # Pickle and multiprocessing look up classes of the program there.
-        sys.modules["__main__"] = main
-        # `dont_inherit`: the __future__ imports of this file must not apply to the program.
-        code = compile(Path(self._file).read_bytes(), self._file, "exec", dont_inherit=True)
-        exec(code, main.__dict__)  # noqa: S102 - this runs the program
+        return main
 
     def _find_module(self, name: str) -> ModuleSpec:
         # As `python -m`: a module of the working directory is found first.
@@ -166,7 +167,7 @@ def _imported(tree: ast.AST, folder: Path, package: str) -> Iterator[tuple[Path,
 
 
 class _Environment:
-    """Sets `sys.argv`, ``sys.path[0]`` and ``__main__`` of the program, and restores them."""
+    """Sets `sys.argv` and ``sys.path[0]`` of the program, and restores them and ``__main__``."""
 
     def __init__(self, argv: list[str], folder: str) -> None:
         self._argv, self._folder = argv, folder

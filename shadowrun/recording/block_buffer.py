@@ -71,6 +71,7 @@ class BlockBuffer:
         self.n_holding = 0
         self._n_contexts = 0
         self._forms: dict[tuple[Any, ...], int] = {}
+        self._kernels: dict[str, int] = {}
         self._n_forms = 0
         self._flushed_at = time.monotonic()
         self.calls, self.inputs, self.results = bytearray(), bytearray(), bytearray()
@@ -147,6 +148,16 @@ class BlockBuffer:
         _FORM_AND_KIND.pack_into(self.results, at, placed, kind)
         return kind
 
+    def kernel(self, name: str) -> int:
+        """Number of a kernel's name; NONE for an empty one."""
+        if not name:
+            return NONE
+        number = self._kernels.get(name)
+        if number is None:
+            number = self._kernels[name] = len(self._kernels)
+            self.writer.kernel(number, name)
+        return number
+
     def add_result(self, kind: Kind, position: int, form: int, digest: Packed | None, base: int = NONE) -> int:
         """Add a tensor of the next call.
 
@@ -167,10 +178,12 @@ class BlockBuffer:
             self.row_rungs += row_rungs
         return row_number
 
-    def add_call(self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int]) -> None:
+    def add_call(
+        self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int], kernel: int = NONE
+    ) -> None:
         """Add a call, after its results."""
         inputs = inputs[:_MAX_INPUTS]
-        self.calls += _CALL.pack(step, context, occurrence, NONE, n_results, len(inputs))
+        self.calls += _CALL.pack(step, context, occurrence, kernel, n_results, len(inputs))
         self.inputs += struct.pack(f"<{len(inputs)}q", *inputs)
 
     @property

@@ -29,7 +29,7 @@ from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests import pack
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
-from shadowrun.replay.call import argument
+from shadowrun.replay.call import argument, draws_random
 from shadowrun.torch_private import is_distributed, is_zero_tensor, local_part, schema_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Attribution, Origin
     from shadowrun.recording.block_buffer import BlockBuffer
+    from shadowrun.recording.captured_inputs import CapturedInputs, Taken
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.kernels import KernelTracer
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.undeclared_writes import Watched
     from shadowrun.schedule.selection import Selection
@@ -81,7 +83,7 @@ class _NewLeaf(NamedTuple):
 class _Noted:
     """A call that runs."""
 
-    __slots__ = ("device", "first", "inputs", "leaves", "origin", "watched")
+    __slots__ = ("device", "first", "inputs", "leaves", "origin", "taken", "watched")
 
     def __init__(self, origin: Origin, inputs: list[int | Leaf]) -> None:
         self.origin = origin
@@ -89,6 +91,7 @@ class _Noted:
         self.leaves: list[_NewLeaf] = []
         self.first: torch.Tensor | None = None
         self.device = "cpu"
+        self.taken: Taken | None = None
         self.watched: tuple[int, list[Watched]] = 0, []
 
 
@@ -120,6 +123,8 @@ class CallRecorder:
         provenance: Gets the leaves.
         n_rows: See `rows=` of `shadowrun.record`.
         first_call_on: Called before the first call on each device, with its name.
+        captured: Keeps inputs of calls, where that is wanted.
+        kernels: See `kernels=` of `shadowrun.record`.
 
     Attributes:
         plans: Plans by the id of their operator.
@@ -135,12 +140,16 @@ class CallRecorder:
         provenance: Provenance,
         n_rows: int,
         first_call_on: Callable[[torch.device], None],
+        captured: CapturedInputs,
+        kernels: KernelTracer | None = None,
     ) -> None:
         self.attribution = attribution
+        self._kernels = kernels
         self._selection = selection
         self._provenance = provenance
         self._n_rows = n_rows
         self._first_call_on = first_call_on
+        self._captured = captured
         self.plans: dict[int, OpPlan] = {}
         self.native_handler: Any = None
         self._state = _State()
@@ -160,17 +169,23 @@ class CallRecorder:
     def start(self, buffer: BlockBuffer) -> None:
         """Record into a buffer from here on."""
         self._buffer = buffer
+        self._captured.writer = buffer.writer
         # What the program did between two blocks was not observed.
         self._flow.clear()
         self._n_generated, self._state.unseen = 0, False
         self._generated.start()
+        if self._kernels is not None:
+            self._kernels.start()
         self.native_handler = self._make_native_handler(buffer)
         self._undeclared.samples = self.native_handler is None
         self._state.running = True
 
     def _make_native_handler(self, buffer: BlockBuffer) -> Any:
         """What records plain calls on the CPU in C; None without the C extension."""
-        if core is None or not reads_places or self.attribution.native_origins is None:
+        # Kernels are found out by Python.
+        if self._kernels is not None or core is None or not reads_places or self.attribution.native_origins is None:
+            return None
+        if self._captured.takes_inputs:  # each call is looked at by Python before it runs
             return None
         columns = ("results", "rungs", "samples", "row_rungs")
         columns_of_results = {name: getattr(buffer, name) for name in columns}
@@ -217,6 +232,8 @@ class CallRecorder:
         # Python splits composite operators under inference mode.
         if plan.kind is OpKind.PASS or plan.composite or plan.custom or returns.outs:
             return
+        if plan.action is Action.RANDOM:  # the state of its generator is noted before the first draw
+            return
         if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
             return
         rows.learn(
@@ -244,6 +261,8 @@ class CallRecorder:
         if self._buffer is not None:
             self._buffer.native_rows = None
         self._flow.clear()
+        if self._kernels is not None:
+            self._kernels.stop()
 
     def forked(self) -> None:
         """In a forked child: the thread that held the lock may not exist."""
@@ -251,6 +270,8 @@ class CallRecorder:
         if self.native_handler is not None:
             self.native_handler.guard(self.lock.acquire, self.lock.release)
         self._state.running = False
+        if self._kernels is not None:
+            self._kernels.forked()
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -319,9 +340,12 @@ class CallRecorder:
         noted = self._before(plan, args, kwargs) if self.running else None
         if noted is None:
             return own_call(plan.run, args, kwargs)
-        done = False
+        done, kernels = False, self._kernels
         try:
-            out = own_call(plan.run, args, kwargs)
+            if kernels is None:
+                out = own_call(plan.run, args, kwargs)
+            else:
+                out = kernels.run(noted.device, plan.run, args, kwargs)
             done = True
         finally:
             with self.lock:
@@ -390,6 +414,8 @@ class CallRecorder:
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
         noted = _Noted(origin, [])
+        if plan.action is Action.RANDOM:
+            self._note_draw(plan, args, kwargs)
         outs = self._returns[plan.index].outs
         for a in args:
             self._note_inputs(noted, a)
@@ -401,7 +427,16 @@ class CallRecorder:
         noted.watched = self._undeclared.before(plan, args, kwargs, alone=alone)
         if noted.watched[1]:
             self._state.watching = True
+        if self._captured.takes_inputs:
+            noted.taken = self._captured.before(plan, origin, args, kwargs)
         return noted
+
+    def _note_draw(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the state of the default generator that a call draws from."""
+        if kwargs.get("generator") is None and draws_random(plan, args, kwargs):
+            wanted = kwargs.get("device")
+            first = next((t.device for t in _flat(args) if isinstance(t, torch.Tensor)), _CPU)
+            self._provenance.add_draw(wanted if isinstance(wanted, torch.device) else first)
 
     def _note_inputs(self, noted: _Noted, a: Any) -> None:
         kind = type(a)
@@ -487,7 +522,10 @@ class CallRecorder:
         self._occurrences[key] = occurrence + 1
         context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
         self._state.has_recorded = True
-        buffer.add_call(self._state.step, context, occurrence, n_results, inputs)
+        kernel = NONE if self._kernels is None else buffer.kernel(self._kernels.name)
+        buffer.add_call(self._state.step, context, occurrence, n_results, inputs, kernel)
+        if noted.taken is not None:
+            self._captured.after(buffer.n_calls - 1, noted.taken)
         if buffer.is_to_be_looked_at:
             self._look()
 

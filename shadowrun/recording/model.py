@@ -291,7 +291,9 @@ def sample_positions(n_elements: int) -> npt.NDArray[np.int64]:
     """
     if n_elements <= N_SAMPLES:
         return np.arange(n_elements, dtype=np.int64)
-    edges = np.arange(N_SAMPLES + 1, dtype=np.int64) * n_elements // N_SAMPLES
+    parts = np.arange(N_SAMPLES + 1, dtype=np.int64)
+    # parts * n_elements // N_SAMPLES, of which the product may have more than 63 bits.
+    edges = parts * (n_elements // N_SAMPLES) + parts * (n_elements % N_SAMPLES) // N_SAMPLES
     draws = mix(np.arange(N_SAMPLES, dtype=np.uint64) + np.uint64(n_elements))
     widths = (edges[1:] - edges[:-1]).astype(np.uint64)
     return edges[:-1] + (draws % widths).astype(np.int64)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import versions
 
 if TYPE_CHECKING:
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shadowrun.platforms.device import Platform
     from shadowrun.recording.digests import Packed
 
-__all__ = ["Provenance", "at_start", "generator_state"]
+__all__ = ["Provenance", "at_start"]
 
 _MAX_INPUTS: Final = 256
 _MAX_TEXT: Final = 500
@@ -31,7 +31,7 @@ _SHOWN: Final = 16  # digits of a digest
 
 
 def at_start() -> dict[str, str]:
-    """What is known before the program's first call: script, arguments, versions, generators."""
+    """What is known before the program's first call: script, arguments, versions."""
     found = {"argv": _text("\0".join(sys.argv[1:]))}
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is not None and Path(script).is_file():
@@ -41,19 +41,11 @@ def at_start() -> dict[str, str]:
     return found
 
 
-def generator_state(platform: Platform) -> dict[str, str]:
-    """Digest of the state of a device's default generator; empty where it cannot be read."""
-    state = platform.rng_state()
-    if state is None:
-        return {}
-    return {f"generator:{platform.device}": hashlib.sha256(state.numpy().tobytes()).hexdigest()[:_SHOWN]}
-
-
 class Provenance:
-    """Names and digests of the tensors that the program brought.
+    """Names and digests of the tensors that the program brought, and of the states of generators.
 
     Attributes:
-        digests: Of all leaves so far, by name.
+        digests: By name.
         changed: Whether there are new ones since this was last set to False.
     """
 
@@ -62,6 +54,7 @@ class Provenance:
         self.changed = False
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._seen: set[int] = set()
+        self._drawn_from: set[torch.device] = set()
         self._n_inputs = 0
         self._more = hashlib.sha256()
 
@@ -94,6 +87,21 @@ class Provenance:
             self._more.update(value.encode())
             self.digests["input:more"] = self._more.hexdigest()[:_SHOWN]
         self.changed = True
+
+    def add_draw(self, device: torch.device) -> None:
+        """Note the state of a device's default generator before the first draw from it.
+
+        Not at the start: a program seeds its generators itself, and one that draws nothing depends on no state.
+        """
+        if device in self._drawn_from:
+            return
+        self._drawn_from.add(device)
+        platform = resolve(str(device))
+        name, state = f"generator:{platform.device}", platform.rng_state()
+        # `cuda` and `cuda:0` are one device.
+        if state is not None and name not in self.digests:
+            self.digests[name] = hashlib.sha256(state.numpy().tobytes()).hexdigest()[:_SHOWN]
+            self.changed = True
 
     def add_placement(self, t: torch.Tensor, text: str, modules: Iterable[tuple[str, nn.Module]]) -> None:
         """Note mesh and placements of a DTensor: by name of parameters, and those that there are of all others."""

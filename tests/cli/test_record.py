@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -42,6 +43,19 @@ def test_the_program_runs_unchanged_and_one_line_says_what_next(script, tmp_path
 def test_a_module(script, tmp_path):
     assert main(["record", "-o", "a.shadowrec", "--ops", "aten::mm", "-m", "program"]) == 0
     assert [key.op for key in read(tmp_path / "a.shadowrec").call_keys()] == ["aten::mm"]
+
+
+def test_the_script_of_the_provenance_is_the_program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for text in ("import torch\ntorch.ones(2)\n", "import torch\ntorch.ones(2) \n"):
+        (tmp_path / "program.py").write_text(text)
+        for command in (["program.py"], ["-m", "program"]):
+            assert main(["record", "-o", "a.shadowrec", *command]) == 0
+            found.append(read(tmp_path / "a.shadowrec").processes[0].provenance["script"])
+            (tmp_path / "a.shadowrec").unlink()
+    assert found[0] == found[1] != found[2] == found[3]
+    assert found[0] == hashlib.sha256(b"import torch\ntorch.ones(2)\n").hexdigest()[:16]
 
 
 def test_an_exception_of_the_program(tmp_path, monkeypatch, capsys):

@@ -307,7 +307,7 @@ def test_the_program_does_not_notice(where, clean_sim, monkeypatch):
 
 
 def profiled(between) -> list[str]:
-    with torch.profiler.profile() as profiler:
+    with torch.profiler.profile(acc_events=True) as profiler:
         torch.ones(3) + 1
         between()
         torch.ones(3) * 2

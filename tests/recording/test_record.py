@@ -280,6 +280,7 @@ def provenance_of(path, seed=0, change=None, scale=1.0):
     x = torch.linspace(0, scale, 15).reshape(5, 3)
     with shadowrun.record(path):
         model(x)
+        torch.rand(2)
     return read(path).processes[0].provenance
 
 
@@ -323,8 +324,44 @@ def test_the_fingerprint_is_that_of_the_device_where_the_tensors_live(path, clea
         torch.ones(3, device="sim") + torch.ones(3, device="sim")
     process = read(path).processes[0]
     assert process.fingerprint["device"] == "sim"
-    assert "generator:cpu" in process.provenance
     assert read(path).contexts[-1].device == "sim"
+
+
+def draw(kind):
+    """Draws of a program that seeds its generator itself, after the recording began."""
+    if kind == "seeded":
+        torch.manual_seed(7)
+        return torch.randn(3)
+    if kind == "own generator":
+        return torch.randn(3, generator=torch.Generator().manual_seed(7))
+    if kind == "attention":
+        return torch.nn.functional.scaled_dot_product_attention(*[torch.ones(1, 1, 4, 4)] * 3)
+    return torch.nn.functional.dropout(torch.ones(99), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_state", "is_same"),
+    [("seeded", True, True), ("own generator", False, True), ("attention", False, True), ("unseeded", True, False)],
+)
+def test_the_state_of_a_generator_is_that_before_the_first_draw(path, kind, has_state, is_same):
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with shadowrun.record(path):
+            draw(kind)
+            torch.manual_seed(seed)
+            if has_state:
+                torch.rand(3)  # not the first one
+        states.append({n: d for n, d in read(path).processes[0].provenance.items() if n.startswith("generator")})
+    assert list(states[0]) == (["generator:cpu"] if has_state else [])
+    assert (states[0] == states[1]) is is_same
+
+
+def test_each_device_has_the_state_of_its_generator(path, clean_sim):
+    with shadowrun.record(path):
+        torch.rand(3)
+        torch.rand(3, device="sim")
+    assert {"generator:cpu", "generator:sim:0"} <= read(path).processes[0].provenance.keys()
 
 
 # -- the program is left alone ---------------------------------------------------------------------

@@ -102,7 +102,7 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
     results = np.array([t.results[c] for t, c in zip(traces, calls, strict=True)])
     inputs = np.array([t.inputs[c] for t, c in zip(traces, calls, strict=True)])
     made = results.any(axis=0)
-    first, all_keys = traces[0], tuple(platforms[0].calls[0])
+    first, all_keys = traces[0], tuple(traces[0].recording.call_keys())
     with np.errstate(over="ignore"):
         # `mix` of one side only: inputs and results are no longer interchangeable in the sum.
         both = mix(mix(inputs) + results)

@@ -68,7 +68,9 @@ def difference(a: Value, b: Value) -> float:
     if unequal.any():
         return math.inf
     x, y = x[finite], y[finite]
-    if not x.size or not (distance := float(np.abs(x - y).max())):
+    with np.errstate(over="ignore"):
+        distance = float(np.abs(x - y).max(initial=0.0))
+    if not distance:
         return 0.0
     # Of the whole results, where that is known: samples may miss the greatest element.
     ranges = [abs(float(v.row[name])) for v in (a, b) for name in ("min", "max")]

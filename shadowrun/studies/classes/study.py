@@ -10,6 +10,7 @@ from shadowrun.errors import UsageError
 from shadowrun.studies.classes import explain
 from shadowrun.studies.classes.equivalence import MODE_WARNING, classes_of, common_keys, outputs_of
 from shadowrun.studies.classes.graph import along_graph
+from shadowrun.studies.classes.layer_kernels import layer_kernels
 from shadowrun.studies.classes.samples import are_complete, difference, ulp_difference
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.equivalence import Classes, Member
     from shadowrun.studies.classes.explain import Apart, Claim, Fact, FlagClusters, Point
     from shadowrun.studies.classes.graph import Change
+    from shadowrun.studies.classes.layer_kernels import LayerKernels
     from shadowrun.studies.classes.platforms import Platform
 
 __all__ = ["FEW_COMMON", "OfOutput", "Study"]
@@ -25,8 +27,12 @@ __all__ = ["FEW_COMMON", "OfOutput", "Study"]
 FEW_COMMON: Final = 0.5
 """Share of common calls below which recordings are of different programs."""
 
-_OF_THE_MACHINE: Final = ("versions",)
-"""Parts of the provenance that machines may differ in though the program is one."""
+_VERSION: Final = "version"
+_GENERATOR: Final = "generator"
+"""Kinds of names in the provenance: what stands before the colon."""
+
+
+_Explained = tuple["tuple[Fact, ...]", "FlagClusters | None", "tuple[Point, ...]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Study:
         n_any: Calls that any has.
         provenance: For each digest that platforms disagree about: platforms by digest; an empty digest for none.
         by_value: Whether classes are by value.
+        layers: Kernels of the calls that multiply; empty where none were recorded.
     """
 
     platforms: tuple[Platform, ...]
@@ -77,6 +84,7 @@ class Study:
     n_any: int
     provenance: Mapping[str, Mapping[str, tuple[str, ...]]]
     by_value: bool = False
+    layers: tuple[LayerKernels, ...] = ()
 
     @classmethod
     def of(cls, platforms: Sequence[Platform], wanted: Sequence[str] = (), *, by_value: bool = False) -> Study:
@@ -106,15 +114,17 @@ class Study:
             )
         n_common, n_any = common_keys(platforms)[0], common_keys(platforms)[1]
         changes = along_graph(platforms)
+        explained: dict[object, _Explained] = {}
         return cls(
             tuple(platforms),
-            tuple(_of_output(classes, platforms) for classes in every),
+            tuple(_of_output(classes, platforms, explained) for classes in every),
             tuple(changes),
             tuple(explain.claims(every, platforms, changes)),
             len(n_common),
             n_any,
             _disagreements(platforms),
             by_value,
+            tuple(layer_kernels(platforms)),
         )
 
     @property
@@ -125,9 +135,12 @@ class Study:
     @property
     def foreign(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
         """Disagreements about what went in: where there are any, hardware is credited with nothing."""
-        return {
-            name: found for name, found in self.provenance.items() if name.rpartition(" ")[2] not in _OF_THE_MACHINE
-        }
+        return {name: found for name, found in self.provenance.items() if _kind(name) != _VERSION}
+
+    @property
+    def versions(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
+        """Software of which platforms have different versions, by its name: platforms by version."""
+        return {name.partition(":")[2]: found for name, found in self.provenance.items() if _kind(name) == _VERSION}
 
     @property
     def incomplete(self) -> list[str]:
@@ -150,7 +163,12 @@ class Study:
         return max(self.outputs, key=lambda o: o.classes.n_classes)
 
 
-def _of_output(classes: Classes, platforms: Sequence[Platform]) -> OfOutput:
+def _of_output(classes: Classes, platforms: Sequence[Platform], explained: dict[object, _Explained]) -> OfOutput:
+    # Facts and flags depend on nothing but who is in which class, and that is the same for most outputs.
+    key = tuple((m.platform, m.label) for m in classes.members)
+    if key not in explained:
+        facts = tuple(explain.deciding_facts(classes, platforms))
+        explained[key] = facts, explain.flag_clusters(classes, platforms), tuple(explain.curve(classes, platforms))
     pairs = [(a, b) for i, a in enumerate(classes.values) for b in classes.values[:i]]
     ulps = [u for u in (ulp_difference(a, b) for a, b in pairs) if u is not None]
     return OfOutput(
@@ -159,9 +177,7 @@ def _of_output(classes: Classes, platforms: Sequence[Platform]) -> OfOutput:
         max((difference(a, b) for a, b in pairs), default=0.0),
         max(ulps, default=0 if not pairs else None),
         all(are_complete(value) for value in classes.values),
-        tuple(explain.deciding_facts(classes, platforms)),
-        explain.flag_clusters(classes, platforms),
-        tuple(explain.curve(classes, platforms)),
+        *explained[key],
     )
 
 
@@ -174,9 +190,16 @@ def _disagreements(platforms: Sequence[Platform]) -> dict[str, dict[str, tuple[s
         groups: dict[str, list[str]] = defaultdict(list)
         for platform in having:
             groups[platform.provenance.get(name, "")].append(platform.name)
+        if _kind(name) == _GENERATOR:
+            groups.pop("", None)  # a generator that a platform lacks belongs to the device of another
         if len(groups) > 1:
             found[name] = {digest: tuple(names) for digest, names in groups.items()}
     return found
+
+
+def _kind(name: str) -> str:
+    """``version`` of ``version:torch`` and of ``rank 1 version:torch``."""
+    return name.rpartition(" ")[2].partition(":")[0]
 
 
 def _are(n: int) -> str:

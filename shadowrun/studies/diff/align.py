@@ -2,14 +2,12 @@
 
 Calls are matched by key (rank, step, phase, module, operator, and the order among these) where both recordings have as
 many of them. Of the others, those between the same matched calls are compared: by the digests of their inputs, then by
-operator and form in their order, and last with counterparts, which are operators of different devices for the same
-computation, such as the kernels of attention.
+operator and form in their order, and last with counterparts, which are operators of different devices, or of different
+versions of torch, for the same computation, such as the kernels of attention.
 """
 
 from __future__ import annotations
 
-import functools
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,8 +39,13 @@ FAMILIES: Final = {
     "product": ("addmm", "linear", "baddbmm", "bmm", "mm", "mv", "matmul", "dot"),
     "dropout": ("dropout",),
     "copy": ("_to_copy", "clone", "contiguous", "copy_"),
+    "log_softmax": ("log_softmax",),
+    "softmax": ("softmax",),
 }
 """Operators that devices use for the same computation, by parts of their names; a backward is never a forward."""
+
+_RESHAPES: Final = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy", "view_copy"})
+"""Operators of which versions of torch use now one, now the other: `linear` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +79,8 @@ def align(first: Values, second: Values, modules: Mapping[str, str] | None = Non
 def family(op: str) -> str:
     """Family of an operator with counterparts on other devices, or its own name without the overload."""
     name = op.rpartition("::")[2].partition(".")[0]
+    if name in _RESHAPES:
+        return "reshape"
     backward = "backward" in name
     # In this order: `_scaled_dot_product_attention_math` has the "dot" of products in its name too.
     for title, parts in FAMILIES.items():
@@ -91,13 +96,38 @@ def renamed(module: str, modules: Mapping[str, str]) -> str:
     module is renamed with it.
     """
     for pattern, name in modules.items():
-        # Non-greedy, and DOTALL: a module may have any name, also one with a line break.
-        stars = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))) + r"(\..*)?", module, re.DOTALL)
-        if stars is not None:
-            *parts, below = stars.groups()
-            filled = functools.reduce(lambda text, part: text.replace("*", part, 1), parts, name)
-            return filled + (below or "")
+        if (found := _stars(pattern, module)) is not None:
+            parts, below = found
+            # A name may have fewer stars than its pattern.
+            first, *pieces = name.split("*")
+            return first + "".join(part + piece for part, piece in zip(parts, pieces, strict=False)) + below
     return module
+
+
+def _stars(pattern: str, module: str) -> tuple[list[str], str] | None:
+    """What the stars of a pattern stand for, each for as little as it can, and what lies below; None if it differs.
+
+    No regular expression: with twenty stars, that of a path that nearly fits would take hours.
+    """
+    first, *pieces = pattern.split("*")
+    if not module.startswith(first):
+        return None
+    at, parts = len(first), []
+    for number, piece in enumerate(pieces, 1):
+        found = module.find(piece, at)
+        # The last piece ends the path, or the name of a module in it.
+        while number == len(pieces) and found >= 0 and not _is_end(module, found + len(piece)):
+            found = module.find(piece, found + 1)
+        if found < 0:
+            return None
+        parts.append(module[at:found])
+        at = found + len(piece)
+    return (parts, module[at:]) if _is_end(module, at) else None
+
+
+def _is_end(module: str, at: int) -> bool:
+    """Whether the path, or the name of one of its modules, ends there."""
+    return module[at : at + 1] in ("", ".")
 
 
 class _Labels:
@@ -136,6 +166,15 @@ class _Labels:
     def inputs(self) -> list[Calls]:
         """The values of the inputs."""
         return [v.inputs_identity().view(np.int64) for v in self.sides]
+
+    def results(self) -> list[Calls]:
+        """The values of the results and written arguments; of a call without digests, a number of its own."""
+        found = []
+        for side, values in enumerate(self.sides):
+            made = values.results_identity()
+            alone = mix(2 * np.arange(len(made), dtype=np.uint64) + np.uint64(side))
+            found.append(np.where(made == 0, alone, made).view(np.int64))
+        return found
 
     def forms(self) -> list[Calls]:
         """The form of the last result or written argument."""
@@ -182,6 +221,7 @@ class _Matching:
         labels = self._labels
         inputs, forms = labels.inputs(), labels.forms()
         in_any_module = _joined(labels.segment, labels.op)
+        in_module = _joined(labels.segment, labels.module)
         families = _joined(labels.segment, labels.of_context(lambda _, c: family(c.op)))
         for by, label in (
             ("inputs", _joined(keys, inputs)),
@@ -190,6 +230,8 @@ class _Matching:
             # Modules may have other names, and operators other ones on this device.
             ("inputs", _joined(in_any_module, inputs)),
             ("order", _joined(in_any_module, forms)),
+            # An operator that has another name in another version of torch.
+            ("counterpart", _joined(_joined(in_module, inputs), labels.results())),
             ("counterpart", _joined(families, labels.module)),
             ("counterpart", _joined(families, forms)),
         ):

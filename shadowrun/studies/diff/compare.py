@@ -15,6 +15,7 @@ import numpy as np
 from shadowrun.numerics.ladder import mix
 from shadowrun.operators.facts import facts
 from shadowrun.recording.model import NONE, Kind
+from shadowrun.studies.diff.provenance import differing_generators
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,10 +46,18 @@ class Outcome(StrEnum):
     """Inputs are equal, results have another dtype, shape or placement; on one kind of device, also other strides."""
     UNKNOWN = "not digested"
     """A result has no digest; or results differ, and an input has none."""
+    OTHER_CALLS = "other calls"
+    """Inputs differ; calls that one recording lacks (inserted, removed, fused) made them of equal inputs."""
 
 
-ARISING: Final = (Outcome.KERNEL, Outcome.ALGORITHM, Outcome.ARGUMENTS, Outcome.FORM)
-"""Differences that arise in the call itself."""
+ARISING: Final = (Outcome.KERNEL, Outcome.ALGORITHM, Outcome.ARGUMENTS, Outcome.FORM, Outcome.OTHER_CALLS)
+"""Differences that arise in the call itself, or in calls before it that only one recording has."""
+
+_FILLS: Final = frozenset({
+    "aten::uniform_", "aten::normal_", "aten::bernoulli_", "aten::random_",
+    "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_",
+})  # fmt: skip
+"""Operators that fill their first argument with random numbers, and do not read it."""
 
 _CODE: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
@@ -112,12 +121,22 @@ class Difference:
         return int((self.outcomes == _CODE[outcome]).sum())
 
 
-def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
-    """Compare all pairs of two recordings."""
+def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = False) -> Difference:
+    """Compare all pairs of two recordings.
+
+    Args:
+        a: A recording.
+        b: Another.
+        alignment: Which calls correspond.
+        same_inputs: The calls of `b` got the inputs of `a`, whether they are recorded or not.
+    """
     ours, theirs = alignment.pairs.T
     counterparts = ~_same([_texts(v.recording, "op") for v in (a, b)], a, b, ours, theirs)
     elsewhere = counterparts | ~_same([_texts(v.recording, "device") for v in (a, b)], a, b, ours, theirs)
-    inputs_equal, inputs_known, same_strides = _inputs_equal(a, b, ours, theirs, counterparts)
+    if same_inputs:
+        inputs_equal = inputs_known = same_strides = np.ones(len(ours), bool)
+    else:
+        inputs_equal, inputs_known, same_strides = _inputs_equal(a, b, ours, theirs, counterparts)
     undeclared = _undeclared(a, b, ours, theirs, counterparts)
     results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere, undeclared)
     n = len(ours)
@@ -132,13 +151,14 @@ def compare(a: Values, b: Values, alignment: Alignment) -> Difference:
     outcomes[other_form] = _CODE[Outcome.FORM]
     # What was not digested cannot be called equal, but a difference that is seen stays one.
     outcomes[~inputs_known] = _CODE[Outcome.UNKNOWN]
-    outcomes[~inputs_equal] = _CODE[Outcome.INPUT]
+    outcomes[~inputs_equal | _drawn_from_others(a, b, ours)] = _CODE[Outcome.INPUT]
     outcomes[equal] = _CODE[Outcome.EQUAL]
     outcomes[equal & ~known] = _CODE[Outcome.UNKNOWN]
     # Strides follow from those of the inputs and from the device; what reads the result may add in another order.
     restrided = np.zeros(n, bool)
     restrided[results.pair[a.layout[results.first] != b.layout[results.second]]] = True
     outcomes[restrided & same_strides & inputs_equal & inputs_known & ~elsewhere] = _CODE[Outcome.FORM]
+    outcomes[_made_by_other_calls(a, b, alignment, outcomes)] = _CODE[Outcome.OTHER_CALLS]
     # 2^14 stands for "nothing yet" below: more than any mantissa has, and within int16.
     remaining, lost = np.full(n, 1 << 14, np.int16), np.zeros(n, np.int16)
     has = results.differs & (results.remaining != NONE)
@@ -157,8 +177,14 @@ def _inputs_equal(
     n = [v.recording.calls["n_inputs"][calls] for v, calls in ((a, ours), (b, theirs))]
     same_number = n[0] == n[1]
     equal, known, same_strides = np.ones(len(ours), bool), same_number.copy(), same_number.copy()
+    fills = np.array([_name(op) in _FILLS for op in _texts(a.recording, "op")], bool)[
+        a.recording.calls["context"][ours]
+    ]
+    left = np.flatnonzero(same_number)
     for k in range(int(n[0][same_number].max(initial=0))):
-        has = np.flatnonzero(same_number & (n[0] > k))
+        # Of those before: one call may have as many inputs as there are calls.
+        left = left[n[0][left] > k]
+        has = left[~fills[left]] if k == 0 else left
         x, y = (v.recording.inputs[v.recording.first_input[calls[has]] + k] for v, calls in ((a, ours), (b, theirs)))
         there = (x != NONE) & (y != NONE)
         x, y = x[there], y[there]
@@ -176,6 +202,73 @@ def _inputs_equal(
         # Without digests on one side nothing is known, which is not "inputs differ".
         equal[pair] |= not (x and y)
     return equal, known, same_strides
+
+
+def _drawn_from_others(a: Values, b: Values, ours: Numbers) -> Flags:
+    """Pairs that draw from generators whose states differed before the first draw."""
+    generators = differing_generators(a.recording, b.recording)
+    draws = [
+        c.device in generators and (bool(facts(c.op).distribution) or _name(c.op) in _FILLS)
+        for c in a.recording.contexts
+    ]
+    found: Flags = np.array(draws, bool)[a.recording.calls["context"][ours]]
+    return found
+
+
+def _made_by_other_calls(a: Values, b: Values, alignment: Alignment, outcomes: npt.NDArray[np.int8]) -> Numbers:
+    """Pairs of which all inputs that differ were made by calls of one recording only, of equal inputs."""
+    sides = (a, alignment.only_first, alignment.pairs[:, 0]), (b, alignment.only_second, alignment.pairs[:, 1])
+    equal = outcomes == _CODE[Outcome.EQUAL]
+    made = [_of_equal_inputs(v, alone, calls[equal]) for v, alone, calls in sides]
+    reads = np.zeros(len(outcomes), bool)
+    for (values, _, calls), rows in zip(sides, made, strict=True):
+        reads |= _any_input(values, rows)[calls]
+    found = []
+    for pair in np.flatnonzero(reads & (outcomes == _CODE[Outcome.INPUT])).tolist():
+        x, y = (v.recording.inputs_of(int(c)) for v, c in zip((a, b), alignment.pairs[pair], strict=True))
+        if len(x) != len(y):
+            continue
+        differs = (x != NONE) & (y != NONE)
+        differs[differs] = a.identity[x[differs]] != b.identity[y[differs]]
+        if differs.any() and (made[0][x[differs]] | made[1][y[differs]]).all():
+            found.append(pair)
+    return np.array(found, np.int64)
+
+
+def _of_equal_inputs(values: Values, alone: Numbers, equal: Numbers) -> Flags:
+    """Rows that calls without a partner made of what both recordings have: (n_results,).
+
+    Args:
+        values: Of a recording.
+        alone: Calls without a partner.
+        equal: Calls that are equal in both recordings.
+    """
+    recording = values.recording
+    is_leaf = recording.results["kind"] == Kind.LEAF
+    if not len(alone):
+        return np.zeros(len(is_leaf), bool)
+    common = np.zeros(len(recording.calls), bool)
+    common[equal] = True
+    others = _any_input(values, ~(is_leaf | common[values.call]), unknown=True)
+    of_equal = np.zeros(len(recording.calls), bool)
+    of_equal[alone[~others[alone]]] = True
+    for call in alone[others[alone]].tolist():  # in their order: each is after the calls that made its inputs
+        inputs = recording.inputs_of(call)
+        makers = values.call[inputs]
+        of_equal[call] = ((inputs != NONE) & (is_leaf[inputs] | common[makers] | of_equal[makers])).all()
+    return of_equal[values.call] & ~is_leaf
+
+
+def _any_input(values: Values, rows: Flags, *, unknown: bool = False) -> Flags:
+    """Whether a call reads one of these rows, or a tensor without a row if `unknown` is true: (n_calls,)."""
+    recording = values.recording
+    inputs, n_inputs = recording.inputs, recording.calls["n_inputs"]
+    reads = np.full(len(inputs), unknown)
+    known = inputs != NONE
+    reads[known] = rows[inputs[known]]
+    calls = np.repeat(np.arange(len(n_inputs)), n_inputs)[reads]
+    found: Flags = np.bincount(calls, minlength=len(n_inputs)) > 0
+    return found
 
 
 def _tensors(values: Values, call: int) -> set[int]:
@@ -250,16 +343,22 @@ def _judged_rows(
     results = recording.results[rows]
     kept = (results["kind"] != Kind.LEAF) & ~(only_first[position] & (results["position"] > 0))
     kept &= ~(undeclared[position] & (results["kind"] == Kind.OVERWRITTEN))
-    contexts = recording.calls["context"][calls[position]]
+    # Contexts by what their operators leave open, of which there are few: a program may have thousands of contexts.
+    kinds: dict[tuple[Any, ...], int] = {}
+    kind_of = np.zeros(len(recording.contexts), np.int64)
+    for number, context in enumerate(recording.contexts):
+        row = facts(context.op)
+        positions = (*row.uninitialised_returns, *row.not_unique)
+        kind_of[number] = kinds.setdefault((row.uninitialised, positions, tuple(row.saved)), len(kinds))
+    kind = kind_of[recording.calls["context"][calls[position]]]
     returned = (results["kind"] != Kind.WRITTEN) & (results["kind"] != Kind.OVERWRITTEN)
-    for context in range(len(recording.contexts)):
-        row = facts(recording.contexts[context].op)
-        if row.uninitialised:
-            kept &= contexts != context
-        elif row.uninitialised_returns or row.not_unique or row.saved:
-            of = (contexts == context) & returned
-            kept &= ~(of & np.isin(results["position"], [*row.uninitialised_returns, *row.not_unique]))
-            kept &= ~(of & elsewhere[position] & np.isin(results["position"], row.saved))
+    for (is_uninitialised, positions, saved), number in kinds.items():
+        if is_uninitialised:
+            kept &= kind != number
+        elif positions or saved:
+            of = (kind == number) & returned
+            kept &= ~(of & np.isin(results["position"], positions))
+            kept &= ~(of & elsewhere[position] & np.isin(results["position"], saved))
     return position[kept], rows[kept]
 
 
@@ -288,6 +387,10 @@ def _precision(
             k = np.where(agree.any(axis=1), agree.argmax(axis=1), size)
             remaining[which[part]] = np.maximum(size - 1 - k, 0)
             lost[which[part]] = np.where(k < size, k, NONE)
+
+
+def _name(op: str) -> str:
+    return op.partition(".")[0]
 
 
 def _texts(recording: Recording, field: str) -> list[str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from shadowrun.studies.diff.align import renamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shadowrun.recording.model import Process, Recording
 
-__all__ = ["PlatformFact", "Provenance", "compare_provenance"]
+__all__ = ["PlatformFact", "Provenance", "compare_provenance", "differing_generators"]
 
 KINDS: Final = {
     "script": "the script",
@@ -21,6 +24,9 @@ KINDS: Final = {
     "generator": "states of generators",
 }
 """Part of a name before its colon, to what it is of; other names (versions, arguments of the program) are facts."""
+
+_SOFTWARE: Final = ("torch", "mkl", "onednn", "openmp", "cuda", "cuda_driver", "cudnn", "plugin")
+"""Entries of a fingerprint that are versions of software."""
 
 # Memory decides no result, and the list of flags has a hundred entries; `cpu_flags` is its digest.
 _VOLATILE: Final = frozenset({"memory_gib", "cpu_flag_list"})
@@ -43,6 +49,7 @@ class Provenance:
         different: Names whose digests differ, by kind, in the order of `KINDS`.
         only_first, only_second: Names that the other recording lacks.
         facts: In which the platforms differ.
+        versions: Those of the facts that are versions of software which both have: what differs may be theirs.
         n_equal: Names with equal digests.
     """
 
@@ -50,6 +57,7 @@ class Provenance:
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
     facts: tuple[PlatformFact, ...]
+    versions: tuple[PlatformFact, ...]
     n_equal: int
 
     @property
@@ -67,9 +75,15 @@ class Provenance:
         return "; ".join(parts)
 
 
-def compare_provenance(first: Recording, second: Recording) -> Provenance:
-    """Compare what two recordings say of their programs, data and platforms."""
-    a, b = _digests(first), _digests(second)
+def compare_provenance(first: Recording, second: Recording, modules: Mapping[str, str] | None = None) -> Provenance:
+    """Compare what two recordings say of their programs, data and platforms.
+
+    Args:
+        first: Of one platform.
+        second: Of another.
+        modules: Glob patterns of module paths of the second recording to paths of the first; see `renamed`.
+    """
+    a, b = _digests(first), {_renamed(name, modules or {}): digest for name, digest in _digests(second).items()}
     different: dict[str, tuple[str, ...]] = {}
     for kind in KINDS:
         names = [n for n in a if _kind(n) == kind and n in b and a[n] != b[n]]
@@ -83,7 +97,16 @@ def compare_provenance(first: Recording, second: Recording) -> Provenance:
         for x, y in ((a, b), (b, a))
     ]
     n_equal = sum(1 for n in a if _kind(n) in KINDS and a[n] == b.get(n))
-    return Provenance(different, only[0], only[1], tuple(_facts(first, second, a, b)), n_equal)
+    facts = tuple(_facts(first, second, a, b))
+    versions = tuple(f for f in facts if _is_version(f.name) and "-" not in (f.first, f.second))
+    return Provenance(different, only[0], only[1], facts, versions, n_equal)
+
+
+def differing_generators(first: Recording, second: Recording) -> frozenset[str]:
+    """Types of the devices whose default generators were in other states before the first draw."""
+    a, b = _digests(first), _digests(second)
+    names = (n for n in a if _kind(n) == "generator" and n in b and a[n] != b[n])
+    return frozenset(re.split("[: ]", name)[1] for name in names)
 
 
 def _digests(recording: Recording) -> dict[str, str]:
@@ -95,6 +118,12 @@ def _digests(recording: Recording) -> dict[str, str]:
     }
 
 
+def _renamed(name: str, modules: Mapping[str, str]) -> str:
+    """``parameter:layers.0.weight`` under the names of the first recording."""
+    kind, colon, path = name.partition(":")
+    return f"{kind}:{renamed(path, modules)}" if colon and kind in ("parameter", "buffer") else name
+
+
 def _kind(name: str) -> str:
     return name.partition(":")[0].partition(" ")[0]
 
@@ -104,13 +133,15 @@ def _is_whole(process: Process) -> bool:
 
 
 def _facts(first: Recording, second: Recording, a: dict[str, str], b: dict[str, str]) -> Iterator[PlatformFact]:
-    of = [_fingerprint(r) | {n: v for n, v in d.items() if _kind(n) == "version"} for r, d in ((first, a), (second, b))]
+    of = [_fingerprint(r) | _versions(d) for r, d in ((first, a), (second, b))]
     for name in dict.fromkeys((*of[0], *of[1])):
         x, y = (facts.get(name) for facts in of)
         if x == y or name in _VOLATILE:
             continue
         if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
-            x, y = [v for v in x if v not in y], [v for v in y if v not in x]
+            # By their texts: entries may be lists, which have no hash, and there may be thousands.
+            known = [set(map(str, values)) for values in (x, y)]
+            x, y = [v for v in x if str(v) not in known[1]], [v for v in y if str(v) not in known[0]]
         yield PlatformFact(name, _text(x), _text(y))
     for name, text in a.items():
         if _kind(name) == "placement" and b.get(name, text) != text:
@@ -118,6 +149,15 @@ def _facts(first: Recording, second: Recording, a: dict[str, str], b: dict[str, 
     arguments = [" ".join(r.processes[0].argv) if r.processes else "" for r in (first, second)]
     if arguments[0] != arguments[1]:
         yield PlatformFact("command", *arguments)
+
+
+def _versions(digests: dict[str, str]) -> dict[str, str]:
+    """``python``, ``numpy`` and ``torch``, by the names that a fingerprint has for them."""
+    return {name.partition(":")[2]: version for name, version in digests.items() if _kind(name) == "version"}
+
+
+def _is_version(name: str) -> bool:
+    return name.partition(" ")[0] in (*_SOFTWARE, "python", "numpy")
 
 
 def _fingerprint(recording: Recording) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from shadowrun.recording.kernel_paths import path_of
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.report.document import (
     Block,
@@ -25,7 +26,7 @@ from shadowrun.studies.diff.compare import ARISING, Outcome, is_undeclared
 from shadowrun.studies.diff.rounding import Rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shadowrun.recording.model import Recording
     from shadowrun.report.document import Cell
@@ -46,6 +47,7 @@ _OUTCOME_TONES: Final = {
     Outcome.ARGUMENTS: "bad",
     Outcome.FORM: "bad",
     Outcome.UNKNOWN: "dim",
+    Outcome.OTHER_CALLS: "warn",
 }
 _MEANING: Final = {
     Outcome.EQUAL: "results are equal in all bits",
@@ -55,22 +57,25 @@ _MEANING: Final = {
     Outcome.ARGUMENTS: "equal inputs; arguments that are no tensors differ",
     Outcome.FORM: "equal inputs; dtype, shape, strides or placement of the result differ",
     Outcome.UNKNOWN: "a result or an input has no digest",
+    Outcome.OTHER_CALLS: "inputs differ; calls that one recording lacks made them of equal inputs",
 }
 
 
-def recordings_document(found: RecordingDiff, limit: int) -> Document:
+def recordings_document(found: RecordingDiff, limit: int, replays: Sequence[str] = ()) -> Document:
     """Report of two recordings.
 
     Args:
         found: What was found.
         limit: Rows of each table and list.
+        replays: Commands that judge the first divergence in full.
     """
-    return _Report(found, limit).document()
+    return _Report(found, limit, replays).document()
 
 
 class _Report:
-    def __init__(self, found: RecordingDiff, limit: int) -> None:
+    def __init__(self, found: RecordingDiff, limit: int, replays: Sequence[str]) -> None:
         self._found = found
+        self._replays = tuple(replays)
         self._limit = limit
         self._difference = found.difference
         self._a, self._b = found.difference.first.recording, found.difference.second.recording
@@ -83,6 +88,8 @@ class _Report:
         if found.flow.origins:
             blocks.append(Section("First divergence", tuple(self._first())))
             blocks.append(self._arising())
+        if counterparts := self._counterparts():
+            blocks.append(_counterpart_section(counterparts, self._limit))
         if found.n_missing:
             blocks.append(self._missing())
         blocks += map(self._rows, range(len(found.rows)))
@@ -99,6 +106,9 @@ class _Report:
         provenance = self._found.provenance
         if not provenance.is_same:
             yield f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
+        if provenance.versions:
+            listed = ", ".join(f"{v.name} {v.first} and {v.second}" for v in provenance.versions)
+            yield f"VERSIONS DIFFER: {listed}. No difference below is credited to the hardware."
         yield from self._found.warnings
 
     def _summary(self) -> str:
@@ -107,14 +117,16 @@ class _Report:
         missing = self._found.n_missing
         text += f"; {missing:,} in one recording only" if missing else ""
         if not self._found.flow.origins:
-            left = n - equal
-            return text + (f"; {left:,} differ by what they were given" if left else "")
+            given, unknown = (self._difference.count(o) for o in (Outcome.INPUT, Outcome.UNKNOWN))
+            text += f"; {given:,} differ by what they were given" if given else ""
+            return text + (f"; {unknown:,} could not be compared" if unknown else "")
         counts = ", ".join(f"{r} {self._found.count_rounding(r):,}" for r in Rounding if self._found.count_rounding(r))
-        return f"{text}; differences arise in {len(self._found.flow.origins):,} calls (rounding-sized: {counts})"
+        n = len(self._found.flow.origins)
+        return f"{text}; differences arise in {n:,} call{'s' if n > 1 else ''} (rounding-sized: {counts})"
 
     def _outcomes(self) -> Table:
         rows: list[tuple[Cell, ...]] = [
-            ((_outcome(outcome),), f"{self._difference.count(outcome):,}", _MEANING[outcome])
+            ((_outcome(outcome),), f"{self._difference.count(outcome):,}", self._meaning(outcome))
             for outcome in Outcome
             if self._difference.count(outcome)
         ]
@@ -123,6 +135,11 @@ class _Report:
             if len(calls):
                 rows.append(((Span(f"only in the {label}", "warn"),), f"{len(calls):,}", "no call of the other fits"))
         return Table((Column("outcome"), Column("calls", "number"), Column("meaning")), tuple(rows))
+
+    def _meaning(self, outcome: Outcome) -> str:
+        if outcome is Outcome.ALGORITHM and self._found.provenance.versions:
+            return "equal inputs, other results; versions differ, and no other kernel is known"
+        return _MEANING[outcome]
 
     def _first(self) -> Iterator[Block]:
         origin = self._found.flow.origins[0]
@@ -134,12 +151,14 @@ class _Report:
             Fact("operator", a.op if a.op == b.op else f"{a.op}; {b.op} in the second", "strong"),
             Fact("module", _two(a.module or "-", b.module or "-")),
             Fact("where", f"step {self._a.calls['step'][x]}, {a.phase}; {_two(a.site or '-', b.site or '-')}"),
-            Fact("outcome", f"{self._difference.outcome(pair)}: {_MEANING[self._difference.outcome(pair)]}"),
+            Fact("outcome", f"{self._difference.outcome(pair)}: {self._meaning(self._difference.outcome(pair))}"),
             Fact("device", _two(a.device, b.device)),
         ]
         kernels = [_kernel(r, c) for r, c in ((self._a, x), (self._b, y))]
         if any(kernels):
             rows.append(Fact("kernel", _two(*(k or "not recorded" for k in kernels))))
+        if any(paths := [path_of(k) for k in kernels]):
+            rows.append(Fact("path", _two(*(path or "not known" for path in paths))))
         if self._difference.outcome(pair) is Outcome.ARGUMENTS:
             rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
         placements = [", ".join(_placements(r, c)) for r, c in self._calls(pair)]
@@ -159,6 +178,7 @@ class _Report:
         more = f" and {len(parents) - _MAX_PARENTS} more" if len(parents) > _MAX_PARENTS else ""
         rows.append(Fact("inputs from", (", ".join(texts) + more) or "what the program was given"))
         rows.append(Fact("reaches", f"{origin.n_reached:,} later calls, {origin.depth} deep"))
+        rows += [Fact("replay", command, "action", command=True) for command in self._replays]
         yield Facts(tuple(rows))
         graph = self._graph(pair)
         if graph.rows:
@@ -197,7 +217,7 @@ class _Report:
             *(Column("rounding"), Column("reaches", "number", 1)),
         )
         table = Table(columns, rows, len(origins) - len(rows), "calls", _LIMITS)
-        lead = "Inputs are equal, results are not. Each is a start of its own."
+        lead = "Inputs are equal, or made of equal inputs; results are not. Each is a start of its own."
         return Section("Where differences arise", (table,), lead, count=len(origins))
 
     def _arising_row(self, pair: int, n_reached: int) -> tuple[Cell, ...]:
@@ -216,6 +236,21 @@ class _Report:
             (Span(f"{rounding}{f': {judged.why}' if judged else ''}", _TONES[rounding]),),
             f"{n_reached:,}",
         )
+
+    def _counterparts(self) -> list[dict[str, Any]]:
+        """Calls that correspond under two names of operators: of each two names, how many, and how many are equal."""
+        pairs = self._difference.alignment.pairs
+        ops = [np.array([c.op for c in r.contexts], object) for r in (self._a, self._b)]
+        names = [of[r.calls["context"][pairs[:, side]]] if len(of) else of[:0]
+                 for side, (of, r) in enumerate(zip(ops, (self._a, self._b), strict=True))]  # fmt: skip
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for pair in np.flatnonzero(names[0] != names[1]).tolist():
+            first, second = (str(of[pair]) for of in names)
+            new = {"first": first, "second": second, "n_calls": 0, "n_equal": 0, "call": int(pairs[pair, 0])}
+            row = found.setdefault((first, second), new)
+            row["n_calls"] += 1
+            row["n_equal"] += self._difference.outcome(pair) is Outcome.EQUAL
+        return list(found.values())
 
     def _missing(self) -> Section:
         rows = tuple(
@@ -240,12 +275,20 @@ class _Report:
         lead = (
             f"{len(found.pairs):,} rows compared ({found.n_first:,} and {found.n_second:,}), {len(different):,} differ"
         )
+        lead += f"; bits left: {found.least} at least" if found.least != NONE else ""
         lead += f"; {found.n_other_form:,} have another dtype or length" if found.n_other_form else ""
+        if found.alone:
+            lead += f"; modules of one recording only: {', '.join(found.alone[:3])}{', …' * (len(found.alone) > 3)}"
         rows = tuple(
-            (str(p.number), f"{p.first[0]} row {p.first[1]}", f"{p.second[0]} row {p.second[1]}", _bits(p.remaining))
+            (
+                *((p.module,) if found.has_modules else ()),
+                *(str(p.number), f"{p.first[0]} row {p.first[1]}", f"{p.second[0]} row {p.second[1]}"),
+                _bits(p.remaining),
+            )
             for p in different[: self._limit]
         )
         columns = (
+            *((Column("module"),) if found.has_modules else ()),
             Column("row", "number"),
             Column("first: call"),
             Column("second: call"),
@@ -280,6 +323,7 @@ class _Report:
                 "only_first": list(found.provenance.only_first),
                 "only_second": list(found.provenance.only_second),
                 "facts": {f.name: [f.first, f.second] for f in found.provenance.facts},
+                "versions": {f.name: [f.first, f.second] for f in found.provenance.versions},
             },
             "n_matched": len(alignment.pairs),
             "matched_by": dict(alignment.by),
@@ -288,16 +332,21 @@ class _Report:
             "n_only_first": len(alignment.only_first),
             "n_only_second": len(alignment.only_second),
             "first_divergence": None if first is None else self._pair_data(first),
+            "replay": list(self._replays),
             "arising": [self._pair_data(o.pair) for o in found.flow.origins[: self._limit]],
             "reached": [self._pair_data(p) for p in self._reached()],
             "only_first": [_call_data(self._a, c) for c in alignment.only_first[: self._limit].tolist()],
             "only_second": [_call_data(self._b, c) for c in alignment.only_second[: self._limit].tolist()],
+            "counterparts": self._counterparts()[: self._limit],
             "rows": [
                 {
                     "module": f.rule.module, "op": f.rule.op, "n_first": f.n_first, "n_second": f.n_second,
-                    "n_compared": len(f.pairs), "n_other_form": f.n_other_form,
+                    "n_compared": len(f.pairs), "n_other_form": f.n_other_form, "modules_of_one_only": list(f.alone),
                     "different": [
-                        {"row": p.number, "first": list(p.first), "second": list(p.second), "remaining": p.remaining}
+                        {
+                            "module": p.module, "row": p.number, "first": list(p.first), "second": list(p.second),
+                            "remaining": p.remaining,
+                        }
                         for p in f.pairs if not p.equal
                     ][: self._limit],
                 }
@@ -348,6 +397,21 @@ class _Report:
             place = (data[name] for name in ("step", "phase", "module", "op", "site"))
             rows.append((f"only {('first', 'second')[side]}", *numbers, *place, *[None] * 5))
         return Records(head, tuple(rows))
+
+
+def _counterpart_section(rows: list[dict[str, Any]], limit: int) -> Section:
+    columns = (
+        *(Column("in the first", "name"), Column("in the second", "name"), Column("calls", "number")),
+        *(Column("equal", "number"), Column("first call", "number")),
+    )
+    names = ("first", "second", "n_calls", "n_equal", "call")
+    cells: tuple[tuple[Cell, ...], ...] = tuple(
+        tuple(value if isinstance(value, str) else f"{value:,}" for value in (row[name] for name in names))
+        for row in rows[:limit]
+    )
+    table = Table(columns, cells, len(rows) - len(cells), "operators", _LIMITS)
+    lead = "Calls that correspond, though devices or versions of torch have different operators for them."
+    return Section("Counterparts", (table,), lead, count=len(rows))
 
 
 def _recording_data(label: str, recording: Recording) -> dict[str, Any]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Values"]
 
 _ALWAYS: Final = ("cpu", "meta")
+_JSON_TEXT: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?', re.DOTALL)
+"""Also one that nothing closes: to look for its end from each quotation mark anew would take hours."""
 
 
 class Values:
@@ -84,6 +86,20 @@ class Values:
             # The lowest bit is set, so that no code of a real view is 0, which stands for "the same elements".
             code[views] = np.where(keeps, np.uint64(0), mix(mix(taken) + form) | np.uint64(1))
         return code
+
+    def results_identity(self) -> Hashes:
+        """A number for the values of all that each call made, in their order; 0 if any has no digest: (n_calls,)."""
+        recording = self.recording
+        made = recording.results["kind"] != Kind.LEAF
+        first = recording.first_result[self.call]
+        # Leaves come first among the rows of a call: results count from the first that is none.
+        n_leaves = np.bincount(self.call[~made], minlength=len(recording.calls))[self.call]
+        place = (np.arange(len(made)) - first - n_leaves).astype(np.uint64)
+        found = np.zeros(len(recording.calls), np.uint64)
+        with np.errstate(over="ignore"):
+            np.add.at(found, self.call[made], mix(mix(place[made]) + self.identity[made]))
+        found[self.call[made & ~self.known]] = 0
+        return found
 
     def inputs_identity(self) -> Hashes:
         """A number for the values of all inputs of each call, in their order: (n_calls,)."""
@@ -151,5 +167,10 @@ def _is_contiguous(form: Form) -> bool:
 def _without_devices(recording: Recording) -> tuple[str, ...]:
     """Arguments of all contexts, in which each device is called the same: two platforms have two devices."""
     devices = {*_ALWAYS, *(c.device for c in recording.contexts if c.device)}
-    pattern = re.compile(f'"(?:{"|".join(map(re.escape, sorted(devices)))})(?::\\d+)?"')
-    return tuple(pattern.sub('"device"', c.arguments) for c in recording.contexts)
+
+    def called_the_same(text: re.Match[str]) -> str:
+        name, colon, index = text[1].partition(":")
+        return '"device"' if name in devices and (not colon or index.isdecimal()) else text[0]
+
+    # Names are looked up, not listed in a pattern, which would try each of them at each quotation mark.
+    return tuple(_JSON_TEXT.sub(called_the_same, c.arguments) for c in recording.contexts)

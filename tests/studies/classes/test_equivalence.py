@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowrun.errors import UsageError
+from shadowrun.report.document import render
 from shadowrun.studies.classes.equivalence import classes_of, common_keys, letter, outputs_of
 from shadowrun.studies.classes.explain import claims, flag_clusters
 from shadowrun.studies.classes.graph import along_graph, by_operator
 from shadowrun.studies.classes.platforms import platforms_of, where
+from shadowrun.studies.classes.report import classes_document
 from shadowrun.studies.classes.samples import difference, ulp_difference
 from shadowrun.studies.classes.study import Study
 from tests.studies.classes.conftest import recorded
@@ -235,6 +237,26 @@ def test_calls_that_only_some_platforms_have():
     assert [c.key.op for c in along_graph(made)] == ["aten::rand"]
 
 
+def test_another_version_is_no_other_program():
+    versions = [{"version:torch": v, "rank 1 version:numpy": "2"} for v in ("2.13.0", "2.15.0", "2.13.0")]
+    calls = [("", "f", [], [f32(1)])]
+    study = Study.of(platforms_of([recorded(n, calls, provenance=p) for n, p in zip("abc", versions, strict=True)]))
+    assert not study.foreign
+    assert study.versions == {"torch": {"2.13.0": ("a", "c"), "2.15.0": ("b",)}}
+    said = " ".join(render(classes_document(study), "txt").split())
+    assert "Versions differ between the recordings: torch 2.13.0, 2.15.0. Their classes say nothing of hardware" in said
+    assert "Inputs or program differ" not in said
+
+
+def test_calls_that_another_version_makes_more_often_are_not_common():
+    once = [("a", "aten::mul", [], [f32(1)]), ("b", "aten::mul", [], [f32(2)])]
+    twice = [("a", "aten::mul", [], [f32(9)]), *once]
+    made = platforms_of([recorded("first", once), recorded("second", twice)])
+    keys, n_any = common_keys(made)
+    assert ([(key.module, key.occurrence) for key in keys], n_any) == ([("b", 0)], 3)
+    assert [(c.key.module, c.n_added) for c in along_graph(made)] == [("b", 0)]
+
+
 def test_provenance_comes_first():
     def found(*provenances):
         made = [recorded(str(i), [("", "f", [], [f32(i)])], provenance=p) for i, p in enumerate(provenances)]
@@ -242,6 +264,7 @@ def test_provenance_comes_first():
 
     assert list(found({"input:0": "1", "script": "s"}, {"input:0": "2", "script": "s"}).foreign) == ["input:0"]
     assert list(found({"input:0": "1"}, {"input:0": "1", "parameter:w": "2"}).foreign) == ["parameter:w"]
-    other_versions = found({"versions": "1"}, {"versions": "2"})
-    assert (list(other_versions.foreign), list(other_versions.provenance)) == ([], ["versions"])
+    # A generator that only one machine has belongs to its device.
+    assert not found({"generator:cpu": "1", "generator:cuda:0": "2"}, {"generator:cpu": "1"}).foreign
+    assert list(found({"generator:cpu": "1"}, {"generator:cpu": "2"}).foreign) == ["generator:cpu"]
     assert not found({}, {"input:0": "1"}).foreign

@@ -220,9 +220,105 @@ def test_counterparts_of_another_device(tmp_path):
     assert outcomes(found) == ["kernel"]
 
 
+# -- another version of torch ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("values", "by"), [((1, 2, 3), "equal"), ((9, 9, 3), "input")])
+@pytest.mark.parametrize("renamed_op", ["_unsafe_view", "new_name"])
+def test_a_renamed_operator_is_a_counterpart(tmp_path, renamed_op, values, by):
+    a = sequence(tmp_path / "a.shadowrec", ["addmm", "view", "relu"], values=[1, 2, 3])
+    b = sequence(tmp_path / "b.shadowrec", ["addmm", renamed_op, "relu"], values=values)
+    found = diff_recordings(a, b)
+    known = by == "equal" or renamed_op == "_unsafe_view"
+    assert found.difference.alignment.by.get("counterpart", 0) == known
+    assert outcomes(found)[1] == (by if known else "equal")
+    # Of a name that is not known, equal inputs and results show that it is the same computation.
+    assert found.n_missing == (0 if known else 2)
+
+
+def test_counterparts_are_rows(tmp_path, capsys):
+    values = [1, 2, 3, 4]
+    files, out_file = (tmp_path / "a.shadowrec", tmp_path / "b.shadowrec"), tmp_path / "diff.json"
+    sequence(files[0], ["addmm", "view", "relu", "view"], values=values)
+    sequence(files[1], ["addmm", "_unsafe_view", "relu", "_unsafe_view"], values=[1, 2, 3, 5])
+    _, out, _ = text_of(capsys, *files)
+    assert "Counterparts (1)" in out
+    assert "aten::view aten::_unsafe_view 2 1 1" in out
+    text_of(capsys, *files, "-o", out_file)
+    assert json.loads(out_file.read_text())["counterparts"] == [
+        {"first": "aten::view", "second": "aten::_unsafe_view", "n_calls": 2, "n_equal": 1, "call": 1}
+    ]
+
+
+def normalized(path, *, fused, h=2.0, result=5.0):
+    """A product, a norm that one version of torch has as one operator, and what reads it."""
+    tape = Tape(path)
+    row = tape.call("aten::mm", [tape.leaf(f32(1.0))], [f32(h)], module="fc")
+    if fused:
+        row = tape.call("aten::_fused_rms_norm", [row], [f32(result)], module="norm")
+    else:
+        square = tape.call("aten::pow.Tensor_Scalar", [row], [f32(h * h)], module="norm")
+        row = tape.call("aten::mul.Tensor", [row, square], [f32(result)], module="norm")
+    row = tape.call("aten::t", [row], [], views=[f32(result)], module="head")
+    row = tape.call("aten::mm", [row], [f32(result * 3)], module="head")
+    return tape.read()
+
+
+@pytest.mark.parametrize("fused_first", [True, False])
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({}, ["equal", "equal", "equal"]),
+        ({"result": 5.0000005}, ["equal", "other calls", "input"]),
+        ({"h": 3.0, "result": 6.0}, ["algorithm", "input", "input"]),
+    ],
+)
+def test_a_difference_arises_in_calls_that_one_recording_lacks(tmp_path, second, expected, fused_first):
+    found = diff_recordings(
+        normalized(tmp_path / "a.shadowrec", fused=fused_first),
+        normalized(tmp_path / "b.shadowrec", fused=not fused_first, **second),
+    )
+    assert outcomes(found) == expected
+    assert found.n_missing == 3
+    arising = [(o.pair, o.n_reached) for o in found.flow.origins]
+    assert arising == ([] if "input" not in expected else [(1, 1)] if "other calls" in expected else [(0, 2)])
+    if "other calls" in expected:
+        assert found.judgements[1].rounding is Rounding.UNKNOWN
+        assert found.failures(frozenset({"algorithm"})) == []
+
+
+@pytest.mark.parametrize(
+    ("generators", "expected"), [(("1", "1"), "algorithm"), (("1", "2"), "input"), (("", "2"), "algorithm")]
+)
+def test_a_draw_is_credited_to_the_state_of_its_generator(tmp_path, generators, expected):
+    recordings = []
+    for name, state, value in zip("ab", generators, (1, 2), strict=True):
+        tape = Tape(tmp_path / f"{name}.shadowrec", provenance={"generator:cpu": state} if state else {})
+        memory = tape.call("aten::empty.memory_format", [], [f32(0)], digested=False)
+        tape.call("aten::uniform_", [memory], [], written=[f32(value)])
+        recordings.append(tape.read())
+    assert outcomes(diff_recordings(*recordings)) == ["equal", expected]
+
+
+def test_versions_are_credited_before_the_hardware(tmp_path, capsys):
+    first = {"torch": "2.13.0", "onednn": "v3.12", "cpu": "x", "mkl": "1"}
+    second = {"torch": "2.15.0", "onednn": "v3.13", "cpu": "y", "mkl": "1", "cuda": "13.2"}
+    a = program(tmp_path / "a.shadowrec", fingerprint=first, provenance={"version:torch": "2.13.0"}).write()
+    b = program(tmp_path / "b.shadowrec", fingerprint=second, provenance={"version:torch": "2.15.0"}, product=CHANGED)
+    status, out, _ = text_of(capsys, a, b.write(), "--fail-on", "provenance")
+    assert status == 0
+    # What only one of them has belongs to its device.
+    assert "VERSIONS DIFFER: torch 2.13.0 and 2.15.0, onednn v3.12 and v3.13. No difference below is credited" in out
+    assert "algorithm: equal inputs, other results; versions differ, and no other kernel is known" in out
+    assert "PROVENANCE" not in out
+    assert "torch 2.13.0 2.15.0 onednn v3.12 v3.13 cpu x y cuda - 13.2" in out.partition("Facts in which")[2]
+
+
 @pytest.mark.parametrize(
     ("op", "expected"),
-    [("aten::convolution", "convolution"), ("aten::cudnn_convolution", "convolution"), ("aten::abs", "abs"),
+    [("aten::convolution", "convolution"), ("aten::_unsafe_view", "reshape"), ("aten::view_as_real", "view_as_real"),
+     ("aten::_safe_softmax", "softmax"), ("aten::_log_softmax", "log_softmax"),
+     ("aten::cudnn_convolution", "convolution"), ("aten::abs", "abs"),
      ("aten::convolution_backward", "convolution backward"), ("aten::addmm.out", "product")],
 )  # fmt: skip
 def test_families(op, expected):
@@ -337,7 +433,7 @@ def test_a_limit_counts_what_it_leaves_out(tmp_path, capsys):
 
 def test_different_programs_say_so(tmp_path):
     a = sequence(tmp_path / "a.shadowrec", ["mm", "relu", "sum"])
-    b = sequence(tmp_path / "b.shadowrec", ["conv", "tanh", "mean", "sum"])
+    b = sequence(tmp_path / "b.shadowrec", ["conv", "tanh", "mean", "sum"], values=[7, 8, 9, 10])
     assert "recordings of different programs" in diff_recordings(a, b).warnings[0]
 
 
