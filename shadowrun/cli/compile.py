@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.cli import options
+from shadowrun.cli.progress import progress_bar
 from shadowrun.cli.repro import print_script
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import forgiving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shadowrun.compiled.outcome import CompileReport
     from shadowrun.report.document import Document
 
@@ -93,7 +92,14 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     breaks = {r: n - before.get(r, 0) for r, n in torchcompile.graph_breaks().items() if n > before.get(r, 0)}
     until = time.perf_counter() + args.time_limit
-    reports = compile_reports(calls, breaks, until, _progress(), allow_unverified=args.allow_unverified)
+    with progress_bar("compile") as update:
+        reports = compile_reports(
+            calls,
+            breaks,
+            until,
+            lambda what, done, of: update(done, of, what),
+            allow_unverified=args.allow_unverified,
+        )
     with forgiving():
         options.print_report(_document(reports), args, always=True)
         if args.repro:
@@ -153,15 +159,3 @@ def _write_repros(reports: list[CompileReport], folder: Path) -> None:
             continue
         for script in scripts:
             print_script(script)
-
-
-def _progress() -> Callable[[str, int, int], None]:
-    """Show progress on one line of standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
-        return lambda _what, _done, _of: None
-
-    def show(step: str, done: int, of: int) -> None:
-        bar = "#" * (20 * done // max(of, 1))
-        print(f"\r\033[K[{bar:<20}] {step}", end="\r", file=sys.stderr, flush=True)
-
-    return show

@@ -28,13 +28,11 @@ Exit status:
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import PlatformError, UsageError
-from shadowrun.report.sanitize import MAX_NAME, clip
 
 if TYPE_CHECKING:
     import argparse
@@ -103,19 +101,19 @@ def _order(args: argparse.Namespace) -> Document:
             raise UsageError(f"--dtypes {dtype!r}: use {', '.join(DTYPES)}.", slug="bad-option")
     targets = args.target or (QUICK_PLATFORMS if args.quick else PLATFORMS)
     probed, absent = [], []
-    for number, target in enumerate(targets, 1):
+    with progress_bar(args.study, len(targets)) as update:
+        for number, target in enumerate(targets):
 
-        def show(kernel: SumKernel, number: int = number, target: str = target) -> None:
-            _progress(f"{number} of {len(targets)}: {target}: {kernel.name}")
+            def show(kernel: SumKernel, number: int = number, target: str = target) -> None:
+                update(number, text=f"{target}: {kernel.name}")
 
-        try:
-            probed += probe_platform(target, kernels, dtypes, show)
-        except PlatformError as error:
-            # A platform of the default list need not exist here; one that the user names must.
-            if args.target:
-                raise
-            absent.append((target, str(error)))
-    _progress("")
+            try:
+                probed += probe_platform(target, kernels, dtypes, show)
+            except PlatformError as error:
+                # A platform of the default list need not exist here; one that the user names must.
+                if args.target:
+                    raise
+                absent.append((target, str(error)))
     return order_document(probed, absent)
 
 
@@ -134,13 +132,6 @@ def _kernels(ops: list[str], shapes: list[str]) -> list[SumKernel]:
     return [
         kernel_of(name, shape) for name in names for shape in ([s for n, s in asked if n == name] or KERNELS[name][2])
     ]
-
-
-def _progress(text: str) -> None:
-    """One line on a terminal's standard error that the next one replaces."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{clip(text, MAX_NAME)}" if text else "\r\x1b[K")
-        sys.stderr.flush()
 
 
 def _recorded(args: argparse.Namespace) -> Document:

@@ -20,7 +20,7 @@ import numpy as np
 
 from shadowrun.errors import DataFileError
 from shadowrun.recording.model import CALL, N_SAMPLES, NONE, RESULT, Context, Form, Kind, Process, Recording, n_rungs
-from shadowrun.store import validation
+from shadowrun.store import connect, validation
 from shadowrun.store.codec import MAX_RANKS, decode_facts, jsonable
 from shadowrun.store.validation import COUNT, SHAPE, TEXT, one_of
 from shadowrun.types import Phase
@@ -95,6 +95,7 @@ _MAX_PATTERN: Final = 1000
 _BELOW_2_31: Final = {"calls": ("step", "occurrence"), "results": ("n_rows",)}
 _COUNTS_OF_ELEMENTS: Final = ("n_nan", "n_pos_inf", "n_neg_inf", "n_zero", "n_neg_zero", "n_subnormal")
 _TIMEOUT_S: Final = 5.0
+_WHAT: Final = "recording"
 _COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
 
 
@@ -137,14 +138,14 @@ class Writer:
             # It may hold inputs and results of the program: for this user only.
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError as error:
-            raise _unwritable(path, str(error.strerror)) from error
+            raise connect.unwritable(path, error, _WHAT) from error
         self._connect("rw")
         try:
             numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
             self._connection.executescript("begin;" + numbers + SCHEMA + "commit;")
             self._write(("insert into process values (0, ?)", (_encode(process),)))
         except sqlite3.Error as error:
-            raise _unwritable(path, str(error)) from error
+            raise connect.unwritable(path, error, _WHAT) from error
 
     def _connect(self, mode: str) -> None:
         address = f"{self.path.absolute().as_uri()}?mode={mode}"
@@ -154,7 +155,7 @@ class Writer:
             self._connection.execute("pragma journal_mode = delete")
             self._connection.execute("pragma synchronous = off")
         except sqlite3.Error as error:
-            raise _unwritable(self.path, str(error)) from error
+            raise connect.unwritable(self.path, error, _WHAT) from error
 
     def context(self, number: int, context: Context) -> None:
         """Add a context; it is written in one transaction with the next block."""
@@ -666,13 +667,21 @@ def _placed(process: Process, first_call: int, n_calls: int) -> Process:
 
 def _clear(path: Path) -> None:
     """Remove a former recording; refuse to replace anything else."""
-    if not path.parent.is_dir():
-        raise _unwritable(path, f"there is no folder {str(path.parent)!r}. Create it first")
-    if path.exists() or path.is_symlink():
-        if path.is_symlink() or not path.is_file() or (path.stat().st_size and not is_recording(path)):
-            raise _unwritable(path, "it exists and is no recording. Choose another name")
-        path.unlink()
-    path.with_name(path.name + "-journal").unlink(missing_ok=True)
+    connect.check_folder(path, _WHAT)
+    if path.is_symlink() or (path.exists() and not path.is_file()) or not _is_ours(path):
+        raise DataFileError(
+            f"Cannot write the recording {str(path)!r}: it exists and is no recording. Choose another name.",
+            slug="data-file-unwritable",
+        )
+    try:
+        connect.remove(path)
+    except OSError as error:
+        raise connect.unwritable(path, error, _WHAT) from error
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nothing can be lost with a file: it is a recording, empty, or not there."""
+    return not path.exists() or not path.stat().st_size or is_recording(path)
 
 
 def _damaged(path: Path, error: Exception) -> DataFileError:
@@ -680,7 +689,3 @@ def _damaged(path: Path, error: Exception) -> DataFileError:
         f"The recording {str(path)!r} is damaged, or was not written by shadowrun ({error}). Record it again.",
         slug="data-file-corrupt",
     )
-
-
-def _unwritable(path: Path, why: str) -> DataFileError:
-    return DataFileError(f"Cannot write the recording {str(path)!r}: {why}.", slug="data-file-unwritable")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SALVAGED",
+    "check_folder",
     "check_writable",
     "connect_existing",
     "connect_new",
@@ -275,17 +276,26 @@ def _check_magic(path: Path) -> None:
         raise _not_ours(path)
 
 
+def check_folder(path: Path, what: str = "data file") -> None:
+    """Refuse a file whose folder is missing.
+
+    Raises:
+        DataFileError: It is.
+    """
+    if not path.parent.is_dir():
+        raise DataFileError(
+            f"Cannot write the {what} {str(path)!r}: there is no folder {str(path.parent)!r}. Create it first.",
+            slug="data-file-unwritable",
+        )
+
+
 def check_writable(path: Path) -> None:
     """Refuse what `connect_new` would refuse, without a write.
 
     Raises:
         DataFileError: The folder is missing, or the file is not a shadowrun data file.
     """
-    if not path.parent.is_dir():
-        raise DataFileError(
-            f"Cannot write the data file {str(path)!r}: there is no folder {str(path.parent)!r}. Create it first.",
-            slug="data-file-unwritable",
-        )
+    check_folder(path)
     if not path.exists():
         return
     if path.is_dir() or path.stat().st_size > 0:  # in an empty file, nothing can be lost
@@ -332,10 +342,10 @@ def _not_ours(path: Path) -> DataFileError:
     )
 
 
-def unwritable(path: Path | None, error: Exception) -> DataFileError:
+def unwritable(path: Path | None, error: Exception, what: str = "data file") -> DataFileError:
     """The error for a file that cannot be written."""
     where = "in memory" if path is None else repr(str(path))
     return DataFileError(
-        f"Cannot write the data file {where}: {error}. Choose a folder that you may write to.",
+        f"Cannot write the {what} {where}: {error}. Choose a folder that you may write to.",
         slug="data-file-unwritable",
     )

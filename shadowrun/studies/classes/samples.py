@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from shadowrun.numerics.ladder import mantissa_of
+from shadowrun.numerics.raw_numbers import decoded, ulps_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,7 @@ def difference(a: Value, b: Value) -> float:
     if a.form.of_values != b.form.of_values or len(a.bits) != len(b.bits):
         return math.inf
     # float64 holds every value of the shorter floats, so that differences are not rounded to their dtype.
-    x, y = _decoded(a), _decoded(b)
+    x, y = (decoded(v.bits, v.form.dtype) for v in (a, b))
     if x is None or y is None:
         return math.nan
     finite = np.isfinite(x) & np.isfinite(y)
@@ -86,9 +87,7 @@ def ulp_difference(a: Value, b: Value) -> int | None:
         or not len(a.bits)
     ):
         return None
-    x, y = (_ordered(v) for v in (a, b))
-    # Python's integers: the distance of two float64 may exceed 63 bits.
-    return max(abs(i - j) for i, j in zip(x, y, strict=True))
+    return int(ulps_apart(a.bits, b.bits, 8 * _BYTES[a.form.dtype]).max())
 
 
 def groups_by_magnitude(values: Sequence[Value]) -> list[int]:
@@ -139,26 +138,3 @@ def _canonical(value: Value) -> npt.NDArray[np.uint64]:
         return value.bits.copy()
     nan = magnitude == ~sign & np.uint64((1 << n_bits) - 1) if value.form.dtype.endswith("fn") else magnitude > infinity
     return np.where(magnitude == 0, np.uint64(0), np.where(nan, infinity + np.uint64(1), value.bits))
-
-
-@np.errstate(invalid="ignore")  # numpy warns of signalling NaNs
-def _decoded(value: Value) -> npt.NDArray[np.float64] | None:
-    bits, dtype = value.bits, value.form.dtype
-    if dtype == "bfloat16":
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    size = _BYTES.get(dtype)
-    if size in (2, 4, 8):
-        decoded: npt.NDArray[Any] = bits.astype(f"u{size}").view(f"f{size}")
-        return decoded.astype(np.float64)
-    if dtype in ("bool", "uint8", "uint16", "uint32", "uint64"):
-        return bits.astype(np.float64)
-    if dtype in ("int8", "int16", "int32", "int64"):
-        width = int(dtype.removeprefix("int")) // 8
-        return bits.astype(f"u{width}").view(f"i{width}").astype(np.float64)
-    return None
-
-
-def _ordered(value: Value) -> list[int]:
-    """Bits as integers that are ordered as the floats are, with both zeros at 0."""
-    sign = 1 << (8 * _BYTES[value.form.dtype] - 1)
-    return [-(b & ~sign) if b & sign else b for b in value.bits.tolist()]

@@ -20,6 +20,7 @@ import numpy as np
 
 from shadowrun.judge.units import FAST_CONVOLUTION_PEAK, FAST_CONVOLUTION_RMS, terms, units
 from shadowrun.numerics.ladder import mantissa_of
+from shadowrun.numerics.raw_numbers import decoded, ulps_apart
 from shadowrun.operators.facts import facts, ulp_bound
 from shadowrun.recording.model import NONE
 from shadowrun.studies.diff.compare import ARISING, Outcome
@@ -353,7 +354,9 @@ def measure(a: Values, b: Values, x: Numbers, y: Numbers) -> tuple[Floats, Float
     if dtype not in _WIDTH or len(n) != 1 or n == {0}:
         return nothing, nothing, nothing, nothing
     bits = [r.samples[r.first_sample[rows][:, None] + np.arange(*n)] for r, rows in sides]
-    p, q = (_values(s, _REAL.get(dtype, dtype)) for s in bits)
+    p, q = (decoded(s, dtype) for s in bits)
+    assert p is not None
+    assert q is not None
     with np.errstate(all="ignore"):
         gap, size = np.abs(p - q), np.maximum(np.abs(p), np.abs(q))
         # Equal infinities have a difference of NaN, and NaN on both sides is no distance.
@@ -361,26 +364,8 @@ def measure(a: Values, b: Values, x: Numbers, y: Numbers) -> tuple[Floats, Float
         # What is still NaN is NaN on one side only.
         gap = np.where(np.isnan(gap), np.inf, gap)
         relative = np.where(gap > 0, gap / size, 0.0)
-    ulps = np.where(gap > 0, _ulps(bits[0], bits[1], _WIDTH[dtype]), 0.0)
+    ulps = np.where(gap > 0, ulps_apart(bits[0], bits[1], _WIDTH[dtype]).astype(np.float64), 0.0)
     worst = gap.argmax(axis=1)
     rows = np.arange(len(x))
     greatest = relative.max(axis=1, where=np.isfinite(relative), initial=0.0)
     return ulps.max(axis=1), greatest, gap[rows, worst], size[rows, worst]
-
-
-def _ulps(p: npt.NDArray[np.uint64], q: npt.NDArray[np.uint64], width: int) -> Floats:
-    """Distance of raw bits as numbers in the order of the floats."""
-    sign = np.uint64(1 << (width - 1))
-    negative = (p & sign) != (q & sign)
-    m, n = (bits & (sign - np.uint64(1)) for bits in (p, q))
-    apart = np.where(m > n, m - n, n - m).astype(np.float64)
-    return np.where(negative, m.astype(np.float64) + n.astype(np.float64), apart)
-
-
-def _values(bits: npt.NDArray[np.uint64], dtype: str) -> Floats:
-    # numpy warns of signalling NaNs.
-    with np.errstate(invalid="ignore"):
-        if dtype == "bfloat16":
-            return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-        width = {"float64": 8, "float32": 4, "float16": 2}[dtype]
-        return bits.astype(f"u{width}").view(dtype).astype(np.float64)
