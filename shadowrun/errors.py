@@ -14,7 +14,28 @@ While the user's program runs, an internal failure becomes a record and one warn
 
 from __future__ import annotations
 
-__all__ = ["DataFileError", "NestingError", "PlatformError", "ShadowrunError", "ShadowrunWarning", "UsageError"]
+from typing import Any, Final
+
+__all__ = [
+    "DataFileError",
+    "NestingError",
+    "PlatformError",
+    "ShadowrunError",
+    "ShadowrunWarning",
+    "UsageError",
+    "brief",
+]
+
+_MAX_SHOWN: Final = 200
+
+
+def brief(value: Any) -> str:
+    """A value of a file for a message: as Python writes it, at most 200 characters of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # TOML has hexadecimal numbers of any length, of which Python prints 4300 decimal digits
+        return "a number too long to print"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 class ShadowrunError(Exception):

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.errors import UsageError
+from shadowrun.errors import UsageError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +46,6 @@ KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 FAIL_ON = ("unsupported", "error", "mismatch")
 """Kinds that fail a run by default."""
 
-_MAX_SHOWN = 200
 _MAX_PATTERN = 1000
 _PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
 _SHORT = {
@@ -173,7 +172,7 @@ def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:
     for operator, value in table.items():
         # A list has the rules of one operator for several dtypes or platforms: TOML allows no key twice.
         for entry in value if isinstance(value, list | tuple) else (value,):
-            where = f"{origin}, tolerance of {_shown(operator)}"
+            where = f"{origin}, tolerance of {brief(operator)}"
             if not isinstance(entry, dict):
                 raise _invalid(where, "value", entry, "use {rtol = 1e-3, atol = 1e-5}, or a list of such")
             for key in entry:
@@ -260,23 +259,14 @@ def _table(path: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def _invalid(where: str, key: str, value: Any, use: str) -> UsageError:
-    return UsageError(f"{where}: {key} = {_shown(value)}: {use}.", slug="bad-settings")
-
-
-def _shown(value: Any) -> str:
-    """The value as Python writes it, at most `_MAX_SHOWN` characters of it."""
-    try:
-        text = repr(value)
-    except ValueError:  # TOML has hexadecimal numbers of any length, of which Python prints 4300 decimal digits
-        return "a number too long to print"
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return UsageError(f"{where}: {key} = {brief(value)}: {use}.", slug="bad-settings")
 
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
     if key not in known:
         near = difflib.get_close_matches(key, known, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"{where}: unknown key {_shown(key)}.{hint} Keys: {', '.join(known)}.", slug="bad-settings")
+        raise UsageError(f"{where}: unknown key {brief(key)}.{hint} Keys: {', '.join(known)}.", slug="bad-settings")
 
 
 def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:

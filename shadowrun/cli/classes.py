@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print; returns the exit status."""
+    from shadowrun.report import save
     from shadowrun.studies.classes.report import classes_document, plots_of
     from shadowrun.studies.classes.study import Study
 
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     options.print_report(classes_document(study), args)
     if args.plots:
         for name, content in plots_of(study).items():
-            (Path(args.plots) / f"{name}.svg").write_text(content, encoding="utf-8")
+            save(content, Path(args.plots) / f"{name}.svg")
     return 0
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import one_line
+from shadowrun.report.sanitize import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
     import argparse
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     document, failures = _diff(args, paths)
     options.print_report(document, args)
     for failure in failures:
-        print(f"shadowrun: FAILED: {one_line(failure)}", file=sys.stderr)
+        print(f"shadowrun: FAILED: {clip(failure, MAX_WHOLE)}", file=sys.stderr)
     return int(bool(failures))
 
 
@@ -116,6 +116,7 @@ def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tupl
     from shadowrun.studies.diff.names import read_names
     from shadowrun.studies.diff.recordings import diff_recordings
     from shadowrun.studies.diff.report import recordings_document
+    from shadowrun.studies.replay.commands import replay_commands
 
     kinds = _kinds(args.fail_on, _OF_RECORDINGS, "recordings")
     names = read_names(Path(args.map)) if args.map else None
@@ -124,7 +125,7 @@ def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tupl
     # A mistake that would pass every gate.
     if paths[0].samefile(paths[1]):
         found = dataclasses.replace(found, warnings=("both names are of one file", *found.warnings))
-    return recordings_document(found, args.limit), found.failures(kinds)
+    return recordings_document(found, args.limit, replay_commands(found, paths)), found.failures(kinds)
 
 
 def _kinds(given: list[str], known: tuple[str, ...], what: str) -> frozenset[str]:

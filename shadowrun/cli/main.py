@@ -23,8 +23,9 @@ import traceback
 from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
+from shadowrun.cli import supervised
 from shadowrun.errors import ShadowrunError
-from shadowrun.report.sanitize import forgiving, one_line
+from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
-    *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "classes"),
-    *("coverage", "static", "sweep", "support", "slowdown", "determinism", "study", "platforms", "demo"),
+    *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "replay", "classes"),
+    *("coverage", "static", "sweep", "support", "slowdown", "determinism", "mitigate", "study", "platforms", "demo"),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 
-RUN_PROGRAM = ("run", "compile", "record", "determinism")
+RUN_CALLS = ("explain", "repro", "slowdown")
+"""Commands that run calls of a file, in a process of their own."""
+
+RUN_PROGRAM = ("run", "compile", "record", "determinism", "mitigate")
 """Commands that run the user's program, whose output must not be changed."""
 
 
@@ -77,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
         text = module.__doc__ or ""
         command = _parser(commands.add_parser, name, text, help=text.partition("\n")[0].rstrip("."))
         module.add_arguments(command)
-        command.set_defaults(run=module.run, runs_program=name in RUN_PROGRAM)
+        command.set_defaults(run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS)
     return parser
 
 
@@ -96,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with forgiving():
             args = build_parser().parse_args(argv)
+        # Called by a test or a program, a command stays in its process.
+        if argv is None and args.runs_calls and (ended := supervised.in_child()) is not None:
+            return ended
         with contextlib.nullcontext() if args.runs_program else forgiving():
             # Before the command resolves a platform: the plug-in may register it.
             if getattr(args, "imports", None):
@@ -106,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
     except ShadowrunError as error:
         with forgiving():
-            print(f"shadowrun: error: {one_line(str(error))} [docs/messages.md#{error.slug}]", file=sys.stderr)
+            print(f"shadowrun: error: {clip(str(error), MAX_WHOLE)} [docs/messages.md#{error.slug}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if argv is not None:  # called by a test or a program, which must not be ended

@@ -28,6 +28,7 @@ __all__ = [
     "add_output_arguments",
     "add_selection_arguments",
     "add_simulation_arguments",
+    "byte_count",
     "check_outputs",
     "compare_options",
     "count",
@@ -369,6 +370,26 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: use a whole number >= 1")
     return number
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def byte_count(text: str) -> int:
+    """Read ``100MB``, ``1.5 GiB`` or a number of bytes.
+
+    Raises:
+        ArgumentTypeError: It is no size.
+    """
+    number = text.strip().rstrip("BKMGIbkmgi")
+    unit = text.strip()[len(number) :].lower()
+    try:
+        found = float(number) * _UNITS[unit]
+    except (ValueError, KeyError):
+        found = -1.0
+    if not 0 <= found < 2**62:  # false for NaN too
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: use bytes, or a number with KB, MB or GB")
+    return int(found)
 
 
 def positive(text: str) -> float:

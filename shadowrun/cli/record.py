@@ -1,12 +1,14 @@
 """Run a program and record digests of all results, to compare with a recording of another machine.
 
 The program runs once, unchanged, on its own devices, with its own arguments and exit status. Nothing is compared and no
-tensor is kept, only hashes, counts and 64 sampled elements of each result.
+tensor is kept, only hashes, counts and 64 sampled elements of each result; with --capture, inputs of calls too.
 
 Examples:
   shadowrun record -o a.shadowrec train.py --epochs 1
   shadowrun record --steps 0-2 -m package.train
+  shadowrun record --capture 100MB -o a.shadowrec train.py     (keep inputs, for shadowrun replay on another machine)
   shadowrun record --flaws matmul-in-tf32 -o flawed.shadowrec train.py sim     (a simulated device)
+  shadowrun record --kernels -o a.shadowrec train.py                          (also the kernel of each call)
   shadowrun record --grid threads=1,2 --grid isa=default,avx2 --out grid train.py   (each platform in its own process)
 
 Exit status:
@@ -23,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
+from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from shadowrun.comparison.record import RecordRun
@@ -48,6 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows", type=int, default=0, metavar="N", help="also digest the first N rows of each result one by one"
     )
+    parser.add_argument(
+        "--capture",
+        type=options.byte_count,
+        default=0,
+        metavar="SIZE",
+        help="keep the inputs of calls, such as 100MB in all, for `shadowrun replay` (default: none)",
+    )
+    parser.add_argument(
+        "--kernels", action="store_true", help="also record which kernel ran for each call (100 to 200 µs more a call)"
+    )
     grid = parser.add_argument_group("many platforms on one machine")
     grid.add_argument(
         "--grid",
@@ -63,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--out", metavar="DIR", help="folder for the recordings of a grid")
     grid.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
     parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid is told which one it is
+    parser.add_argument("--apply", type=options.words, default=[], help=argparse.SUPPRESS)  # by `shadowrun mitigate`
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
 
@@ -99,9 +112,11 @@ def run(args: argparse.Namespace) -> int:
         modules=args.modules,
         ops=None if args.ops is None else options.operators(args.ops),
         rows=args.rows,
+        capture=args.capture,
+        kernels=args.kernels,
     )
     process = os.getpid()
-    with _platform(recording, args.platform):
+    with _platform(recording, args.platform), _mitigations(args.apply):
         outcome = program.execute(recording)
     if os.getpid() != process:  # a child that the program forked
         return outcome.status
@@ -125,6 +140,16 @@ def _platform(recording: RecordRun, spec: str | None) -> AbstractContextManager[
     return CpuSettings(platform.settings)
 
 
+def _mitigations(names: list[str]) -> AbstractContextManager[None]:
+    """Mitigations that a process applies itself; see `shadowrun mitigate`."""
+    if not names:
+        return contextlib.nullcontext()
+
+    from shadowrun.studies.mitigate.applying import applied
+
+    return applied(names)
+
+
 def _run_grid(args: argparse.Namespace) -> int:
     """Record each platform; returns the exit status."""
     if not args.out:
@@ -140,7 +165,7 @@ def _run_grid(args: argparse.Namespace) -> int:
     folder = Path(args.out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {args.out!r} is no folder.", slug="bad-grid")
-    with _progress() as progress:
+    with progress_bar("recording: platforms") as progress:
         cells = record_grid(platforms, _forwarded(args), folder, jobs=args.jobs, progress=progress)
     report.show(render(grid_document(cells, str(folder)), "terminal"))
     return int(any(cell.outcome != RECORDED for cell in cells))
@@ -152,23 +177,9 @@ def _forwarded(args: argparse.Namespace) -> list[str]:
     lists = {"flaws": args.flaws, "ops": args.ops, "modules": args.modules, "steps": args.steps}
     found += [f"--{name}={','.join(map(str, values))}" for name, values in lists.items() if values]
     found += [f"--preset={args.preset}"] if args.preset else []
-    found += [f"--rows={args.rows}"] if args.rows else []
+    found += [f"--{name}={n}" for name, n in (("rows", args.rows), ("capture", args.capture)) if n]
+    found += ["--kernels"] if args.kernels else []
     return [*found, "-m", *args.module] if args.module else [*found, *args.script]
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error with the time left, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("platforms"), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("recording", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _closing_line(recording: RecordRun) -> str:
@@ -177,7 +188,9 @@ def _closing_line(recording: RecordRun) -> str:
     size = path.stat().st_size if path.exists() else 0
     n_skipped = sum(recording.skipped.values())
     skipped = f" ({n_skipped:,} not recorded)" if n_skipped else ""
+    n_captured = recording.captured.n_calls
+    captured = f", inputs of {n_captured:,} ({recording.captured.n_bytes:,} bytes)" if n_captured else ""
     return (
-        f"shadowrun: {recording.n_calls:,} calls{skipped}, {size:,} bytes in {path}; "
+        f"shadowrun: {recording.n_calls:,} calls{skipped}{captured}, {size:,} bytes in {path}; "
         f"next: shadowrun diff {path} OTHER.shadowrec, or shadowrun classes {path.with_name('*.shadowrec')}"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sqlite3
 import zlib
 from collections import Counter
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError
-from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, Recording, n_rungs
+from shadowrun.recording.model import CALL, N_SAMPLES, NONE, RESULT, Context, Form, Kind, Process, Recording, n_rungs
 from shadowrun.store import validation
-from shadowrun.store.codec import decode_facts, jsonable
+from shadowrun.store.codec import MAX_RANKS, decode_facts, jsonable
 from shadowrun.store.validation import COUNT, SHAPE, TEXT, one_of
 from shadowrun.types import Phase
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.validation import Columns
 
-__all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "read", "read_all"]
+__all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "open_checked", "read", "read_all"]
 
 SUFFIX: Final = ".shadowrec"
 APPLICATION_ID: Final = 0x73687263  # "shrc"
@@ -58,15 +59,18 @@ create table captured (call integer primary key, arguments text not null);
 """
 
 _BLOB = "typeof({0}) = 'blob'"
+_NAME = f"{TEXT} and length({{0}}) <= 10000"
+"""Reports say a name many times: of megabytes, it would become gigabytes."""
 _BLOBS: Final = ("calls", "results", "inputs", "rungs", "samples", "sample_tops", "row_rungs")
 _COLUMNS: Columns = {
     "process": {"id": COUNT, "info": TEXT},
     "context": {
-        **dict.fromkeys(("op", "module", "site", "device", "arguments"), TEXT),
+        **dict.fromkeys(("op", "module", "site", "device"), _NAME),
+        "arguments": TEXT,
         "id": COUNT,
         "phase": one_of(*Phase),
     },
-    "form": {"id": COUNT, **dict.fromkeys(("dtype", "layout", "placement"), TEXT), "shape": SHAPE, "stride": SHAPE},
+    "form": {"id": COUNT, **dict.fromkeys(("dtype", "layout", "placement"), _NAME), "shape": SHAPE, "stride": SHAPE},
     "kernel": {"id": COUNT, "name": TEXT},
     "block": {
         **dict.fromkeys(("id", "process", "n_calls", "n_results"), COUNT),
@@ -80,8 +84,16 @@ _MAX_RESULTS_PER_BLOCK: Final = 1 << 22  # a fused optimizer writes to thousands
 _MIN_UNPACKED_LIMIT: Final = 2**28
 _MAX_UNPACKED_RATIO: Final = 64
 """Bytes of unpacked columns for each byte of a block; a recording of nothing but views has 24."""
+_MAX_PENDING_BYTES: Final = 1 << 22
 _N_PACKED: Final = " + ".join(f"length({column})" for column in _BLOBS)
 _MAX_NAMED: Final = 8
+_MAX_ELEMENTS: Final = 2**63 - 1
+_MAX_FACTS: Final = 10_000
+"""Entries of a fingerprint and of options, at all depths: reports go through them for each output."""
+_MAX_PATTERN: Final = 1000
+"""Characters of a pattern of outputs: the time to compile one may grow with the square of its length."""
+_BELOW_2_31: Final = {"calls": ("step", "occurrence"), "results": ("n_rows",)}
+_COUNTS_OF_ELEMENTS: Final = ("n_nan", "n_pos_inf", "n_neg_inf", "n_zero", "n_neg_zero", "n_subnormal")
 _TIMEOUT_S: Final = 5.0
 _COMPRESSION: Final = 1  # level 6 takes five times as long for a tenth less
 
@@ -118,9 +130,15 @@ class Writer:
     def __init__(self, path: Path, process: Process) -> None:
         self.path = path
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        self._n_pending_bytes = 0
         self._widths: list[int] = []
         _clear(path)
-        self._connect("rwc")
+        try:
+            # It may hold inputs and results of the program: for this user only.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError as error:
+            raise _unwritable(path, str(error.strerror)) from error
+        self._connect("rw")
         try:
             numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
             self._connection.executescript("begin;" + numbers + SCHEMA + "commit;")
@@ -162,12 +180,19 @@ class Writer:
         self._write(("insert into block values (null, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row))
 
     def content(self, digest: str, dtype: str, shape: Sequence[int], data: bytes) -> None:
-        """Keep the bytes of a tensor, once for each digest."""
-        self._write(("insert or ignore into content values (?, ?, ?, ?)", (digest, dtype, json.dumps(shape), data)))
+        """Keep the bytes of a tensor, once for each digest; they are written with the next block, or soon if large."""
+        row = (digest, dtype, json.dumps(shape), data)
+        self._pending.append(("insert or ignore into content values (?, ?, ?, ?)", row))
+        self._n_pending_bytes += len(data)
+        if self._n_pending_bytes > _MAX_PENDING_BYTES:
+            self._write()
 
     def captured(self, call: int, arguments: str) -> None:
-        """Keep the arguments of a call, as JSON that refers to contents by digest."""
-        self._write(("insert or replace into captured values (?, ?)", (call, arguments)))
+        """Keep the arguments of a call, as JSON that refers to contents by digest; it is written with the next block.
+
+        A process that is killed may leave it without its call.
+        """
+        self._pending.append(("insert or replace into captured values (?, ?)", (call, arguments)))
 
     def describe(self, process: Process) -> None:
         """Replace the description of the process."""
@@ -202,6 +227,7 @@ class Writer:
             raise
         self._connection.execute("commit")
         self._pending.clear()
+        self._n_pending_bytes = 0
 
 
 def in_memory(
@@ -231,14 +257,27 @@ def read(path: Path) -> Recording:
     Raises:
         DataFileError: The file is missing, not a recording, of a newer schema, or damaged.
     """
+    with contextlib.closing(open_checked(path)) as connection:
+        try:
+            return _read(connection, path.name)
+        except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
+            raise _damaged(path, error) from error
+
+
+def open_checked(path: Path) -> sqlite3.Connection:
+    """Open a recording to read, after its schema, its pages and the values of its columns were checked.
+
+    Raises:
+        DataFileError: The file is missing, not a recording, of a newer schema, or damaged.
+    """
     connection = _open(path)
     try:
-        with contextlib.closing(connection):
-            validation.check(connection, SCHEMA)
-            validation.check_values(connection, _COLUMNS)
-            return _read(connection, path.name)
-    except (sqlite3.Error, ValueError, UnicodeError, zlib.error, RecursionError) as error:
+        validation.check(connection, SCHEMA)
+        validation.check_values(connection, _COLUMNS)
+    except (sqlite3.Error, ValueError, UnicodeError) as error:
+        connection.close()
         raise _damaged(path, error) from error
+    return connection
 
 
 def read_all(paths: Sequence[Path], name: str = "") -> Recording:
@@ -337,7 +376,9 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _read(connection: sqlite3.Connection, name: str) -> Recording:
-    processes = [decode_facts(Process, info) for (info,) in connection.execute("select info from process order by id")]
+    processes = [_process(info) for (info,) in connection.execute("select info from process order by id")]
+    if not processes:
+        raise ValueError("it is of no process")
     contexts = tuple(
         Context(op, module, Phase(phase), site, device, arguments)
         for _, op, module, phase, site, device, arguments in _numbered(connection, "context")
@@ -358,6 +399,24 @@ def _read(connection: sqlite3.Connection, name: str) -> Recording:
             raise ValueError(f"a block of process {number}, which is missing")
         blocks[number].append(unpack.block(*columns, widths=widths))
     return _joined(name, processes, blocks, contexts, forms, kernels)
+
+
+def _process(info: str) -> Process:
+    process = decode_facts(Process, info)
+    if not 0 <= process.rank < MAX_RANKS:
+        raise ValueError(f"rank {process.rank}")
+    if _n_entries(process.fingerprint) + _n_entries(process.options) > _MAX_FACTS:
+        raise ValueError("a fingerprint or options of too many entries")
+    outputs = process.options.get("outputs", ())
+    if isinstance(outputs, list) and any(len(str(pattern)) > _MAX_PATTERN for pattern in outputs):
+        raise ValueError("a pattern of outputs that is too long")
+    return process
+
+
+def _n_entries(value: Any) -> int:
+    """Entries at all depths; `decode_facts` has checked the depth."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return len(parts) + sum(map(_n_entries, parts))
 
 
 def _numbered(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
@@ -480,7 +539,7 @@ def _joined(
 ) -> Recording:
     """All blocks in one, those of each process together; row numbers count from the start of the recording."""
     # Once and not for each process: a file may have a hundred thousand of both.
-    lengths = np.array([0, *{n_rungs(form.dtype) for form in forms}], np.int64)
+    limits = _Limits.of(forms)
     calls, results, inputs, described = [], [], [], []
     n_calls = n_results = 0
     for process, own in zip(processes, blocks, strict=True):
@@ -488,7 +547,7 @@ def _joined(
             np.concatenate([np.empty(0, dtype), *(getattr(b, column) for b in own)])
             for column, dtype in (("calls", CALL), ("results", RESULT), ("inputs", np.dtype("<i8")))
         )
-        _check(call, result, given, len(contexts), len(forms), len(kernels), lengths)
+        _check(call, result, given, len(contexts), len(kernels), limits)
         result["base"][result["base"] != NONE] += n_results
         given[given != NONE] += n_results
         described.append(_placed(process, n_calls, len(call)))
@@ -518,30 +577,74 @@ def _joined(
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Limits:
+    """What a tensor of each form has at most: (n_forms,) each.
+
+    Attributes:
+        rungs: Rungs of its ladder.
+        rows: Ladders of rows.
+        samples: Sampled numbers.
+        elements: Real numbers.
+    """
+
+    rungs: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    samples: npt.NDArray[np.int64]
+    elements: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, forms: Sequence[Form]) -> _Limits:
+        """Of forms.
+
+        Raises:
+            ValueError: A size is negative, or no tensor has so many elements.
+        """
+        rows = []
+        for form in forms:
+            if min(form.shape, default=0) < 0 or form.n_elements > _MAX_ELEMENTS:
+                raise ValueError("a shape that no tensor has")
+            n_parts = 2 if form.dtype.startswith("complex") else 1
+            n_samples = n_parts * min(N_SAMPLES, form.n_elements)
+            # A layout whose shape is not recorded has no values either.
+            # Leading dimensions of size 1 are skipped where rows are digested.
+            n_rows = next((size for size in form.shape if size != 1), 1) if form.shape else 0
+            n_elements = min(_MAX_ELEMENTS, n_parts * form.n_elements)
+            rows.append((n_rungs(form.dtype), min(n_rows, 2**31), n_samples, n_elements))
+        columns = np.array(rows, np.int64).reshape(-1, 4)
+        return cls(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
+
+
 def _check(
     calls: npt.NDArray[Any],
     results: npt.NDArray[Any],
     inputs: npt.NDArray[np.int64],
     n_contexts: int,
-    n_forms: int,
     n_kernels: int,
-    lengths: npt.NDArray[np.int64],
+    limits: _Limits,
 ) -> None:
-    """Refuse numbers that refer to no row, and ladders of other lengths than these."""
+    """Refuse numbers that refer to no row, and more rungs, rows, samples and elements than forms have."""
     _within(calls["context"], 0, n_contexts, "a context")
     _within(calls["kernel"], NONE, n_kernels, "a kernel")
-    _within(calls["step"], 0, 2**31 - 1, "a step")
-    _within(calls["occurrence"], 0, 2**31 - 1, "a count")
-    _within(results["form"], 0, n_forms, "a form")
+    for array, table in ((calls, "calls"), (results, "results")):
+        for column in _BELOW_2_31[table]:
+            _within(array[column], 0, 2**31 - 1, f"{column} of {table}")
+    _within(results["form"], 0, len(limits.rungs), "a form")
     _within(results["kind"], 0, len(Kind), "a kind")
-    _within(results["n_rows"], 0, 2**31 - 1, "a number of rows")
+    form = results["form"]
+    if not ((results["n_rungs"] == 0) | (results["n_rungs"] == limits.rungs[form])).all():
+        raise ValueError("a ladder of a length that its dtype does not have")
+    _within(results["n_rows"], 0, np.where(results["n_rungs"] > 0, limits.rows[form], 0) + 1, "a row")
+    _within(results["n_samples"], 0, limits.samples[form] + 1, "a sample")
+    for column in _COUNTS_OF_ELEMENTS:
+        # Not `< n + 1`, which may be beyond 63 bits.
+        if not ((results[column] >= 0) & (results[column] <= limits.elements[form])).all():
+            raise ValueError(f"{column} of more elements than there are")
     if int(calls["n_results"].sum(dtype=np.int64)) != len(results):
         raise ValueError("results that belong to no call")
     # A base comes before its view, so that to follow bases ends.
     _within(results["base"], NONE, np.arange(len(results)), "the base of a view")
     _within(inputs, NONE, len(results), "an input")
-    if not np.isin(results["n_rungs"], lengths).all():
-        raise ValueError("a ladder of a length that no dtype has")
 
 
 def _within(column: npt.NDArray[Any], least: int, end: Any, what: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import one_line, sanitize
+from shadowrun.report.sanitize import MAX_WHOLE, clip, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -320,9 +320,9 @@ def _safe(document: Document, format: str) -> Document:  # noqa: A002 - as in re
     # Its renderer reads nothing else.
     if format == "csv":
         return dataclasses.replace(document, records=sanitize(document.records, whole=True))
-    blocks = sanitize(document.blocks, whole=True)
-    gate = sanitize(document.gate, whole=True)
-    return dataclasses.replace(document, title=one_line(document.title), blocks=blocks, gate=gate)
+    blocks = sanitize(document.blocks, longest=MAX_WHOLE)
+    gate = sanitize(document.gate, longest=MAX_WHOLE)
+    return dataclasses.replace(document, title=clip(document.title, MAX_WHOLE), blocks=blocks, gate=gate)
 
 
 def status_span(status: str, text: str = "", link: str = "") -> Span:

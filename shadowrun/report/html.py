@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shadowrun.report.document import Document, Entries, Facts, Figure, Note, Section, Table, shown
-from shadowrun.report.sanitize import sanitize
+from shadowrun.report.sanitize import MAX_WHOLE, sanitize
 
 if TYPE_CHECKING:
     from jinja2.environment import TemplateModule
@@ -27,7 +27,7 @@ def render_html(document: Document) -> str:
 def table_html(table: Table) -> str:
     """One table alone, for notebooks."""
     module: TemplateModule = _environment().get_template("blocks.html").module
-    return str(module.table(sanitize(table, whole=True)))  # type: ignore[attr-defined]
+    return str(module.table(sanitize(table, longest=MAX_WHOLE)))  # type: ignore[attr-defined]
 
 
 def _environment() -> Environment:

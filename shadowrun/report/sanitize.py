@@ -14,14 +14,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["clip", "forgiving", "one_line", "sanitize", "show"]
+__all__ = ["MAX_WHOLE", "clip", "forgiving", "one_line", "sanitize", "show"]
 
 MAX_NAME = 120
 MAX_TEXT = 400
+MAX_WHOLE = 10_000
+"""Characters of any text of a report but CSV, however it was made: a file may have names of megabytes."""
 # Fields with names of operators: shorter than texts, since tables have a column of them.
 _NAMES = frozenset({"op", "ops", "kernel", "missing_kernels", "missing_kernel"})
+_PICTURES = frozenset({"svg"})
 
 T = TypeVar("T")
 
@@ -40,35 +43,37 @@ def clip(text: str, length: int = MAX_TEXT) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def sanitize(value: T, *, whole: bool = False) -> T:
+def sanitize(value: T, *, whole: bool = False, longest: int = 0) -> T:
     """A copy of a nested value (dataclasses, tuples, lists, dictionaries) with sanitised texts.
 
     Args:
         value: The value to show.
         whole: Do not shorten texts.
+        longest: Shorten texts to so many characters, whatever they are; pictures stay whole.
     """
-    copy: T = _sanitized(value, None, whole=whole)
+
+    def tame(text: str, field: str | None) -> str:
+        if whole or field in _PICTURES:
+            return one_line(text)
+        return clip(text, longest or (MAX_NAME if field in _NAMES else MAX_TEXT))
+
+    copy: T = _sanitized(value, None, tame)
     return copy
 
 
-def _sanitized(value: Any, field: str | None, *, whole: bool) -> Any:
+def _sanitized(value: Any, field: str | None, tame: Callable[[str, str | None], str]) -> Any:
     if isinstance(value, enum.Enum):  # before str: `Status` is one, and would become plain text
         return value
     if isinstance(value, str):
-        if whole:
-            return one_line(value)
-        return clip(value, MAX_NAME) if field in _NAMES else clip(value)
+        return tame(value, field)
     if isinstance(value, (tuple, list)):
-        return type(value)(_sanitized(item, field, whole=whole) for item in value)
+        return type(value)(_sanitized(item, field, tame) for item in value)
     if isinstance(value, Mapping):
         # Keys too: an untrusted file names them as well, as in fingerprints.
-        pairs = ((_sanitized(k, field, whole=whole), _sanitized(v, field, whole=whole)) for k, v in value.items())
-        return dict(pairs)
+        return {_sanitized(k, field, tame): _sanitized(v, field, tame) for k, v in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f.name for f in dataclasses.fields(value)]
-        return dataclasses.replace(
-            value, **{name: _sanitized(getattr(value, name), name, whole=whole) for name in fields}
-        )
+        return dataclasses.replace(value, **{name: _sanitized(getattr(value, name), name, tame) for name in fields})
     return value
 
 

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from shadowrun.report.document import Entries, Facts, Figure, Note, Section, Table, plain, shown, visible
-from shadowrun.report.sanitize import clip
+from shadowrun.report.sanitize import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +30,8 @@ LABEL = 12
 """Characters in the column of labels."""
 
 _INDENT = "  "
+_MAX_CELL = 1000
+"""Characters of a cell of a table: a terminal folds them into a column."""
 _STYLES = {"good": "green", "bad": "red", "warn": "yellow", "dim": "dim", "action": "bold cyan", "strong": "bold"}
 
 
@@ -154,7 +156,7 @@ class _Page:
                 grid.add_column(name, justify="right" if number else "left", no_wrap=number or first, overflow="fold")
             # The first column does not wrap in rich: a long name would take the width of all others.
             for row in table.rows[:n]:
-                cells = [_cell(row[i]) for i in at]
+                cells = [_cell(row[i], longest=_MAX_CELL) for i in at]
                 grid.add_row(_folded(cells[0], self.console.width // 2), *cells[1:])
             self.console.print(grid)
         self._more(more)
@@ -199,11 +201,11 @@ class _Page:
             self.console.print(Text(text, "dim"))
 
 
-def _cell(cell: Cell, separator: str = ", ") -> Text:
+def _cell(cell: Cell, separator: str = ", ", longest: int = MAX_WHOLE) -> Text:
     """A cell as rich's text, without markup: names come from the user's program."""
     if isinstance(cell, str):
-        return Text(cell)
-    return Text(separator).join(Text(span.text, _STYLES.get(span.tone, "")) for span in cell)
+        return Text(clip(cell, longest))
+    return Text(separator).join(Text(clip(span.text, longest), _STYLES.get(span.tone, "")) for span in cell)
 
 
 def _folded(text: Text, width: int) -> Text:

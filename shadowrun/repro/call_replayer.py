@@ -21,6 +21,7 @@ from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.ladder import Trace, recorded_steps
+from shadowrun.operators.vendor_ops import for_reference
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.untrusted_specs import simulated_flaws
@@ -216,19 +217,51 @@ class CallReplayer:
                 expected = self._run(self.ref, plan, args, kwargs)
             except Exception:
                 return None
-            self._sink.take()
-            self._judge.forget()
-            call = Call(plan, args, kwargs, self._role, context=0)
+            call = self._begin(plan, args, kwargs)
             actual: Ran | None
             if self._shared:
                 actual = self._run(self.target, plan, args, kwargs)
             else:
                 actual = self._runs.run_target(call, (args, kwargs))
             if actual is not None:
-                here = None if self._shared else self.target.device
-                self._comparator.compare_and_record(
-                    call, (args, kwargs), actual, expected, shared=self._shared, here=here
-                )
+                self._compare(call, actual, expected)
+        return self._judged()
+
+    def run(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Ran | None, ReplayOutcome | None]:
+        """Run a call on the target, and judge it where the reference can run it and is another platform.
+
+        Args:
+            plan: The operator.
+            args: Inputs on the CPU; they stay as they are.
+            kwargs: Inputs by name.
+
+        Returns:
+            The target's run, None where it raised; and the verdict, None where there is none.
+        """
+        with torch.no_grad():
+            call = self._begin(plan, args, kwargs)
+            actual = self._runs.run_target(call, (args, kwargs))
+            if actual is not None and str(self.target.platform) != str(self.ref.platform):
+                try:
+                    expected = self.ref.run_mirrored(for_reference(plan), args, kwargs, self._max_bytes)
+                except Exception:  # what the reference cannot run, it cannot judge
+                    return actual, None
+                self._compare(call, actual, expected)
+        return actual, self._judged()
+
+    def _begin(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        self._sink.take()
+        self._judge.forget()
+        return Call(plan, args, kwargs, self._role, context=0)
+
+    def _compare(self, call: Call, actual: Ran, expected: Ran) -> None:
+        here = None if self._shared else self.target.device
+        inputs = call.args, call.kwargs
+        self._comparator.compare_and_record(call, inputs, actual, expected, shared=self._shared, here=here)
+
+    def _judged(self) -> ReplayOutcome | None:
         judged = self._sink.take()
         if judged is None:
             return None
@@ -243,18 +276,19 @@ class CallReplayer:
         return executor.run(plan, args, kwargs)
 
 
-def operator(name: str, *, checked: bool = True) -> OpPlan:
+def operator(name: str, *, checked: bool = True, index: int = 0) -> OpPlan:
     """The plan of an operator that a file names.
 
     Args:
         name: ``aten::add.Tensor``.
+        index: Number of the plan: each operator that one `CallReplayer` runs needs its own.
         checked: Whether it must be one that a file may name; not needed where this process itself recorded it.
 
     Raises:
         AttributeError: This torch has no such operator.
         Refused: It does more than compute tensors.
     """
-    return make_plan(operator_named(name, checked=checked), 0)
+    return make_plan(operator_named(name, checked=checked), index)
 
 
 def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.Captured:

@@ -32,7 +32,10 @@ __all__ = [
     "Captured",
     "NotStorable",
     "captured_calls",
+    "check_number",
     "clear",
+    "decode_value",
+    "encode_value",
     "file_of",
     "folder_of",
     "free_number",
@@ -120,8 +123,8 @@ def save(folder: Path, name: str, call: Captured) -> int:
     content = {
         "format": _FORMAT,
         "op": call.op,
-        "args": [_encode(a, tensors) for a in call.args],
-        "kwargs": {k: _encode(v, tensors) for k, v in call.kwargs.items()},
+        "args": [encode_value(a, tensors) for a in call.args],
+        "kwargs": {k: encode_value(v, tensors) for k, v in call.kwargs.items()},
         "tensors": tensors,
     }
     # For this user only: the files hold values of the program.
@@ -201,11 +204,11 @@ def _read(file: BinaryIO, path: Path) -> Captured:
             content = torch.load(file, map_location="cpu", weights_only=True)
         op, args, kwargs, tensors = (_of_type(content[k], t) for k, t in _PARTS.items())
         _check_plain(tensors)
-        _check_number([args, list(kwargs.values())])
+        check_number([args, list(kwargs.values())])
         return Captured(
             op,
-            tuple(_decode(a, tensors) for a in args),
-            {_of_type(k, str): _decode(v, tensors) for k, v in kwargs.items()},
+            tuple(decode_value(a, tensors) for a in args),
+            {_of_type(k, str): decode_value(v, tensors) for k, v in kwargs.items()},
         )
     except Exception as error:  # torch raises exceptions of many types for a hostile file
         raise DataFileError(
@@ -329,7 +332,7 @@ def _parts_of(t: Any) -> tuple[list[Any], list[Any]]:
     return [], []
 
 
-def _check_number(values: list[Any]) -> None:
+def check_number(values: list[Any]) -> None:
     """Refuse nested lists that grow exponentially: in the file, each may hold one other list twice."""
     waiting: list[Any] = [values]
     n = 0
@@ -349,7 +352,7 @@ def captured_calls(data: DataFile) -> dict[int, tuple[int, int, str]]:
     return {seq: (context, outcome, str(file)) for seq, context, outcome, file in data.query(_CAPTURED)}
 
 
-def _encode(value: Any, tensors: list[Any]) -> Any:
+def encode_value(value: Any, tensors: list[Any]) -> Any:
     """An argument as JSON-like values; a tensor becomes its index in `tensors`."""
     import torch
 
@@ -361,14 +364,14 @@ def _encode(value: Any, tensors: list[Any]) -> Any:
             tensors.append(value)
         return {"tensor": known}
     if isinstance(value, (list, tuple)):
-        return [_encode(v, tensors) for v in value]
+        return [encode_value(v, tensors) for v in value]
     return plain_json.encode(value)
 
 
-def _decode(value: Any, tensors: list[Any]) -> Any:
-    """Inverse of `_encode`; tensors come only from the checked list."""
+def decode_value(value: Any, tensors: list[Any]) -> Any:
+    """Inverse of `encode_value`; tensors come only from the checked list."""
     if type(value) is list:
-        return [_decode(v, tensors) for v in value]
+        return [decode_value(v, tensors) for v in value]
     if type(value) is not dict:
         return _of_type(value, *_VALUES)
     ((kind, content),) = value.items()

@@ -21,6 +21,7 @@ from shadowrun.platforms.cpu import missing_instructions
 from shadowrun.platforms.settings import PYTHON, environment
 from shadowrun.platforms.spec import parse
 from shadowrun.recording.recording_file import SUFFIX, read
+from shadowrun.report import save
 from shadowrun.report.document import Column, Document, Limits, Note, Records, Table
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ def record_grid(
                 progress(n_done, len(cells))
 
     _write(folder, cells)
+    if progress is not None:
+        progress(0, len(cells))
     pool = ThreadPoolExecutor(max(1, jobs))
     try:
         for future in [pool.submit(run, number) for number in range(len(cells))]:
@@ -179,7 +182,8 @@ def _record_one(
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "shadowrun", "record", "--platform", str(spec), "-o", str(path), *arguments]
     began = time.perf_counter()
-    with log.open("wb") as output:
+    log.unlink(missing_ok=True)  # "x": a link of that name, in a folder from elsewhere, would be written through
+    with log.open("xb") as output:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, and the user's program
             command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
@@ -213,12 +217,14 @@ def _outcome(status: int) -> str:
 
 def _last_line(log: Path) -> str:
     lines = log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip().splitlines()
-    return lines[-1][:_MAX_NOTE] if lines else ""
+    # The closing line of `record` comes last, whatever became of the program.
+    said = (line for line in reversed(lines) if not (line.startswith("shadowrun: ") and "; next: " in line))
+    return next(said, "")[:_MAX_NOTE]
 
 
 def _write(folder: Path, cells: Sequence[Cell]) -> None:
     found = {"format": _FORMAT, "platforms": [dataclasses.asdict(cell) for cell in cells]}
-    (folder / FILE).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    save(json.dumps(found, indent=1), folder / FILE)
 
 
 def grid_document(cells: Sequence[Cell], folder: str) -> Document:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import stat
 import struct
@@ -959,3 +960,54 @@ def test_memory_that_runs_out_anywhere_is_one_line(attack, capsys, monkeypatch, 
     said = capsys.readouterr()
     assert ("takes more memory than there is" in said.out) == (error is not None)
     assert ("Traceback" in said.err) == (error is None)
+
+
+# -- 7. calls that end their process -----------------------------------------------------------------
+
+
+def shadowrun_command(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "shadowrun", *words], check=False, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize("command", ["explain", "repro"])
+def test_a_kernel_that_ends_its_process_ends_with_a_message(attack, command):
+    """The smallest integer divided by -1 overflows in the processor; the shell said "Floating point exception"."""
+    operands = torch.tensor([-(2**31)] * 8, dtype=torch.int32), torch.tensor([-1] * 8, dtype=torch.int32)
+    places = {"tensor": 0}, {"tensor": 1}
+    attack.operator("aten::div.Tensor_mode", "i32[8], i32[8]", *places, tensors=operands, rounding_mode="trunc")
+    words = ("x.shadowrun", "2") if command == "explain" else ("x.shadowrun", "--call", "2")
+    ended = shadowrun_command(command, *words)
+    assert ended.returncode == 2, ended
+    assert "calls-ended-process" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_command_in_a_child_is_the_command(attack):
+    plain = shadowrun_command("explain", "x.shadowrun", "2")
+    assert plain.returncode == 0, plain
+    assert "aten::mm" in plain.stdout
+    assert shadowrun_command("explain", "x.shadowrun", "99").returncode == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_in_a_child(tmp_path, number):
+    """Both processes end by it, as one process did."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from shadowrun.cli.supervised import in_child\n"
+        "ended = in_child()\n"
+        "if ended is None:\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    child = int(process.stdout.readline())
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    assert process.wait(60) == -number
+    process.stdout.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

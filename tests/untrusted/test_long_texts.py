@@ -85,6 +85,20 @@ def test_name_of_a_dtype():
         sample("aten::exp", "a" * N, 0)
 
 
+@pytest.mark.parametrize("sizes", [["9" * 4000] * 2000, ["9" * 18] * 400_000], ids=["digits", "dimensions"])
+def test_sizes_of_a_tensor(sizes):
+    """Their product took minutes."""
+    with pytest.raises(Unreadable, match="no tensor has such a shape"):
+        sample("aten::cat", f"f32[{', '.join(sizes)}]", 0)
+
+
+@pytest.mark.parametrize("text", ["], " * N, "a" * N, f"torch.{'a' * N}"], ids=["brackets", "word", "constant"])
+def test_what_cannot_be_read_is_named_in_part(text):
+    with pytest.raises(Unreadable) as caught:
+        sample("aten::cat", text, 0)
+    assert len(str(caught.value)) < 1000
+
+
 def test_lists_that_were_cut():
     """Each named a hundred thousand entries: together they took all memory."""
     with pytest.raises(Unreadable, match="more entries"):

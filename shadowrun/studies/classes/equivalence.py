@@ -45,6 +45,10 @@ __all__ = [
 MODE_WARNING: Final = 0.6
 """Share of repeats below which the most frequent result does not stand for a platform."""
 
+_MAX_OUTPUTS: Final = 10_000
+_MAX_NAMED: Final = 100
+"""Patterns of outputs that a recording may name; further ones are left out."""
+
 _BEYOND: Final = 255
 """Position of all results beyond the first 255: they cannot be told apart from repeats."""
 
@@ -164,7 +168,8 @@ class Classes:
         found = np.full((self.n_classes, self.n_classes), self.mantissa, np.int64)
         for i, a in enumerate(self.values):
             for j, b in enumerate(self.values[:i]):
-                same = a.form[:2] == b.form[:2]
+                # Views have the ladders of their bases, which may be of other dtypes.
+                same = a.form.of_values == b.form.of_values and len(a.ladder) == len(b.ladder)
                 found[i, j] = found[j, i] = remaining_precision(a.ladder, b.ladder) if same else 0
         return found
 
@@ -182,7 +187,7 @@ class Classes:
         seen: dict[object, int] = {}
         return [
             # A shorter dtype has fewer rungs: its last one, without any mantissa, stands for all further bits.
-            seen.setdefault((*v.form[:2], int(v.ladder[min(n_bits, len(v.ladder) - 1)])), len(seen))
+            seen.setdefault((*v.form.of_values, int(v.ladder[min(n_bits, len(v.ladder) - 1)])), len(seen))
             for v in self.values
         ]
 
@@ -241,16 +246,22 @@ def outputs_of(platforms: Sequence[Platform], wanted: Sequence[str] = ()) -> lis
     if not patterns:
         # A recording may name its outputs, as those of published results do.
         named = platforms[0].recordings[0].processes[0].options.get("outputs", ()) if platforms else ()
-        patterns = [str(pattern) for pattern in named] if isinstance(named, list | tuple) else []
+        patterns = [str(pattern) for pattern in named][:_MAX_NAMED] if isinstance(named, list | tuple) else []
     outputs: dict[Output, None] = {}
     for platform in platforms:
         for recording, calls in zip(platform.recordings, platform.calls, strict=True):
             chosen = _matching(calls, patterns) if patterns else _last(recording, calls)
             for key in chosen:
                 outputs |= dict.fromkeys(Output(key, *place) for place in _places(recording, calls[key]))
+    if len(outputs) > _MAX_OUTPUTS:
+        raise UsageError(
+            f"There are {len(outputs):,} outputs to compare, and at most {_MAX_OUTPUTS:,} are. Choose some by "
+            "--output-of MODULE/OPERATOR, or record fewer steps.",
+            slug="too-many-outputs",
+        )
     if wanted:
         for pattern in wanted:
-            if not any(_matches(output.key, pattern) for output in outputs):
+            if not _matching(dict.fromkeys((output.key for output in outputs), 0), [pattern]):
                 raise UsageError(
                     f"--output-of {pattern}: no recorded call matches. Use MODULE/OPERATOR, such as 'fc/aten::addmm' "
                     "or '*/aten::addmm'.",
@@ -286,15 +297,22 @@ def values_of(platform: Platform, output: Output) -> Iterator[Value]:
     for recording, calls in zip(platform.recordings, platform.calls, strict=True):
         if (call := calls.get(output.key)) is None:
             continue
-        kinds, positions = recording.results["kind"], recording.results["position"]
-        for row in recording.results_of(call):
-            if (kinds[row], positions[row]) == (output.kind, output.position) and len(ladder := recording.ladder(row)):
+        rows = recording.results_of(call)
+        own = recording.results[rows.start : rows.stop]
+        # All rows at once: a call may have as many outputs as results.
+        for at in np.flatnonzero((own["kind"] == output.kind) & (own["position"] == output.position)).tolist():
+            row = rows[at]
+            if len(ladder := recording.ladder(row)):
                 source = recording.results[recording.source(row)]
                 yield Value(recording.form_of(row), ladder, recording.samples_of(row), source)
 
 
 def _matching(calls: dict[Key, int], patterns: Sequence[str]) -> list[Key]:
-    return [key for key in calls if any(_matches(key, pattern) for pattern in patterns)]
+    fits: dict[tuple[str, str], bool] = {}
+    for key in calls:
+        if (key.module, key.op) not in fits:
+            fits[key.module, key.op] = any(_matches(key, pattern) for pattern in patterns)
+    return [key for key in calls if fits[key.module, key.op]]
 
 
 def _matches(key: Key, pattern: str) -> bool:

@@ -102,7 +102,7 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
     results = np.array([t.results[c] for t, c in zip(traces, calls, strict=True)])
     inputs = np.array([t.inputs[c] for t, c in zip(traces, calls, strict=True)])
     made = results.any(axis=0)
-    first, all_keys = traces[0], tuple(platforms[0].calls[0])
+    first, all_keys = traces[0], tuple(traces[0].recording.call_keys())
     with np.errstate(over="ignore"):
         # `mix` of one side only: inputs and results are no longer interchangeable in the sum.
         both = mix(mix(inputs) + results)
@@ -169,7 +169,7 @@ class _Trace:
         identity[digested] = recording.rungs[recording.first_rung[source[digested]]]
         kinds = recording.results["kind"]
         # Views have no values of their own, and leaves were not made by the call.
-        own = np.isin(kinds, (Kind.RESULT, Kind.WRITTEN)) & digested
+        own = np.isin(kinds, (Kind.RESULT, Kind.WRITTEN, Kind.OVERWRITTEN)) & digested
         self.own = own & ~_is_repeat(recording)
         self.results = _combined(np.where(self.own, identity, np.uint64(0)), recording.first_result)
         # An input without a digest is the last number here, -1.

@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.errors import DataFileError, UsageError
+from shadowrun.errors import DataFileError, UsageError, brief
 from shadowrun.numerics.ladder import ladder, mantissa_of
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, sample_positions
 from shadowrun.recording.recording_file import SUFFIX, Block, Writer, in_memory
+from shadowrun.report.sanitize import clip
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
@@ -51,6 +52,15 @@ EXPERIMENTS: Final = ("equivalence_classes", "precision", "race_conditions", "ra
 OPERATOR: Final = "prediction"
 _DTYPES: Final = ("float16", "float32", "float64")
 _MAX_BYTES: Final = 1 << 30
+_MAX_REPEATS: Final = 65_535
+"""Results of one call in a recording."""
+_MAX_DIMENSIONS: Final = 64
+_MAX_STEP: Final = 2**31 - 2
+_ERRORS: Final = (
+    *(ValueError, LookupError, TypeError, AttributeError, EOFError, OSError, lzma.LZMAError),
+    # A number without end, and lists of lists without end.
+    *(OverflowError, RecursionError),
+)
 
 _INTEL: Final = {
     **dict.fromkeys((42, 45), "Sandy Bridge"),
@@ -130,10 +140,10 @@ def _sorted_out(source: Path, experiment: str) -> tuple[list[str], list[_Machine
             place = path.split("/")[1] if path.count("/") > 1 and experiment != "precision" else ""
             machine = machines.setdefault(name, _Machine(_fingerprint(name, records[0], place)))
             machine.inferences.append(_inference(model, sample, records))
-    except (ValueError, LookupError, TypeError, AttributeError, EOFError, OSError, lzma.LZMAError) as error:
+    except _ERRORS as error:
         raise DataFileError(
-            f"The published results {str(source)!r} cannot be read ({type(error).__name__}: {error}). Use the folder "
-            '`results` of the authors\' repository, or lines of {"path": …, "data": …}.',
+            f"The published results {str(source)!r} cannot be read ({type(error).__name__}: {clip(str(error))}). Use "
+            'the folder `results` of the authors\' repository, or lines of {"path": …, "data": …}.',
             slug="data-file-corrupt",
         ) from error
     if not machines:
@@ -153,8 +163,8 @@ def _files(source: Path, experiment: str) -> Iterator[tuple[str, Any]]:
         return
     n_bytes = 0
     with lzma.open(source) if source.suffix == ".xz" else source.open("rb") as lines:
-        for line in lines:
-            # A few kilobytes may unpack to any size.
+        # A few kilobytes may unpack to any size, without a line break.
+        while line := lines.readline(_MAX_BYTES + 1):
             n_bytes += len(line)
             if n_bytes > _MAX_BYTES:
                 raise ValueError(f"more than {_MAX_BYTES >> 20} MiB")
@@ -218,6 +228,8 @@ def _inference(model: str, sample: int, records: Sequence[dict[str, Any]]) -> _I
     dtype, shape = predictions[0][0], predictions[0][1]
     if any(p[:2] != (dtype, shape) for p in predictions):
         raise ValueError(f"repeats of {model} in several forms")
+    if len(predictions) > _MAX_REPEATS or sample > _MAX_STEP:
+        raise ValueError(f"{len(predictions)} repeats of {clip(model)}, sample {sample}")
     return _Inference(model, sample, dtype, shape, tuple(p[2] for p in predictions))
 
 
@@ -229,21 +241,28 @@ def _predictions(record: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...],
     for prediction in given if isinstance(given, list) else [given]:
         dtype, shape = str(prediction["dtype"]), tuple(int(size) for size in prediction["shape"])
         if dtype not in _DTYPES:
-            raise ValueError(f"a prediction of dtype {dtype!r}")
+            raise ValueError(f"a prediction of dtype {brief(dtype)}")
+        # Before any product: that of thousands of numbers of thousands of digits takes minutes.
+        if len(shape) > _MAX_DIMENSIONS or not all(0 <= size < 2**63 for size in shape):
+            raise ValueError(f"a prediction of shape {brief(shape[:_MAX_DIMENSIONS])}")
         data = base64.b64decode(prediction["bytes"], validate=True)
         n_repeats = shape[0] if several else 1
         if several or shape[:1] == (1,):
             shape = shape[1:]
         size = math.prod(shape) * np.dtype(dtype).itemsize
+        if n_repeats > _MAX_REPEATS:
+            raise ValueError(f"{brief(n_repeats)} results of shape {brief(shape)}")
         if size * n_repeats != len(data) or not n_repeats:
-            raise binascii.Error(f"{len(data)} bytes for {n_repeats} results of shape {shape} and dtype {dtype}")
+            raise binascii.Error(
+                f"{len(data)} bytes for {brief(n_repeats)} results of shape {brief(shape)} and dtype {dtype}"
+            )
         yield from ((dtype, shape, data[i * size : (i + 1) * size]) for i in range(n_repeats))
 
 
 def _columns(name: str, machine: _Machine) -> tuple[Process, list[Context], list[Form], Block]:
     """A machine's recording as the columns of a file."""
     inferences = sorted(machine.inferences, key=lambda i: i.sample)
-    models = list(dict.fromkeys(i.model for i in inferences))
+    models = {model: n for n, model in enumerate(dict.fromkeys(i.model for i in inferences))}
     contexts = [Context(OPERATOR, model, Phase.FORWARD, "", machine.fingerprint["device"], "[]") for model in models]
     forms = [
         Form(dtype, shape, _stride(shape)) for dtype, shape in dict.fromkeys((i.dtype, i.shape) for i in inferences)
@@ -254,7 +273,7 @@ def _columns(name: str, machine: _Machine) -> tuple[Process, list[Context], list
     rows: list[npt.NDArray[Any]] = []
     rungs, samples = [], []
     for call, inference in zip(calls, inferences, strict=True):
-        call["step"], call["context"] = inference.sample, models.index(inference.model)
+        call["step"], call["context"] = inference.sample, models[inference.model]
         call["n_results"] = len(inference.results)
         for data in inference.results:
             row, row_rungs, row_samples = _digest(data, inference.dtype)

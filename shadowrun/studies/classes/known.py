@@ -4,7 +4,7 @@ A file has classes; each names by patterns the fingerprints that it is for, and 
 recording passes if a class for its fingerprint has the same bytes in all outputs. Since ladders are kept, a new class
 has a distance to each known one.
 
-Example of a test:
+Tests use them by the fixture of `shadowrun.pytest_plugin`, or by `check`:
     >>> from shadowrun.studies.classes import known
     >>> def test_results_are_known():  # doctest: +SKIP
     ...     known.check("out.shadowrec", "known_classes.toml")
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.errors import DataFileError
+from shadowrun.errors import DataFileError, brief
 from shadowrun.numerics.ladder import mantissa_of
 from shadowrun.recording.model import Key
 from shadowrun.recording.recording_file import read
@@ -48,8 +48,14 @@ __all__ = [
     "write_known",
 ]
 
-FACTS: Final = ("device", "vendor", "architecture", "cores", "torch", "cpu_capability")
-"""Facts that a written class is for, as far as the recording has them."""
+_MAX_PATTERN: Final = 1000
+"""Characters of a pattern: the time to compile one may grow with the square of its length."""
+
+_MAX_FACT: Final = 300
+"""Characters of a fact that a pattern is written for: escaped, it is three times as long."""
+
+FACTS: Final = ("test", "device", "vendor", "architecture", "cores", "torch", "cpu_capability")
+"""Facts that a written class is for, as far as the platform has them; `test` comes from the pytest plug-in."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +90,10 @@ class KnownClass:
     outputs: tuple[KnownOutput, ...]
     reason: str
     date: dt.date
+
+    def is_of(self, **facts: str) -> bool:
+        """Whether it has no pattern of these facts that does not match."""
+        return all(fnmatch.fnmatchcase(text, self.fingerprint.get(name, "*")) for name, text in facts.items())
 
     def is_for(self, facts: Mapping[str, str]) -> bool:
         """Whether the facts of a platform match all patterns."""
@@ -195,7 +205,7 @@ def classes_to_know(
             if (classes := classes_of([platform], output)) is not None:
                 value = classes.values[0]
                 outputs.append(KnownOutput(output, value.form.dtype, value.form.shape, value.ladder))
-        facts = {name: platform.facts[name] for name in FACTS if name in platform.facts}
+        facts = {name: platform.facts[name] for name in FACTS if 0 < len(platform.facts.get(name, "")) <= _MAX_FACT}
         # A name stands for itself, whatever `fnmatch` would read into its characters.
         patterns = {name: glob.escape(value) for name, value in facts.items()}
         name = " ".join(facts[n] for n in ("architecture", "cores", "torch") if n in facts) or platform.name
@@ -214,7 +224,7 @@ def read_known(path: Path) -> list[KnownClass]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         return [_class(entry) for entry in content.get("class", [])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise DataFileError(
             f"The known classes {str(path)!r} cannot be read: {what}. "
@@ -262,6 +272,8 @@ def _distance(platform: Platform, expected: KnownOutput) -> tuple[int, int, str]
     value, mantissa, name = classes.values[0], mantissa_of(expected.dtype), expected.output.name
     if (value.form.dtype, value.form.shape) != (expected.dtype, expected.shape):
         return mantissa + 1, mantissa, f"{name}: {value.form.dtype}{list(value.form.shape)}"
+    if len(value.ladder) != len(expected.ladder):  # a view in another dtype has the ladder of its base
+        return mantissa + 1, mantissa, name
     equal = np.flatnonzero(value.ladder == expected.ladder)
     return int(equal[0]) if equal.size else mantissa + 1, mantissa, name
 
@@ -275,6 +287,8 @@ def _class(entry: Mapping[str, Any]) -> KnownClass:
     if not outputs:
         raise ValueError(f"class {entry['name']!r} has no output")
     fingerprint = {str(name): _typed(pattern, str, name) for name, pattern in entry["fingerprint"].items()}
+    if any(len(pattern) > _MAX_PATTERN for pattern in fingerprint.values()):
+        raise ValueError(f"a pattern of a fingerprint has more than {_MAX_PATTERN} characters")
     date = _typed(entry["date"], dt.date, "date")
     return KnownClass(_typed(entry["name"], str, "name"), fingerprint, outputs, str(entry.get("reason", "")), date)
 
@@ -294,7 +308,7 @@ def _output(entry: Mapping[str, Any]) -> KnownOutput:
 
 def _typed(value: Any, kind: type, name: str) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{name} = {value!r}, where {kind.__name__} is expected")
+        raise TypeError(f"{name} = {brief(value)}, where {kind.__name__} is expected")
     return value
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from shadowrun.report.sanitize import clip
 from shadowrun.studies.classes.equivalence import letter
 
 if TYPE_CHECKING:
@@ -30,8 +31,12 @@ _MAX_LABEL: Final = 60
 def curve_svg(points: Sequence[Point]) -> str:
     """Cumulative number of classes over platforms, with a mark where another group begins."""
     step = max(13.0, min(24.0, 760 / max(1, len(points))))
+    # Names are of a file: clipped, and without control characters, which XML does not have.
     base, top = 210.0, max(p.n_classes for p in points)
-    width, height = _LEFT + step * len(points) + _RIGHT, base + 30 + 6.6 * max(len(p.group) for p in points)
+    width, height = (
+        _LEFT + step * len(points) + _RIGHT,
+        base + 30 + 6.6 * max(len(clip(p.group, _MAX_LABEL)) for p in points),
+    )
     parts = _axis(width, base, top, "classes so far")
     path, begun = [], ""
     for i, point in enumerate(points):
@@ -40,7 +45,7 @@ def curve_svg(points: Sequence[Point]) -> str:
         if point.group != begun:
             begun = point.group
             parts.append(_line(x, _TOP, x, base + 6, _LINE))
-            parts.append(_text(x + 3, base + 12, begun, _SOFT, turn=90))
+            parts.append(_text(x + 3, base + 12, clip(begun, _MAX_LABEL), _SOFT, turn=90))
     parts.append(f'<polyline points="{" ".join(path)}" style="fill: none; stroke: {_BLUE}; stroke-width: 2"/>')
     parts.append(_text(_LEFT + step * len(points) + 6, _height(top, top, base) + 4, str(top), _BLUE))
     return _svg(width, height, "Cumulative number of classes", parts)
@@ -98,9 +103,7 @@ def dendrogram_svg(classes: Classes, notes: Mapping[int, str]) -> str:
         y = _TOP + _ROW * (place + 0.5)
         at[frozenset((leaf,))] = (x_of(0), y)
         text = f"{letter(leaf)}  {notes[leaf]}"
-        parts.append(
-            _text(labels_at - 12, y + 4, text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…", _INK)
-        )
+        parts.append(_text(labels_at - 12, y + 4, clip(text, _MAX_LABEL), _INK))
     for n_lost, labels in enumerate([*classes.truncated[1:], [0] * classes.n_classes], 1):
         for label in sorted(set(labels)):
             joined = frozenset(c for c, own in enumerate(labels) if own == label)
@@ -152,10 +155,11 @@ def _polyline(points: Sequence[str], colour: str) -> str:
 
 
 def _dot(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
-    inner = f"<title>{escape(title)}</title>" if title else ""
+    inner = f"<title>{escape(clip(title))}</title>" if title else ""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" style="fill: {colour}">{inner}</circle>'
 
 
 def _text(x: float, y: float, text: str, colour: str, *, anchor: str = "start", turn: int = 0) -> str:
     turned = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="fill: {colour}"{turned}>{escape(text)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} style="fill: {colour}"{turned}>{escape(clip(text))}</text>'

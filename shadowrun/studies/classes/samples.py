@@ -27,7 +27,7 @@ _BYTES: Final = {
 
 def identity(value: Value, *, by_value: bool) -> object:
     """What equal results have in common: dtype, shape and bytes, or values where all of them are known."""
-    form = value.form[:2]
+    form = value.form.of_values
     if by_value and are_complete(value) and value.form.dtype in _BYTES:
         return (*form, "values", _canonical(value).tobytes())
     return (*form, int(value.ladder[0]))
@@ -56,7 +56,7 @@ def difference(a: Value, b: Value) -> float:
         0 if they are equal by value; infinity if one is not finite where the other is, or forms differ; NaN if the
         dtype cannot be decoded here.
     """
-    if a.form[:2] != b.form[:2] or len(a.bits) != len(b.bits):
+    if a.form.of_values != b.form.of_values or len(a.bits) != len(b.bits):
         return math.inf
     # float64 holds every value of the shorter floats, so that differences are not rounded to their dtype.
     x, y = _decoded(a), _decoded(b)
@@ -67,7 +67,9 @@ def difference(a: Value, b: Value) -> float:
     if unequal.any():
         return math.inf
     x, y = x[finite], y[finite]
-    if not x.size or not (distance := float(np.abs(x - y).max())):
+    with np.errstate(over="ignore"):
+        distance = float(np.abs(x - y).max(initial=0.0))
+    if not distance:
         return 0.0
     # Of the whole results, where that is known: samples may miss the greatest element.
     ranges = [abs(float(v.row[name])) for v in (a, b) for name in ("min", "max")]
@@ -77,7 +79,12 @@ def difference(a: Value, b: Value) -> float:
 
 def ulp_difference(a: Value, b: Value) -> int | None:
     """Greatest difference of sampled elements in ULP: adjacent floats are 1 apart. None for integers."""
-    if a.form[:2] != b.form[:2] or len(a.bits) != len(b.bits) or a.form.dtype not in _BYTES or not len(a.bits):
+    if (
+        a.form.of_values != b.form.of_values
+        or len(a.bits) != len(b.bits)
+        or a.form.dtype not in _BYTES
+        or not len(a.bits)
+    ):
         return None
     x, y = (_ordered(v) for v in (a, b))
     # Python's integers: the distance of two float64 may exceed 63 bits.
@@ -101,7 +108,7 @@ def groups_by_magnitude(values: Sequence[Value]) -> list[int]:
 
 
 def _may_be_equal(a: Value, b: Value) -> bool:
-    if a.form[:2] != b.form[:2] or a.form.dtype not in _BYTES or are_complete(a):
+    if a.form.of_values != b.form.of_values or a.form.dtype not in _BYTES or are_complete(a):
         return False
     if not any(int(v.row[name]) for v in (a, b) for name in ("n_nan", "n_neg_zero")):
         return False
@@ -134,6 +141,7 @@ def _canonical(value: Value) -> npt.NDArray[np.uint64]:
     return np.where(magnitude == 0, np.uint64(0), np.where(nan, infinity + np.uint64(1), value.bits))
 
 
+@np.errstate(invalid="ignore")  # numpy warns of signalling NaNs
 def _decoded(value: Value) -> npt.NDArray[np.float64] | None:
     bits, dtype = value.bits, value.form.dtype
     if dtype == "bfloat16":

@@ -10,6 +10,7 @@ from shadowrun.errors import UsageError
 from shadowrun.studies.classes import explain
 from shadowrun.studies.classes.equivalence import MODE_WARNING, classes_of, common_keys, outputs_of
 from shadowrun.studies.classes.graph import along_graph
+from shadowrun.studies.classes.layer_kernels import layer_kernels
 from shadowrun.studies.classes.samples import are_complete, difference, ulp_difference
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.equivalence import Classes, Member
     from shadowrun.studies.classes.explain import Apart, Claim, Fact, FlagClusters, Point
     from shadowrun.studies.classes.graph import Change
+    from shadowrun.studies.classes.layer_kernels import LayerKernels
     from shadowrun.studies.classes.platforms import Platform
 
 __all__ = ["FEW_COMMON", "OfOutput", "Study"]
@@ -28,6 +30,9 @@ FEW_COMMON: Final = 0.5
 _VERSION: Final = "version"
 _GENERATOR: Final = "generator"
 """Kinds of names in the provenance: what stands before the colon."""
+
+
+_Explained = tuple["tuple[Fact, ...]", "FlagClusters | None", "tuple[Point, ...]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class Study:
         n_any: Calls that any has.
         provenance: For each digest that platforms disagree about: platforms by digest; an empty digest for none.
         by_value: Whether classes are by value.
+        layers: Kernels of the calls that multiply; empty where none were recorded.
     """
 
     platforms: tuple[Platform, ...]
@@ -78,6 +84,7 @@ class Study:
     n_any: int
     provenance: Mapping[str, Mapping[str, tuple[str, ...]]]
     by_value: bool = False
+    layers: tuple[LayerKernels, ...] = ()
 
     @classmethod
     def of(cls, platforms: Sequence[Platform], wanted: Sequence[str] = (), *, by_value: bool = False) -> Study:
@@ -107,15 +114,17 @@ class Study:
             )
         n_common, n_any = common_keys(platforms)[0], common_keys(platforms)[1]
         changes = along_graph(platforms)
+        explained: dict[object, _Explained] = {}
         return cls(
             tuple(platforms),
-            tuple(_of_output(classes, platforms) for classes in every),
+            tuple(_of_output(classes, platforms, explained) for classes in every),
             tuple(changes),
             tuple(explain.claims(every, platforms, changes)),
             len(n_common),
             n_any,
             _disagreements(platforms),
             by_value,
+            tuple(layer_kernels(platforms)),
         )
 
     @property
@@ -154,7 +163,12 @@ class Study:
         return max(self.outputs, key=lambda o: o.classes.n_classes)
 
 
-def _of_output(classes: Classes, platforms: Sequence[Platform]) -> OfOutput:
+def _of_output(classes: Classes, platforms: Sequence[Platform], explained: dict[object, _Explained]) -> OfOutput:
+    # Facts and flags depend on nothing but who is in which class, and that is the same for most outputs.
+    key = tuple((m.platform, m.label) for m in classes.members)
+    if key not in explained:
+        facts = tuple(explain.deciding_facts(classes, platforms))
+        explained[key] = facts, explain.flag_clusters(classes, platforms), tuple(explain.curve(classes, platforms))
     pairs = [(a, b) for i, a in enumerate(classes.values) for b in classes.values[:i]]
     ulps = [u for u in (ulp_difference(a, b) for a, b in pairs) if u is not None]
     return OfOutput(
@@ -163,9 +177,7 @@ def _of_output(classes: Classes, platforms: Sequence[Platform]) -> OfOutput:
         max((difference(a, b) for a, b in pairs), default=0.0),
         max(ulps, default=0 if not pairs else None),
         all(are_complete(value) for value in classes.values),
-        tuple(explain.deciding_facts(classes, platforms)),
-        explain.flag_clusters(classes, platforms),
-        tuple(explain.curve(classes, platforms)),
+        *explained[key],
     )
 
 

@@ -8,15 +8,13 @@ versions of torch, for the same computation, such as the kernels of attention.
 
 from __future__ import annotations
 
-import functools
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shadowrun.numerics.ladder import mix
-from shadowrun.recording.model import NONE
+from shadowrun.recording.model import NONE, Kind
 from shadowrun.studies.diff.sequence import common, increasing, kth_of_each
 
 if TYPE_CHECKING:
@@ -98,13 +96,38 @@ def renamed(module: str, modules: Mapping[str, str]) -> str:
     module is renamed with it.
     """
     for pattern, name in modules.items():
-        # Non-greedy, and DOTALL: a module may have any name, also one with a line break.
-        stars = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))) + r"(\..*)?", module, re.DOTALL)
-        if stars is not None:
-            *parts, below = stars.groups()
-            filled = functools.reduce(lambda text, part: text.replace("*", part, 1), parts, name)
-            return filled + (below or "")
+        if (found := _stars(pattern, module)) is not None:
+            parts, below = found
+            # A name may have fewer stars than its pattern.
+            first, *pieces = name.split("*")
+            return first + "".join(part + piece for part, piece in zip(parts, pieces, strict=False)) + below
     return module
+
+
+def _stars(pattern: str, module: str) -> tuple[list[str], str] | None:
+    """What the stars of a pattern stand for, each for as little as it can, and what lies below; None if it differs.
+
+    No regular expression: with twenty stars, that of a path that nearly fits would take hours.
+    """
+    first, *pieces = pattern.split("*")
+    if not module.startswith(first):
+        return None
+    at, parts = len(first), []
+    for number, piece in enumerate(pieces, 1):
+        found = module.find(piece, at)
+        # The last piece ends the path, or the name of a module in it.
+        while number == len(pieces) and found >= 0 and not _is_end(module, found + len(piece)):
+            found = module.find(piece, found + 1)
+        if found < 0:
+            return None
+        parts.append(module[at:found])
+        at = found + len(piece)
+    return (parts, module[at:]) if _is_end(module, at) else None
+
+
+def _is_end(module: str, at: int) -> bool:
+    """Whether the path, or the name of one of its modules, ends there."""
+    return module[at : at + 1] in ("", ".")
 
 
 class _Labels:
@@ -154,14 +177,13 @@ class _Labels:
         return found
 
     def forms(self) -> list[Calls]:
-        """The form of the first result or written argument."""
+        """The form of the last result or written argument."""
         found = []
         for values in self.sides:
             recording = values.recording
-            last = recording.first_result[1:] - 1
-            has = recording.calls["n_results"] > 0
-            forms = np.full(len(has), NONE, np.int64)
-            forms[has] = values.form[last[has]]
+            rows = np.flatnonzero(recording.results["kind"] != Kind.OVERWRITTEN)
+            forms = np.full(len(recording.calls), NONE, np.int64)
+            forms[values.call[rows]] = values.form[rows]  # in their order: the last one stays
             found.append(forms)
         return found
 

@@ -21,7 +21,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.errors import UsageError
+from shadowrun.errors import UsageError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,13 +32,13 @@ __all__ = ["NameMap", "RowRule", "read_names"]
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """Which rows of results correspond: all rows of the calls that fit, one after the other, on each side.
+    """Which rows of results correspond: those of the calls that fit, one after the other in each module, on each side.
 
     Attributes:
         module, op: Glob patterns in the first recording.
         second_module, second_op: In the second; empty for the same.
         phase: Of the calls.
-        skip: Rows to leave out at the start of each side.
+        skip: Rows to leave out at the start of each module on each side.
     """
 
     module: str = "*"
@@ -70,7 +70,8 @@ def read_names(path: Path) -> NameMap:
     """
     try:
         whole = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+    # ValueError: also a number of thousands of digits. RecursionError: a list of lists without end.
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"The map {str(path)!r} cannot be read: {error}.", slug="bad-map") from error
     unknown = sorted(whole.keys() - {"modules", "rows"})
     if unknown:
@@ -81,7 +82,7 @@ def read_names(path: Path) -> NameMap:
     for pattern, name in modules.items():
         # Fewer are allowed: a name may drop a part of the path.
         if name.count("*") > pattern.count("*"):
-            raise _wrong(path, f"{pattern!r} = {name!r}: the name has more stars than the pattern")
+            raise _wrong(path, f"{brief(pattern)} = {brief(name)}: the name has more stars than the pattern")
     if not isinstance(rows, list):
         raise _wrong(path, "write [[rows]], with two brackets: there may be several")
     return NameMap(modules, tuple(_rule(path, row) for row in rows))
@@ -95,10 +96,10 @@ def _rule(path: Path, row: Any) -> RowRule:
     skip = row.get("skip", [0, 0])
     fits = isinstance(skip, list) and len(skip) == 2 and all(type(n) is int and n >= 0 for n in skip)
     if not fits:
-        raise _wrong(path, f"skip = {skip!r}: use two numbers of rows, such as [0, 4]")
+        raise _wrong(path, f"skip = {brief(skip)}: use two numbers of rows, such as [0, 4]")
     for name, value in row.items():
         if name != "skip" and not isinstance(value, str):
-            raise _wrong(path, f"{name} = {value!r}: use a text")
+            raise _wrong(path, f"{name} = {brief(value)}: use a text")
     return RowRule(**{**row, "skip": tuple(skip)})
 
 

@@ -113,7 +113,9 @@ def judge_rounding(difference: Difference, limit: int) -> dict[int, Judgement]:
     nan = float("nan")
     for pair in difference.where(Outcome.FORM)[:limit].tolist():
         if not compared[pair]:
-            found[pair] = Judgement(Rounding.NO, "dtypes or shapes differ", nan, nan, nan)
+            found[pair] = Judgement(Rounding.NO, "dtypes, shapes or placements differ", nan, nan, nan)
+    for pair in pairs[difference.undeclared[pairs]].tolist():
+        found[pair] = Judgement(Rounding.NO, "memory that the schema does not declare", nan, nan, nan)
     others = difference.where(Outcome.OTHER_CALLS)[:limit].tolist()
     for pair in others:
         found[pair] = Judgement(Rounding.UNKNOWN, "no bound for other calls", nan, nan, nan)
@@ -142,8 +144,9 @@ def _judged(difference: Difference, which: Numbers) -> list[Judgement]:
         key = context, dtype, int(n_samples[a.source[row]]), bool(has_float[a.call[row]]), lost
         groups.setdefault(key, []).append(k)
     found: list[Any] = [None] * len(which)
+    inputs = _FloatInputs(a)
     for (context, dtype, _, floats, lost), members in groups.items():
-        group = _Group(a, b, x[members], y[members], context, dtype, lost, has_float_inputs=floats)
+        group = _Group(a, b, x[members], y[members], context, dtype, lost, inputs, has_float_inputs=floats)
         for k, judgement in zip(members, group.judgements(), strict=True):
             found[k] = judgement
     return found
@@ -160,6 +163,25 @@ def _has_float_input(values: Values) -> npt.NDArray[np.bool_]:
     return np.bincount(calls, floats, len(recording.calls)) > 0
 
 
+class _FloatInputs:
+    """Sizes and norms of the floating inputs of calls, looked up once for all results of a call."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._found: dict[int, tuple[list[int], list[float], float]] = {}
+
+    def of(self, call: int) -> tuple[list[int], list[float], float]:
+        """The two greatest numbers of elements, the two greatest 2-norms, and the sum of all norms."""
+        if call not in self._found:
+            recording, source = self._values.recording, self._values.source
+            inputs = recording.inputs_of(call)
+            rows = [r for r in inputs[inputs != NONE].tolist() if mantissa_of(recording.form_of(r).dtype)]
+            sizes = sorted((recording.form_of(r).n_elements for r in rows), reverse=True)
+            norms = sorted((float(recording.results["norm"][source[r]]) for r in rows), reverse=True)
+            self._found[call] = sizes[:2], norms[:2], sum(norms)
+        return self._found[call]
+
+
 class _Group:
     """Results of one operator, dtype and number of lost bits."""
 
@@ -172,9 +194,11 @@ class _Group:
         context: int,
         dtype: str,
         lost: int,
+        inputs: _FloatInputs,
         *,
         has_float_inputs: bool,
     ) -> None:
+        self._inputs = inputs
         self._sides = (a, x), (b, y)
         self._context = a.recording.contexts[context]
         self._row: OpFacts = facts(self._context.op)
@@ -281,14 +305,12 @@ class _Group:
         factors = [self._scalars.get(name) for name in ("alpha", "beta")]
         factor = max([1.0, *(abs(value) for value in factors if isinstance(value, float | int))])
         for k, row in enumerate(x.tolist()):
-            inputs = recording.inputs_of(int(values.call[row]))
-            rows = [r for r in inputs[inputs != NONE].tolist() if mantissa_of(recording.form_of(r).dtype)]
-            n_terms[k] = terms((recording.form_of(r).n_elements for r in rows), recording.form_of(row).n_elements)
-            norms = sorted((float(recording.results["norm"][values.source[r]]) for r in rows), reverse=True)
+            sizes, norms, total = self._inputs.of(int(values.call[row]))
+            n_terms[k] = terms(sizes, recording.form_of(row).n_elements)
             if self._row.n_factors:
                 # By Cauchy and Schwarz; what is added to a product is no greater than its own norm.
                 product = norms[0] * norms[1] if self._row.n_factors == 2 and len(norms) > 1 else 0.0
-                scale[k] = factor * (product + sum(norms))
+                scale[k] = factor * (product + total)
         return n_terms, scale
 
 
@@ -356,7 +378,9 @@ def _ulps(p: npt.NDArray[np.uint64], q: npt.NDArray[np.uint64], width: int) -> F
 
 
 def _values(bits: npt.NDArray[np.uint64], dtype: str) -> Floats:
-    if dtype == "bfloat16":
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    width = {"float64": 8, "float32": 4, "float16": 2}[dtype]
-    return bits.astype(f"u{width}").view(dtype).astype(np.float64)
+    # numpy warns of signalling NaNs.
+    with np.errstate(invalid="ignore"):
+        if dtype == "bfloat16":
+            return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        width = {"float64": 8, "float32": 4, "float16": 2}[dtype]
+        return bits.astype(f"u{width}").view(dtype).astype(np.float64)

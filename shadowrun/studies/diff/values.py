@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Values"]
 
 _ALWAYS: Final = ("cpu", "meta")
+_JSON_TEXT: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?', re.DOTALL)
+"""Also one that nothing closes: to look for its end from each quotation mark anew would take hours."""
 
 
 class Values:
@@ -36,6 +38,7 @@ class Values:
             only be compared with that of another such view.
         form: dtype and shape, as a number. Strides differ between devices and are no difference of values.
         layout: The same with strides.
+        placement: Mesh and placements of the local part of a DTensor, as a number; 0 for others.
         arguments: By context: arguments that are not tensors, without names of devices.
     """
 
@@ -47,6 +50,7 @@ class Values:
         self.arguments = _without_devices(recording)
         self.form = _numbers([(f.dtype, f.shape) for f in forms])[results["form"]]
         self.layout = _numbers([(f.dtype, f.shape, _strides(f)) for f in forms])[results["form"]]
+        self.placement = _numbers([f.placement for f in forms])[results["form"]]
         is_view = (results["kind"] == Kind.VIEW) & (results["base"] != NONE)
         self.source = _ends(np.where(is_view, results["base"], rows))
         has = results["n_rungs"] > 0
@@ -57,7 +61,8 @@ class Values:
         code = self._view_codes(is_view)
         self.moved = _sums(is_view & (code != 0), np.where(is_view, results["base"], rows)) > 0
         # A tensor that was written to in part has the digest of that part, and the rest of its base.
-        continues = is_view | ((results["kind"] == Kind.WRITTEN) & (results["base"] != NONE))
+        in_part = (results["kind"] == Kind.WRITTEN) | (results["kind"] == Kind.OVERWRITTEN)
+        continues = is_view | (in_part & (results["base"] != NONE))
         parts = np.where(is_view, code, mix(own))
         self.identity: Hashes = _sums(parts, np.where(continues, results["base"], rows))
 
@@ -162,5 +167,10 @@ def _is_contiguous(form: Form) -> bool:
 def _without_devices(recording: Recording) -> tuple[str, ...]:
     """Arguments of all contexts, in which each device is called the same: two platforms have two devices."""
     devices = {*_ALWAYS, *(c.device for c in recording.contexts if c.device)}
-    pattern = re.compile(f'"(?:{"|".join(map(re.escape, sorted(devices)))})(?::\\d+)?"')
-    return tuple(pattern.sub('"device"', c.arguments) for c in recording.contexts)
+
+    def called_the_same(text: re.Match[str]) -> str:
+        name, colon, index = text[1].partition(":")
+        return '"device"' if name in devices and (not colon or index.isdecimal()) else text[0]
+
+    # Names are looked up, not listed in a pattern, which would try each of them at each quotation mark.
+    return tuple(_JSON_TEXT.sub(called_the_same, c.arguments) for c in recording.contexts)

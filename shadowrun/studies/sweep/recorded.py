@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.errors import brief
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.numerics.form import dtype_name
 from shadowrun.store.datafile import DataFile
@@ -39,6 +40,8 @@ MAX_BYTES = 2 << 30
 """Maximum size of the inputs of one call, in bytes: a short text can name a tensor of any size."""
 _MAX_UNWRITTEN = 100_000
 _MAX_DIGITS = 100
+_MAX_DIMENSIONS = 1000
+_MAX_SIZE_DIGITS = 19
 _WORDS = {"None": None, "True": True, "False": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -155,7 +158,7 @@ class _Reader:
             return self._tensor(_shape(tensor[2]), _dtypes()[tensor[1]])
         word = _WORD.match(text, self._at)
         if word is None:
-            raise Unreadable(f"{text[self._at :]!r} cannot be read")
+            raise Unreadable(f"{brief(text[self._at :])} cannot be read")
         self._at = word.end()
         return _of_word(word[0].strip())
 
@@ -210,7 +213,11 @@ class _Reader:
 
 
 def _shape(text: str) -> list[int]:
-    return [int(n) for n in text.split(",") if n.strip()]
+    sizes = [n.strip() for n in text.split(",") if n.strip()]
+    # The product of thousands of numbers of thousands of digits takes minutes.
+    if len(sizes) > _MAX_DIMENSIONS or any(len(n) > _MAX_SIZE_DIGITS for n in sizes):
+        raise Unreadable("no tensor has such a shape")
+    return [int(n) for n in sizes]
 
 
 def _of_word(word: str) -> Any:
@@ -220,7 +227,7 @@ def _of_word(word: str) -> Any:
         constant = vars(torch).get(word.removeprefix("torch."))  # `getattr` would import modules
         if isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
             return constant
-        raise Unreadable(f"{word!r} is no constant")
+        raise Unreadable(f"{brief(word)} is no constant")
     with contextlib.suppress(ValueError, SyntaxError):
         # The limit is for an integer of a million digits, which takes Python minutes to read.
         number = ast.literal_eval(word) if len(word) <= _MAX_DIGITS else None
@@ -229,7 +236,7 @@ def _of_word(word: str) -> Any:
     try:
         torch.device(word)
     except RuntimeError:
-        raise Unreadable(f"{word!r} was recorded without its value") from None
+        raise Unreadable(f"{brief(word)} was recorded without its value") from None
     return torch.device("cpu")  # `copied` replaces it by the device of the inputs
 
 
