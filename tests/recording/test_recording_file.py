@@ -202,7 +202,7 @@ def test_samples_of_several_dtypes_in_turn(tmp_path):
     writer = Writer(path, Process("a.shadowrec"))
     writer.context(0, Context("aten::mm", "", Phase.FORWARD, "", "cpu", "[]"))
     for number, dtype in enumerate(dtypes):
-        writer.form(number, Form(dtype, (2, 2), (2, 1)))
+        writer.form(number, Form(dtype, (4, 2), (2, 1)))
     writer.block(Block(calls, results, empty.view(np.int64), empty, samples, empty))
     writer.finish(Process("a.shadowrec"))
     assert read(path).samples.tolist() == samples.tolist()
