@@ -14,6 +14,9 @@ _STEPS = {
     ("isolated", "CNN*"): 2.2,
     ("record only", "transformer*"): 1.15,
     ("record only", "CNN*"): 1.15,
+    ("record digests", "tiny MLP*"): 4.5,
+    ("record digests", "transformer*"): 1.6,
+    ("record digests", "CNN*"): 1.6,
 }
 """Ratio of processor time to the plain step."""
 

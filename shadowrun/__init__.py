@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.config import Config
-from shadowrun.errors import (
-    DataFileError,
-    NestingError,
-    PlatformError,
-    ShadowrunError,
-    ShadowrunWarning,
-    UsageError,
-)
-from shadowrun.types import Cause, OpCall, OpRecord, Phase, RunInfo, Status, TensorDiff, Verdict
-
 if TYPE_CHECKING:
     from shadowrun.comparison import Comparison, compare, current
     from shadowrun.comparison.record import record
     from shadowrun.compiled.check import compile_check
+    from shadowrun.config import Config
+    from shadowrun.errors import (
+        DataFileError,
+        NestingError,
+        PlatformError,
+        ShadowrunError,
+        ShadowrunWarning,
+        UsageError,
+    )
     from shadowrun.run import Run, combine, load
+    from shadowrun.types import Cause, OpCall, OpRecord, Phase, RunInfo, Status, TensorDiff, Verdict
 
 __version__ = "0.1.0"
 
@@ -63,11 +62,19 @@ _LAZY = {
     "Run": "shadowrun.run",
     "combine": "shadowrun.run",
     "load": "shadowrun.run",
+    "Config": "shadowrun.config",
+    **dict.fromkeys(
+        ("DataFileError", "NestingError", "PlatformError", "ShadowrunError", "ShadowrunWarning", "UsageError"),
+        "shadowrun.errors",
+    ),
+    **dict.fromkeys(
+        ("Cause", "OpCall", "OpRecord", "Phase", "RunInfo", "Status", "TensorDiff", "Verdict"), "shadowrun.types"
+    ),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch at the first access: `--help` must not wait for torch."""
+    """Import at the first access: `--help` must not wait for torch, nor pytest for a plug-in that no test uses."""
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'shadowrun' has no attribute {name!r}")

@@ -6,6 +6,7 @@ attributes in any other module.
 
 from __future__ import annotations
 
+import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "destroy_library",
     "has_hooks",
+    "is_distributed",
     "is_zero_tensor",
+    "local_part",
     "negated_view",
     "schema_of",
     "sizes_of_nested",
@@ -50,6 +53,18 @@ destroy_library: Callable[[Any], None] = optional(
     "torch.library.Library._destroy", lambda _: None, "kernels of shadowrun's go with their library's last reference"
 )
 """Unregister the kernels of a `torch.library.Library` at once."""
+
+
+def is_distributed(kind: type) -> bool:
+    """Whether a type of tensors is DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # not imported: it takes a second
+    return module is not None and issubclass(kind, module.DTensor)
+
+
+def local_part(t: Any) -> torch.Tensor:
+    """The tensor of this rank in a DTensor; `to_local` would call autograd. Seen on 2.11 to 2.15."""
+    part: torch.Tensor = t._local_tensor
+    return part
 
 
 def has_hooks(t: torch.Tensor) -> bool:

@@ -36,12 +36,12 @@ MAY_IMPORT = {
     "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
     "studies": CALL | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "run", "comparison"},
 }
-"""Part of the package to the parts that it may import. `cli`, `__main__` and `__init__` may import all."""
+"""Part of the package to the parts that it may import. Those `ON_TOP` may import all."""
 
 FACTS = {f"operators/{name}.py" for name in ("facts", "fact_table", "op_facts")}
 """A floor of its own below `intercept`: an operator's row is read to plan its calls; what runs operators lies above."""
 
-ON_TOP = {"cli", "__main__", "__init__"}
+ON_TOP = {"cli", "pytest_plugin", "__main__", "__init__"}
 HOT = ("facts", "intercept", "operators", "judge", "schedule", "replay", "recording", "numerics", "store")
 PRIVATE_TORCH = (
     "torch_private.py",

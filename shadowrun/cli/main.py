@@ -34,14 +34,14 @@ __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
     *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "replay", "classes"),
-    *("coverage", "static", "sweep", "support", "slowdown", "determinism", "study", "platforms", "demo"),
+    *("coverage", "static", "sweep", "support", "slowdown", "determinism", "mitigate", "study", "platforms", "demo"),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 
 RUN_CALLS = ("explain", "repro", "slowdown", "replay")
 """Commands that run calls of a file, in a process of their own."""
 
-RUN_PROGRAM = ("run", "compile", "record", "determinism")
+RUN_PROGRAM = ("run", "compile", "record", "determinism", "mitigate")
 """Commands that run the user's program, whose output must not be changed."""
 
 

@@ -8,6 +8,7 @@ Examples:
   shadowrun record --steps 0-2 -m package.train
   shadowrun record --capture 100MB -o a.shadowrec train.py     (keep inputs, for shadowrun replay on another machine)
   shadowrun record --flaws matmul-in-tf32 -o flawed.shadowrec train.py sim     (a simulated device)
+  shadowrun record --kernels -o a.shadowrec train.py                          (also the kernel of each call)
   shadowrun record --grid threads=1,2 --grid isa=default,avx2 --out grid train.py   (each platform in its own process)
 
 Exit status:
@@ -24,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
+from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from shadowrun.comparison.record import RecordRun
@@ -56,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="keep the inputs of calls, such as 100MB in all, for `shadowrun replay` (default: none)",
     )
+    parser.add_argument(
+        "--kernels", action="store_true", help="also record which kernel ran for each call (100 to 200 µs more a call)"
+    )
     grid = parser.add_argument_group("many platforms on one machine")
     grid.add_argument(
         "--grid",
@@ -71,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--out", metavar="DIR", help="folder for the recordings of a grid")
     grid.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
     parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid is told which one it is
+    parser.add_argument("--apply", type=options.words, default=[], help=argparse.SUPPRESS)  # by `shadowrun mitigate`
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
 
@@ -108,9 +113,10 @@ def run(args: argparse.Namespace) -> int:
         ops=None if args.ops is None else options.operators(args.ops),
         rows=args.rows,
         capture=args.capture,
+        kernels=args.kernels,
     )
     process = os.getpid()
-    with _platform(recording, args.platform):
+    with _platform(recording, args.platform), _mitigations(args.apply):
         outcome = program.execute(recording)
     if os.getpid() != process:  # a child that the program forked
         return outcome.status
@@ -134,6 +140,16 @@ def _platform(recording: RecordRun, spec: str | None) -> AbstractContextManager[
     return CpuSettings(platform.settings)
 
 
+def _mitigations(names: list[str]) -> AbstractContextManager[None]:
+    """Mitigations that a process applies itself; see `shadowrun mitigate`."""
+    if not names:
+        return contextlib.nullcontext()
+
+    from shadowrun.studies.mitigate.applying import applied
+
+    return applied(names)
+
+
 def _run_grid(args: argparse.Namespace) -> int:
     """Record each platform; returns the exit status."""
     if not args.out:
@@ -149,7 +165,7 @@ def _run_grid(args: argparse.Namespace) -> int:
     folder = Path(args.out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {args.out!r} is no folder.", slug="bad-grid")
-    with _progress() as progress:
+    with progress_bar("recording: platforms") as progress:
         cells = record_grid(platforms, _forwarded(args), folder, jobs=args.jobs, progress=progress)
     report.show(render(grid_document(cells, str(folder)), "terminal"))
     return int(any(cell.outcome != RECORDED for cell in cells))
@@ -162,22 +178,8 @@ def _forwarded(args: argparse.Namespace) -> list[str]:
     found += [f"--{name}={','.join(map(str, values))}" for name, values in lists.items() if values]
     found += [f"--preset={args.preset}"] if args.preset else []
     found += [f"--{name}={n}" for name, n in (("rows", args.rows), ("capture", args.capture)) if n]
+    found += ["--kernels"] if args.kernels else []
     return [*found, "-m", *args.module] if args.module else [*found, *args.script]
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error with the time left, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("recording"), BarColumn(), MofNCompleteColumn(), TextColumn("platforms"), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("recording", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _closing_line(recording: RecordRun) -> str:

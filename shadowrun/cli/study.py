@@ -7,10 +7,11 @@ Studies:
   multiplications  classes and remaining precision of a convolution of 10^3 to 10^8 multiplications
   distributions    classes of one convolution for 3 distributions of weights and 4 of inputs
   activations      deviating elements and remaining precision before and after ReLU and sigmoid
+  resnet18         classes and kernels per layer of a ResNet-18, on 49 virtual platforms
   untrained        classes along nets with random weights
 
-All but `order` are of Schlögl et al., NeurIPS 2023. They record nets that are built from code, with weights from a
-seed, on virtual platforms: settings of this CPU, each in a fresh process.
+All but `order` record nets that are built from code, with weights from a seed, on virtual platforms: settings of this
+CPU, each in a fresh process. All but `order` and `resnet18` are of Schlögl et al., NeurIPS 2023.
 
 Examples:
   shadowrun study order                                    the operators in float32, on virtual platforms of this CPU
@@ -18,6 +19,7 @@ Examples:
   shadowrun study order --ops mm --shape mm=4x256x4 -o order.html
   shadowrun study order --quick                            two platforms only
   shadowrun study casts -o casts.html                      with dendrograms
+  shadowrun study resnet18 -j 2 -o resnet18.html           which layers split the platforms, and their kernels
   shadowrun study cores --target 'cpu[threads=1]' --target 'cpu[threads=2]'
 
 Exit status:
@@ -30,6 +32,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
+from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.report.sanitize import MAX_NAME, clip
 
@@ -56,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of this CPU)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer platforms and smaller cases")
+    parser.add_argument(
+        "-j",
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="platforms recorded at a time (default: 1; not for order)",
+    )
     order = parser.add_argument_group("order")
     order.add_argument("--ops", type=options.words, default=[], metavar="A,B", help="probe only these operators")
     order.add_argument(
@@ -79,6 +90,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _order(args: argparse.Namespace) -> Document:
+    if args.jobs != 1:
+        raise UsageError("--jobs is for studies that record platforms: the study order has none.", slug="bad-option")
+
     from shadowrun.studies.published.mask_probe import DTYPES
     from shadowrun.studies.published.order import PLATFORMS, QUICK_PLATFORMS, order_document, probe_platform
 
@@ -138,13 +152,10 @@ def _recorded(args: argparse.Namespace) -> Document:
             raise UsageError(f"--{option} is an option of the study order, not of {args.study}.", slug="bad-option")
     if len(args.target) == 1:
         raise UsageError("Classes need two platforms or more: repeat --target.", slug="bad-option")
-    found = record_study(
-        args.study,
-        args.target,
-        quick=args.quick,
-        progress=lambda done, n: _progress(f"{args.study}: {done} of {n} platforms"),
-    )
-    _progress("")
+    if args.jobs < 1:
+        raise UsageError(f"-j {args.jobs}: use a number of processes >= 1.", slug="bad-option")
+    with progress_bar(f"{args.study}: platforms") as progress:
+        found = record_study(args.study, args.target, quick=args.quick, jobs=args.jobs, progress=progress)
     return study_document(found)
 
 
@@ -155,5 +166,6 @@ _STUDIES: dict[str, Callable[[argparse.Namespace], Document]] = {
     "multiplications": _recorded,
     "distributions": _recorded,
     "activations": _recorded,
+    "resnet18": _recorded,
     "untrained": _recorded,
 }

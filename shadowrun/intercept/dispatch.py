@@ -14,14 +14,19 @@ from shadowrun import native
 from shadowrun.intercept import higher_order, torchapi
 from shadowrun.intercept.plan import OpKind, OpPlan, make_plan
 from shadowrun.intercept.user_call import own_call
+from shadowrun.torch_private import is_distributed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shadowrun.intercept.attribution import Attribution
 
 __all__ = ["ModeToggle", "Observer", "ShadowMode", "dispatch_overhead_ns"]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _planning = threading.Lock()
+_distributed = threading.local()
+"""`inside`: a call with DTensors runs on this thread."""
 _TRIALS, _CALLS = 5, 100
 
 
@@ -36,6 +41,14 @@ class Observer(Protocol):
 
     plans: dict[int, OpPlan]
     native_handler: Any
+
+    @property
+    def run_distributed(self) -> Callable[[Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any] | None:
+        """Runs a call with DTensors, from the call itself, `args` and `kwargs`.
+
+        Its operators on local tensors are observed as any others; None where only these matter.
+        """
+        ...
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call and compare it."""
@@ -58,6 +71,7 @@ class _DetachedObserver:
     """Runs calls and does nothing else."""
 
     native_handler = None
+    run_distributed: None = None
 
     def __init__(self) -> None:
         self.plans: dict[int, OpPlan] = {}
@@ -161,7 +175,10 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                     break
                 # `NotImplemented` has torch ask the subclass, which unwraps itself and calls plain operators.
                 if t.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                    return NotImplemented
+                    wanted = self._observer.run_distributed if is_distributed(t) else None
+                    if wanted is None or getattr(_distributed, "inside", False):
+                        return NotImplemented
+                    return wanted(lambda: self._call_again(plan, args, kwargs), args, kwargs)
                 if issubclass(t, UninitializedTensorMixin):  # of lazy modules: no shape, no values yet
                     self._observer.count(plan.name, "uninitialized parameter")
                     return own_call(plan.run, args, kwargs)
@@ -179,6 +196,16 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             with torchapi.unrecorded(plan.run) as run:
                 return self._observe(dataclasses.replace(plan, run=run), args, kwargs)
         return self._observe(plan, args, kwargs)
+
+    def _call_again(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Have torch ask the subclass, as `NotImplemented` does, and return the result to us."""
+        _distributed.inside = True
+        torchapi.push_mode(self)
+        try:
+            return own_call(plan.run, args, kwargs)
+        finally:
+            torchapi.pop_mode(self)
+            _distributed.inside = False
 
     def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A FLOP counter below would count each replay.

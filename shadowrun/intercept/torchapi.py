@@ -27,6 +27,7 @@ __all__ = [
     "Future",
     "HigherOrderOperator",
     "StorageWatch",
+    "VerboseLevels",
     "as_in_handler",
     "autograd_node",
     "autograd_node_number",
@@ -35,6 +36,7 @@ __all__ = [
     "has_autograd_kernel",
     "has_function_mode",
     "in_infra_mode",
+    "inner_operators",
     "is_undefined_error",
     "modes",
     "modes_aside",
@@ -119,6 +121,101 @@ profiling: Callable[[], bool] = optional(
 _have_recorded: Callable[[bool], None] = optional(
     "torch._C._autograd._enable_record_function", lambda _: None, "the program's own profiler counts replays"
 )
+
+# Seen on 2.11 to 2.15: the profiler of the time before Kineto. It belongs to the thread, and prints nothing.
+_WITHOUT_LEGACY = "kernels of a recording have no names of operators inside of a call"
+_start_legacy_profiler: Callable[[Any], None] | None = optional(
+    "torch._C._autograd._enable_profiler_legacy", None, _WITHOUT_LEGACY
+)
+_stop_legacy_profiler: Callable[[], Any] | None = optional(
+    "torch._C._autograd._disable_profiler_legacy", None, _WITHOUT_LEGACY
+)
+_ProfilerConfig: Any = optional("torch._C._profiler.ProfilerConfig", None, _WITHOUT_LEGACY)
+_ProfilerState: Any = optional("torch._C._profiler.ProfilerState", None, _WITHOUT_LEGACY)
+_ExperimentalConfig: Any = optional("torch._C._profiler._ExperimentalConfig", None, _WITHOUT_LEGACY)
+
+
+@functools.cache
+def _legacy_config() -> Any:
+    return _ProfilerConfig(_ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig())
+
+
+@contextlib.contextmanager
+def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]:
+    """Add the innermost operators that run on this thread meanwhile, in their order, without overload names.
+
+    Args:
+        found: Is added to.
+        skipped: Operators that do not count, nor hide the one that calls them.
+    """
+    if _start_legacy_profiler is None or _stop_legacy_profiler is None:
+        yield
+        return
+    try:
+        _start_legacy_profiler(_legacy_config())
+    except (RuntimeError, TypeError, AttributeError):  # another profiler has this thread, or it is started otherwise
+        yield
+        return
+    try:
+        yield
+    finally:
+        events = [event for of_thread in _stop_legacy_profiler() for event in of_thread]
+    running: list[tuple[str, int]] = []
+    for event in events:
+        if event.kind() == "push":
+            running.append((event.name(), len(found)))
+        elif event.kind() == "pop" and running:
+            name, n_before = running.pop()
+            if len(found) == n_before and "::" in name and name not in skipped:
+                found.append(name)
+
+
+_WITHOUT_VERBOSE = "kernels of a recording have no names of oneDNN's and MKL's"
+_set_onednn_verbose: Callable[[int], Any] | None = optional(
+    "torch._C._verbose.mkldnn_set_verbose", None, _WITHOUT_VERBOSE
+)
+_set_mkl_verbose: Callable[[int], Any] | None = optional("torch._C._verbose.mkl_set_verbose", None, _WITHOUT_VERBOSE)
+
+
+class VerboseLevels:
+    """Has oneDNN and MKL print what they run, for the time of a call.
+
+    Seen on 2.11 to 2.15. Neither library says which level it has, so that the program's own use of
+    `torch.backends.mkldnn.verbose` and `torch.backends.mkl.verbose` is noted, and restored after each call.
+    """
+
+    def __init__(self) -> None:
+        both = {"mkldnn_set_verbose": _set_onednn_verbose, "mkl_set_verbose": _set_mkl_verbose}
+        self._set = {name: original for name, original in both.items() if original is not None}
+        self._noted = dict.fromkeys(self._set, 0)
+        for name in self._set:
+            setattr(torch._C._verbose, name, functools.partial(self._note, name))
+
+    @property
+    def of_program(self) -> bool:
+        """Whether the program has them print."""
+        return any(self._noted.values())
+
+    def _note(self, name: str, level: int) -> Any:
+        self._noted[name] = level
+        return self._set[name](level)
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Have them print."""
+        for original in self._set.values():
+            original(1)
+        try:
+            yield
+        finally:
+            for name, original in self._set.items():
+                original(self._noted[name])
+
+    def close(self) -> None:
+        """Note no more."""
+        for name, original in self._set.items():
+            setattr(torch._C._verbose, name, original)
+
 
 _INFRA_KEYS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 _infra_mode = torch._C._get_dispatch_mode

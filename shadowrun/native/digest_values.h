@@ -42,22 +42,27 @@ TARGET static void FN(count)(SrValues *v, const UINT *bits, size_t n) {
     v->n_finite -= (size_t)n_nan + n_pos + n_neg;
 }
 
-/* In the order of the numbers, every number that is not finite counts as zero, and as what changes neither end. */
+/* In the order of the numbers, infinities and NaNs are at both ends. They count as zero, and change neither end. */
 TARGET static void FN(add_piece)(SrValues *v, const UINT *bits, size_t n) {
-    UINT least = INFINITE, greatest = 0;
-    INT low = FN(order)(INFINITE), high = FN(order)((UINT)(INFINITE | SIGN));
+    const INT infinite = FN(order)(INFINITE), negative_infinite = FN(order)((UINT)(INFINITE | SIGN));
+    UINT least = INFINITE;
+    INT low = infinite, high = negative_infinite;
     double lanes[VALUES_LANES] = {0};
     for (size_t i = 0; i < n; i++) {
         UINT size = (UINT)(bits[i] & (SIGN - 1));
+        INT order = FN(order)(bits[i]);
         least = size < least ? size : least;
-        greatest = size > greatest ? size : greatest;
+        low = order < low ? order : low;
+        high = order > high ? order : high;
     }
+    int all_finite = high < infinite && low > negative_infinite;
     v->n_finite += n;
-    if (greatest >= INFINITE || least < NORMAL) {
+    if (!all_finite || least < NORMAL) {
         FN(count)(v, bits, n);
     }
     UINT finite[VALUES_PIECE];
-    if (greatest >= INFINITE) {
+    if (!all_finite) {
+        low = infinite, high = negative_infinite;
         for (size_t i = 0; i < n; i++) {
             UINT is_finite = (UINT)(0 - (UINT)((UINT)(bits[i] & (SIGN - 1)) < INFINITE));
             INT order = FN(order)(bits[i]);
@@ -67,12 +72,6 @@ TARGET static void FN(add_piece)(SrValues *v, const UINT *bits, size_t n) {
             high = upper > high ? upper : high;
         }
         bits = finite;
-    } else {
-        for (size_t i = 0; i < n; i++) {
-            INT order = FN(order)(bits[i]);
-            low = order < low ? order : low;
-            high = order > high ? order : high;
-        }
     }
     size_t whole = n - n % VALUES_LANES;
     for (size_t i = 0; i < whole; i += VALUES_LANES) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <structmember.h>
 
-#define VERSION 19
+#define VERSION 20
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */

@@ -8,14 +8,17 @@
 #include "dispatch.h"
 #include "tensor_rows.h"
 
+#include <stddef.h>
 #include <string.h>
 #include <structmember.h>
 
-enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, LOOK_EVERY = 64, CALL_BYTES = 20, N_SLOTS = 5, N_COLUMNS = 6 };
-enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED, IS_UNSEEN };
+enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, LOOK_EVERY = 64, CALL_BYTES = 20, N_SLOTS = 6, N_COLUMNS = 6 };
+enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED, IS_UNSEEN, IS_WATCHING };
 
 typedef struct {
     PyObject *func, *plan, *run, *index; /* owned */
+    uint64_t n_calls;
+    int is_sampled; /* Python watches some of its calls; see recording/undeclared_writes.py */
 } RecordedOperator;
 
 struct SrCallRows {
@@ -38,6 +41,8 @@ struct SrCallRows {
     RecordedOperator *learnt;
     Py_ssize_t n_learnt;
     Py_ssize_t everything, slots[N_SLOTS];
+    Py_ssize_t n_running; /* calls of the program that were made here and have not ended */
+    long long n_sampled;  /* first calls of each operator that go to Python, with some of the later ones; -1: none do */
 };
 
 static PyTypeObject *call_rows_type;
@@ -64,7 +69,14 @@ static int record_has_modes_below(SrCallRows *self) {
     return !none;
 }
 
-static const RecordedOperator *record_operator(SrCallRows *self, PyObject *func) {
+/* Whether Python is to decide if it watches this call: `is_sampled` of recording/undeclared_writes.py. */
+static int record_is_sampled(const SrCallRows *self, RecordedOperator *operator) {
+    uint64_t n = ++operator->n_calls;
+    return operator->is_sampled && self->n_sampled >= 0 &&
+           (n <= (uint64_t)self->n_sampled || !(n * UINT64_C(0x9E3779B97F4A7C15) >> 58));
+}
+
+static RecordedOperator *record_operator(SrCallRows *self, PyObject *func) {
     PyObject *id = PyLong_FromVoidPtr(func);
     PyObject *place = id == NULL ? NULL : PyDict_GetItemWithError(self->operators, id);
     Py_XDECREF(id);
@@ -261,7 +273,9 @@ static sr_result record_call(SrCallRows *self, const RecordedOperator *operator,
     if (done != SR_DONE) {
         return done;
     }
+    self->n_running++;
     *out = PyObject_Call(operator->run, call->args, PyDict_GET_SIZE(call->kwargs) ? call->kwargs : NULL);
+    self->n_running--;
     if (*out == NULL) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
@@ -280,11 +294,11 @@ static sr_result record_call(SrCallRows *self, const RecordedOperator *operator,
 sr_result sr_record_call(SrCallRows *self, PyObject *const *args, Py_ssize_t n, PyObject **out) {
     *out = NULL;
     if (self->state == NULL || record_state(self, IS_RUNNING) != Py_True || !sr_are_plain_types(args[1]) ||
-        sr_slot(self->selection, self->everything) != Py_True) {
+        record_state(self, IS_WATCHING) == Py_True || sr_slot(self->selection, self->everything) != Py_True) {
         return SR_FALLBACK;
     }
-    const RecordedOperator *found = record_operator(self, args[0]);
-    if (found == NULL || !record_is(self->function_mode_on, Py_False) || !record_is(self->profiler_on, Py_False) ||
+    RecordedOperator *found = record_operator(self, args[0]);
+    if (found == NULL || record_is_sampled(self, found) || !record_is(self->function_mode_on, Py_False) || !record_is(self->profiler_on, Py_False) ||
         record_has_modes_below(self)) {
         return sr_failed();
     }
@@ -302,10 +316,11 @@ sr_result sr_record_call(SrCallRows *self, PyObject *const *args, Py_ssize_t n, 
     return done;
 }
 
-/* learn(operator, plan, run, index): its calls may come here. */
+/* learn(operator, plan, run, index, whether some of its calls are watched): its calls may come here. */
 static PyObject *record_learn(SrCallRows *self, PyObject *args) {
     PyObject *func, *plan, *run, *index;
-    if (!PyArg_ParseTuple(args, "OOOO!:learn", &func, &plan, &run, &PyLong_Type, &index)) {
+    int is_sampled;
+    if (!PyArg_ParseTuple(args, "OOOO!p:learn", &func, &plan, &run, &PyLong_Type, &index, &is_sampled)) {
         return NULL;
     }
     PyObject *id = PyLong_FromVoidPtr(func), *place = PyLong_FromSsize_t(self->n_learnt);
@@ -315,12 +330,24 @@ static PyObject *record_learn(SrCallRows *self, PyObject *args) {
     }
     int failed = id == NULL || place == NULL || more == NULL || PyDict_SetItem(self->operators, id, place);
     if (!failed) {
-        self->learnt[self->n_learnt++] = (RecordedOperator){Py_NewRef(func), Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index)};
+        self->learnt[self->n_learnt++] = (RecordedOperator){Py_NewRef(func), Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index), 0, is_sampled};
     }
     Py_XDECREF(id);
     Py_XDECREF(place);
     if (failed) {
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    Py_RETURN_NONE;
+}
+
+/* forget(operator): its calls go to Python from here on. */
+static PyObject *record_forget(SrCallRows *self, PyObject *func) {
+    PyObject *id = PyLong_FromVoidPtr(func);
+    int is_there = id == NULL ? -1 : PyDict_Contains(self->operators, id);
+    int failed = is_there < 0 || (is_there && PyDict_DelItem(self->operators, id));
+    Py_XDECREF(id);
+    if (failed) {
+        return NULL;
     }
     Py_RETURN_NONE;
 }
@@ -346,7 +373,7 @@ static PyObject *record_guard(SrCallRows *self, PyObject *args) {
 
 /* Where the slots of the state lie; -1 with an exception. */
 static int record_find_slots(SrCallRows *self) {
-    static const char *const names[N_SLOTS] = {"running", "busy", "step", "has_recorded", "unseen"};
+    static const char *const names[N_SLOTS] = {"running", "busy", "step", "has_recorded", "unseen", "watching"};
     self->everything = sr_slot_offset(Py_TYPE(self->selection), "everything");
     for (int i = 0; i < N_SLOTS && self->everything >= 0; i++) {
         if ((self->slots[i] = sr_slot_offset(Py_TYPE(self->state), names[i])) < 0) {
@@ -372,6 +399,8 @@ static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;                                                                                                   \
     }
     RECORD_FIELDS(RECORD_TAKE)
+    PyObject *n_sampled = PyDict_GetItemString(kwargs, "n_sampled");
+    self->n_sampled = n_sampled == NULL ? -1 : PyLong_AsLongLong(n_sampled);
     self->cache = sr_new_context_cache();
     self->operators = PyDict_New();
     if (!sr_is_tensor_rows(self->rows) || !sr_is_origins(self->origins) || !PyDict_Check(self->contexts) ||
@@ -430,12 +459,19 @@ static PyMethodDef record_methods[] = {
     {"bind", (PyCFunction)record_bind, METH_O, NULL},
     {"learn", (PyCFunction)record_learn, METH_VARARGS, NULL},
     {"guard", (PyCFunction)record_guard, METH_VARARGS, NULL},
+    {"forget", (PyCFunction)record_forget, METH_O, NULL},
     {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef record_members[] = {
+    {"n_running", T_PYSSIZET, offsetof(struct SrCallRows, n_running), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot record_slots[] = {
     {Py_tp_new, record_new},     {Py_tp_dealloc, record_dealloc}, {Py_tp_traverse, record_traverse},
-    {Py_tp_clear, record_clear}, {Py_tp_methods, record_methods}, {0, NULL},
+    {Py_tp_clear, record_clear}, {Py_tp_methods, record_methods}, {Py_tp_members, record_members},
+    {0, NULL},
 };
 
 static PyType_Spec record_spec = {

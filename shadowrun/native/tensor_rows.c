@@ -340,8 +340,8 @@ static int rows_add_value(TensorRows *self, const RowsOperator *operator, const 
     return failed ? -1 : 0;
 }
 
-/* Whether `rows_add_value` has all that it needs: a tensor with memory, on known memory if it is a view. */
-static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject *tensor, size_t *n_bytes) {
+/* Whether `rows_add_value` has all that it needs: a tensor with memory, on known memory if it is a view, and only then. */
+static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject *tensor, int is_written, size_t *n_bytes) {
     SrPlace place;
     SrTensor t;
     if (!sr_is_tensor(tensor) || !sr_read_place(tensor, &place)) {
@@ -350,7 +350,8 @@ static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject
     if (operator->is_view) {
         return rows_storage(self, &place) != NULL;
     }
-    if (!sr_read_tensor(tensor, &t)) {
+    /* A result in known memory is none of its own: Python looks at it. */
+    if ((!is_written && rows_storage(self, &place) != NULL) || !sr_read_tensor(tensor, &t)) {
         return 0;
     }
     *n_bytes = (size_t)t.dtype.bits * t.dtype.lanes / 8;
@@ -358,6 +359,11 @@ static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject
         *n_bytes *= (size_t)t.shape[d];
     }
     return t.data != NULL || *n_bytes == 0; /* else it is one of zeros, without memory */
+}
+
+static int rows_lies_on_known(TensorRows *self, PyObject *tensor) {
+    SrPlace place;
+    return !sr_read_place(tensor, &place) || rows_storage(self, &place) != NULL;
 }
 
 /* Add the tensors of a value, as `_flat`: 1; 0, perhaps with an exception, where Python has to. */
@@ -378,8 +384,11 @@ static int rows_collect(TensorRows *self, const RowsOperator *operator, PyObject
     if (skips) {
         return 1;
     }
-    if (!rows_can_add(self, operator, value, &like.n_bytes)) {
+    if (!rows_can_add(self, operator, value, like.is_written, &like.n_bytes)) {
         return 0;
+    }
+    if (!operator->is_view && !like.is_written && rows_lies_on_known(self, value)) {
+        return 0; /* a new result on the memory of an earlier tensor, which Python notes */
     }
     if (found->n == found->room) {
         size_t held = (size_t)found->n * sizeof *found->values;

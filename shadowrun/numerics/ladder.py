@@ -18,6 +18,7 @@ This module is the specification, in numpy and without torch. `recording.digests
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import numpy as np
@@ -70,6 +71,7 @@ def keys(first: int, n: int) -> Hashes:
         return mix(numbers * np.uint64(_GAMMA)) | np.uint64(1)
 
 
+@functools.cache
 def factors() -> Hashes:
     """Factors of the bit planes: (64,)."""
     return mix(np.arange(64, dtype=np.uint64) + np.uint64(_FACTOR_SEED)) | np.uint64(1)
@@ -97,17 +99,17 @@ def ladder(bits: npt.NDArray[np.unsignedinteger], mantissa: int) -> Hashes:
 
 
 def rungs(planes: Hashes, n_elements: int, mantissa: int) -> Hashes:
-    """The ladder of a tensor from the sums over its bit planes.
+    """The ladder of a tensor, or of several, from the sums over bit planes: (..., mantissa + 1).
 
     Args:
-        planes: `plane(j)` of the definition: (bits of the dtype,).
-        n_elements: Of the tensor.
+        planes: `plane(j)` of the definition: (..., bits of the dtype).
+        n_elements: Of each tensor.
         mantissa: Stored mantissa bits; 0 for integers.
     """
     with np.errstate(over="ignore"):
-        weighted = factors()[: len(planes)] * planes
-        above = np.cumsum(weighted[::-1], dtype=np.uint64)[::-1]
-        return mix(above[: mantissa + 1] + np.uint64(n_elements))
+        weighted = factors()[: planes.shape[-1]] * planes
+        above = np.cumsum(weighted[..., ::-1], axis=-1, dtype=np.uint64)[..., ::-1]
+        return mix(above[..., : mantissa + 1] + np.uint64(n_elements))
 
 
 def remaining_precision(a: Hashes, b: Hashes) -> int:

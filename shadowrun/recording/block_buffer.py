@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.recording_file import Writer
 
-__all__ = ["LOOK_EVERY", "BlockBuffer"]
+__all__ = ["LOOK_EVERY", "BlockBuffer", "placement"]
 
 _MAX_CALLS: Final = 2048
 _MAX_RESULTS: Final = 20_000  # a fused optimizer writes to thousands of tensors in one call
@@ -37,6 +37,8 @@ _MAX_KNOWN: Final = 50_000
 _CALL: Final = struct.Struct("<iiiiHH")
 _RESULT: Final = struct.Struct("<iBBBBiq")
 """The columns of a result before those of its digest."""
+_FORM_AND_KIND: Final = struct.Struct("<iB")
+"""Where a result begins."""
 _NO_STATISTICS: Final = struct.pack("<6q3d", 0, 0, 0, 0, 0, 0, *[float("nan")] * 3)
 assert (_CALL.size, _RESULT.size + len(_NO_STATISTICS)) == (CALL.itemsize, RESULT.itemsize)
 _ROW_BYTES: Final = RESULT.itemsize
@@ -59,14 +61,17 @@ class BlockBuffer:
             objects, since `native/record_call.c` adds to them too.
         contexts: Numbers of contexts by their keys.
         native_rows: Adds rows in C, and has to know where a block begins; None without the C extension.
+        n_holding: While it is not 0, no block is written: rows may still get a placement.
     """
 
     def __init__(self, writer: Writer, before_block: Callable[[], None]) -> None:
         self.writer = writer
         self._before_block = before_block
         self.contexts: dict[tuple[Any, ...], int] = {}
+        self.n_holding = 0
         self._n_contexts = 0
         self._forms: dict[tuple[Any, ...], int] = {}
+        self._kernels: dict[str, int] = {}
         self._n_forms = 0
         self._flushed_at = time.monotonic()
         self.calls, self.inputs, self.results = bytearray(), bytearray(), bytearray()
@@ -116,13 +121,41 @@ class BlockBuffer:
         is_strided = t.layout is torch.strided and not t.is_nested
         key = (t.dtype, t.shape, t.stride()) if is_strided else (t.dtype, t.dim(), str(t.layout), t.is_nested)
         known = self._forms.get(key)
-        if known is not None:
-            return known
+        return self._new_form(key, _form(t, is_strided=is_strided)) if known is None else known
+
+    def _new_form(self, key: tuple[Any, ...], form: Form) -> int:
         number, self._n_forms = self._n_forms, self._n_forms + 1
-        self.writer.form(number, _form(t, is_strided=is_strided))
+        self.writer.form(number, form)
         if len(self._forms) >= _MAX_KNOWN:
             self._forms.clear()
         self._forms[key] = number
+        return number
+
+    def place(self, row: int, t: torch.Tensor, text: str) -> Kind | None:
+        """Give the row of a local tensor its mesh and placements, unless it has any.
+
+        Returns:
+            Its kind; None if it is not the tensor's own row, or is written already.
+        """
+        at = (row - self._first_row) * _ROW_BYTES
+        plain = self.form(t)
+        if at < 0 or _FORM_AND_KIND.unpack_from(self.results, at)[0] != plain:
+            return None
+        kind = Kind(_FORM_AND_KIND.unpack_from(self.results, at)[1])
+        key = (plain, text)
+        known = self._forms.get(key)
+        placed = self._new_form(key, _form(t, is_strided=True)._replace(placement=text)) if known is None else known
+        _FORM_AND_KIND.pack_into(self.results, at, placed, kind)
+        return kind
+
+    def kernel(self, name: str) -> int:
+        """Number of a kernel's name; NONE for an empty one."""
+        if not name:
+            return NONE
+        number = self._kernels.get(name)
+        if number is None:
+            number = self._kernels[name] = len(self._kernels)
+            self.writer.kernel(number, name)
         return number
 
     def add_result(self, kind: Kind, position: int, form: int, digest: Packed | None, base: int = NONE) -> int:
@@ -145,10 +178,12 @@ class BlockBuffer:
             self.row_rungs += row_rungs
         return row_number
 
-    def add_call(self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int]) -> None:
+    def add_call(
+        self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int], kernel: int = NONE
+    ) -> None:
         """Add a call, after its results."""
         inputs = inputs[:_MAX_INPUTS]
-        self.calls += _CALL.pack(step, context, occurrence, NONE, n_results, len(inputs))
+        self.calls += _CALL.pack(step, context, occurrence, kernel, n_results, len(inputs))
         self.inputs += struct.pack(f"<{len(inputs)}q", *inputs)
 
     @property
@@ -158,6 +193,8 @@ class BlockBuffer:
 
     def flush_at_times(self) -> None:
         """Write a block that is full, or that has waited long."""
+        if self.n_holding:
+            return
         is_full = len(self.calls) >= _MAX_CALLS * _CALL.size or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
         if is_full or time.monotonic() - self._flushed_at > _FLUSH_S:
             self.flush()
@@ -246,6 +283,14 @@ def _plain(a: Any) -> Any:
     if isinstance(a, torch.Tensor):
         return {"tensor": None}
     return "Generator" if isinstance(a, torch.Generator) else str(a)
+
+
+def placement(t: Any) -> str:
+    """Mesh and placements of a DTensor: ``dp=2, tp=4: Replicate(), Shard(dim=0)``."""
+    mesh = t.device_mesh
+    names = mesh.mesh_dim_names or [str(number) for number in range(mesh.ndim)]
+    sizes = ", ".join(f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
+    return f"{sizes}: {', '.join(map(repr, t.placements))}"
 
 
 def _form(t: torch.Tensor, *, is_strided: bool) -> Form:

@@ -23,11 +23,14 @@ from shadowrun.intercept.user_call import own_call
 from shadowrun.native import core
 from shadowrun.native.tensors import reads_places
 from shadowrun.platforms.backends import FUNCTIONALIZING
+from shadowrun.recording import undeclared_writes
+from shadowrun.recording.block_buffer import placement
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests import pack
 from shadowrun.recording.model import NONE, Kind
+from shadowrun.recording.undeclared_writes import UndeclaredWrites
 from shadowrun.replay.call import argument, draws_random
-from shadowrun.torch_private import is_zero_tensor, schema_of
+from shadowrun.torch_private import is_distributed, is_zero_tensor, local_part, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +39,9 @@ if TYPE_CHECKING:
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.captured_inputs import CapturedInputs, Taken
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.kernels import KernelTracer
     from shadowrun.recording.provenance import Provenance
+    from shadowrun.recording.undeclared_writes import Watched
     from shadowrun.schedule.selection import Selection
 
 __all__ = ["CallRecorder"]
@@ -78,7 +83,7 @@ class _NewLeaf(NamedTuple):
 class _Noted:
     """A call that runs."""
 
-    __slots__ = ("device", "first", "inputs", "leaves", "origin", "taken")
+    __slots__ = ("device", "first", "inputs", "leaves", "origin", "taken", "watched")
 
     def __init__(self, origin: Origin, inputs: list[int | Leaf]) -> None:
         self.origin = origin
@@ -87,6 +92,7 @@ class _Noted:
         self.first: torch.Tensor | None = None
         self.device = "cpu"
         self.taken: Taken | None = None
+        self.watched: tuple[int, list[Watched]] = 0, []
 
 
 class _State:
@@ -98,12 +104,13 @@ class _State:
         step: The current training step.
         has_recorded: There are calls of that step.
         unseen: Code runs that calls no operators; memory may be written to at any time.
+        watching: A call runs whose memory is watched; others are to be seen by `UndeclaredWrites`.
     """
 
-    __slots__ = ("busy", "has_recorded", "running", "step", "unseen")
+    __slots__ = ("busy", "has_recorded", "running", "step", "unseen", "watching")
 
     def __init__(self) -> None:
-        self.running = self.busy = self.has_recorded = self.unseen = False
+        self.running = self.busy = self.has_recorded = self.unseen = self.watching = False
         self.step = 0
 
 
@@ -117,6 +124,7 @@ class CallRecorder:
         n_rows: See `rows=` of `shadowrun.record`.
         first_call_on: Called before the first call on each device, with its name.
         captured: Keeps inputs of calls, where that is wanted.
+        kernels: See `kernels=` of `shadowrun.record`.
 
     Attributes:
         plans: Plans by the id of their operator.
@@ -133,8 +141,10 @@ class CallRecorder:
         n_rows: int,
         first_call_on: Callable[[torch.device], None],
         captured: CapturedInputs,
+        kernels: KernelTracer | None = None,
     ) -> None:
         self.attribution = attribution
+        self._kernels = kernels
         self._selection = selection
         self._provenance = provenance
         self._n_rows = n_rows
@@ -149,6 +159,7 @@ class CallRecorder:
         self._returns: dict[int, _Returns] = {}
         self._devices: dict[torch.device, str] = {}
         self._flow = DataFlow()
+        self._undeclared = UndeclaredWrites()
         self._generated = GeneratedCode(self._enter_generated, self._leave_generated)
         self._n_generated = 0
         self._occurrences: dict[tuple[int, str, str], int] = {}
@@ -163,12 +174,16 @@ class CallRecorder:
         self._flow.clear()
         self._n_generated, self._state.unseen = 0, False
         self._generated.start()
+        if self._kernels is not None:
+            self._kernels.start()
         self.native_handler = self._make_native_handler(buffer)
+        self._undeclared.samples = self.native_handler is None
         self._state.running = True
 
     def _make_native_handler(self, buffer: BlockBuffer) -> Any:
         """What records plain calls on the CPU in C; None without the C extension."""
-        if core is None or not reads_places or self.attribution.native_origins is None:
+        # Kernels are found out by Python.
+        if self._kernels is not None or core is None or not reads_places or self.attribution.native_origins is None:
             return None
         if self._captured.takes_inputs:  # each call is looked at by Python before it runs
             return None
@@ -203,6 +218,7 @@ class CallRecorder:
             raised=self._raised,
             failed=self._dropped,
             look=self._look,
+            n_sampled=undeclared_writes.ALL,
             **columns_of_results,
         )
         for plan in self.plans.values():
@@ -230,7 +246,12 @@ class CallRecorder:
             bool(plan.mutated),
             tuple(a.position for a in plan.mutated),
         )
-        handler.learn(plan.func, plan, plan.run, plan.index)
+        handler.learn(plan.func, plan, plan.run, plan.index, undeclared_writes.may_watch(plan))
+
+    def _forget_native(self, plan: OpPlan) -> None:
+        """Have all calls of an operator come to Python, which watches each."""
+        if self.native_handler is not None:
+            self.native_handler.forget(plan.func)
 
     def stop(self) -> None:
         """Only run calls from here on."""
@@ -240,6 +261,8 @@ class CallRecorder:
         if self._buffer is not None:
             self._buffer.native_rows = None
         self._flow.clear()
+        if self._kernels is not None:
+            self._kernels.stop()
 
     def forked(self) -> None:
         """In a forked child: the thread that held the lock may not exist."""
@@ -247,6 +270,8 @@ class CallRecorder:
         if self.native_handler is not None:
             self.native_handler.guard(self.lock.acquire, self.lock.release)
         self._state.running = False
+        if self._kernels is not None:
+            self._kernels.forked()
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -315,16 +340,48 @@ class CallRecorder:
         noted = self._before(plan, args, kwargs) if self.running else None
         if noted is None:
             return own_call(plan.run, args, kwargs)
-        done = False
+        done, kernels = False, self._kernels
         try:
-            out = own_call(plan.run, args, kwargs)
+            if kernels is None:
+                out = own_call(plan.run, args, kwargs)
+            else:
+                out = kernels.run(noted.device, plan.run, args, kwargs)
             done = True
         finally:
+            with self.lock:
+                self._undeclared.ended()
+                if noted.watched[1]:
+                    self._state.watching = False
             if not done:  # what it has written to until then is not known
                 noted.first = None
                 self._skip(_RAISED, plan, args, kwargs, noted.leaves)
         self._after(noted, plan, args, kwargs, out)
         return out
+
+    def run_distributed(self, call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call with DTensors; the rows of their local tensors get mesh and placements."""
+        buffer = self._buffer
+        if not self.running or buffer is None:
+            return call()
+        buffer.n_holding += 1
+        try:
+            out = call()
+            with self.lock, suppress(Exception):
+                for t in _flat((*args, *kwargs.values(), out)):
+                    if isinstance(t, torch.Tensor) and is_distributed(type(t)):
+                        self._place(buffer, t, placement(t))
+        finally:
+            buffer.n_holding -= 1
+        return out
+
+    def _place(self, buffer: BlockBuffer, t: torch.Tensor, text: str) -> None:
+        local = local_part(t)
+        is_known = self.running and _has_memory(local)
+        row = self._flow.row_of(local, buffer.form(local)) if is_known else None
+        number = row.row if isinstance(row, Leaf) else row
+        kind = None if number is None else buffer.place(number, local, text)
+        if kind is Kind.LEAF or isinstance(t, torch.nn.Parameter):
+            self._provenance.add_placement(t, text, self.attribution.modules())
 
     def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Noted | None:
         """Find the rows of the inputs; None for a call that is not recorded."""
@@ -366,6 +423,10 @@ class CallRecorder:
             if name not in outs:
                 self._note_inputs(noted, a)
         self._note_device(noted, kwargs)
+        alone = self.native_handler is None or not self.native_handler.n_running
+        noted.watched = self._undeclared.before(plan, args, kwargs, alone=alone)
+        if noted.watched[1]:
+            self._state.watching = True
         if self._captured.takes_inputs:
             noted.taken = self._captured.before(plan, origin, args, kwargs)
         return noted
@@ -447,6 +508,11 @@ class CallRecorder:
         inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
         base = inputs[0] if inputs else NONE
         self._add_results(buffer, plan, args, kwargs, out, base)
+        for written in self._undeclared.found(plan, args, kwargs, noted.watched):
+            self._forget_native(plan)
+            base = self._flow.written(written.tensor, buffer.form(written.tensor), buffer.n_results)
+            form = buffer.form(written.memory)
+            buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
         n_results = buffer.n_results - first_row
         if n_results > _MAX_ROWS:
             raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
@@ -456,7 +522,8 @@ class CallRecorder:
         self._occurrences[key] = occurrence + 1
         context = buffer.context(plan, noted.origin, noted.device, args, kwargs)
         self._state.has_recorded = True
-        buffer.add_call(self._state.step, context, occurrence, n_results, inputs)
+        kernel = NONE if self._kernels is None else buffer.kernel(self._kernels.name)
+        buffer.add_call(self._state.step, context, occurrence, n_results, inputs, kernel)
         if noted.taken is not None:
             self._captured.after(buffer.n_calls - 1, noted.taken)
         if buffer.is_to_be_looked_at:
@@ -522,22 +589,22 @@ class CallRecorder:
         self, buffer: BlockBuffer, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, base: int
     ) -> None:
         """Add the rows of what a call returned and wrote to."""
-        returns = self._returns[plan.index]
+        returns, n_known = self._returns[plan.index], buffer.n_results
         for position, (number, value) in enumerate(_results(out, plan.n_returns)):
             if number not in returns.written:
                 has_values = returns.has_values and number not in plan.uninitialised
-                self._add_result(buffer, plan, position, value, base, has_values=has_values)
+                self._add_result(buffer, plan, position, value, base, n_known, has_values=has_values)
         position = 0
         for mutated in plan.mutated:
             for value in _flat(argument(mutated, args, kwargs)):
                 if returns.is_view:  # `t_`: the form of the tensor changes, and no value
-                    self._add_result(buffer, plan, position, value, base, has_values=False)
+                    self._add_result(buffer, plan, position, value, base, n_known, has_values=False)
                 else:
                     self._add_written(buffer, position, value, has_values=returns.has_values)
                 position += 1
 
     def _add_result(
-        self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, *, has_values: bool
+        self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, n_known: int, *, has_values: bool
     ) -> None:
         returns = self._returns[plan.index]
         if plan.name == _ITEM and base != NONE:  # the value is that of its tensor
@@ -555,7 +622,13 @@ class CallRecorder:
                 buffer.add_result(Kind.VIEW, position, form, None, base)
             else:
                 found = self._digest(value) if has_values or returns.is_view else None
-                self._flow.made(value, form, buffer.add_result(Kind.RESULT, position, form, found))
+                known = None if returns.is_view else self._flow.row_of(value, form)
+                row = known.row if isinstance(known, Leaf) else known
+                if row is None or row >= n_known:  # not in the memory of a tensor that was there before the call
+                    self._flow.made(value, form, buffer.add_result(Kind.RESULT, position, form, found))
+                else:
+                    self._flow.written(value, form, buffer.n_results)
+                    buffer.add_result(Kind.RESULT, position, form, found, row)
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
         if not isinstance(value, torch.Tensor):
@@ -598,6 +671,8 @@ class CallRecorder:
                     for t in _flat(value):
                         if isinstance(t, torch.Tensor) and _has_memory(t):
                             self._flow.forget(t)
+                            if plan.action is Action.PASS:
+                                self._undeclared.leave_out(t)
 
     def _failed(self, plan: OpPlan, error: Exception) -> None:
         """An internal failure: one warning, and no exception in the program."""

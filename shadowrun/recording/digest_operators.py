@@ -1,4 +1,4 @@
-"""Digests by torch's own operators on integers: on accelerators, so that only digests travel, and where there is no C.
+"""Digests by torch's own operators on integers, on accelerators: only digests travel.
 
 Only operators that each backend has: shifts, comparisons, sums. Sums of int64 wrap, as the ladder's definition wants.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -17,13 +17,18 @@ from shadowrun.numerics.ladder import LANES, keys, rungs
 from shadowrun.recording.number_formats import Encoding
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from shadowrun.recording.number_formats import NumberFormat
 
     Ints = npt.NDArray[np.int64]
 
-__all__ = ["digest_by_operators"]
+__all__ = ["Packed", "class_limits", "digest_by_operators", "pack_digest"]
+
+Packed = tuple[bytes, bytes, bytes, bytes]
+"""Statistics as the last nine columns of `model.RESULT`, then rungs, samples and the rungs of rows, each uint64."""
 
 _MOST_AT_ONCE: Final = 1 << 21
 """Elements of a temporary tensor: of int64, they take 16 MiB."""
@@ -33,9 +38,7 @@ _VANISHING: Final = 2.0**-450
 _STATISTICS: Final = struct.Struct("<6q3d")
 
 
-def digest_by_operators(
-    flat: torch.Tensor, form: NumberFormat, n_rows: int, n_ladders: int, positions: Ints
-) -> tuple[bytes, bytes, bytes, bytes]:
+def digest_by_operators(flat: torch.Tensor, form: NumberFormat, n_rows: int, n_ladders: int, positions: Ints) -> Packed:
     """Digest a tensor where it lies.
 
     Args:
@@ -61,14 +64,36 @@ def digest_by_operators(
     # One transfer: each would wait for all that the device has to do.
     fetched = torch.cat([part.reshape(-1) for part in parts.values()]).cpu().numpy()
     ends = np.cumsum([part.numel() for part in parts.values()])
-    found = dict(zip(parts, np.split(fetched, ends[:-1]), strict=True))
-    planes = found["planes"].view(np.uint64)
-    by_row = found["rows"].view(np.uint64).reshape(n_ladders, -1) if n_ladders else ()
+    found: dict[str, Any] = dict(zip(parts, np.split(fetched, ends[:-1]), strict=True))
+    found |= {name: found[name].view(np.uint64) for name in ("planes", "samples")}
+    if n_ladders:
+        found["rows"] = found["rows"].view(np.uint64).reshape(n_ladders, -1)
+    if "squares" in found:
+        found |= {"low": int(found["low"][0]), "high": int(found["high"][0])}
+        found["squares"] = float(found["squares"].view(np.float64)[0])
+    return pack_digest(form, n, length, found, functools.partial(_scaled_squares, flat, form))
+
+
+def pack_digest(
+    form: NumberFormat, n: int, length: int, found: dict[str, Any], scaled_squares: Callable[[float], float]
+) -> Packed:
+    """A digest from what was found of a tensor.
+
+    Args:
+        form: The format of its dtype.
+        n: Its elements.
+        length: Elements of a row.
+        found: ``planes`` (bits of the dtype,) and ``samples``, uint64; ``rows`` (n_ladders, bits of the dtype) where
+            rows get ladders; if it is not empty, ``counts`` of codes, zeros, or elements below each of `class_limits`;
+            but for codes ``low`` and ``high``, finite ends of the range in the order of the format, and ``squares``.
+        scaled_squares: Sum of the squares of all finite elements, each divided by a number first.
+    """
+    by_row = rungs(found["rows"], length, form.mantissa) if "rows" in found else np.zeros(0, np.uint64)
     return (
-        _pack_statistics(flat, form, found),
-        rungs(planes, n, form.mantissa).tobytes(),
-        (found["samples"] & ((1 << form.width) - 1 if form.width < 64 else -1)).tobytes(),
-        b"".join(rungs(row, length, form.mantissa).tobytes() for row in by_row),
+        _pack_statistics(n, form, found, scaled_squares),
+        rungs(found["planes"], n, form.mantissa).tobytes(),
+        (found["samples"] & np.uint64((1 << form.width) - 1)).tobytes(),
+        by_row.tobytes(),
     )
 
 
@@ -148,12 +173,16 @@ def _infinite(form: NumberFormat) -> int:
     return (1 << (form.width - 1)) - (1 << form.mantissa)
 
 
-@functools.cache
-def _class_limits(device: torch.device, width: int, mantissa: int) -> torch.Tensor:
-    """Where classes end, in the order of the bits as signed integers: (9, 1); `_classes` names them."""
+def class_limits(width: int, mantissa: int) -> list[int]:
+    """Where classes of floats end, in the order of the bits as signed integers: nine; `_classes` names them."""
     least, normal = -(1 << (width - 1)), 1 << mantissa
     ends = (1, normal, -least - normal, -least - normal + 1)
-    limits = torch.tensor([*(least + end for end in ends), 0, *ends])
+    return [*(least + end for end in ends), 0, *ends]
+
+
+@functools.cache
+def _class_limits(device: torch.device, width: int, mantissa: int) -> torch.Tensor:
+    limits = torch.tensor(class_limits(width, mantissa))
     return limits.to({16: torch.int16, 32: torch.int32, 64: torch.int64}[width]).to(device).reshape(9, 1)
 
 
@@ -165,22 +194,24 @@ def _classes(below: Ints, n: int) -> tuple[int, ...]:
     return negative_nan + nan, infinite, negative_infinite, zero, negative_zero, negative_subnormal + subnormal
 
 
-def _pack_statistics(flat: torch.Tensor, form: NumberFormat, found: dict[str, Ints]) -> bytes:
+def _pack_statistics(
+    n: int, form: NumberFormat, found: dict[str, Any], scaled_squares: Callable[[float], float]
+) -> bytes:
     nan = float("nan")
     if "counts" not in found:
         return _STATISTICS.pack(*(0,) * 6, nan, nan, nan)
+    counts = found["counts"]
     if form.encoding is Encoding.CODES:
-        return _STATISTICS.pack(*_of_codes(found["counts"], form))
-    n, (low, high), counts = flat.numel(), (int(found[end][0]) for end in ("low", "high")), found["counts"]
+        return _STATISTICS.pack(*_of_codes(counts, form))
     classes = (0, 0, 0, int(counts[0]), 0, 0) if form.mantissa == 0 else _classes(counts, n)
     if sum(classes[:3]) == n:
         return _STATISTICS.pack(*classes, nan, nan, nan)
-    least, greatest = _number(low, form), _number(high, form)
+    least, greatest = _number(found["low"], form), _number(found["high"], form)
     scale = max(abs(least), abs(greatest))
     if form.width == 64 and form.mantissa and scale and not _VANISHING <= scale <= 1 / _VANISHING:
-        norm = _scaled_norm(flat, form, scale)
+        norm = scale * math.sqrt(scaled_squares(scale))
     else:
-        norm = math.sqrt(float(found["squares"].view(np.float64)[0]))
+        norm = math.sqrt(found["squares"])
     return _STATISTICS.pack(*classes, least, greatest, norm)
 
 
@@ -197,11 +228,11 @@ def _number(order: int, form: NumberFormat) -> float:
     return float(np.array(raw, f"u{dtype[1]}").view(dtype)) + 0.0
 
 
-def _scaled_norm(flat: torch.Tensor, form: NumberFormat, scale: float) -> float:
+def _scaled_squares(flat: torch.Tensor, form: NumberFormat, scale: float) -> float:
     pieces = torch.split(flat, _MOST_AT_ONCE // 8)
     finite = ((piece.view(form.ints) & _size_mask(form)) < _infinite(form) for piece in pieces)
     sums = [torch.where(f, piece / scale, 0).square().sum() for piece, f in zip(pieces, finite, strict=True)]
-    return scale * math.sqrt(float(torch.stack(sums).sum()))
+    return float(torch.stack(sums).sum())
 
 
 def _of_codes(counts: Ints, form: NumberFormat) -> tuple[float, ...]:

@@ -1,11 +1,12 @@
 """Digests of tensors: the ladder of `numerics.ladder`, counts of classes, range, and sampled elements.
 
-Tensors on the CPU are digested by `native/digest.c`. Tensors on an accelerator, and all without the C extension, are by
-operators on integers, where they lie (`digest_operators`).
+Tensors on the CPU are digested by `native/digest.c`, or in numpy where there is no C extension (`digest_numpy`);
+tensors on an accelerator by operators on integers, where they lie (`digest_operators`).
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -16,7 +17,8 @@ import torch
 from shadowrun.intercept import torchapi
 from shadowrun.native import core
 from shadowrun.native import tensors as native
-from shadowrun.recording.digest_operators import digest_by_operators
+from shadowrun.recording.digest_numpy import digest_memory
+from shadowrun.recording.digest_operators import Packed, digest_by_operators
 from shadowrun.recording.model import sample_positions
 from shadowrun.recording.number_formats import NUMBER_FORMATS
 from shadowrun.torch_private import is_zero_tensor
@@ -24,14 +26,14 @@ from shadowrun.torch_private import is_zero_tensor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
     from shadowrun.numerics.ladder import Hashes
     from shadowrun.recording.number_formats import NumberFormat
 
 __all__ = ["Digest", "Packed", "digest", "digest_rows", "pack", "unpack"]
 
-Packed = tuple[bytes, bytes, bytes, bytes]
-"""Statistics as the last nine columns of `model.RESULT`, then rungs, samples and the rungs of rows, each uint64."""
-
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _STATISTICS: Final = struct.Struct("<6q3d")
 _lack_operators: set[str] = set()
@@ -93,16 +95,29 @@ def unpack(packed: Packed) -> Digest:
     return Digest(np.frombuffer(rungs, np.uint64), np.frombuffer(samples, np.uint64), *_STATISTICS.unpack(statistics))
 
 
-def _native() -> Callable[[torch.Tensor, int], Packed | None] | None:
+def _in_numpy(t: torch.Tensor, n_rows: int) -> Packed | None:
+    # By address: no operator is called, so that no mode has to be set aside.
+    if type(t) not in _PLAIN or not t.is_cpu or t.layout is not torch.strided:
+        return None
+    form = NUMBER_FORMATS.get(t.dtype)
+    if form is None or t.is_quantized or t.is_nested or not t.is_contiguous() or t.is_neg() or is_zero_tensor(t):
+        return None
+    n, n_leading, address = t.numel(), t.shape[0] if t.dim() else 0, t.data_ptr()
+    if not address and n:
+        return None
+    return digest_memory(address, n, form, n_leading, min(n_rows, n_leading), _positions(n, 1))
+
+
+def _of_plain() -> Callable[[torch.Tensor, int], Packed | None]:
     """`pack` for plain tensors on the CPU; it returns None for others."""
     if core is None:
-        return None
+        return _in_numpy
     # Without `place` and `ints`, which are Python's.
     core.setup_digests(tuple(form[1:-1] for form in NUMBER_FORMATS.values()))
-    return core.digest if native.plainly_equal is not None else None
+    return core.digest if native.plainly_equal is not None else _in_numpy
 
 
-_quickly = _native()
+_quickly = _of_plain()
 
 
 def pack(tensor: torch.Tensor, n_rows: int = 0) -> Packed | None:
@@ -112,7 +127,7 @@ def pack(tensor: torch.Tensor, n_rows: int = 0) -> Packed | None:
         tensor: See `digest`.
         n_rows: Indices of the leading dimension, at most, that get a ladder each.
     """
-    found = None if _quickly is None else _quickly(tensor, n_rows)
+    found = _quickly(tensor, n_rows)
     if found is not None or not _has_values(tensor):
         return found
     unrecorded = torchapi.unrecorded(_pack) if torchapi.profiling() else nullcontext()
@@ -125,7 +140,7 @@ def _has_values(t: torch.Tensor) -> bool:
         return False
     if t.dtype not in NUMBER_FORMATS and t.dtype not in _COMPLEX:
         return False
-    if type(t) is torch.Tensor or type(t) is torch.nn.Parameter:
+    if type(t) in _PLAIN:
         return True
     with torchapi.as_in_handler(), torchapi.without_modes():
         # Fake tensors and wrappers (DTensor) name a device, but their own storage has no memory.
@@ -160,14 +175,22 @@ def _pack(tensor: torch.Tensor, n_rows: int) -> Packed:
         except RuntimeError:  # no memory for temporary tensors, say
             pass
     flat = flat.cpu()
-    if core is None:
-        return _by_operators(flat, form, n_leading, n_ladders, n_parts)
     # A name for it: the tensor must live as long as its address is used.
+    if core is None:
+        return digest_memory(
+            flat.data_ptr(), flat.numel(), form, n_leading, n_ladders, _positions(flat.numel(), n_parts)
+        )
     return core.digest_memory(flat.data_ptr(), flat.numel(), n_leading, n_ladders, form.place, n_parts)  # type: ignore[no-any-return]
 
 
 def _by_operators(flat: torch.Tensor, form: NumberFormat, n_leading: int, n_ladders: int, n_parts: int) -> Packed:
-    positions = sample_positions(flat.numel() // n_parts)
+    return digest_by_operators(flat, form, n_leading, n_ladders, _positions(flat.numel(), n_parts))
+
+
+@functools.lru_cache(maxsize=1024)
+def _positions(n: int, n_parts: int) -> npt.NDArray[np.int64]:
+    """Positions of the sampled numbers; a complex number has two parts."""
+    positions = sample_positions(n // n_parts)
     if n_parts > 1:
         positions = (n_parts * positions[:, None] + np.arange(n_parts)).reshape(-1)
-    return digest_by_operators(flat, form, n_leading, n_ladders, positions)
+    return positions

@@ -44,13 +44,17 @@ class Kind(IntEnum):
     """What a row of results stands for."""
 
     RESULT = 0
-    """A result that a call made."""
+    """A result that a call made. `base` is a row of the tensor whose memory it lies on, where its schema says that it
+    has memory of its own."""
     WRITTEN = 1
     """An argument that a call wrote to, after the call."""
     LEAF = 2
     """A tensor that no recorded call made: a parameter, a buffer, an input. Recorded at its first use."""
     VIEW = 3
     """A result that shares memory with an argument. It has no digest: `base` is the row that its values come from."""
+    OVERWRITTEN = 4
+    """Memory of a tensor argument, or next to it, that a call wrote to and its schema does not declare, after the call.
+    `position` is the number of the argument among the call's tensors."""
 
 
 CALL: Final = np.dtype([
@@ -70,7 +74,7 @@ RESULT: Final = np.dtype([
     ("n_samples", "u1"),
     ("n_rungs", "u1"),  # of its ladder: 0 for views and what was not digested
     ("n_rows", "<i4"),  # ladders of single rows, see `rows=`
-    ("base", "<i8"),  # of a view: the row that its values come from, or NONE
+    ("base", "<i8"),  # the row that a view's values come from, or the rest of a written memory; NONE; see `Kind`
     ("n_nan", "<i8"),
     ("n_pos_inf", "<i8"),
     ("n_neg_inf", "<i8"),
@@ -123,6 +127,11 @@ class Form(NamedTuple):
     placement: str = ""
 
     @property
+    def of_values(self) -> tuple[str, tuple[int, ...], str]:
+        """What equal results have in common: strides are the device's."""
+        return self.dtype, self.shape, self.placement
+
+    @property
     def n_elements(self) -> int:
         """Number of elements."""
         n = 1
@@ -155,7 +164,8 @@ class Process:
         argv: The program and its arguments.
         fingerprint: Hardware, libraries and settings; see `platforms.fingerprint`.
         provenance: Digests by name: ``script``, ``versions``, ``generator:cpu``, ``input:0``, ``parameter:fc.weight``,
-            ``buffer:…``. Two recordings are comparable only where these are equal.
+            ``buffer:…``; ``placement:parameter:fc.weight``, mesh and placements of a DTensor. Two recordings are
+            comparable only where these are equal.
         options: `rows`, `capture`, `ops`, `modules`, `steps`, `kernels` of the recording.
         skipped: Calls that were not recorded, by reason.
         first_call: Number of its first call in the recording.

@@ -11,13 +11,14 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
     from torch import nn
 
     from shadowrun.recording.digests import Packed
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Provenance", "at_start"]
 
 _MAX_INPUTS: Final = 256
+_MAX_TEXT: Final = 500
 _SHOWN: Final = 16  # digits of a digest
 
 
@@ -99,6 +101,18 @@ class Provenance:
         # `cuda` and `cuda:0` are one device.
         if state is not None and name not in self.digests:
             self.digests[name] = hashlib.sha256(state.numpy().tobytes()).hexdigest()[:_SHOWN]
+            self.changed = True
+
+    def add_placement(self, t: torch.Tensor, text: str, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Note mesh and placements of a DTensor: by name of parameters, and those that there are of all others."""
+        name = self._name(t, modules) if isinstance(t, torch.nn.Parameter) else ""
+        key = f"placement:{name or 'input'}"
+        known = self.digests.get(key)
+        if name or known is None:
+            self.changed |= known != text
+            self.digests[key] = text
+        elif text not in known.split("; ") and len(known) < _MAX_TEXT:
+            self.digests[key] = "; ".join(sorted([*known.split("; "), text]))
             self.changed = True
 
     def _name(self, t: torch.Tensor, modules: Iterable[tuple[str, nn.Module]]) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.call import Call
     from shadowrun.replay.context import Kept
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "context_key"]
 
 _MATCH = Verdict(Status.MATCH)
 _SEEN = Verdict(Status.SKIPPED, None, "recorded only")
@@ -96,7 +96,7 @@ class Recorder:
         """Number of the call's context (operator, forms of the inputs, module, phase, line, device), also set there."""
         number = call.context
         if number < 0:
-            key = _key(call.plan.index, call.role.device, call.origin, call.args, call.kwargs)
+            key = context_key(call.plan.index, call.role.device, call.origin, call.args, call.kwargs)
             # Without the lock: `get` is atomic, and only a new context has to wait.
             known = self._contexts.get(key)
             number = call.context = self._new_context(key, call) if known is None else known
@@ -284,7 +284,8 @@ def _add_to_key(append: Callable[[Any], None], a: Any, kind: type) -> None:
         append(kind)
 
 
-_key = native.context_key or _python_key
+context_key = native.context_key or _python_key
+"""Operator, device, origin, and of the arguments shapes, dtypes and what chooses a kernel."""
 
 
 def _printed(a: Any, dtypes: dict[str, None], shapes: list[str]) -> str:

@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from shadowrun.replay.executor import CallRunner
     from shadowrun.types import TensorDiff
 
-__all__ = ["GUARD_BYTES", "OVERWRITTEN", "Looked", "MemoryEffects", "look_for_effects"]
+__all__ = [
+    "GUARD_BYTES",
+    "OVERWRITTEN",
+    "Looked",
+    "MemoryEffects",
+    "bytes_of",
+    "is_plain",
+    "is_power",
+    "look_for_effects",
+]
 
 GUARD_BYTES: Final = 256
 """On either side of a copy; a multiple of the alignment that torch gives memory, so that kernels take the same path."""
@@ -119,7 +128,7 @@ class MemoryEffects:
         self._known.setdefault(plan.index)
         # A context that was seen has its signature counted; only the rare later looks are left.
         if n > _FIRST:
-            return n % _RARER == 0 and _is_power(n, _RARER)
+            return n % _RARER == 0 and is_power(n, _RARER)
         if len(self._signatures) > _MAX_SIGNATURES:
             self._signatures.clear()
         try:
@@ -211,7 +220,7 @@ class _Block:
 
     def __init__(self, given: list[tuple[str, torch.Tensor, bool]], device: torch.device) -> None:
         self._given = given
-        extents = [_bytes_of(t) for _, t, _ in given]
+        extents = [bytes_of(t) for _, t, _ in given]
         # Kernels branch on alignment: the copy begins at the same place of a cache line.
         start = min(a for a, _ in extents) // _ALIGNMENT * _ALIGNMENT
         end = max(b for _, b in extents)
@@ -231,7 +240,7 @@ class _Block:
     def name_at(self, address: int) -> str:
         """The tensor that lies at an address; empty if none does."""
         for name, t, _ in self._given:
-            begin, end = _bytes_of(t)
+            begin, end = bytes_of(t)
             if self.at + self._shift + begin <= address < self.at + self._shift + end:
                 return name
         return ""
@@ -239,7 +248,7 @@ class _Block:
     def offset(self, name: str, address: int) -> int:
         """Bytes from a tensor's first element to an address."""
         t = next(t for n, t, _ in self._given if n == name)
-        return address - self.at - self._shift - _bytes_of(t)[0]
+        return address - self.at - self._shift - bytes_of(t)[0]
 
     def changes(self) -> Iterator[_Effect]:
         """What the call wrote where it may not."""
@@ -254,7 +263,7 @@ class _Block:
             return
         wrong = (allowed != after).nonzero().view(-1)
         for name, t, written in self._given:
-            begin, end = (n + self._shift for n in _bytes_of(t))
+            begin, end = (n + self._shift for n in bytes_of(t))
             here = wrong[(wrong >= begin) & (wrong < end)]
             if not written and here.numel():
                 before_t, after_t = self._laid(self._before, t), self._laid(after, t)
@@ -264,11 +273,11 @@ class _Block:
                 wrong = wrong[(wrong < begin) | (wrong >= end)]
         if wrong.numel():
             name, t, _ = next((g for g in self._given if g[2]), self._given[0])
-            begin = _bytes_of(t)[0] + self._shift
+            begin = bytes_of(t)[0] + self._shift
             first, last = int(wrong[0]) - begin, int(wrong[-1]) - begin
             evidence = (
                 f"{wrong.numel()} bytes outside the elements of {name} changed, {first} to {last} from its first one "
-                f"(the elements end at {_bytes_of(t)[1] - _bytes_of(t)[0]})"
+                f"(the elements end at {bytes_of(t)[1] - bytes_of(t)[0]})"
             )
             around = diff(f"memory around {name}", self._flat(after, t), self._flat(allowed, t))
             yield _Effect("memory outside the argument written", (name,), evidence, around)
@@ -305,9 +314,9 @@ def _blocks(plan: OpPlan, pristine: Arguments, device: torch.device, max_bytes: 
         if id(t) in seen:
             continue
         seen.add(id(t))
-        if not _is_plain(t):
+        if not is_plain(t):
             return None
-        begin, end = _bytes_of(t)
+        begin, end = bytes_of(t)
         n_bytes += end - begin + 2 * GUARD_BYTES
         by_storage.setdefault((storage_key(t), id(t) in kept), []).append((name, t, id(t) in written))
     # The bound counts all of them, since all live at once.
@@ -325,7 +334,7 @@ def _shared_memory(plan: OpPlan, ran: Ran, blocks: list[_Block]) -> Iterator[_Ef
             name = block.name_at(at) if block.at <= at < block.at + block.n_bytes else ""
             if name:
                 first = block.offset(name, at)
-                begin, end = _bytes_of(t)
+                begin, end = bytes_of(t)
                 evidence = f"{label} lies in the memory of {name} (its bytes {first} to {first + end - begin - 1})"
                 yield _Effect("result shares memory with an input", (label, name), evidence)
     for i, (label, t) in enumerate(results):
@@ -368,7 +377,7 @@ def _new_results(plan: OpPlan, out: Any) -> list[tuple[str, torch.Tensor]]:
         value = returned[i]
         several = isinstance(value, (list, tuple))
         for k, t in enumerate(value if several else (value,)):
-            if isinstance(t, torch.Tensor) and _is_plain(t) and t.numel():
+            if isinstance(t, torch.Tensor) and is_plain(t) and t.numel():
                 found.append((f"output {i}[{k}]" if several else f"output {i}", t))
     return found
 
@@ -382,13 +391,14 @@ def _named_tensors(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             yield from ((f"{name}[{k}]", t) for k, t in enumerate(value) if isinstance(t, torch.Tensor))
 
 
-def _is_plain(t: torch.Tensor) -> bool:
+def is_plain(t: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory that has its values as they are."""
     strided = t.layout is torch.strided and not t.is_nested and not t.is_quantized
     # A negated view shows other values than its bytes, and a symbolic zero has none.
     return strided and not t.is_neg() and not is_zero_tensor(t) and t.device.type not in _WITHOUT_MEMORY
 
 
-def _bytes_of(t: torch.Tensor) -> tuple[int, int]:
+def bytes_of(t: torch.Tensor) -> tuple[int, int]:
     """Where its elements begin and end in its storage, in bytes."""
     begin = int(t.storage_offset()) * t.element_size()
     if not t.numel():
@@ -405,7 +415,7 @@ def _common_bytes(a: torch.Tensor, b: torch.Tensor) -> int:
     """Bytes that two tensors have in common: interleaved ones have none, though their extents overlap."""
     if storage_key(a) != storage_key(b) or a.element_size() != b.element_size():
         return 0
-    (first, end), (first_b, end_b) = _bytes_of(a), _bytes_of(b)
+    (first, end), (first_b, end_b) = bytes_of(a), bytes_of(b)
     if max(first, first_b) >= min(end, end_b):
         return 0
     size, start = a.element_size(), min(first, first_b) // a.element_size()
@@ -423,7 +433,8 @@ def _form(a: Any) -> Any:
     return type(a)
 
 
-def _is_power(n: int, base: int) -> bool:
+def is_power(n: int, base: int) -> bool:
+    """Whether a positive number is a power of another."""
     while n % base == 0:
         n //= base
     return n == 1

@@ -196,6 +196,8 @@ class Replayer:
         policy: Decides what is done with each call.
     """
 
+    run_distributed: None = None
+
     def __init__(
         self,
         config: Config,

@@ -136,6 +136,8 @@ def record_grid(
                 progress(n_done, len(cells))
 
     _write(folder, cells)
+    if progress is not None:
+        progress(0, len(cells))
     pool = ThreadPoolExecutor(max(1, jobs))
     try:
         for future in [pool.submit(run, number) for number in range(len(cells))]:
@@ -215,7 +217,9 @@ def _outcome(status: int) -> str:
 
 def _last_line(log: Path) -> str:
     lines = log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip().splitlines()
-    return lines[-1][:_MAX_NOTE] if lines else ""
+    # The closing line of `record` comes last, whatever became of the program.
+    said = (line for line in reversed(lines) if not (line.startswith("shadowrun: ") and "; next: " in line))
+    return next(said, "")[:_MAX_NOTE]
 
 
 def _write(folder: Path, cells: Sequence[Cell]) -> None:

@@ -109,6 +109,9 @@ MEASURING = {
     "compile": ["compile", "-o", ..., "x.py"],
     "sweep": ["sweep", "--target", "cpu", "--ops", "sin", "--samples", "1", "--parts", "forward", "-o", ...],
     "determinism": ["determinism", "--runs", "2", "-o", ..., "x.py"],
+    "mitigate": [
+        *("mitigate", "--platforms", "cpu cpu[threads=1]", "--only", "threads=1", "--runs", "0", "-o", ..., "x.py")
+    ],
     "study": ["study", "order", "--target", "cpu", "--shape", "sum=8", "-o", ...],
     "demo": ["demo", "--preset", "clean", "-o", ...],
 }

@@ -1,4 +1,4 @@
-"""A digest is the same by its definition, by C with each set of instructions, and by operators on integers."""
+"""A digest is the same by its definition, by C with each set of instructions, in numpy and by operators on integers."""
 
 from __future__ import annotations
 
@@ -66,6 +66,12 @@ def by_c(t: torch.Tensor, instructions: str) -> Digest:
     return unpack(core.digest_memory(t.data_ptr(), t.numel(), 0, 0, form.place, 1, instructions))
 
 
+def by_numpy(t: torch.Tensor) -> Digest:
+    found = digests._in_numpy(t, 0)
+    assert found is not None
+    return unpack(found)
+
+
 def instruction_sets() -> list[str]:
     """Those of this processor."""
     known = []
@@ -105,6 +111,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 def test_all_ways_agree(t):
     wanted = by_definition(t)
     agree(by_operators(t), wanted)
+    agree(by_numpy(t), wanted)
     agree(digest(t), wanted)
     for instructions in instruction_sets():
         agree(by_c(t, instructions), wanted)
@@ -118,6 +125,7 @@ def test_large_tensors_agree(dtype, n):
     wanted = by_definition(t)
     agree(digest(t), wanted)
     agree(by_operators(t), wanted)
+    agree(by_numpy(t), wanted)
 
 
 @pytest.mark.parametrize("dtype", [d for d in REAL if d.itemsize < 4 and d is not torch.bool], ids=str)
@@ -126,6 +134,7 @@ def test_every_number_of_8_and_16_bits(dtype):
     t = torch.arange(1 << form.width, dtype=torch.int32).to(form.ints).view(dtype)
     wanted = by_definition(t)
     agree(by_operators(t), wanted)
+    agree(by_numpy(t), wanted)
     for instructions in instruction_sets():
         agree(by_c(t, instructions), wanted)
 
@@ -141,6 +150,11 @@ def test_memory_that_is_not_aligned(instructions):
     agree(found, by_definition(torch.from_numpy(raw[1:].copy()).view(torch.float32)))
 
 
+def without_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "core", None)
+    monkeypatch.setattr(digests, "_quickly", digests._in_numpy)
+
+
 SHAPES = {
     "0-dim": lambda t: t.reshape(-1)[7],
     "empty": lambda t: t[:, :0],
@@ -152,9 +166,12 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("way", ["c", "numpy"])
 @pytest.mark.parametrize("dtype", [*REAL, *COMPLEX], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_tensor_digests_as_its_contiguous_values(dtype, shape):
+def test_a_tensor_digests_as_its_contiguous_values(dtype, shape, way, monkeypatch):
+    if way == "numpy":
+        without_c(monkeypatch)
     real = torch.float16 if dtype is torch.complex32 else dtype.to_real() if dtype.is_complex else dtype
     t = random_bits(real, (40, 61, 2) if dtype.is_complex else (40, 61), special=0.1)
     with warnings.catch_warnings():
@@ -194,6 +211,7 @@ def test_norm_of_numbers_whose_squares_leave_the_range(scale):
     t = torch.tensor([3.0, 4.0, float("nan"), float("inf")], dtype=torch.float64) * scale
     assert digest(t).norm == 5 * scale
     assert by_operators(t).norm == 5 * scale
+    assert by_numpy(t).norm == pytest.approx(5 * scale, rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
@@ -201,15 +219,17 @@ def test_norm_of_numbers_whose_squares_leave_the_range(scale):
 def test_rows_have_ladders_of_their_own(dtype, shape, monkeypatch):
     t = random_bits(dtype, shape)
     n_rungs = NUMBER_FORMATS[dtype].mantissa + 1
-    for way in ("c", "operators"):
-        if way == "operators":
-            monkeypatch.setattr(digests, "core", None)
-            monkeypatch.setattr(digests, "_quickly", None)
+    for way in ("c", "numpy"):
+        if way == "numpy":
+            without_c(monkeypatch)
         found = digest_rows(t, 4)
         rows = t[:4] if shape else ()
         assert found.shape == (len(rows), n_rungs)
         assert found.tolist() == [digest(row.clone()).rungs.tolist() for row in rows]
         assert digest_rows(t, 0).shape == (0, n_rungs)
+    flat, n_rows = t.reshape(-1), len(t) if shape else 0
+    *_, of_rows = digest_by_operators(flat, NUMBER_FORMATS[dtype], n_rows, len(rows), sample_positions(flat.numel()))
+    assert np.frombuffer(of_rows, np.uint64).tolist() == found.reshape(-1).tolist()
     assert found.tolist() == digest_rows(t.unsqueeze(-1).expand(*shape, 2)[..., 0], 4).tolist()
 
 
@@ -268,8 +288,7 @@ class FunctionLog(TorchFunctionMode):
 @pytest.mark.parametrize("where", ["cpu", "cpu without C", "sim"])
 def test_the_program_does_not_notice(where, clean_sim, monkeypatch):
     if where == "cpu without C":
-        monkeypatch.setattr(digests, "core", None)
-        monkeypatch.setattr(digests, "_quickly", None)
+        without_c(monkeypatch)
     z = torch.randn(50, 40, dtype=torch.complex64, device="cpu").to("sim" if where == "sim" else "cpu")
     x = torch.randn(50, 40).to(z.device).requires_grad_()
     version, state = x._version, torch.get_rng_state()

@@ -14,11 +14,17 @@ import torch
 import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.native import core, tensors
-from shadowrun.recording import block_buffer, call_recorder, data_flow
+from shadowrun.recording import block_buffer, call_recorder, data_flow, undeclared_writes
 from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
 needs_c = pytest.mark.skipif(core is None or not tensors.reads_places, reason="needs the C extension")
+
+
+@pytest.fixture(autouse=True)
+def all_in_c(monkeypatch):
+    """No call goes to Python only to be watched."""
+    monkeypatch.setattr(undeclared_writes, "ALL", -1)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,7 +10,11 @@ import sys
 import pytest
 
 import shadowrun
+from shadowrun.cli.main import main
+from shadowrun.recording.model import Kind
 from shadowrun.recording.recording_file import read, read_all
+from shadowrun.studies.diff.compare import Outcome
+from shadowrun.studies.diff.recordings import diff_recordings
 
 PROGRAM = """
 import sys, torch, shadowrun
@@ -26,18 +31,63 @@ with shadowrun.record(folder + "/a.shadowrec") as run:
 """
 
 
-@pytest.fixture
-def files(tmp_path):
-    script = tmp_path / "ranks.py"
-    script.write_text(PROGRAM)
+DISTRIBUTED = """
+import sys, torch, shadowrun
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+rank, folder, placements = int(sys.argv[1]), sys.argv[2], {"columns": [Shard(0)], "whole": [Replicate()]}[sys.argv[3]]
+dist.init_process_group("gloo", init_method="file://" + folder + "/store." + sys.argv[3], rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+
+def program():
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 6)
+    for name, p in list(layer.named_parameters()):
+        setattr(layer, name, nn.Parameter(distribute_tensor(p.detach(), mesh, placements)))
+    x = distribute_tensor(torch.rand(4, 8), mesh, [Replicate()])
+    y = layer(x).relu()
+    y.sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    with torch.inference_mode():
+        z = layer(x) + 1
+    with_error = None
+    try:
+        x @ x
+    except RuntimeError as error:
+        with_error = type(error).__name__
+    return [t.full_tensor() for t in (y.detach(), layer.weight.grad, layer.weight.detach(), z)], with_error
+
+plain, error = program()
+with shadowrun.record(folder + "/" + sys.argv[3] + ".shadowrec") as run:
+    results, same_error = program()
+assert all(map(torch.equal, plain, results)) and error == same_error == "RuntimeError", (error, same_error)
+assert "failure of shadowrun" not in run.skipped, run.skipped
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run_ranks(folder, program, *arguments):
+    """Run a program in two processes, with their rank and the folder for their first arguments."""
+    script = folder / "ranks.py"
+    script.write_text(program)
     without = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     processes = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)], env=without, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(folder), *arguments], env=without, stderr=subprocess.PIPE
+        )
         for rank in (0, 1)
     ]
     for process in processes:
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said.decode()
+
+
+@pytest.fixture
+def files(tmp_path):
+    run_ranks(tmp_path, PROGRAM)
     return [tmp_path / f"a.{rank}.shadowrec" for rank in (0, 1)]
 
 
@@ -77,3 +127,54 @@ def test_two_files_of_one_rank_are_refused(files):
 
 def test_one_file_is_that_file(files):
     assert read_all(files[:1]).name == "a.0.shadowrec"
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory):
+    """Recordings of both ranks of one program, with its weights in columns and whole."""
+    folder = tmp_path_factory.mktemp("placed")
+    for placements in ("columns", "whole"):
+        run_ranks(folder, DISTRIBUTED, placements)
+    return {name: [folder / f"{name}.{rank}.shadowrec" for rank in (0, 1)] for name in ("columns", "whole")}
+
+
+def made_by(recording, op):
+    """Placements of the first result of each call of an operator, or of what it wrote to."""
+    rows = (recording.results_of(c) for c, key in enumerate(recording.call_keys()) if key.op == op)
+    kept = ([row for row in own if recording.results["kind"][row] != Kind.LEAF] for own in rows)
+    return [recording.form_of(own[0]).placement for own in kept if own]
+
+
+def test_local_parts_have_mesh_and_placements(placed):
+    whole, sharded = "tp=2: Replicate()", "tp=2: Shard(dim=1)"
+    for rank in (0, 1):
+        columns = read(placed["columns"][rank])
+        assert made_by(columns, "aten::relu") == [sharded]
+        assert set(made_by(columns, "aten::addmm")) == {sharded}
+        placements = {"placement:parameter:Linear.weight": "tp=2: Shard(dim=0)", "placement:input": whole}
+        assert columns.processes[0].provenance.items() >= placements.items()
+        assert made_by(read(placed["whole"][rank]), "aten::relu") == [whole]
+
+
+def test_other_placements_are_another_provenance(placed, capsys):
+    columns, whole = (str(placed[name][0]) for name in ("columns", "whole"))
+    assert main(["diff", columns, whole, "--fail-on", "provenance"]) == 1
+    said = capsys.readouterr()
+    assert "placements of distributed tensors" in said.out
+    assert "tp=2: Shard(dim=0)" in said.out
+    assert main(["classes", columns, whole]) == 0
+    assert "placement:" in capsys.readouterr().out
+
+
+def test_equal_placements_are_no_difference(placed):
+    again = [read(placed["whole"][0])] * 2
+    found = diff_recordings(*again)
+    assert found.provenance.is_same
+    assert found.difference.count(Outcome.EQUAL) == len(again[0].calls)
+
+
+def test_the_same_bytes_in_another_placement_are_another_form(placed):
+    first = read(placed["whole"][0])
+    moved = [f._replace(placement=f.placement.replace("Replicate()", "Partial(sum)")) for f in first.forms]
+    found = diff_recordings(first, dataclasses.replace(first, forms=tuple(moved)))
+    assert found.difference.count(Outcome.FORM) > 3

@@ -47,6 +47,8 @@ class Setup:
     samples: int | None = None
     record: bool = False
     """Run under `shadowrun.record`, which compares nothing."""
+    kernels: bool = False
+    """With `record`: also the kernel of each call."""
 
     @property
     def uses_sim(self) -> bool:
@@ -62,7 +64,7 @@ def sweep(db: str, dtype: str, names: list[str], setup: Setup) -> Any:
         # Operators of others are compared where they are named.
         named = {"ops": "*"} if db in ("custom", "hop") else {}
         run: Any = (
-            shadowrun.record(Path(folder) / "sweep.shadowrec", **named)
+            shadowrun.record(Path(folder) / "sweep.shadowrec", kernels=setup.kernels, **named)
             if setup.record
             else shadowrun.compare(setup.target, ref=setup.ref, **named)
         )
@@ -206,6 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ref", default="cpu")
     parser.add_argument("--device", default="cpu", help="where the program runs")
     parser.add_argument("--record", action="store_true", help="record digests instead of comparing")
+    parser.add_argument("--kernels", action="store_true", help="with --record: also the kernel of each call")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("transparency.json"))
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -214,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         work(json.loads(options.worker[0]), Path(options.worker[1]))
         return 0
     samples = options.samples or (FAST_SAMPLES if options.tier == "fast" else None)
-    setup = Setup(options.target, options.ref, options.device, samples, options.record)
+    setup = Setup(options.target, options.ref, options.device, samples, options.record, options.kernels)
     plan = [
         (db, dtype, names)
         for db in options.db

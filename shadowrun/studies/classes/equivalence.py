@@ -169,7 +169,7 @@ class Classes:
         for i, a in enumerate(self.values):
             for j, b in enumerate(self.values[:i]):
                 # Views have the ladders of their bases, which may be of other dtypes.
-                same = a.form[:2] == b.form[:2] and len(a.ladder) == len(b.ladder)
+                same = a.form.of_values == b.form.of_values and len(a.ladder) == len(b.ladder)
                 found[i, j] = found[j, i] = remaining_precision(a.ladder, b.ladder) if same else 0
         return found
 
@@ -187,7 +187,7 @@ class Classes:
         seen: dict[object, int] = {}
         return [
             # A shorter dtype has fewer rungs: its last one, without any mantissa, stands for all further bits.
-            seen.setdefault((*v.form[:2], int(v.ladder[min(n_bits, len(v.ladder) - 1)])), len(seen))
+            seen.setdefault((*v.form.of_values, int(v.ladder[min(n_bits, len(v.ladder) - 1)])), len(seen))
             for v in self.values
         ]
 

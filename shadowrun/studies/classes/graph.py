@@ -169,7 +169,7 @@ class _Trace:
         identity[digested] = recording.rungs[recording.first_rung[source[digested]]]
         kinds = recording.results["kind"]
         # Views have no values of their own, and leaves were not made by the call.
-        own = np.isin(kinds, (Kind.RESULT, Kind.WRITTEN)) & digested
+        own = np.isin(kinds, (Kind.RESULT, Kind.WRITTEN, Kind.OVERWRITTEN)) & digested
         self.own = own & ~_is_repeat(recording)
         self.results = _combined(np.where(self.own, identity, np.uint64(0)), recording.first_result)
         # An input without a digest is the last number here, -1.

@@ -4,7 +4,7 @@ A file has classes; each names by patterns the fingerprints that it is for, and 
 recording passes if a class for its fingerprint has the same bytes in all outputs. Since ladders are kept, a new class
 has a distance to each known one.
 
-Example of a test:
+Tests use them by the fixture of `shadowrun.pytest_plugin`, or by `check`:
     >>> from shadowrun.studies.classes import known
     >>> def test_results_are_known():  # doctest: +SKIP
     ...     known.check("out.shadowrec", "known_classes.toml")
@@ -54,8 +54,8 @@ _MAX_PATTERN: Final = 1000
 _MAX_FACT: Final = 300
 """Characters of a fact that a pattern is written for: escaped, it is three times as long."""
 
-FACTS: Final = ("device", "vendor", "architecture", "cores", "torch", "cpu_capability")
-"""Facts that a written class is for, as far as the recording has them."""
+FACTS: Final = ("test", "device", "vendor", "architecture", "cores", "torch", "cpu_capability")
+"""Facts that a written class is for, as far as the platform has them; `test` comes from the pytest plug-in."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +90,10 @@ class KnownClass:
     outputs: tuple[KnownOutput, ...]
     reason: str
     date: dt.date
+
+    def is_of(self, **facts: str) -> bool:
+        """Whether it has no pattern of these facts that does not match."""
+        return all(fnmatch.fnmatchcase(text, self.fingerprint.get(name, "*")) for name, text in facts.items())
 
     def is_for(self, facts: Mapping[str, str]) -> bool:
         """Whether the facts of a platform match all patterns."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import hashlib
 import json
@@ -46,6 +47,10 @@ class Platform:
     facts: Mapping[str, str]
     flags: frozenset[str]
     fingerprint: str
+
+    def with_facts(self, **facts: str) -> Platform:
+        """This platform with further facts."""
+        return dataclasses.replace(self, facts={**self.facts, **facts})
 
     @cached_property
     def calls(self) -> tuple[dict[Key, int], ...]:

@@ -22,6 +22,7 @@ from shadowrun.report.document import (
 )
 from shadowrun.studies.classes.equivalence import letter
 from shadowrun.studies.classes.graph import by_operator
+from shadowrun.studies.classes.kernel_report import kernel_data, kernel_section, layer_name
 from shadowrun.studies.classes.plots import curve_svg, dendrogram_svg, graph_svg, leaf_order
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.explain import Claim, FlagClusters
     from shadowrun.studies.classes.graph import Change
     from shadowrun.studies.classes.known import Checked
+    from shadowrun.studies.classes.layer_kernels import LayerKernels
     from shadowrun.studies.classes.study import OfOutput, Study
 
 __all__ = ["classes_document", "known_document", "plots_of"]
@@ -53,6 +55,8 @@ def classes_document(study: Study) -> Document:
     blocks.append(_explained(focus))
     if any(change.precision_before is not None for change in study.changes):
         blocks.append(_graph(study))
+    if study.layers:
+        blocks.append(kernel_section(study.layers, [p.name for p in study.platforms]))
     blocks.append(_letters(study))
     if study.starred:
         blocks.append(_repeats(study))
@@ -371,6 +375,7 @@ def _data(study: Study) -> dict[str, object]:
         ],
         "outputs": [_output_data(o) for o in study.outputs],
         "graph": study.changes,
+        "layers": kernel_data(study.layers, [p.name for p in study.platforms]),
         "operators": by_operator(study.changes),
         "claims": [
             {"claim": c.text, "holds": c.holds, "n_tested": c.n_tested, "n_broken": c.n_broken, "example": c.example}
@@ -413,19 +418,37 @@ def _output_data(output: OfOutput) -> dict[str, object]:
 
 
 def _records(study: Study) -> Records:
-    head = ("output", "step", "platform", "class", "digest", "repeats", "mode", "distinct", "architecture", "cores")
+    head = ("output", "step", "platform", "class", "digest", "repeats", "mode", "distinct", "architecture", "cores",
+            "path", "kernel")  # fmt: skip
     facts = {p.name: p.facts for p in study.platforms}
-    rows = []
+    layers = {layer.key: layer for layer in study.layers}
+    numbers = {p.name: number for number, p in enumerate(study.platforms)}
+    rows: list[tuple[object, ...]] = []
     for o in study.outputs:
         c = o.classes
+        layer = layers.pop(c.output.key, None)
         for m in c.members:
             digest = f"{int(c.values[m.label].ladder[0]):016x}"
             own = facts[m.platform]
             rows.append((
                 *(c.output.name, c.output.key.step, m.platform, letter(m.label), digest, m.n_repeats, m.n_mode),
                 *(m.n_distinct, own.get("architecture", ""), own.get("cores", "")),
+                *_path_and_kernel(layer, numbers[m.platform]),
+            ))  # fmt: skip
+    for layer in layers.values():
+        labels = list(dict.fromkeys(layer.digests))
+        for p in study.platforms:
+            digest = layer.digests[numbers[p.name]]
+            rows.append((
+                *(layer_name(layer), layer.key.step, p.name, letter(labels.index(digest)), digest, "", "", ""),
+                *(p.facts.get("architecture", ""), p.facts.get("cores", "")),
+                *_path_and_kernel(layer, numbers[p.name]),
             ))  # fmt: skip
     return Records(head, tuple(rows))
+
+
+def _path_and_kernel(layer: LayerKernels | None, number: int) -> tuple[str, str]:
+    return ("", "") if layer is None else (layer.paths[number], layer.kernels[number])
 
 
 def _who(study: Study, classes: Classes) -> dict[int, str]:

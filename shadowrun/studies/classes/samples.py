@@ -27,7 +27,7 @@ _BYTES: Final = {
 
 def identity(value: Value, *, by_value: bool) -> object:
     """What equal results have in common: dtype, shape and bytes, or values where all of them are known."""
-    form = value.form[:2]
+    form = value.form.of_values
     if by_value and are_complete(value) and value.form.dtype in _BYTES:
         return (*form, "values", _canonical(value).tobytes())
     return (*form, int(value.ladder[0]))
@@ -56,7 +56,7 @@ def difference(a: Value, b: Value) -> float:
         0 if they are equal by value; infinity if one is not finite where the other is, or forms differ; NaN if the
         dtype cannot be decoded here.
     """
-    if a.form[:2] != b.form[:2] or len(a.bits) != len(b.bits):
+    if a.form.of_values != b.form.of_values or len(a.bits) != len(b.bits):
         return math.inf
     # float64 holds every value of the shorter floats, so that differences are not rounded to their dtype.
     x, y = _decoded(a), _decoded(b)
@@ -79,7 +79,12 @@ def difference(a: Value, b: Value) -> float:
 
 def ulp_difference(a: Value, b: Value) -> int | None:
     """Greatest difference of sampled elements in ULP: adjacent floats are 1 apart. None for integers."""
-    if a.form[:2] != b.form[:2] or len(a.bits) != len(b.bits) or a.form.dtype not in _BYTES or not len(a.bits):
+    if (
+        a.form.of_values != b.form.of_values
+        or len(a.bits) != len(b.bits)
+        or a.form.dtype not in _BYTES
+        or not len(a.bits)
+    ):
         return None
     x, y = (_ordered(v) for v in (a, b))
     # Python's integers: the distance of two float64 may exceed 63 bits.
@@ -103,7 +108,7 @@ def groups_by_magnitude(values: Sequence[Value]) -> list[int]:
 
 
 def _may_be_equal(a: Value, b: Value) -> bool:
-    if a.form[:2] != b.form[:2] or a.form.dtype not in _BYTES or are_complete(a):
+    if a.form.of_values != b.form.of_values or a.form.dtype not in _BYTES or are_complete(a):
         return False
     if not any(int(v.row[name]) for v in (a, b) for name in ("n_nan", "n_neg_zero")):
         return False

@@ -10,6 +10,7 @@ from shadowrun.errors import UsageError
 from shadowrun.studies.classes import explain
 from shadowrun.studies.classes.equivalence import MODE_WARNING, classes_of, common_keys, outputs_of
 from shadowrun.studies.classes.graph import along_graph
+from shadowrun.studies.classes.layer_kernels import layer_kernels
 from shadowrun.studies.classes.samples import are_complete, difference, ulp_difference
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.equivalence import Classes, Member
     from shadowrun.studies.classes.explain import Apart, Claim, Fact, FlagClusters, Point
     from shadowrun.studies.classes.graph import Change
+    from shadowrun.studies.classes.layer_kernels import LayerKernels
     from shadowrun.studies.classes.platforms import Platform
 
 __all__ = ["FEW_COMMON", "OfOutput", "Study"]
@@ -71,6 +73,7 @@ class Study:
         n_any: Calls that any has.
         provenance: For each digest that platforms disagree about: platforms by digest; an empty digest for none.
         by_value: Whether classes are by value.
+        layers: Kernels of the calls that multiply; empty where none were recorded.
     """
 
     platforms: tuple[Platform, ...]
@@ -81,6 +84,7 @@ class Study:
     n_any: int
     provenance: Mapping[str, Mapping[str, tuple[str, ...]]]
     by_value: bool = False
+    layers: tuple[LayerKernels, ...] = ()
 
     @classmethod
     def of(cls, platforms: Sequence[Platform], wanted: Sequence[str] = (), *, by_value: bool = False) -> Study:
@@ -120,6 +124,7 @@ class Study:
             n_any,
             _disagreements(platforms),
             by_value,
+            tuple(layer_kernels(platforms)),
         )
 
     @property

@@ -106,6 +106,7 @@ class Variants:
     random: set[str] = field(default_factory=set)
     plans: dict[int, OpPlan] = field(default_factory=dict)
     native_handler: Any = None
+    run_distributed: None = None
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
     _lock: Any = field(default_factory=threading.RLock)
     _modes: list[ShadowMode] = field(default_factory=list)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.numerics.ladder import mix
-from shadowrun.recording.model import NONE
+from shadowrun.recording.model import NONE, Kind
 from shadowrun.studies.diff.sequence import common, increasing, kth_of_each
 
 if TYPE_CHECKING:
@@ -177,14 +177,13 @@ class _Labels:
         return found
 
     def forms(self) -> list[Calls]:
-        """The form of the first result or written argument."""
+        """The form of the last result or written argument."""
         found = []
         for values in self.sides:
             recording = values.recording
-            last = recording.first_result[1:] - 1
-            has = recording.calls["n_results"] > 0
-            forms = np.full(len(has), NONE, np.int64)
-            forms[has] = values.form[last[has]]
+            rows = np.flatnonzero(recording.results["kind"] != Kind.OVERWRITTEN)
+            forms = np.full(len(recording.calls), NONE, np.int64)
+            forms[values.call[rows]] = values.form[rows]  # in their order: the last one stays
             found.append(forms)
         return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from shadowrun.numerics.ladder import mix
 from shadowrun.operators.facts import facts
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.studies.diff.provenance import differing_generators
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.diff.align import Alignment
     from shadowrun.studies.diff.values import Values
 
-__all__ = ["ARISING", "Difference", "Outcome", "ResultPairs", "compare"]
+__all__ = ["ARISING", "Difference", "Outcome", "ResultPairs", "compare", "is_undeclared"]
 
 Numbers = Any  # npt.NDArray[np.int64], (n,)
 Flags = Any  # npt.NDArray[np.bool_], (n,)
@@ -42,7 +43,7 @@ class Outcome(StrEnum):
     ARGUMENTS = "arguments"
     """Inputs are equal, but arguments that are not tensors differ."""
     FORM = "form"
-    """Inputs are equal, results have another dtype or shape; on one kind of device, also other strides."""
+    """Inputs are equal, results have another dtype, shape or placement; on one kind of device, also other strides."""
     UNKNOWN = "not digested"
     """A result has no digest; or results differ, and an input has none."""
     OTHER_CALLS = "other calls"
@@ -94,6 +95,7 @@ class Difference:
         outcomes: `Outcome` of each pair, as its place in the order of `Outcome`: (n_pairs,).
         remaining: Remaining precision of each pair in bits, the least of its results; -1 where there is none.
         lost: Mantissa bits that have to be cut off until all results are equal; -1 where that does not help.
+        undeclared: Whether one of a pair does to memory what its schema does not declare, and the other does not.
         results: The results that were compared.
     """
 
@@ -103,6 +105,7 @@ class Difference:
     outcomes: npt.NDArray[np.int8]
     remaining: npt.NDArray[np.int16]
     lost: npt.NDArray[np.int16]
+    undeclared: Flags
     results: ResultPairs
 
     def outcome(self, pair: int) -> Outcome:
@@ -134,9 +137,10 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
         inputs_equal = inputs_known = same_strides = np.ones(len(ours), bool)
     else:
         inputs_equal, inputs_known, same_strides = _inputs_equal(a, b, ours, theirs, counterparts)
-    results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere)
+    undeclared = _undeclared(a, b, ours, theirs, counterparts)
+    results, other_form = _results(a, b, ours, theirs, counterparts, elsewhere, undeclared)
     n = len(ours)
-    equal, known = ~other_form, np.ones(n, bool)
+    equal, known = ~(other_form | undeclared), np.ones(n, bool)
     equal[results.pair[results.differs]] = False
     known[results.pair[~results.known]] = False
     # From the weakest to the strongest reason: each line below overwrites those above.
@@ -163,7 +167,7 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
     np.maximum.at(lost, results.pair[results.differs], results.lost[results.differs])
     lost[results.pair[results.differs & (results.lost == NONE)]] = NONE
     lost[other_form] = NONE
-    return Difference(a, b, alignment, outcomes, remaining, lost, results)
+    return Difference(a, b, alignment, outcomes, remaining, lost, undeclared, results)
 
 
 def _inputs_equal(
@@ -273,15 +277,39 @@ def _tensors(values: Values, call: int) -> set[int]:
     return {int(values.whole[row]) for row in rows if values.known[row]}
 
 
+def _undeclared(a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags) -> Flags:
+    """Whether the calls of a pair differ in what they do to memory and do not declare."""
+    effects = []
+    for values in (a, b):
+        results = values.recording.results
+        rows = np.flatnonzero(is_undeclared(results))
+        of_call = np.zeros(len(values.recording.calls), np.uint64)
+        codes = results["kind"][rows].astype(np.uint64) * np.uint64(256) + results["position"][rows]
+        np.bitwise_xor.at(of_call, values.call[rows], mix(codes))
+        effects.append(of_call)
+    x, y = effects[0][ours], effects[1][theirs]
+    # Operators of different devices number their arguments in another way.
+    found: Flags = np.where(counterparts, (x == 0) != (y == 0), x != y)
+    return found
+
+
+def is_undeclared(results: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Rows that stand for what a call does to memory and its schema does not declare."""
+    shares = (results["kind"] == Kind.RESULT) & (results["base"] != NONE)
+    found: npt.NDArray[np.bool_] = shares | (results["kind"] == Kind.OVERWRITTEN)
+    return found
+
+
 def _results(
-    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags, elsewhere: Flags
+    a: Values, b: Values, ours: Numbers, theirs: Numbers, counterparts: Flags, elsewhere: Flags, undeclared: Flags
 ) -> tuple[ResultPairs, npt.NDArray[np.bool_]]:
     """Compare the results and written arguments of each pair; also whether their forms differ."""
-    rows = [_judged_rows(v, calls, counterparts, elsewhere) for v, calls in ((a, ours), (b, theirs))]
+    rows = [_judged_rows(v, calls, counterparts, elsewhere, undeclared) for v, calls in ((a, ours), (b, theirs))]
     n = [np.bincount(pair, minlength=len(ours)) for pair, _ in rows]
     other_form = n[0] != n[1]
     (pair, x), (_, y) = ((pair[~other_form[pair]], row[~other_form[pair]]) for pair, row in rows)
-    other_form[pair[a.form[x] != b.form[y]]] = True
+    replaced = (a.placement[x] != b.placement[y]) & (a.placement[x] != 0) & (b.placement[y] != 0)
+    other_form[pair[(a.form[x] != b.form[y]) | replaced]] = True
     kept = ~other_form[pair]
     pair, x, y = pair[kept], x[kept], y[kept]
     views = (a.recording.results["kind"][x] == Kind.VIEW) | (b.recording.results["kind"][y] == Kind.VIEW)
@@ -293,7 +321,9 @@ def _results(
     return ResultPairs(pair, x, y, known, differs, remaining, lost), other_form
 
 
-def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: Flags) -> tuple[Numbers, Numbers]:
+def _judged_rows(
+    values: Values, calls: Numbers, only_first: Flags, elsewhere: Flags, undeclared: Flags
+) -> tuple[Numbers, Numbers]:
     """Results and written arguments of calls whose values mean something: leaves belong to the inputs.
 
     Args:
@@ -301,6 +331,7 @@ def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: F
         calls: Numbers of calls.
         only_first: Calls of which only the first result counts: those after it are each operator's own.
         elsewhere: Calls whose partner ran on another kind of device, which may save other values for its backward.
+        undeclared: Calls whose partner did not write to the same memory.
 
     Returns:
         Position in `calls` of each, and its row.
@@ -311,6 +342,7 @@ def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: F
     rows = np.arange(int(n.sum())) - np.repeat(np.cumsum(n) - n, n) + np.repeat(starts, n)
     results = recording.results[rows]
     kept = (results["kind"] != Kind.LEAF) & ~(only_first[position] & (results["position"] > 0))
+    kept &= ~(undeclared[position] & (results["kind"] == Kind.OVERWRITTEN))
     # Contexts by what their operators leave open, of which there are few: a program may have thousands of contexts.
     kinds: dict[tuple[Any, ...], int] = {}
     kind_of = np.zeros(len(recording.contexts), np.int64)
@@ -319,7 +351,7 @@ def _judged_rows(values: Values, calls: Numbers, only_first: Flags, elsewhere: F
         positions = (*row.uninitialised_returns, *row.not_unique)
         kind_of[number] = kinds.setdefault((row.uninitialised, positions, tuple(row.saved)), len(kinds))
     kind = kind_of[recording.calls["context"][calls[position]]]
-    returned = results["kind"] != Kind.WRITTEN
+    returned = (results["kind"] != Kind.WRITTEN) & (results["kind"] != Kind.OVERWRITTEN)
     for (is_uninitialised, positions, saved), number in kinds.items():
         if is_uninitialised:
             kept &= kind != number

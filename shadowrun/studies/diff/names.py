@@ -32,13 +32,13 @@ __all__ = ["NameMap", "RowRule", "read_names"]
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """Which rows of results correspond: all rows of the calls that fit, one after the other, on each side.
+    """Which rows of results correspond: those of the calls that fit, one after the other in each module, on each side.
 
     Attributes:
         module, op: Glob patterns in the first recording.
         second_module, second_op: In the second; empty for the same.
         phase: Of the calls.
-        skip: Rows to leave out at the start of each side.
+        skip: Rows to leave out at the start of each module on each side.
     """
 
     module: str = "*"

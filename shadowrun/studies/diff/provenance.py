@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from shadowrun.studies.diff.align import renamed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -18,6 +20,7 @@ KINDS: Final = {
     "input": "inputs",
     "parameter": "parameters",
     "buffer": "buffers",
+    "placement": "placements of distributed tensors",
     "generator": "states of generators",
 }
 """Part of a name before its colon, to what it is of; other names (versions, arguments of the program) are facts."""
@@ -72,9 +75,15 @@ class Provenance:
         return "; ".join(parts)
 
 
-def compare_provenance(first: Recording, second: Recording) -> Provenance:
-    """Compare what two recordings say of their programs, data and platforms."""
-    a, b = _digests(first), _digests(second)
+def compare_provenance(first: Recording, second: Recording, modules: Mapping[str, str] | None = None) -> Provenance:
+    """Compare what two recordings say of their programs, data and platforms.
+
+    Args:
+        first: Of one platform.
+        second: Of another.
+        modules: Glob patterns of module paths of the second recording to paths of the first; see `renamed`.
+    """
+    a, b = _digests(first), {_renamed(name, modules or {}): digest for name, digest in _digests(second).items()}
     different: dict[str, tuple[str, ...]] = {}
     for kind in KINDS:
         names = [n for n in a if _kind(n) == kind and n in b and a[n] != b[n]]
@@ -109,6 +118,12 @@ def _digests(recording: Recording) -> dict[str, str]:
     }
 
 
+def _renamed(name: str, modules: Mapping[str, str]) -> str:
+    """``parameter:layers.0.weight`` under the names of the first recording."""
+    kind, colon, path = name.partition(":")
+    return f"{kind}:{renamed(path, modules)}" if colon and kind in ("parameter", "buffer") else name
+
+
 def _kind(name: str) -> str:
     return name.partition(":")[0].partition(" ")[0]
 
@@ -128,6 +143,9 @@ def _facts(first: Recording, second: Recording, a: dict[str, str], b: dict[str, 
             known = [set(map(str, values)) for values in (x, y)]
             x, y = [v for v in x if str(v) not in known[1]], [v for v in y if str(v) not in known[0]]
         yield PlatformFact(name, _text(x), _text(y))
+    for name, text in a.items():
+        if _kind(name) == "placement" and b.get(name, text) != text:
+            yield PlatformFact(name, text, b[name])
     arguments = [" ".join(r.processes[0].argv) if r.processes else "" for r in (first, second)]
     if arguments[0] != arguments[1]:
         yield PlatformFact("command", *arguments)

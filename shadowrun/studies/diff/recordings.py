@@ -94,7 +94,8 @@ class RecordingDiff:
             found += [f"{differ:,} of {n_pairs:,} matched calls are not equal"] if differ else []
             found += [f"{rows:,} rows are not equal"] if rows else []
             found += [reasons[kind][1] for kind in ("missing", "provenance") if reasons[kind][0] and kind not in kinds]
-        # Two recordings without a call in common prove nothing: they must not pass.
+        # Two recordings without a call in common prove nothing, nor does a rule without rows: they must not pass.
+        found += [_nothing(r) for r in self.rows if kinds and not r.pairs]
         return found or (["no call of the two recordings could be compared"] if kinds and not n_pairs else [])
 
 
@@ -112,15 +113,30 @@ def diff_recordings(
     names, labels = names or NameMap(), labels or (first.name, second.name)
     a, b = Values(first), Values(second)
     difference = compare(a, b, align(a, b, names.modules))
+    rows = compare_rows(first, second, names)
     return RecordingDiff(
         labels,
-        compare_provenance(first, second),
+        compare_provenance(first, second, names.modules),
         difference,
         follow(difference),
         judge_rounding(difference, MAX_JUDGED),
-        compare_rows(first, second, names),
-        tuple(_warnings(difference, labels)),
+        rows,
+        (*_warnings(difference, labels), *(_nothing(found) for found in rows if not found.pairs)),
     )
+
+
+def _nothing(found: RowsFound) -> str:
+    """Why a rule compared no rows."""
+    rule = found.rule
+    sides = ((found.n_first, "first", rule.module, rule.op),
+             (found.n_second, "second", rule.second_module or rule.module, rule.second_op or rule.op))  # fmt: skip
+    for n, which, module, op in sides:
+        if not n:
+            return (
+                f"no rows of {module} {op} are in the {which} recording: no call fits, all rows are skipped, or it was "
+                "recorded without --rows"
+            )
+    return f"no rows of {rule.module} {rule.op} could be compared: modules, dtypes or lengths differ"
 
 
 def _warnings(difference: Difference, labels: tuple[str, str]) -> list[str]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.recording.model import NONE
+from shadowrun.recording.kernel_paths import path_of
+from shadowrun.recording.model import NONE, Kind
 from shadowrun.report.document import (
     Block,
     Column,
@@ -21,7 +22,7 @@ from shadowrun.report.document import (
     Span,
     Table,
 )
-from shadowrun.studies.diff.compare import ARISING, Outcome
+from shadowrun.studies.diff.compare import ARISING, Outcome, is_undeclared
 from shadowrun.studies.diff.rounding import Rounding
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _MEANING: Final = {
     Outcome.KERNEL: "equal inputs, other results; another kernel, operator or device",
     Outcome.ALGORITHM: "equal inputs, other results, and no known difference of kernels",
     Outcome.ARGUMENTS: "equal inputs; arguments that are no tensors differ",
-    Outcome.FORM: "equal inputs; dtype, shape or strides of the result differ",
+    Outcome.FORM: "equal inputs; dtype, shape, strides or placement of the result differ",
     Outcome.UNKNOWN: "a result or an input has no digest",
     Outcome.OTHER_CALLS: "inputs differ; calls that one recording lacks made them of equal inputs",
 }
@@ -156,8 +157,17 @@ class _Report:
         kernels = [_kernel(r, c) for r, c in ((self._a, x), (self._b, y))]
         if any(kernels):
             rows.append(Fact("kernel", _two(*(k or "not recorded" for k in kernels))))
+        if any(paths := [path_of(k) for k in kernels]):
+            rows.append(Fact("path", _two(*(path or "not known" for path in paths))))
         if self._difference.outcome(pair) is Outcome.ARGUMENTS:
             rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
+        placements = [", ".join(_placements(r, c)) for r, c in self._calls(pair)]
+        if placements[0] != placements[1]:
+            rows.append(Fact("placement", _two(*(p or "none" for p in placements))))
+        if self._difference.undeclared[pair]:
+            rows.append(
+                Fact("memory", _two(*(", ".join(_effects(r, c)) or "as declared" for r, c in self._calls(pair))))
+            )
         rows.append(Fact("distance", self._distance(pair)))
         if judged is not None:
             rows.append(Fact("rounding", f"{judged.rounding}: {judged.why}"))
@@ -173,6 +183,10 @@ class _Report:
         graph = self._graph(pair)
         if graph.rows:
             yield Section("What it reaches", (graph,), count=origin.n_reached)
+
+    def _calls(self, pair: int) -> tuple[tuple[Recording, int], tuple[Recording, int]]:
+        x, y = (int(c) for c in self._difference.alignment.pairs[pair])
+        return (self._a, x), (self._b, y)
 
     def _graph(self, origin: int) -> Table:
         """Calls that differ because the first divergence did, with the calls that their inputs come from."""
@@ -261,12 +275,20 @@ class _Report:
         lead = (
             f"{len(found.pairs):,} rows compared ({found.n_first:,} and {found.n_second:,}), {len(different):,} differ"
         )
+        lead += f"; bits left: {found.least} at least" if found.least != NONE else ""
         lead += f"; {found.n_other_form:,} have another dtype or length" if found.n_other_form else ""
+        if found.alone:
+            lead += f"; modules of one recording only: {', '.join(found.alone[:3])}{', …' * (len(found.alone) > 3)}"
         rows = tuple(
-            (str(p.number), f"{p.first[0]} row {p.first[1]}", f"{p.second[0]} row {p.second[1]}", _bits(p.remaining))
+            (
+                *((p.module,) if found.has_modules else ()),
+                *(str(p.number), f"{p.first[0]} row {p.first[1]}", f"{p.second[0]} row {p.second[1]}"),
+                _bits(p.remaining),
+            )
             for p in different[: self._limit]
         )
         columns = (
+            *((Column("module"),) if found.has_modules else ()),
             Column("row", "number"),
             Column("first: call"),
             Column("second: call"),
@@ -319,9 +341,12 @@ class _Report:
             "rows": [
                 {
                     "module": f.rule.module, "op": f.rule.op, "n_first": f.n_first, "n_second": f.n_second,
-                    "n_compared": len(f.pairs), "n_other_form": f.n_other_form,
+                    "n_compared": len(f.pairs), "n_other_form": f.n_other_form, "modules_of_one_only": list(f.alone),
                     "different": [
-                        {"row": p.number, "first": list(p.first), "second": list(p.second), "remaining": p.remaining}
+                        {
+                            "module": p.module, "row": p.number, "first": list(p.first), "second": list(p.second),
+                            "remaining": p.remaining,
+                        }
                         for p in f.pairs if not p.equal
                     ][: self._limit],
                 }
@@ -347,6 +372,7 @@ class _Report:
             "min_relative": _finite(judged.relative) if judged else None,
             "rounding": str(judged.rounding) if judged else None,
             "why": judged.why if judged else None,
+            "undeclared": [list(_effects(r, c)) for r, c in self._calls(pair)],
             "classes": {c: [m, n] for c, m, n in judged.classes} if judged else {},
             "parents": flow.parents_of(pair)[: self._limit],
             "origin": None if origin == NONE else int(self._difference.alignment.pairs[origin, 0]),
@@ -422,6 +448,23 @@ def _place(recording: Recording, call: int) -> tuple[str, str, str, str]:
 def _kernel(recording: Recording, call: int) -> str:
     number = int(recording.calls["kernel"][call])
     return recording.kernels[number] if number != NONE else ""
+
+
+def _placements(recording: Recording, call: int) -> Iterator[str]:
+    """Mesh and placements of what a call made."""
+    for row in recording.results_of(call):
+        if recording.results["kind"][row] != Kind.LEAF and (text := recording.form_of(row).placement):
+            yield text
+
+
+def _effects(recording: Recording, call: int) -> Iterator[str]:
+    """What a call does to memory and its schema does not declare."""
+    rows = recording.results_of(call)
+    for row in recording.results[rows.start : rows.stop][is_undeclared(recording.results[rows.start : rows.stop])]:
+        if row["kind"] == Kind.OVERWRITTEN:
+            yield f"undeclared write in tensor argument {row['position']}, or next to it"
+        else:
+            yield f"result {row['position']} lies in the memory of an earlier tensor, undeclared"
 
 
 def _two(first: str, second: str) -> str:

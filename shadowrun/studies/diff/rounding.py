@@ -113,7 +113,9 @@ def judge_rounding(difference: Difference, limit: int) -> dict[int, Judgement]:
     nan = float("nan")
     for pair in difference.where(Outcome.FORM)[:limit].tolist():
         if not compared[pair]:
-            found[pair] = Judgement(Rounding.NO, "dtypes or shapes differ", nan, nan, nan)
+            found[pair] = Judgement(Rounding.NO, "dtypes, shapes or placements differ", nan, nan, nan)
+    for pair in pairs[difference.undeclared[pairs]].tolist():
+        found[pair] = Judgement(Rounding.NO, "memory that the schema does not declare", nan, nan, nan)
     others = difference.where(Outcome.OTHER_CALLS)[:limit].tolist()
     for pair in others:
         found[pair] = Judgement(Rounding.UNKNOWN, "no bound for other calls", nan, nan, nan)

@@ -38,6 +38,7 @@ class Values:
             only be compared with that of another such view.
         form: dtype and shape, as a number. Strides differ between devices and are no difference of values.
         layout: The same with strides.
+        placement: Mesh and placements of the local part of a DTensor, as a number; 0 for others.
         arguments: By context: arguments that are not tensors, without names of devices.
     """
 
@@ -49,6 +50,7 @@ class Values:
         self.arguments = _without_devices(recording)
         self.form = _numbers([(f.dtype, f.shape) for f in forms])[results["form"]]
         self.layout = _numbers([(f.dtype, f.shape, _strides(f)) for f in forms])[results["form"]]
+        self.placement = _numbers([f.placement for f in forms])[results["form"]]
         is_view = (results["kind"] == Kind.VIEW) & (results["base"] != NONE)
         self.source = _ends(np.where(is_view, results["base"], rows))
         has = results["n_rungs"] > 0
@@ -59,7 +61,8 @@ class Values:
         code = self._view_codes(is_view)
         self.moved = _sums(is_view & (code != 0), np.where(is_view, results["base"], rows)) > 0
         # A tensor that was written to in part has the digest of that part, and the rest of its base.
-        continues = is_view | ((results["kind"] == Kind.WRITTEN) & (results["base"] != NONE))
+        in_part = (results["kind"] == Kind.WRITTEN) | (results["kind"] == Kind.OVERWRITTEN)
+        continues = is_view | (in_part & (results["base"] != NONE))
         parts = np.where(is_view, code, mix(own))
         self.identity: Hashes = _sums(parts, np.where(continues, results["base"], rows))
 

@@ -133,6 +133,10 @@ def _cores(*, quick: bool) -> Iterator[Variant]:
         yield "resnet18", _filled(ResNet18()), _image(0)
 
 
+def _resnet18(*, quick: bool) -> Iterator[Variant]:
+    yield ("small", _filled(SmallNet()), _image(0)) if quick else ("resnet18", _filled(ResNet18()), _image(0))
+
+
 def _activations(*, quick: bool) -> Iterator[Variant]:
     for net, make in _NETS.items():
         if quick and net != "small":
@@ -187,6 +191,7 @@ STUDIES: dict[str, Callable[..., Iterator[Variant]]] = {
     "cores": _cores,
     "distributions": _distributions,
     "multiplications": _multiplications,
+    "resnet18": _resnet18,
     "untrained": _untrained,
 }
 """Name of a study to its variants: name, module and input."""

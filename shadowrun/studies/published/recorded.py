@@ -34,6 +34,18 @@ _CORES: Final = tuple(
     for threads in (1, 2, 4, 8, 16)
     for settings in ("isa=default,", "isa=avx2,", "")
 )
+_MANY: Final = (
+    *(
+        f"cpu[{isa}{mkl}threads={threads}]"
+        for threads in (1, 2, 3, 4, 8, 16)
+        for isa in ("", "isa=avx2,", "isa=default,")
+        for mkl in ("", "mkl_cbwr=COMPATIBLE,")
+    ),
+    *(f"cpu[onednn_isa={isa},threads={threads}]" for threads in (1, 2, 4) for isa in ("SSE41", "AVX", "AVX2")),
+    *(f"cpu[mkldnn=off,threads={threads}]" for threads in (1, 2, 4)),
+    "cpu[mkl_cbwr=COMPATIBLE,mkldnn=off,threads=1]",
+)
+"""49 virtual platforms of one CPU."""
 _QUICK_CORES: Final = tuple(f"cpu[{isa}threads={threads}]" for threads in (1, 2) for isa in ("isa=default,", ""))
 
 
@@ -77,7 +89,12 @@ class RecordedStudy:
 
 
 def record_study(
-    name: str, targets: Sequence[str], *, quick: bool, progress: Callable[[int, int], None] | None = None
+    name: str,
+    targets: Sequence[str],
+    *,
+    quick: bool,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
 ) -> RecordedStudy:
     """Record a study on each platform, and read the recordings.
 
@@ -85,18 +102,21 @@ def record_study(
         name: One of `programs.STUDIES`.
         targets: Platforms of the CPU; the study's own by default.
         quick: Fewer platforms and smaller variants.
+        jobs: Processes at a time.
         progress: Called with the number of platforms done and of all.
 
     Raises:
         PlatformError: A platform cannot be read.
         UsageError: One that is not the CPU, or fewer than two recorded the study.
     """
-    own = (_QUICK_CORES if quick else _CORES) if name == "cores" else (QUICK_PLATFORMS if quick else PLATFORMS)
-    specs = platforms_of((), targets or own)
+    many = {"cores": _CORES, "resnet18": _MANY}.get(name, PLATFORMS)
+    few = _QUICK_CORES if name == "cores" else QUICK_PLATFORMS
+    specs = platforms_of((), targets or (few if quick else many))
+    kernels = ("--kernels",) if name == "resnet18" else ()
     # Calls outside all modules make the weights: they are not of the study.
-    arguments = ("--modules", "?*", "-m", programs.__name__, name, *(("--quick",) if quick else ()))
+    arguments = (*kernels, "--modules", "?*", "-m", programs.__name__, name, *(("--quick",) if quick else ()))
     with tempfile.TemporaryDirectory(prefix="shadowrun-") as folder:
-        cells = record_grid(specs, arguments, Path(folder), progress=progress)
+        cells = record_grid(specs, arguments, Path(folder), jobs=jobs, progress=progress)
         done = [cell for cell in cells if cell.outcome == RECORDED]
         if len(done) < 2:
             why = "; ".join(f"{cell.platform}: {cell.outcome} {cell.note}".strip() for cell in cells)

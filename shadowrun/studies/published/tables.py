@@ -6,6 +6,7 @@ Inference Frameworks" (NeurIPS 2023), on trained nets in TensorFlow; those here 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.report.document import (
@@ -22,6 +23,8 @@ from shadowrun.report.document import (
     Table,
 )
 from shadowrun.studies.classes.equivalence import letter
+from shadowrun.studies.classes.kernel_report import kernel_section
+from shadowrun.studies.classes.layer_kernels import layer_kernels
 from shadowrun.studies.classes.plots import dendrogram_svg, graph_svg
 from shadowrun.studies.grid import RECORDED
 from shadowrun.studies.published.machine import machine_fact
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shadowrun.studies.classes.equivalence import Classes
+    from shadowrun.studies.classes.graph import Change
     from shadowrun.studies.published.recorded import RecordedStudy
 
     Rows = list[tuple[str, ...]]
@@ -49,7 +53,7 @@ def study_document(study: RecordedStudy) -> Document:
     blocks: list[Block] = [
         Facts((machine_fact(), Fact("platforms", f"{len(study.specs)}: {', '.join(study.specs)}"))),
         *(Note(f"{c.platform}: left out: {c.outcome} {c.note}".strip(), "warn") for c in failed),
-        Note(_SOURCE + note, "dim"),
+        Note((_SOURCE if any("(pub)" in head for head in heads) else "") + note, "dim"),
         Table(columns, tuple(rows), noun="rows: -f csv lists all", limits=Limits(100, 200, 1000)),
         *more,
     ]
@@ -214,6 +218,40 @@ def _activations(study: RecordedStudy) -> Made:
     return heads, rows, [Section("Deviating elements by layer", (table,))]
 
 
+def _resnet18(study: RecordedStudy) -> Made:
+    """Each layer of the net: classes before and after it, and the paths of its kernels."""
+    (variant,) = study.variants
+    layers = layer_kernels(study.platforms)
+    paths = {layer.key: layer.paths for layer in layers}
+    rows: Rows = []
+    for change in study.of_variant(variant):
+        counts = Counter(path or "?" for path in paths.get(change.key, ()))
+        rows.append((
+            f"{_layer(change, variant)} {change.key.op.removeprefix('aten::')}",
+            *(str(n or "") for n in (change.n_before, change.n_classes, change.n_added, change.n_merged)),
+            str(change.precision) if change.mantissa > 0 else "",
+            ", ".join(f"{path} {n}" for path, n in counts.most_common()),
+        ))  # fmt: skip
+    classes = study.classes(variant)
+    splits = [row[0] for row in rows if row[3]]
+    text = (
+        f"{len(study.platforms)} platforms, {classes.n_classes} classes of the output. Classes are added at "
+        f"{len(splits)} calls: {', '.join(splits) or 'none'}."
+    )
+    heads = ("layer", "classes before", "after", "added", "merged", "bits", "paths: platforms")
+    more: list[Block] = [Note(text)]
+    if layers:
+        more.append(kernel_section(layers, study.specs))
+    if classes.n_classes > 1:
+        more.append(_near(variant, classes, study.specs))
+    return heads, rows, more
+
+
+def _layer(change: Change, variant: str) -> str:
+    """Path of a call's module inside its net."""
+    return change.key.module.partition(f".{variant}.")[2]
+
+
 def _untrained(study: RecordedStudy) -> Made:
     rows: Rows = []
     more: list[Block] = []
@@ -226,7 +264,7 @@ def _untrained(study: RecordedStudy) -> Made:
         net, _, scheme = variant.partition(":")
         ends = f"{min(bits)} to {max(bits)}", f"{min(numbers)} to {max(numbers)}"
         rows.append((net, scheme, *ends, str(len(merging)), str(again), str(study.classes(variant).n_classes)))
-        more.append(Section(f"Along the graph: {net}, {scheme}", (Figure(graph_svg(changes)),)))
+        more.append(_along(f"Along the graph: {net}, {scheme}", changes, variant))
     heads = (
         "net",
         "weights",
@@ -237,6 +275,23 @@ def _untrained(study: RecordedStudy) -> Made:
         "classes at the end",
     )
     return heads, rows, more
+
+
+def _along(title: str, changes: Sequence[Change], variant: str) -> Section:
+    """The picture, and as a table: the calls that add or merge classes."""
+    rows = tuple(
+        (
+            f"{_layer(change, variant)} {change.key.op.removeprefix('aten::')}",
+            *(str(n or "") for n in (change.n_before, change.n_classes, change.n_added, change.n_merged)),
+            str(change.precision) if change.mantissa > 0 else "",
+        )
+        for change in changes
+        if change.n_added or change.n_merged
+    )
+    heads = ("layer", "classes before", "after", "added", "merged", "bits")
+    columns = tuple(Column(head, "number" if number else "name") for number, head in enumerate(heads))
+    table = Table(columns, rows, noun="calls that change the classes", limits=Limits(100, 100, 200))
+    return Section(title, (Figure(graph_svg(changes)), *([table] if rows else [])))
 
 
 TABLES: Final[dict[str, tuple[str, str, Callable[[RecordedStudy], Made]]]] = {
@@ -273,6 +328,15 @@ TABLES: Final[dict[str, tuple[str, str, Callable[[RecordedStudy], Made]]]] = {
             "Xeon with AVX-512, 11 platforms: 15, 10, 6, 5, 0, 0 bits, 3 classes."
         ),
         _multiplications,
+    ),
+    "resnet18": (
+        "resnet18: classes along the net on many virtual platforms",
+        (
+            "Measured earlier for this project on an Intel Xeon with AVX-512: 49 other virtual platforms gave 20 "
+            "classes. Bits: least remaining precision of any two platforms. paths: how many platforms ran a kernel "
+            "of that kind."
+        ),
+        _resnet18,
     ),
     "untrained": (
         "untrained: classes and precision along a net with random weights",

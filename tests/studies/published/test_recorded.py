@@ -1,5 +1,6 @@
 """The recorded studies: nets are the same on all machines, and classes and deviations are those of the recordings."""
 
+import dataclasses
 import json
 
 import pytest
@@ -21,7 +22,7 @@ def recorded_twice(tmp_path, monkeypatch, study, change=lambda x: x):
     cells = []
     for name, image in (("one", IMAGE), ("two", lambda sample: change(IMAGE(sample)))):
         monkeypatch.setattr(programs, "_image", image)
-        with shadowrun.record(tmp_path / f"{name}.shadowrec", modules=["?*"]):
+        with shadowrun.record(tmp_path / f"{name}.shadowrec", modules=["?*"], kernels=study == "resnet18"):
             programs.main([study, "--quick"])
         cells.append(Cell(name, f"{name}.shadowrec", RECORDED))
     cells.append(Cell("absent", "absent.shadowrec", "cannot run here", note="no such instructions"))
@@ -55,6 +56,30 @@ def test_a_deviation_is_measured_before_and_after_each_activation(tmp_path, monk
     low, high = row["deviating %: before -> after"].split(" -> ")[0].split("-")
     assert 0 < float(low) <= float(high) <= 100
     assert row["(pub)"] == "3 / 1 / 0"
+
+
+def test_classes_and_kernels_of_each_layer(tmp_path, monkeypatch):
+    document = study_document(recorded_twice(tmp_path, monkeypatch, "resnet18", lambda x: x * 1.001))
+    table = document.data["table"]
+    assert [row["layer"] for row in table][:2] == ["0 convolution", "1 relu"]
+    # Other images: the inputs of every call differ already.
+    assert [(row["classes before"], row["after"], row["added"]) for row in table[:2]] == [("2", "2", "")] * 2
+    multiplying = [row for row in table if row["paths: platforms"]]
+    assert [row["layer"].split()[1] for row in multiplying] == ["convolution"] * 3 + ["addmm"] * 2
+    assert {row["paths: platforms"] for row in multiplying} <= {"GEMM 2", "direct 2"}
+    text = render(document, "txt")
+    assert "2 platforms, 2 classes of the output. Classes are added at 0 calls: none." in text
+    assert "Kernel paths per layer (5)" in text
+
+
+def test_calls_that_change_the_classes_are_a_table(tmp_path, monkeypatch):
+    found = recorded_twice(tmp_path, monkeypatch, "untrained")
+    assert "classes before" not in render(study_document(found), "txt")
+    adding = dataclasses.replace(found.of_variant("small:he")[1], n_classes=2, n_added=1)
+    changes = tuple(adding if change.key == adding.key else change for change in found.changes)
+    text = render(study_document(dataclasses.replace(found, changes=changes)), "txt")
+    (row,) = [line for line in text.splitlines() if line.startswith("1 relu ")]
+    assert row.split()[:5] == ["1", "relu", "1", "2", "1"]
 
 
 def test_casts_are_separate_variants(tmp_path, monkeypatch):
@@ -117,6 +142,8 @@ def test_the_command_in_fresh_processes(capsys):
         (["casts", "--target", "sim", "--target", "cpu"], "CPU's settings"),
         (["casts", "--target", "cpu[abacus=1]", "--target", "cpu"], "abacus"),
         (["casts", "-o", "x.abacus"], "abacus"),
+        (["casts", "-j", "0"], "-j 0: use a number of processes >= 1"),
+        (["order", "-j", "2"], "--jobs is for studies that record platforms"),
     ],
 )
 def test_bad_input(args, message, capsys):

@@ -1,0 +1,191 @@
+"""`KernelTracer`: the name of the kernel that runs in a call, for `kernels=` of a recording.
+
+On the CPU a call is profiled for the operators inside it, by torch's older profiler: it takes 13 µs a call and prints
+nothing, where Kineto takes 50 µs and prints to standard error. oneDNN and MKL are asked to print what they run. On an
+accelerator Kineto is the only one that knows the kernels; the call is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.intercept import torchapi
+from shadowrun.intercept.user_call import own_call
+from shadowrun.recording.c_stdout import CStdout
+from shadowrun.recording.kernel_paths import kernel_name, mkl_parts, of_the_program, onednn_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["KernelTracer"]
+
+_VERBOSE: Final = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "MKL_VERBOSE")
+_NO_ARITHMETIC: Final = (
+    *("_local_scalar_dense", "_nnpack_available", "_reshape_alias", "_to_copy", "_unsafe_view", "alias", "as_strided"),
+    *("as_strided_", "clone", "contiguous", "copy_", "detach", "empty", "empty_like", "empty_strided", "expand"),
+    *(
+        "expand_as",
+        "fill_",
+        "is_nonzero",
+        "item",
+        "lift_fresh",
+        "mH",
+        "mT",
+        "narrow",
+        "new_empty",
+        "permute",
+        "reshape",
+    ),
+    *("resize_", "resolve_conj", "resolve_neg", "select", "set_", "slice", "split", "squeeze", "t", "to", "transpose"),
+    *("unbind", "unsqueeze", "view", "view_as", "zero_"),
+)
+_SKIPPED: Final = frozenset(f"aten::{name}" for name in _NO_ARITHMETIC)
+"""Operators that allocate, view, copy, fill or ask: most calls have some inside, and they do not round."""
+_ACCELERATORS: Final = ("cuda", "xpu")
+"""Devices whose kernels `torch.profiler` knows."""
+_TRANSFERS: Final = ("Memcpy", "Memset", "zeCommandListAppendMemory")
+_LOG_LEVEL: Final = "KINETO_LOG_LEVEL"
+
+
+class KernelTracer:
+    """Runs calls of the program, and finds out what ran in them.
+
+    Two calls at the same time, on two threads, would be mixed up: the names of their kernels stay empty. So do those of
+    calls that the program profiles itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_mixed = False
+        self._last = threading.local()
+        self._suffix = f" {torch.backends.cpu.get_cpu_capability()}"
+        # What the program's user asked to have printed is printed, and read on its way.
+        self._are_printed = any(os.environ.get(name, "0") not in ("", "0") for name in _VERBOSE)
+        self._stdout: CStdout | None = None
+        self._levels: torchapi.VerboseLevels | None = None
+
+    def start(self) -> None:
+        """Prepare for calls."""
+        with contextlib.suppress(OSError):  # without it, operators inside of calls are known still
+            self._stdout = CStdout()
+        if self._stdout is not None and not self._are_printed:
+            self._levels = torchapi.VerboseLevels()
+
+    def stop(self) -> None:
+        """Leave the process as it was."""
+        levels, self._levels = self._levels, None
+        stdout, self._stdout = self._stdout, None
+        if levels is not None:
+            levels.close()
+        if stdout is not None:
+            stdout.close()
+
+    def forked(self) -> None:
+        """In a forked child: another thread may have been in a call."""
+        self._lock = threading.Lock()
+        self.stop()
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel of this thread's last call; empty where it is not known."""
+        name: str = getattr(self._last, "name", "")
+        return name
+
+    def run(self, device: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call for the program.
+
+        Args:
+            device: Type of the device that it runs on.
+            run: The operator.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        self._last.name = ""
+        if torchapi.profiling():
+            return own_call(run, args, kwargs)
+        if not self._lock.acquire(blocking=False):
+            self._is_mixed = True
+            return own_call(run, args, kwargs)
+        parts: list[str] = []
+        try:
+            self._is_mixed = False
+            with self._on_cpu(parts) if device == "cpu" else _on_accelerator(device, parts):
+                out = own_call(run, args, kwargs)
+            if not self._is_mixed:
+                self._last.name = kernel_name(parts)
+            return out
+        finally:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def _on_cpu(self, parts: list[str]) -> Iterator[None]:
+        """Watch a call on the CPU, and add the parts of its kernel's name."""
+        stdout, levels = self._stdout, self._levels
+        operators: list[str] = []
+        libraries: list[str] = []
+        with torchapi.inner_operators(operators, _SKIPPED):
+            if stdout is None:
+                yield
+            else:
+                stdout.begin()
+                try:
+                    with contextlib.nullcontext() if levels is None else levels.raised():
+                        yield
+                finally:
+                    text = stdout.end()
+                    is_own = levels is not None and not levels.of_program
+                    stdout.print(of_the_program(text) if is_own else text)
+                libraries = onednn_parts(text) + mkl_parts(text)
+        # Torch compiles its own kernels for several instruction sets; libraries name theirs.
+        suffix = "" if libraries else self._suffix
+        parts += [f"{name}{suffix}" for name in dict.fromkeys(operators)] + libraries
+
+
+@contextlib.contextmanager
+def _on_accelerator(device: str, parts: list[str]) -> Iterator[None]:
+    """Watch a call on an accelerator, if `torch.profiler` knows its kernels."""
+    profiling: Any = torch.profiler
+    activity = getattr(profiling.ProfilerActivity, device.upper(), None) if device in _ACCELERATORS else None
+    if activity is None or activity not in profiling.supported_activities():
+        yield
+        return
+    profiler = profiling.profile(activities=[activity])
+    try:
+        with _silent_kineto():
+            profiler.start()
+    except Exception:  # another profiler has the device, say: the kernel stays unknown
+        yield
+        return
+    try:
+        yield
+    finally:
+        # A kernel that failed is reported to the program by its own next call.
+        with contextlib.suppress(Exception):
+            torch.accelerator.synchronize()
+        with contextlib.suppress(Exception):
+            profiler.stop()
+            ran = [event.name for event in profiler.events() if event.device_type.name != "CPU"]
+            parts += accelerator_parts(device, ran)
+
+
+def accelerator_parts(device: str, names: Iterable[str]) -> list[str]:
+    """Parts of a kernel's name from what ran on a device, without transfers of memory."""
+    return [f"{device} {name}" for name in names if not name.startswith(_TRANSFERS)]
+
+
+@contextlib.contextmanager
+def _silent_kineto() -> Iterator[None]:
+    """Kineto reads at its first start what it shall print: by default two lines to standard error for each start."""
+    if _LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LOG_LEVEL] = "99"
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOG_LEVEL, None)
