@@ -38,7 +38,7 @@ COMMANDS = (
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 
-RUN_CALLS = ("explain", "repro", "slowdown")
+RUN_CALLS = ("explain", "repro", "slowdown", "replay")
 """Commands that run calls of a file, in a process of their own."""
 
 RUN_PROGRAM = ("run", "compile", "record", "determinism", "mitigate")

@@ -1,7 +1,7 @@
 """Runs a command in a child process, so that a kernel that ends its process ends it with a message.
 
-`explain`, `repro` and `slowdown` run calls of a data file. Inputs of such a call can make a kernel divide by zero or
-read where there is no memory, and then no exception is raised. The child is forked before torch is imported: a later
+`explain`, `repro`, `slowdown` and `replay` run calls of a file. Inputs of such a call can make a kernel divide by zero
+or read where there is no memory, and then no exception is raised. The child is forked before torch is imported: a later
 fork would inherit locks of threads, and an accelerator that it cannot use.
 """
 

@@ -1,6 +1,6 @@
 """Recordings that somebody made: a report or an error of ours, in moments, however many of what they have.
 
-Each of these ended in a traceback, took all memory, or took hours; a test that hangs is ended after a minute of
+Each of these ended in a traceback, took all memory, or took hours. A test that hangs is ended after a minute of
 processor time.
 """
 
