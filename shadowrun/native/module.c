@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <structmember.h>
 
-#define VERSION 20
+#define VERSION 21
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */

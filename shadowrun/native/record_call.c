@@ -316,11 +316,11 @@ sr_result sr_record_call(SrCallRows *self, PyObject *const *args, Py_ssize_t n, 
     return done;
 }
 
-/* learn(operator, plan, run, index, whether some of its calls are watched): its calls may come here. */
+/* learn(operator, plan, run, index, its calls before; -1: none of its calls is watched): its calls may come here. */
 static PyObject *record_learn(SrCallRows *self, PyObject *args) {
     PyObject *func, *plan, *run, *index;
-    int is_sampled;
-    if (!PyArg_ParseTuple(args, "OOOO!p:learn", &func, &plan, &run, &PyLong_Type, &index, &is_sampled)) {
+    long long n_before;
+    if (!PyArg_ParseTuple(args, "OOOO!L:learn", &func, &plan, &run, &PyLong_Type, &index, &n_before)) {
         return NULL;
     }
     PyObject *id = PyLong_FromVoidPtr(func), *place = PyLong_FromSsize_t(self->n_learnt);
@@ -330,7 +330,8 @@ static PyObject *record_learn(SrCallRows *self, PyObject *args) {
     }
     int failed = id == NULL || place == NULL || more == NULL || PyDict_SetItem(self->operators, id, place);
     if (!failed) {
-        self->learnt[self->n_learnt++] = (RecordedOperator){Py_NewRef(func), Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index), 0, is_sampled};
+        self->learnt[self->n_learnt++] = (RecordedOperator){Py_NewRef(func), Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index),
+                                                            n_before < 0 ? 0 : (uint64_t)n_before, n_before >= 0};
     }
     Py_XDECREF(id);
     Py_XDECREF(place);

@@ -236,6 +236,8 @@ class CallRecorder:
             return
         if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
             return
+        if self._undeclared.wants_all(plan):
+            return
         rows.learn(
             plan.index,
             plan.n_returns,
@@ -246,7 +248,8 @@ class CallRecorder:
             bool(plan.mutated),
             tuple(a.position for a in plan.mutated),
         )
-        handler.learn(plan.func, plan, plan.run, plan.index, undeclared_writes.may_watch(plan))
+        # A recording that is started again does not watch the first calls again.
+        handler.learn(plan.func, plan, plan.run, plan.index, self._undeclared.calls_before(plan))
 
     def _forget_native(self, plan: OpPlan) -> None:
         """Have all calls of an operator come to Python, which watches each."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
 
-__all__ = ["ALL", "Overwritten", "UndeclaredWrites", "Watched", "may_watch"]
+__all__ = ["ALL", "Overwritten", "UndeclaredWrites", "Watched"]
 
 _FIRST: Final = 2
 """Calls of one signature that are watched; later, those whose number is a power of `_RARER`."""
@@ -173,8 +173,20 @@ class UndeclaredWrites:
 
     # -- which calls ---------------------------------------------------------------------------------
 
+    def calls_before(self, plan: OpPlan) -> int:
+        """Calls of an operator that came here so far; -1 where none is watched."""
+        if not _may_watch(plan):
+            return -1
+        counts = self._counts.get(plan.index)
+        return 0 if counts is None else counts.n_calls
+
+    def wants_all(self, plan: OpPlan) -> bool:
+        """Whether each call of an operator comes here: it has made an undeclared write."""
+        counts = self._counts.get(plan.index)
+        return counts is not None and counts.always
+
     def _is_due(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if not may_watch(plan):
+        if not _may_watch(plan):
             return False
         counts = self._counts.get(plan.index)
         if counts is None:
@@ -219,7 +231,7 @@ class UndeclaredWrites:
                 yield Watched(argument, (storage.data_ptr(), storage.nbytes()), begin, end, inside, digest)
 
 
-def may_watch(plan: OpPlan) -> bool:
+def _may_watch(plan: OpPlan) -> bool:
     """Whether calls of an operator may be watched: it computes values."""
     return plan.action is Action.REPLAY or plan.action is Action.RANDOM
 

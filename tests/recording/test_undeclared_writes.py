@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun import sim
+from shadowrun import native, sim
 from shadowrun.intercept.plan import make_plan
 from shadowrun.recording import undeclared_writes
 from shadowrun.recording.digests import digest
@@ -293,6 +293,30 @@ def test_on_the_cpu_too_a_write_is_noted_in_each_call(tmp_path, erfinv):
     rows = np.flatnonzero(found.results["kind"] == Kind.OVERWRITTEN)
     assert found.results["max"][rows].tolist() == list(range(1, undeclared_writes.ALL + 21))
     assert found.inputs.tolist()[1:] == rows.tolist()[:-1]
+
+
+@pytest.mark.skipif(native.core is None, reason="all calls come to Python")
+def test_a_recording_that_is_started_again_does_not_watch_the_first_calls_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(undeclared_writes, "ALL", 4)
+    x = torch.zeros(5)
+    run = shadowrun.record(tmp_path / "a.shadowrec")
+    for _ in range(5):
+        with run:
+            for _ in range(3):
+                x + 1
+    (counts,) = run._recorder._undeclared._counts.values()
+    assert 4 <= counts.n_calls <= 8  # of 15: four, and the first of each start, whose context is new
+    assert run.n_calls == 15
+
+
+def test_an_operator_that_did_it_is_watched_after_another_start_too(tmp_path, erfinv):
+    erfinv(lambda x: x.detach())
+    x = torch.rand(5)
+    run = shadowrun.record(tmp_path / "a.shadowrec")
+    for _ in range(3):
+        with run:
+            torch.erfinv(x)
+    assert undeclared(read(tmp_path / "a.shadowrec")) == ["aten::erfinv"] * 3
 
 
 def test_threads_that_share_a_tensor_are_no_finding(tmp_path):
