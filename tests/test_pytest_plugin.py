@@ -29,8 +29,10 @@ def test_twice(known_classes):
 
 
 @pytest.fixture
-def project(pytester):
+def project(pytester, monkeypatch):
     """Writes the tests with this value, and runs them."""
+    # These tests may run under xdist themselves.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
     def run(value, *options):
         pytester.makepyfile(test_results=TESTS.format(value=value))

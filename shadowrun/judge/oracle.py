@@ -137,6 +137,9 @@ class Oracle:
         truth, expected = self.truths[position], self._case.expected[position]
         if not self._case.facts.n_factors or truth is None or not isinstance(expected, torch.Tensor):
             return
+        # NaN or infinity in an input decides the class in any order.
+        if not all(bool(t.isfinite().all()) for t in tensors(self._case.args, self._case.kwargs)):
+            return
         # Kernels add up 16-bit terms in float32.
         dtype = _REAL.get(expected.dtype, expected.dtype)
         largest = FORMATS[dtype if dtype is torch.float64 else torch.float32].largest

@@ -30,7 +30,7 @@ def in_python() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native_handler, "core", None)
         patch.setattr(attribution, "core", None)
-        patch.setattr(recorder, "_key", recorder._python_key)
+        patch.setattr(recorder, "context_key", recorder._python_key)
         patch.setattr(bits, "_native_plainly_equal", None)
         for user in (bits, same_device, comparator):
             patch.setattr(user, "plainly_equal", bits._plainly_equal)

@@ -713,7 +713,8 @@ def test_forms_that_torch_cannot_make(attack, capsys, form):
     attack.operator("aten::relu", form)
     coverage(Case("aten::relu", "float32", Part.FORWARD, 0), source="x.shadowrun")
     attack.sql("update context set dtypes = 'f32'")
-    assert "its inputs cannot be made" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+    said = refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+    assert "its inputs cannot be made" in said or "no tensor has such a shape" in said
 
 
 # -- what others may read --------------------------------------------------------------------------
