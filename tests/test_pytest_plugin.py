@@ -28,11 +28,15 @@ def test_twice(known_classes):
 """
 
 
-@pytest.fixture
-def project(pytester, monkeypatch):
-    """Writes the tests with this value, and runs them."""
-    # These tests may run under xdist themselves.
+@pytest.fixture(autouse=True)
+def no_xdist(monkeypatch):
+    """These tests may run under xdist, and those that they write do not."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
+@pytest.fixture
+def project(pytester):
+    """Writes the tests with this value, and runs them."""
 
     def run(value, *options):
         pytester.makepyfile(test_results=TESTS.format(value=value))

@@ -998,6 +998,8 @@ def test_a_signal_ends_a_command_in_a_child(tmp_path, number):
     code = (
         "import os, signal, sys, time\n"
         "from shadowrun.cli.supervised import in_child\n"
+        # A background job of a shell begins with this signal ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "ended = in_child()\n"
         "if ended is None:\n"
         "    print(os.getpid(), flush=True)\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.errors import ShadowrunError, UsageError
+from shadowrun.errors import ShadowrunError, UsageError, brief
 from shadowrun.studies.sweep import exceptional_inputs, opinfo, programs, recorded
 from shadowrun.studies.sweep.cases import ANY_DTYPE, PROBES, Part
 from shadowrun.studies.sweep.coverage_file import ALL
@@ -100,8 +100,8 @@ class Origin:
         there = next((path for path in places if _is_file(path)), None)
         if there is None:
             raise UsageError(
-                f"{str(file.path)!r} is a sweep of the calls of {info.source!r}, which is not at "
-                f"{', '.join(repr(str(p)) for p in places) or 'its folder'}: give its path with --from DATA.",
+                f"{str(file.path)!r} is a sweep of the calls of {brief(info.source)}, which is not at "
+                f"{', '.join(brief(str(p)) for p in places) or 'its folder'}: give its path with --from DATA.",
                 slug="no-repro",
             )
         return cls(info.seed, file.finished(), there, info.versions.get("torch", "?"))
