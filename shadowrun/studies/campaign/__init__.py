@@ -1,0 +1,1 @@
+"""Campaigns: variants of programs by the hundred thousand, on every platform, judged and deduplicated."""
