@@ -1,8 +1,8 @@
 """The store of a campaign: an SQLite file with one row for each variant, and one for each variant on each target.
 
-Each process of a campaign writes a store of its own, a *shard*; `combine` makes one store of them. A variant that passes
-takes some hundred bytes: its recipe is not kept, since its number makes it again. A store may come from an untrusted
-source, and is validated as a whole before anything in it is read. It is consistent after a kill.
+Each process of a campaign writes a store of its own, a *shard*; `combine` makes one store of them. A variant that
+passes takes some hundred bytes: its recipe is not kept, since its number makes it again. A store may come from an
+untrusted source, and is validated as a whole before anything in it is read. It is consistent after a kill.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ STATUSES: Final = ("ok", "finding", "unsupported", "unverified", "failed")
 OPS: Final = ("ok", "unsupported", "fallback", "error")
 """Of an operator in a variant on a target."""
 _MAX_TEXT: Final = 400
-_FILE_ID: Final = struct.Struct("<H")
+_MAX_NAMES: Final = 60_000
+"""Ids have two bytes where they are many. Reasons with figures in them could be any number."""
+_MANY: Final = "(one of too many texts)"
+_ID: Final = struct.Struct("<H")
 
 SCHEMA: Final = """\
 -- Schema of a store of a campaign of shadowrun (SQLite).
@@ -290,9 +293,8 @@ class CampaignStore:
                 text = json.dumps(dataclasses.asdict(info), sort_keys=True, default=str)
                 with store.written():
                     connection.execute("insert into meta values ('info', ?)", (text,))
-            elif store.info.campaign != info.campaign:
-                connection.close()
-                raise other_campaign(path)
+            else:
+                store._check_same(info)
         except BaseException:
             lock.release()
             raise
@@ -314,6 +316,11 @@ class CampaignStore:
             connection.close()
             raise KIND.damaged(path, error) from error
         return store
+
+    def _check_same(self, info: CampaignInfo) -> None:
+        if self.info.campaign != info.campaign:
+            self._connection.close()
+            raise other_campaign(self.path)
 
     def _check(self) -> None:
         """Look at what no condition on a column says.
@@ -480,7 +487,8 @@ class CampaignStore:
     def counts(self) -> dict[str, int]:
         """Variants, duplicates, invalid ones; results by status; findings, distinct ones; processes lost."""
         ((n, n_duplicates, n_invalid),) = self._rows(
-            "select count(*), coalesce(sum(duplicate_of >= 0), 0), coalesce(sum(invalid_id is not null), 0) from variant"
+            "select count(*), coalesce(sum(duplicate_of >= 0), 0), coalesce(sum(invalid_id is not null), 0) "
+            "from variant"
         )
         found = dict(self._rows("select status, count(*) from result group by status"))
         ((n_findings, n_distinct),) = self._rows("select count(*), count(distinct outcome_id) from finding")
@@ -510,6 +518,8 @@ class CampaignStore:
             return None
         text = storable(text)[:_MAX_TEXT]
         number = self._names.get(text)
+        if number is None and len(self._names) >= _MAX_NAMES and text != _MANY:
+            return self._name(_MANY)
         if number is None:
             cursor = self._connection.execute("insert into name (text) values (?)", (text,))
             number = self._names[text] = int(cursor.lastrowid or 0)
@@ -550,8 +560,8 @@ def other_campaign(path: Path) -> DataFileError:
 
 
 def _packed(ids: Iterable[int]) -> bytes:
-    return b"".join(_FILE_ID.pack(n) for n in ids)
+    return b"".join(_ID.pack(n) for n in ids)
 
 
 def _ids(blob: bytes) -> Iterator[int]:
-    return (n for (n,) in _FILE_ID.iter_unpack(blob))
+    return (n for (n,) in _ID.iter_unpack(blob))

@@ -118,12 +118,15 @@ class Pool(Generic[T]):
         settings: For it.
         n_workers: Number of workers.
         limits: Limits of a case.
-        work: The tasks.
+        work: The tasks; may be set before each `run`.
         reset_command: Run after a device was lost, before the next process starts.
 
     Attributes:
+        work: The tasks.
         n_lost: Processes that ended before their task did.
     """
+
+    work: Work[T]
 
     def __init__(
         self,
@@ -131,14 +134,15 @@ class Pool(Generic[T]):
         settings: dict[str, Any],
         n_workers: int,
         limits: Limits,
-        work: Work[T],
+        work: Work[T] | None = None,
         reset_command: Sequence[str] = (),
     ) -> None:
         self._entry, self._settings = entry, settings
         self._n_workers = n_workers
         self._limits = limits
-        self._work = work
         self._reset_command = reset_command
+        if work is not None:
+            self.work = work
         self._workers: list[WorkerProcess] = []
         self._waiting: deque[Rest[T]] = deque()
         self._selector = selectors.DefaultSelector()
@@ -152,7 +156,7 @@ class Pool(Generic[T]):
             ShadowrunError: A worker cannot be started, for example because a platform is absent.
         """
         try:
-            while self._has_work() and not self._work.pause():
+            while self._has_work() and not self.work.pause():
                 self._start_and_assign()
                 for key, _ in self._selector.select(_LOOK_S):
                     self._receive(key.data)
@@ -170,7 +174,7 @@ class Pool(Generic[T]):
         self._selector.close()
 
     def _has_work(self) -> bool:
-        while len(self._waiting) < self._n_workers and (task := self._work.next()) is not None:
+        while len(self._waiting) < self._n_workers and (task := self.work.next()) is not None:
             self._waiting.append(Rest(task))
         return bool(self._waiting) or any(worker.task is not None for worker in self._workers)
 
@@ -200,7 +204,7 @@ class Pool(Generic[T]):
         for at, rest in enumerate(self._waiting):
             if not rest.fresh or not worker.n_tasks:
                 del self._waiting[at]
-                worker.begin(rest.task, self._work.line(rest.task))
+                worker.begin(rest.task, self.work.line(rest.task))
                 return
 
     def _remove(self, worker: WorkerProcess) -> None:
@@ -225,14 +229,14 @@ class Pool(Generic[T]):
                 self._failed_start(worker, ShadowrunError(line["broken"], slug=line["slug"]))
         elif isinstance(line, dict) and "end" in line:
             task, worker.task = worker.task, None
-            self._work.ended(task)
+            self.work.ended(task)
             # What libraries keep of cases adds up.
             if worker.memory_bytes() - worker.first_bytes > self._limits.n_bytes // 2:
                 self._remove(worker)
         elif isinstance(line, dict) and "lost" in line:
             worker.lost = line["lost"]
         else:
-            self._work.receive(worker.task, line)
+            self.work.receive(worker.task, line)
 
     def _enforce_limits(self, worker: WorkerProcess) -> None:
         """Kill a worker whose case exceeds a limit."""
@@ -315,6 +319,6 @@ class Pool(Generic[T]):
         self.n_lost += 1
         if task is None:
             return
-        rest = self._work.lost(task, loss)
+        rest = self.work.lost(task, loss)
         if rest is not None:
             self._waiting.appendleft(rest)

@@ -184,7 +184,7 @@ def test_interrupted(capsys, monkeypatch, empty_folder):
     from shadowrun.studies.isolation import pool
 
     def interrupted(self):
-        self._work._on_result(Case("sin", "float32", Part.FORWARD, 0), CaseOutcome())
+        self.work._on_result(Case("sin", "float32", Part.FORWARD, 0), CaseOutcome())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pool.Pool, "run", interrupted)
@@ -213,7 +213,7 @@ def test_operators_that_depend_on_the_batch_are_told(capsys, monkeypatch, empty_
 
     def one_case(self):
         finding = CaseFinding(Kind.PASS, "aten::bmm", explanation=NOT_INVARIANT)
-        self._work._on_result(Case("bmm", "float32", Part.SLICE, 0), CaseOutcome((finding,)))
+        self.work._on_result(Case("bmm", "float32", Part.SLICE, 0), CaseOutcome((finding,)))
 
     monkeypatch.setattr(pool.Pool, "run", one_case)
     assert main(["sweep", "--target", "cpu", "--ops", "bmm", "--parts", "slice", "--jobs", "1"]) == 0
