@@ -37,7 +37,7 @@ def test_values_survive_as_text():
     x = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 0.1])
     text = snippet(spec(torch.ops.aten.relu.default, x), ())
     scope = {}
-    exec(text.split("for device")[0].replace("sim.enable(\"sim\", ", "dict("), scope)
+    exec(text.split("for device")[0].replace('sim.enable("sim", ', "dict("), scope)
     assert 'float("nan")' in text
     assert torch.equal(scope["call"]("cpu")["output 0"].nan_to_num(9), x.relu().nan_to_num(9))
 

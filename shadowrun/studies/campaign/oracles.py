@@ -30,8 +30,11 @@ from shadowrun.numerics.bits import Uncomparable, bits_equal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ORACLES", "differing", "from_mask", "to_mask"]
+__all__ = ["FIRED", "ORACLES", "differing", "from_mask", "to_mask"]
 
+FIRED: Final = "an operator's bits"
+"""Whether any operator returned other bits than the reference from the same inputs: on a simulated device, whose right
+kernels are the CPU's, this says that a planted flaw had an effect. No oracle: it takes one pass over all operators."""
 ORACLES: Final = ("bitwise", "shadowrun", "allclose 1e-4", "nnsmith", "dynamo", "backendbench", "torchfuzz")
 
 
@@ -77,13 +80,13 @@ def differing(
 
 
 def to_mask(names: frozenset[str]) -> int:
-    """The rules as bits, in the order of `ORACLES`."""
-    return sum(1 << k for k, name in enumerate(ORACLES) if name in names)
+    """The rules as bits, in the order of `ORACLES`; `FIRED` is the last."""
+    return sum(1 << k for k, name in enumerate((*ORACLES, FIRED)) if name in names)
 
 
 def from_mask(mask: int) -> frozenset[str]:
     """The inverse of `to_mask`."""
-    return frozenset(name for k, name in enumerate(ORACLES) if mask >> k & 1)
+    return frozenset(name for k, name in enumerate((*ORACLES, FIRED)) if mask >> k & 1)
 
 
 def _same_bits(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:

@@ -21,7 +21,7 @@ from shadowrun.platforms import parse
 from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.replay.copies import move, without_strides
 from shadowrun.replay.executor import Executor
-from shadowrun.studies.campaign.oracles import differing, to_mask
+from shadowrun.studies.campaign.oracles import FIRED, differing, to_mask
 from shadowrun.studies.sweep.cases import FAILURES, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.run_case import CaseRunner
 from shadowrun.studies.sweep.sweep_findings import finding_of_row
@@ -54,6 +54,7 @@ class RunnerSettings:
         targets: Their specs.
         ref: Spec of the reference.
         flaws: Of the simulated device; None where no target is simulated.
+        backends: Of torch.compile: each makes one more target of each target in this process, its compiled code.
         threads: Threads of torch.
         call_limit_s: Time limit of a call, where a platform has a process of its own.
     """
@@ -61,8 +62,14 @@ class RunnerSettings:
     targets: tuple[str, ...]
     ref: str = "cpu"
     flaws: tuple[str, ...] | None = None
+    backends: tuple[str, ...] = ()
     threads: int = 1
     call_limit_s: float = 60.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All targets by name: the platforms, then ``npu, inductor`` for what a backend compiles for them."""
+        return (*self.targets, *(f"{target}, {backend}" for backend in self.backends for target in self.targets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +136,24 @@ class VariantRunner:
             simulated = next(t for t in settings.targets if parse(t).device_type not in ("cpu", "cuda"))
             sim.enable(parse(simulated).device_type, flaws=settings.flaws)
         self._pairs = [_Pair(target, settings) for target in settings.targets]
+        self._compiled = [(pair, backend) for backend in settings.backends for pair in self._pairs]
 
     def run(self, variant: Variant, target: int = 0, on_target: Callable[[], None] = lambda: None) -> Result:
         """Run a variant on one target.
 
         Args:
             variant: The variant.
-            target: Number of the target.
+            target: Number of the target, in `RunnerSettings.names`.
             on_target: Called when the reference has run it and before the target does.
         """
         began = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = self._pairs[target].run(variant, on_target)
+            if target < len(self._pairs):
+                result = self._pairs[target].run(variant, on_target)
+            else:
+                pair, backend = self._compiled[target - len(self._pairs)]
+                result = pair.compiled(variant, backend, on_target)
         return _timed(result, (time.process_time() - began) * 1e3)
 
 
@@ -187,6 +199,16 @@ class _Pair:
             sum(row[3] == "match" or row[3] == "mismatch" for row in rows),
         )
 
+    def compiled(self, variant: Variant, backend: str, on_target: Callable[[], None]) -> Result:
+        """Its compiled code against itself in eager mode."""
+        from shadowrun.studies.campaign.compiling import check_compiled  # imports the compiler
+
+        on_target()
+        if not self._cases.is_on_device:
+            return Result("unverified", "the platform has a process of its own: nothing is compiled there")
+        status, reason, found = check_compiled(variant, backend, self._platform.device)
+        return Result(status, reason, tuple(VariantFinding(*f) for f in found))
+
     def _findings(self, found: list[CaseFinding], observed: Observed | None) -> Iterator[VariantFinding]:
         places: dict[tuple[str, ...], tuple[str, str]] = {}
         for row in observed.rows if observed is not None else ():
@@ -215,7 +237,9 @@ class _Pair:
             here = actual
         there = [t.detach() for t in expected]
         names = differing(here, there, lambda: _exact(variant), condemned=condemned)
-        return to_mask(names)
+        # A match with a cause is one whose bits differ.
+        fired = any(row[3] == "mismatch" or (row[3] == "match" and row[4]) for row in observed.rows)
+        return to_mask(names | {FIRED} if fired else names)
 
     def _free_run(self, variant: Variant) -> list[torch.Tensor] | None:
         """Results of the target on its own intermediate results, where the program itself runs on the reference."""

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from shadowrun.studies.campaign.oracles import ORACLES, differing, from_mask, to_mask
+from shadowrun.studies.campaign.oracles import FIRED, ORACLES, differing, from_mask, to_mask
 
 X = torch.linspace(1, 2, 100)
 
@@ -55,5 +55,5 @@ def test_every_dtype_is_compared(dtype):
 
 
 def test_masks():
-    for chosen in ((), ("bitwise",), ORACLES):
+    for chosen in ((), ("bitwise",), (*ORACLES, FIRED)):
         assert from_mask(to_mask(frozenset(chosen))) == set(chosen)
