@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from shadowrun.compiled.check import compile_check
 from shadowrun.compiled.outcome import CompileReport, RegionOutcome
 from shadowrun.errors import UsageError
@@ -17,6 +15,8 @@ from shadowrun.studies.zoo.graph import Runner
 from shadowrun.studies.zoo.values import make_all
 
 if TYPE_CHECKING:
+    import torch
+
     from shadowrun.studies.campaign.variant import Variant
 
 __all__ = ["check_compiled"]
@@ -33,12 +33,13 @@ def check_compiled(variant: Variant, backend: str, device: torch.device) -> tupl
 
     Args:
         variant: The variant; its graph is compiled as one function.
-        backend: Of torch.compile.
+        backend: Of torch.compile; ``inductor:dynamic`` with sizes as symbols.
         device: Where both run.
 
     Returns:
         Status (as in `runner.Result`), the reason, and findings as op, dtype, kind, cause, explanation, message.
     """
+    name, _, option = backend.partition(":")
     graph = variant.graph
     runner = Runner(graph, device)
     inputs = [t.to(device) for t in make_all(graph.inputs, variant.recipe.seed)]
@@ -53,7 +54,8 @@ def check_compiled(variant: Variant, backend: str, device: torch.device) -> tupl
         report = compile_check(
             program,
             *inputs,
-            backend=backend,
+            backend=name,
+            dynamic=True if option == "dynamic" else None,
             train=variant.execution.backward,
             ladder=False,
             regions=False,

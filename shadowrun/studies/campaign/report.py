@@ -82,8 +82,10 @@ def issue_page(number: int, cause: RootCause, summary: Summary) -> str:
     lines = [
         f"## {s.op or 'A program'}: {s.kind} on {where}",
         "",
-        f"Root cause {number} of a campaign of {summary.n_variants:,} variants ({summary.title}), seen in "
-        f"{cause.n_variants:,} of them.",
+        (
+            f"Root cause {number} of a campaign of {summary.n_variants:,} variants ({summary.title}), seen in "
+            f"{cause.n_variants:,} of them."
+        ),
         "",
         f"- dtype: {s.dtype or 'several'}",
         f"- cause: {', '.join(filter(None, (s.cause, *cause.explanations[:3]))) or 'not known'}",
@@ -103,7 +105,7 @@ def _headline(summary: Summary) -> Iterator[Fact]:
     for platform in summary.platforms:
         counted = ", ".join(f"{n:,} {status}" for status, n in sorted(platform.statuses.items(), key=lambda i: -i[1]))
         yield Fact(platform.name, counted)
-    wrong = [c for c in summary.findings]
+    wrong = list(summary.findings)
     n_flaws = sum(c.is_framework for c in wrong)
     yield Fact("findings", f"{len(wrong) - n_flaws} platform issues, {n_flaws} framework flaws", "strong")
     n = min((p.n_compared for p in summary.platforms if not p.is_compiled), default=0)

@@ -186,7 +186,7 @@ class _Pair:
         refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
         if refused is not None and observed is None:
             return Result("invalid", f"{refused.explanation}: {refused.message}"[:300])
-        findings = tuple(self._findings(found, observed))
+        findings = (*self._findings(found, observed), *self._compiled_too(variant))
         condemned = any(f.kind in _WRONG for f in findings)
         status, reason = _status(found, findings)
         rows = observed.rows if observed is not None else []
@@ -198,6 +198,12 @@ class _Pair:
             _ops(rows, findings),
             sum(row[3] == "match" or row[3] == "mismatch" for row in rows),
         )
+
+    def _compiled_too(self, variant: Variant) -> tuple[VariantFinding, ...]:
+        """Findings of the compiled variant, where its recipe asks for compilation."""
+        if not variant.execution.compile:
+            return ()
+        return self.compiled(variant, variant.execution.compile, lambda: None).findings
 
     def compiled(self, variant: Variant, backend: str, on_target: Callable[[], None]) -> Result:
         """Its compiled code against itself in eager mode."""

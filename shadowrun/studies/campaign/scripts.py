@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowrun.repro.script import Repro, ReproOptions
+    from shadowrun.studies.campaign.draft import HasGraph
     from shadowrun.studies.campaign.findings import RootCause, Signature
     from shadowrun.studies.campaign.recipe import Mutation, Recipe
     from shadowrun.studies.campaign.runner import RunnerSettings
-    from shadowrun.studies.zoo.program import Program
 
 __all__ = ["CauseScript", "write_script"]
 
@@ -60,7 +60,7 @@ class CauseScript:
 def write_script(
     cause: RootCause,
     recipe: Recipe,
-    programs: Mapping[str, Program],
+    programs: Mapping[str, HasGraph],
     settings: RunnerSettings,
     folder: Path,
     options: ReproOptions,
@@ -89,7 +89,7 @@ def write_script(
 
 
 def _fewest_mutations(
-    wanted: Signature, recipe: Recipe, programs: Mapping[str, Program], runner: VariantRunner
+    wanted: Signature, recipe: Recipe, programs: Mapping[str, HasGraph], runner: VariantRunner
 ) -> Recipe:
     def holds(mutations: tuple[Mutation, ...]) -> bool:
         try:
@@ -105,7 +105,7 @@ def _fewest_mutations(
 def _operator_script(
     cause: RootCause,
     recipe: Recipe,
-    programs: Mapping[str, Program],
+    programs: Mapping[str, HasGraph],
     settings: RunnerSettings,
     folder: Path,
     options: ReproOptions,
