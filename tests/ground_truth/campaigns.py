@@ -1,4 +1,4 @@
-"""Each planted flaw alone: does a campaign from a random seed find it, after how many variants, as how many root causes?
+"""Each planted flaw alone: does a campaign find it, after how many variants, and as how many root causes?
 
 python -m tests.ground_truth.campaigns [--zoo FILE] [--n 20000] [--seed 0] [--flaw NAME] [--each 300] [--output FILE]
 
