@@ -71,7 +71,7 @@ def _read(report: CompileReport, backend: str) -> tuple[str, str, list[tuple[str
         error = report.error or next((r.error for r in report.regions if r.error), "")
         kind, _, message = error.partition(":")
         what = f"{backend}: {kind.strip() or _FAILED[report.outcome]}"
-        return "finding", "", [(_place(report), "", Kind.ERROR, _FAILED[report.outcome], what, message.strip()[:300])]
+        return "finding", "", [(_place(report), "", Kind.ERROR, "", what, message.strip()[:300])]
     if report.outcome is RegionOutcome.MISMATCH:
         verdicts = [r.verdict for r in report.regions if r.outcome is RegionOutcome.MISMATCH] or [report.verdict]
         v = verdicts[0]

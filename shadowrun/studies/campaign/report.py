@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
+from shadowrun.analysis.wording import plural
 from shadowrun.report.document import (
     Block,
     Cell,
@@ -22,7 +23,7 @@ from shadowrun.report.document import (
     Span,
     Table,
 )
-from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES
+from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause
 from shadowrun.studies.campaign.summary import DEFINITIONS, upper_bound
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ def campaign_document(summary: Summary, *, fail_on: frozenset[str] = frozenset()
             "Platforms", (_platforms(summary),), f"Support: {DEFINITIONS['support']}. Fewer: {DEFINITIONS['fewer']}."
         ),
         Section("Discrepancy rate by oracle", tuple(_oracle_blocks(summary)), DEFINITIONS["discrepancy rate"]),
-        Section("Causes", (_published(summary),), "Findings, by the three causes of the published study."),
+        Section(
+            "Causes",
+            (_published(summary),),
+            "Findings by the three causes that the published study names; the folding is ours.",
+        ),
     ]
     if compiled := [p for p in summary.platforms if p.is_compiled]:
         lead = f"Failure: {DEFINITIONS['compile failure']}. Difference: {DEFINITIONS['compile difference']}."
@@ -107,7 +112,8 @@ def _headline(summary: Summary) -> Iterator[Fact]:
         yield Fact(platform.name, counted)
     wrong = list(summary.findings)
     n_flaws = sum(c.is_framework for c in wrong)
-    yield Fact("findings", f"{len(wrong) - n_flaws} platform issues, {n_flaws} framework flaws", "strong")
+    counted = f"{plural(len(wrong) - n_flaws, 'platform issue')}, {plural(n_flaws, 'framework flaw')}"
+    yield Fact("findings", counted, "strong")
     n = min((p.n_compared for p in summary.platforms if not p.is_compiled), default=0)
     if (bound := upper_bound(len(wrong), n)) is not None:
         yield Fact("no finding", f"in {n:,} compared variants: {_BOUND.format(100 * bound)}")
@@ -228,13 +234,15 @@ def _share(n: int, of: int) -> str:
 
 
 def _published(summary: Summary) -> Table:
-    columns = (Column("platform", "name"), *(Column(name, "number") for name in PUBLISHED_CAUSES), Column("ours"))
-    rows = []
-    for p in summary.platforms:
-        folded = p.published_causes()
-        ours = ", ".join(f"{n:,} {cause}" for cause, n in sorted(p.causes.items(), key=lambda i: -i[1]) if cause)
-        rows.append((p.name, *(f"{folded[name]:,}" for name in PUBLISHED_CAUSES), ours or "-"))
-    return Table(columns, tuple(rows), noun="platforms", limits=_LIMITS)
+    columns = (Column("published cause", "name"), Column("ours"), Column("platform"), Column("findings", "number"))
+    rows: list[tuple[Cell, ...]] = [
+        (name, cause or "none named", p.name, f"{n:,}")
+        for name in PUBLISHED_CAUSES
+        for p in summary.platforms
+        for cause, n in sorted(p.causes.items(), key=lambda item: -item[1])
+        if published_cause(cause) == name
+    ]
+    return Table(columns, tuple(rows), noun="causes", limits=_LIMITS)
 
 
 def _compiled(platforms: list[Platform]) -> Table:
@@ -247,13 +255,12 @@ def _compiled(platforms: list[Platform]) -> Table:
     )
     rows = []
     for p in platforms:
-        failed = sum(n for cause, n in p.causes.items() if cause.endswith(" error"))
-        other = p.statuses.get("finding", 0) - failed
+        other = p.statuses.get("finding", 0) - p.n_failed
         rows.append(
             (
                 p.name,
                 f"{p.n_run:,}",
-                _share(failed, p.n_run),
+                _share(p.n_failed, p.n_run),
                 _share(other, p.n_run),
                 f"{p.statuses.get('unverified', 0):,}",
             )

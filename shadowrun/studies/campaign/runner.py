@@ -223,9 +223,10 @@ class _Pair:
         from shadowrun.studies.campaign.compiling import check_compiled  # imports the compiler
 
         on_target()
-        if not self._cases.is_on_device:
+        if self._platform.remote is not None:
             return Result("unverified", "the platform has a process of its own: nothing is compiled there")
-        status, reason, found = check_compiled(variant, backend, self._platform.device)
+        with self._platform.context():
+            status, reason, found = check_compiled(variant, backend, self._platform.device)
         return Result(status, reason, tuple(VariantFinding(*f) for f in found))
 
     def _findings(self, found: list[CaseFinding], observed: Observed | None) -> Iterator[VariantFinding]:

@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
 
 if TYPE_CHECKING:
@@ -73,6 +72,7 @@ class Platform:
         n_compared: Variants whose results were compared.
         n_fired: Of these, those in which an operator returned other bits.
         causes: Findings by cause.
+        n_failed: Variants that raised on it.
         cpu_ms: Processor time.
     """
 
@@ -85,6 +85,7 @@ class Platform:
     n_compared: int = 0
     n_fired: int = 0
     causes: Mapping[str, int] = field(default_factory=dict)
+    n_failed: int = 0
     cpu_ms: float = 0.0
 
     @property
@@ -102,13 +103,6 @@ class Platform:
         """Share of the reference's operators that it lacks."""
         n = self.n_ops_of_reference
         return self.ops.get("unsupported", 0) / n if n else 0.0
-
-    def published_causes(self) -> dict[str, int]:
-        """Findings by the causes of the published study."""
-        folded = dict.fromkeys(PUBLISHED_CAUSES, 0)
-        for cause, n in self.causes.items():
-            folded[published_cause(cause)] += n
-        return folded
 
 
 @dataclass(frozen=True, slots=True)
