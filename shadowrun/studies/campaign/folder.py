@@ -203,6 +203,11 @@ class Folder:
             raise _damaged(file, "it has no targets, or limits that are none")
         return cls(path, settings)
 
+    @staticmethod
+    def programs_in(path: Path) -> Path | None:
+        """File with the programs of the campaign in a folder; None if there is none."""
+        return path / _PROGRAMS if (path / _SETTINGS).is_file() and (path / _PROGRAMS).is_file() else None
+
     def check_programs(self) -> None:
         """Look that the programs are those of the settings.
 

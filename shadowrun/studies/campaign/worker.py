@@ -53,8 +53,8 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
         ShadowrunError: A platform is absent, or the programs are not those of the campaign.
     """
     from shadowrun.studies.campaign.generate import Generator
+    from shadowrun.studies.campaign.programs import lazily
     from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
-    from shadowrun.studies.zoo.program import read_zoo
 
     flaws = settings["flaws"]
     runner = VariantRunner(
@@ -67,8 +67,7 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
             call_limit_s=settings["call_limit_s"],
         )
     )
-    programs = list(read_zoo(Path(settings["programs"])).programs.values())
-    maker = Generator(programs, settings["seed"], settings["mutators"])
+    maker = Generator(lazily(Path(settings["programs"])), settings["seed"], settings["mutators"])
     return VariantWorker(settings, channel, maker, runner).run
 
 
