@@ -1,7 +1,7 @@
 """Recipes by number: any worker makes any of them, and gets the same.
 
 A mutation that the reference cannot run is found out by running the graph, and another is chosen: nearly all recipes
-are valid. `Counts` says how many choices that took.
+are valid. `Generator.tried` and `refused` say how many choices that took.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _EXECUTION: Final = 0.3
 """Share of the variants that are also run in another way."""
 _TRIES: Final = 24
 """Choices for one mutation, until one runs."""
+_MAX_REASONS: Final = 2000
 _SEEDS: Final = 8
 """Sets of values. A worker keeps the values of inputs, which cost more than a small graph to make."""
 
@@ -48,7 +49,7 @@ class Generator:
         library: Programs by id, with what is known of them.
         tried: Number of choices by mutator.
         refused: Number of choices by mutator that the reference could not run, or that left nothing finite.
-        reasons: The same by mutator and reason.
+        reasons: The same by mutator and reason, of the first ones.
 
     Raises:
         UsageError: There is no program, or no such mutator.
@@ -111,7 +112,8 @@ class Generator:
                 self._check(mutator, draft, after)
             except Invalid as reason:
                 self.refused[mutator.name] += 1
-                self.reasons[mutator.name, str(reason)] += 1
+                if len(self.reasons) < _MAX_REASONS:
+                    self.reasons[mutator.name, str(reason)] += 1
                 continue
             return mutation, after
         return None

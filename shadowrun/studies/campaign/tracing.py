@@ -122,12 +122,13 @@ class Trace:
         values: What its calls returned: a tensor, a number, or a list or tuple of these.
     """
 
-    __slots__ = ("graph", "inputs", "values")
+    __slots__ = ("_finite", "graph", "inputs", "values")
 
     def __init__(self, graph: Graph, inputs: list[torch.Tensor], values: list[Any]) -> None:
         self.graph = graph
         self.inputs = inputs
         self.values = values
+        self._finite: bool | None = None
 
     def value(self, ref: Ref) -> Any:
         """The value of a reference."""
@@ -158,8 +159,11 @@ class Trace:
 
     def is_finite_somewhere(self) -> bool:
         """Whether a floating result has a finite element, or there is no floating result."""
-        floats = [t for t in map(self.value, self.graph.outputs) if isinstance(t, torch.Tensor) and _has_floats(t)]
-        return not floats or any(bool(t.isfinite().any()) for t in floats)
+        if self._finite is None:
+            results = map(self.value, self.graph.outputs)
+            floats = [t for t in results if isinstance(t, torch.Tensor) and _has_floats(t)]
+            self._finite = not floats or any(bool(t.isfinite().any()) for t in floats)
+        return self._finite
 
 
 def _has_floats(t: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -63,18 +64,24 @@ class Argument:
 def _places(draft: Draft) -> Iterator[tuple[int, int]]:
     """Call and position of each argument that has a rule."""
     for at, node in enumerate(draft.graph.nodes):
-        about = info(node.op)
-        if about.random or about.layout:
-            continue
-        for i, argument in enumerate(schema_of(node.op).arguments):
-            rule = argument.name in _RULES and not argument.is_out
-            # A tensor in this place, as the `other` of add, is no argument of ours.
-            if rule and "Tensor" not in str(argument.type) and not _holds_ref(_given(node, i)):
-                yield at, i
+        yield from ((at, i) for i in _ruled(node.op) if not _holds_ref(_given(node, i)))
 
 
 def _holds_ref(value: Any) -> bool:
     return any(True for _ in refs_in(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _ruled(op: torch._ops.OpOverload) -> tuple[int, ...]:
+    """Positions of an operator's arguments that have a rule."""
+    if info(op).random or info(op).layout:
+        return ()
+    # A tensor in this place, as the `other` of add, is no argument of ours.
+    return tuple(
+        i
+        for i, a in enumerate(schema_of(op).arguments)
+        if a.name in _RULES and not a.is_out and "Tensor" not in str(a.type)
+    )
 
 
 def _given(node: Node, i: int) -> Any:

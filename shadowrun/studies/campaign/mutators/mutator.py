@@ -197,17 +197,19 @@ def refitted(draft: Draft, edit: Edit, at: int, ref: Ref, value: Any) -> dict[Re
         value: What the new call returns.
 
     Raises:
-        Invalid: It returns fewer results, or no tensor where one is read.
+        Invalid: It returns no result, or no tensor where one is read.
     """
     end, replaced = len(draft.graph.nodes), {}
     several = isinstance(value, (list, tuple))
     for old, uses in draft.uses.items():
         if old.node != at:
             continue
-        if old.output >= (len(value) if several else 1):
-            raise Invalid("fewer results")
-        have, want = value[old.output] if several else value, draft.trace.value(old)
-        new = Ref(ref.node, old.output)
+        if several and not value:
+            raise Invalid("no results")
+        # Of a list that got shorter, the last one.
+        at_most = min(old.output, len(value) - 1) if several else 0
+        have, want = value[at_most] if several else value, draft.trace.value(old)
+        new = Ref(ref.node, at_most)
         if any(use < end for use in uses) and isinstance(want, torch.Tensor):
             if not isinstance(have, torch.Tensor):
                 raise Invalid("no tensor")

@@ -296,11 +296,21 @@ class InPlace:
 
     def propose(self, draft: Draft, draw: Draw) -> Params | None:
         """Call, and ``copy``, ``value`` or ``view``."""
-        found = [at for at, node in enumerate(draft.graph.nodes) if at not in draft.pinned and in_place_form(node.op)]
+        found = [
+            at
+            for at, node in enumerate(draft.graph.nodes)
+            if at not in draft.pinned and in_place_form(node.op) and keeps_form(draft, at)
+        ]
         if not found:
             return None
         at = draw.choice(found)
-        return (at, draw.choice(("copy", "value", "view")))
+        node = draft.graph.nodes[at]
+        kinds = ["copy"]
+        if type(node.args[0]) is Ref and _is_dead_after(draft, node.args[0], at):
+            kinds.append("value")
+        if info(node.op).pointwise and not any(type(a) is Ref for a in node.args[1:]) and draft.trace.values[at].dim():
+            kinds.append("view")
+        return (at, draw.choice(kinds))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Make it."""
@@ -310,8 +320,8 @@ class InPlace:
         if op is None or not node.args or type(node.args[0]) is not Ref:
             raise Invalid("no in-place form")
         ref = node.args[0]
-        have, want = draft.trace.tensor(ref), draft.trace.tensor(Ref(at))
-        if have.shape != want.shape or have.dtype is not want.dtype:
+        have = draft.trace.tensor(ref)
+        if not keeps_form(draft, at):
             raise Invalid("a result of another form than its first argument")
         edit = Edit(draft.graph, at, drop=True)
         if kind == "value":
@@ -328,6 +338,15 @@ class InPlace:
         edit.add(replace(node, op=op, args=(part, *node.args[1:])))
         # Read after the write: the copy's own name would hide from a compiler that it was written to.
         return draft.changed(edit.done({Ref(at): edit.call(aten.alias.default, target)}))
+
+
+def keeps_form(draft: Draft, at: int) -> bool:
+    """Whether a call returns one tensor of the form of its first argument."""
+    args, made = draft.graph.nodes[at].args, draft.trace.values[at]
+    if not args or type(args[0]) is not Ref or not isinstance(made, torch.Tensor):
+        return False
+    have = draft.trace.value(args[0])
+    return isinstance(have, torch.Tensor) and have.shape == made.shape and have.dtype is made.dtype
 
 
 def _is_dead_after(draft: Draft, ref: Ref, at: int) -> bool:
