@@ -1,1 +1,1 @@
-"""Campaigns: variants of programs by the hundred thousand, on every platform, judged and deduplicated."""
+"""Campaigns: many variants of many programs on a pair of platforms, judged, deduplicated, minimised."""

@@ -25,7 +25,9 @@ from shadowrun.store import plain_json
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    Call = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 __all__ = [
     "DEVICE",
@@ -75,7 +77,8 @@ class Fill(NamedTuple):
     Attributes:
         kind: ``normal`` (mean, standard deviation), ``uniform`` (low, high), ``integers`` (low, high; both included),
             ``constant`` (value), ``arange`` (start, step), ``choice`` (a, b), ``bools`` (share of True),
-            ``permutation`` (of 0 to n - 1 along the last dimension), or a kind of exceptional values; see `values`.
+            ``permutation`` (of 0 to n - 1 along the last dimension), ``triangle`` (a up to the diagonal that ends in
+            the last corner, b above it: a causal mask), or a kind of exceptional values; see `values`.
         a: First parameter.
         b: Second parameter.
     """
@@ -227,10 +230,12 @@ class Runner:
     Args:
         graph: The graph.
         device: Device of what it makes without inputs.
+        call: Calls an operator with positional and named arguments; None for the usual way.
     """
 
-    def __init__(self, graph: Graph, device: torch.device | str = "cpu") -> None:
+    def __init__(self, graph: Graph, device: torch.device | str = "cpu", call: Call | None = None) -> None:
         self._graph = graph
+        self._call = call or _called
         self._device = torch.device(device)
         last: dict[int, int] = {}
         for at, node in enumerate(graph.nodes):
@@ -257,10 +262,14 @@ class Runner:
 
         for at, (node, free) in enumerate(zip(self._graph.nodes, self._free, strict=True)):
             args = [value(a) for a in node.args]
-            values[at] = node.op(*args, **{k: value(v) for k, v in node.kwargs})
+            values[at] = self._call(node.op, args, {k: value(v) for k, v in node.kwargs})
             for number in free:
                 values[number] = None
         return [value(r) for r in self._graph.outputs]
+
+
+def _called(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return op(*args, **kwargs)
 
 
 def refs_in(value: Any) -> Iterator[Ref]:
