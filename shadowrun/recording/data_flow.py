@@ -186,7 +186,7 @@ class DataFlow:
         for key in self._touched or ():
             known = self.storages.get(key)
             if known is not None:
-                # Writes of generated code are not counted by torch, so versions cannot tell them.
+                # Writes of generated code are not counted by torch, so versions do not show them.
                 known.renew(known.version)
                 known.rows[_UNSEEN] = NONE
         self._touched = None
