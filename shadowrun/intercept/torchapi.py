@@ -118,7 +118,7 @@ def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]
         return
     try:
         _start_legacy_profiler(_legacy_config())
-    except (RuntimeError, TypeError, AttributeError):  # another profiler has this thread, or it is started in another way
+    except (RuntimeError, TypeError, AttributeError):  # another profiler has this thread, or its API changed
         yield
         return
     try:
