@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
 from shadowrun.recording.recording_file import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.recording_file import Writer
 
-__all__ = ["LOOK_EVERY", "BlockBuffer", "placement"]
+__all__ = ["LOOK_EVERY", "BlockBuffer", "LastRow", "placement"]
 
 _MAX_CALLS: Final = 2048
 _MAX_RESULTS: Final = 20_000  # a fused optimizer writes to thousands of tensors in one call
@@ -46,6 +46,15 @@ _MAX_INPUTS: Final = 0xFFFF
 _MAX_POSITION: Final = 255
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _MAX_TEXT: Final = 20_000
+
+
+class LastRow(NamedTuple):
+    """What step outputs need to know of a row of results; see `RESULT`."""
+
+    number: int
+    kind: int
+    n_samples: int
+    n_rungs: int
 
 
 class BlockBuffer:
@@ -79,6 +88,7 @@ class BlockBuffer:
         self._columns = self.calls, self.inputs, self.results, self.rungs, self.samples, self.row_rungs
         self.native_rows: Any = None
         self._first_row = self._first_call = 0
+        self._written_last = b""
         self.begin_call()
 
     @property
@@ -102,6 +112,23 @@ class BlockBuffer:
         for column, size in zip(self._columns, self._mark, strict=True):
             del column[size:]
 
+    def last_call(self) -> list[LastRow]:
+        """The rows of the last call, whether it waits or is written."""
+        packed = self._rows_of_last_call() if self.calls else self._written_last
+        return list(_unpacked(packed, self.n_results - len(packed) // _ROW_BYTES))
+
+    def waiting_calls(self) -> Iterator[list[LastRow]]:
+        """The rows of each call that is not written yet, the last one first."""
+        rows = list(_unpacked(bytes(self.results), self._first_row))
+        end = len(rows)
+        for call in reversed(list(_CALL.iter_unpack(bytes(self.calls)))):
+            end -= call[4]
+            yield rows[end : end + call[4]]
+
+    def _rows_of_last_call(self) -> bytes:
+        n_results = _CALL.unpack_from(self.calls, len(self.calls) - _CALL.size)[4]
+        return bytes(self.results[len(self.results) - n_results * _ROW_BYTES :])
+
     def context(self, plan: OpPlan, origin: Origin, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Number of what a call has in common with others."""
         key = _key(plan.index, device, origin, args, kwargs)
@@ -122,6 +149,12 @@ class BlockBuffer:
         key = (t.dtype, t.shape, t.stride()) if is_strided else (t.dtype, t.dim(), str(t.layout), t.is_nested)
         known = self._forms.get(key)
         return self._new_form(key, _form(t, is_strided=is_strided)) if known is None else known
+
+    def form_key(self, number: int) -> tuple[torch.dtype, torch.Size, tuple[int, ...]] | None:
+        """dtype, shape and strides of a form; None for other layouts, placements, and what was forgotten."""
+        # The latest first: it is asked for after the call that made it.
+        key = next((key for key in reversed(self._forms) if self._forms[key] == number), ())
+        return (key[0], key[1], key[2]) if len(key) == 3 else None
 
     def _new_form(self, key: tuple[Any, ...], form: Form) -> int:
         number, self._n_forms = self._n_forms, self._n_forms + 1
@@ -204,6 +237,7 @@ class BlockBuffer:
         self._flushed_at = time.monotonic()
         if not self.calls:
             return
+        self._written_last = self._rows_of_last_call()
         self._first_row, self._first_call = self.n_results, self.n_calls
         if self.native_rows is not None:
             self.native_rows.first_row = self._first_row
@@ -218,6 +252,12 @@ class BlockBuffer:
             column.clear()
         self._before_block()
         self.writer.block(block)
+
+
+def _unpacked(rows: bytes, first: int) -> Iterator[LastRow]:
+    for k in range(len(rows) // _ROW_BYTES):
+        _, kind, _, n_samples, n_rungs, _, _ = _RESULT.unpack_from(rows, k * _ROW_BYTES)
+        yield LastRow(first + k, kind, n_samples, n_rungs)
 
 
 def _python_key(

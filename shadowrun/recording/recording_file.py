@@ -19,14 +19,28 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError
-from shadowrun.recording.model import CALL, N_SAMPLES, NONE, RESULT, Context, Form, Kind, Process, Recording, n_rungs
+from shadowrun.recording.model import (
+    CALL,
+    N_SAMPLES,
+    NONE,
+    OUTPUTS_BYTES,
+    RESULT,
+    Context,
+    Form,
+    Kind,
+    Process,
+    Recording,
+    n_rungs,
+    output_name,
+    width_of,
+)
 from shadowrun.store import connect, validation
 from shadowrun.store.codec import MAX_RANKS, decode_facts, jsonable
 from shadowrun.store.validation import COUNT, SHAPE, TEXT, one_of
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -37,7 +51,7 @@ __all__ = ["SUFFIX", "Block", "Writer", "in_memory", "is_recording", "open_check
 
 SUFFIX: Final = ".shadowrec"
 APPLICATION_ID: Final = 0x73687263  # "shrc"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 SCHEMA: Final = """
 create table process (id integer primary key, info text not null);
 create table context (
@@ -56,6 +70,7 @@ create table block (
 );
 create table content (digest text primary key, dtype text not null, shape text not null, bytes blob not null);
 create table captured (call integer primary key, arguments text not null);
+create table output (result integer primary key, digest text not null);
 """
 
 _BLOB = "typeof({0}) = 'blob'"
@@ -78,6 +93,7 @@ _COLUMNS: Columns = {
     },
     "content": {"digest": TEXT, "dtype": TEXT, "shape": SHAPE, "bytes": _BLOB},
     "captured": {"call": COUNT, "arguments": TEXT},
+    "output": {"result": COUNT, "digest": TEXT},
 }
 MAX_CALLS_PER_BLOCK: Final = 1 << 16
 _MAX_RESULTS_PER_BLOCK: Final = 1 << 22  # a fused optimizer writes to thousands of tensors in one call
@@ -163,7 +179,7 @@ class Writer:
 
     def form(self, number: int, form: Form) -> None:
         """Add a form, as a context; forms come in the order of their numbers."""
-        self._widths.append(_width(form.dtype))
+        self._widths.append(width_of(form.dtype))
         row = (number, form.dtype, json.dumps(form.shape), json.dumps(form.stride), form.layout, form.placement)
         self._pending.append(("insert into form values (?, ?, ?, ?, ?, ?)", row))
 
@@ -194,6 +210,10 @@ class Writer:
         A process that is killed may leave it without its call.
         """
         self._pending.append(("insert or replace into captured values (?, ?)", (call, arguments)))
+
+    def output(self, result: int, digest: str) -> None:
+        """Keep all elements of a result, whose content was given; it is written as `captured`."""
+        self._pending.append(("insert or replace into output values (?, ?)", (result, digest)))
 
     def describe(self, process: Process) -> None:
         """Replace the description of the process."""
@@ -309,6 +329,7 @@ def read_all(paths: Sequence[Path], name: str = "") -> Recording:
 def _united(name: str, parts: Sequence[Recording]) -> Recording:
     """Several recordings in one; numbers of rows, contexts, forms and kernels count through."""
     calls, results, inputs, processes = [], [], [], []
+    outputs: dict[int, bytes] = {}
     n_contexts = n_forms = n_kernels = n_calls = n_results = 0
     for part in parts:
         call, result, given = part.calls.copy(), part.results.copy(), part.inputs.copy()
@@ -318,6 +339,7 @@ def _united(name: str, parts: Sequence[Recording]) -> Recording:
         result["base"][result["base"] != NONE] += n_results
         given[given != NONE] += n_results
         processes += [_placed(p, n_calls + p.first_call, p.n_calls) for p in part.processes]
+        outputs |= {n_results + row: data for row, data in part.outputs.items()}
         calls.append(call)
         results.append(result)
         inputs.append(given)
@@ -342,6 +364,7 @@ def _united(name: str, parts: Sequence[Recording]) -> Recording:
         _offsets(result["n_samples"]),
         np.concatenate([part.row_rungs for part in parts]),
         _offsets(result["n_rungs"].astype(np.int64) * result["n_rows"]),
+        outputs,
     )
 
 
@@ -392,14 +415,32 @@ def _read(connection: sqlite3.Connection, name: str) -> Recording:
     (n_packed,) = connection.execute(f"select coalesce(sum({_N_PACKED}), 0) from block").fetchone()  # noqa: S608 - a constant
     unpack = _Unpacking(max(_MIN_UNPACKED_LIMIT, _MAX_UNPACKED_RATIO * n_packed))
     blocks: list[list[Block]] = [[] for _ in processes]
-    widths = [_width(form.dtype) for form in forms]
+    widths = [width_of(form.dtype) for form in forms]
     for number, *columns in connection.execute(
         f"select process, n_calls, n_results, {', '.join(_BLOBS)} from block order by id"  # noqa: S608 - names of ours
     ):
         if number >= len(processes):
             raise ValueError(f"a block of process {number}, which is missing")
         blocks[number].append(unpack.block(*columns, widths=widths))
-    return _joined(name, processes, blocks, contexts, forms, kernels)
+    recording = _joined(name, processes, blocks, contexts, forms, kernels)
+    return dataclasses.replace(recording, outputs=dict(_outputs(connection, recording)))
+
+
+def _outputs(connection: sqlite3.Connection, recording: Recording) -> Iterator[tuple[int, bytes]]:
+    """Results that were kept as they were digested. Of a process that was killed, the last rows may be missing."""
+    joined = "from output o join content c on c.digest = o.digest"
+    (n_bytes,) = connection.execute(f"select coalesce(sum(length(c.bytes)), 0) {joined}").fetchone()
+    if n_bytes > OUTPUTS_BYTES:
+        raise ValueError("more results than a recording keeps")
+    contents: dict[str, bytes] = {}
+    for row, digest, data in connection.execute(f"select o.result, o.digest, c.bytes {joined} order by o.result"):
+        if row >= len(recording.results) or not recording.results["n_rungs"][row]:
+            continue
+        form = recording.form_of(row)
+        expected = width_of(form.dtype) * (2 if form.dtype.startswith("complex") else 1) * form.n_elements
+        # Memory that something wrote to after the call, unseen, has another name.
+        if len(data) == expected and digest == output_name(int(recording.rungs[recording.first_rung[row]]), expected):
+            yield row, contents.setdefault(digest, data)
 
 
 def _process(info: str) -> Process:
@@ -496,13 +537,6 @@ class _Unpacking:
         if len(content) != expected or stream.unconsumed_tail:
             raise ValueError(f"a block whose columns are not {expected} bytes")
         return np.frombuffer(content, dtype)
-
-
-def _width(dtype: str) -> int:
-    """Bytes of a real number of a dtype."""
-    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    bits = int(digits) if 0 < len(digits) < 4 else 8 if dtype == "bool" else 64
-    return min(8, bits // (16 if dtype.startswith("complex") else 8))
 
 
 def _split(samples: npt.NDArray[np.uint64], results: npt.NDArray[Any], widths: Sequence[int]) -> tuple[bytes, bytes]:

@@ -134,6 +134,7 @@ def replay(
         found.n_unselected,
         n_left=len(found.captured) - len(done),
         warnings=tuple(_warnings(recording, found)),
+        not_captured=sum((Counter(p.not_captured) for p in recording.processes), Counter()),
     )
 
 
@@ -196,6 +197,7 @@ class _Runner:
         """Run a call."""
         context = self._recording.context_of(call)
         done = ReplayedCall(call, int(self._recording.calls["step"][call]), context, Outcome.NOT_RUN)
+        done.is_output = any(row in self._recording.outputs for row in self._recording.results_of(call))
         self._n += 1
         plan = self._plan(context.op)
         if isinstance(plan, str):
