@@ -15,6 +15,7 @@ from shadowrun.native import core
 from shadowrun.native import tensors as native
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
 from shadowrun.recording.recording_writer import Block
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -137,7 +138,7 @@ class BlockBuffer:
             return known
         module, phase, site = origin
         number, self._n_contexts = self._n_contexts, self._n_contexts + 1
-        self.writer.context(number, Context(plan.name, module, phase, site, device, _arguments(args, kwargs)))
+        self.writer.context(number, Context(plan.name, module, phase, site, device, _arguments(plan, args, kwargs)))
         if len(self.contexts) >= _MAX_KNOWN:
             self.contexts.clear()
         self.contexts[key] = number
@@ -303,13 +304,24 @@ def _add_to_key(key: list[Any], a: Any) -> None:
         key.append(a)
 
 
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What is no tensor, as JSON: ``[{"tensor": null}, 1, {"alpha": 2}]``."""
-    found: list[Any] = [_plain(a) for a in args]
-    if kwargs:
-        found.append({name: _plain(a) for name, a in kwargs.items()})
+def _arguments(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What is no tensor and no default, by the names of the schema, as JSON: ``{"dim": 1, "alpha": 2}``."""
+    schema = {a.name: a for a in schema_of(plan.func).arguments}
+    given = dict(zip(schema, args, strict=False)) | kwargs
+    found = {
+        name: _plain(value)
+        for name, value in given.items()
+        if not isinstance(value, torch.Tensor) and not _is_default(schema.get(name), value)
+    }
     text = json.dumps(found)
     return text if len(text) <= _MAX_TEXT else json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+def _is_default(argument: Any, value: Any) -> bool:
+    if argument is None or not argument.has_default_value():
+        return False
+    # By text: 0.0 and -0.0 are equal, and True and 1.
+    return json.dumps(_plain(argument.default_value)) == json.dumps(_plain(value))
 
 
 def _plain(a: Any) -> Any:

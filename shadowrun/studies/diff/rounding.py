@@ -26,7 +26,7 @@ from shadowrun.recording.model import NONE
 from shadowrun.studies.diff.compare import ARISING, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
@@ -211,7 +211,7 @@ class _Group:
         self._lost = lost
         # `ulp_bound` asks only whether an input is floating, not of which size.
         dtypes = [_Dtype(dtype), *([_Dtype("float32")] if has_float_inputs else [])]
-        self._scalars = _scalars(self._context.arguments, self._row)
+        self._scalars = _scalars(self._context.arguments)
         self._ulps = ulp_bound(self._context.op, dtypes, self._scalars)
         self.max_ulp = 2.0**lost - 1 if lost > 0 else float("nan")
 
@@ -325,19 +325,13 @@ def _by(n_samples: int, n_elements: int) -> str:
     return f"all {n_elements} elements" if n_samples >= n_elements else f"by {n_samples} samples of {n_elements:,}"
 
 
-def _scalars(arguments: str, row: OpFacts) -> dict[str, object]:
+def _scalars(arguments: str) -> dict[str, object]:
     """Arguments that decide an operator's bound, by name."""
     try:
         given = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    given = given if isinstance(given, list) else []
-    named: Mapping[str, object] = given[-1] if given and isinstance(given[-1], dict) else {}
-    found = {name: value for name, value in named.items() if name != "tensor"}
-    # By position, where names are not recorded: `index_put(self, indices, values, True)`.
-    if row.exact_unless and any(value is True or isinstance(value, str) for value in given):
-        found |= dict.fromkeys(row.exact_unless, True)
-    return found
+    return given if isinstance(given, dict) else {}
 
 
 def _measure(a: Values, b: Values, x: Numbers, y: Numbers) -> _Samples:
