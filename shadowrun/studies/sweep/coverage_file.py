@@ -67,7 +67,7 @@ create table result (           -- one row for each case that was run
     operator_id integer not null references operator (id),
     dtype text not null,
     part text not null,
-    sample integer not null,    -- number of the sample, from 0
+    sample integer not null,    -- number of the sample, from 0; -1: a part that was abandoned
     kind text not null,         -- pass, mismatch, unsupported operator, ...: that of its worst finding
     inputs text not null,       -- f32[2, 3], dim=1; empty for a pass
     unique (operator_id, dtype, part, sample)
@@ -109,7 +109,7 @@ COLUMNS: Columns = {
     "meta": {"key": one_of("info"), "value": TEXT},
     "operator": {"name": TEXT},
     "task": {"dtype": TEXT, "part": one_of(*Part), "samples": SIGNED, "n_duplicates": COUNT},
-    "result": {"dtype": TEXT, "part": one_of(*Part), "sample": COUNT, "kind": one_of(*Kind), "inputs": TEXT},
+    "result": {"dtype": TEXT, "part": one_of(*Part), "sample": SIGNED, "kind": one_of(*Kind), "inputs": TEXT},
     "finding": {
         **dict.fromkeys(("op", "kernel", "explanation", "message"), TEXT),
         "kind": one_of(*Kind),

@@ -150,3 +150,5 @@ def test_the_next_start_tries_it_again(tmp_path, clean_sim):
     assert (Part.FORWARD, 0) in task.done
     assert [(case.part, case.sample) for case, _ in file.results()] == [(Part.BACKWARD, -1), (Part.FORWARD, 0)]
     file.close()
+    # A reader checks the whole file: the note of an abandoned part is no damage.
+    CoverageFile.open(tmp_path / "a.shadowcov").close()
