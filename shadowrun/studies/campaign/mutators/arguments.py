@@ -74,7 +74,9 @@ def _holds_ref(value: Any) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _ruled(op: torch._ops.OpOverload) -> tuple[int, ...]:
     """Positions of an operator's arguments that have a rule."""
-    if info(op).random or info(op).layout:
+    # Torch warns where it resizes a result that it is given.
+    about = info(op)
+    if about.random or about.layout or about.into or (about.fragile and "batch_norm" not in about.base):
         return ()
     # A tensor in this place, as the `other` of add, is no argument of ours.
     return tuple(
