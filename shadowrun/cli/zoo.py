@@ -20,7 +20,6 @@ Exit status:
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ from shadowrun.cli import options
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from shadowrun.cli.progress import ProgressUpdate
@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="*", metavar="WHAT", help="source and patterns, or a program")
     parser.add_argument("--zoo", type=Path, default=Path(_FILE), metavar="FILE", help="the file (default: %(default)s)")
     parser.add_argument("--jobs", type=options.count, default=1, metavar="N", help="add transformers: processes")
-    parser.add_argument("--all-heads", action="store_true", help="add transformers: every head, not the first that works")
+    parser.add_argument(
+        "--all-heads", action="store_true", help="add transformers: every head, not the first that works"
+    )
     parser.add_argument("--left-out", metavar="SOURCE", help="list: what a source left out, with the reason")
     parser.add_argument("--script", action="store_true", help="show: with its calls")
     options.add_output_arguments(parser)
@@ -130,7 +132,9 @@ def _show(args: argparse.Namespace) -> None:
 
     if len(args.what) != 1:
         raise UsageError("Name one program: shadowrun zoo show PROGRAM.", slug="zoo-unknown-program")
-    options.print_report(program_document(_named(read_zoo(args.zoo), args.what[0]), calls=args.script), args, always=True)
+    options.print_report(
+        program_document(_named(read_zoo(args.zoo), args.what[0]), calls=args.script), args, always=True
+    )
 
 
 def _named(zoo: Zoo, text: str) -> Program:

@@ -116,7 +116,8 @@ def named_tensors(function: Any, args: Iterable[Any] = (), kwargs: Mapping[str, 
 def fill_with_generated(tensors: Iterable[Named], seed: int = 0) -> list[Named]:
     """Replace values, in place, by generated ones of the same kind: the function then runs as its graph will.
 
-    A tensor with a fill gets values of that. Tensors that no memory of their own holds (expanded ones, views of another one in the list) stay as they are.
+    A tensor with a fill gets values of that. Tensors that no memory of their own holds (expanded ones, views of another
+    one in the list) stay as they are.
 
     Returns:
         The same, with the fills that were used.
@@ -417,7 +418,13 @@ class _Call(NamedTuple):
 
 
 _SAME_MEMORY: Final = ("aten::detach", "aten::alias")
-_ASSERTS: Final = ("profiler::", "aten::_assert", "aten::_functional_assert", "aten::sym_constrain", "aten::_fused_sdp_choice")
+_ASSERTS: Final = (
+    "profiler::",
+    "aten::_assert",
+    "aten::_functional_assert",
+    "aten::sym_constrain",
+    "aten::_fused_sdp_choice",
+)
 """They only raise, name a stretch of a profile, or return a choice of the device's."""
 
 

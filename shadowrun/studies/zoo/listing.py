@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.report.document import Column, Document, Fact, Facts, Limits, Section, Table
+from shadowrun.report.document import Column, Document, Fact, Facts, Limits, Records, Section, Table
 from shadowrun.studies.zoo.graph import Device, Ref, to_json
 
 if TYPE_CHECKING:
@@ -29,20 +29,32 @@ def zoo_document(zoo: Zoo, path: str, source: str = "") -> Document:
         "format": 1,
         "digest": zoo.digest,
         "stages": [
-            {"source": s.source, "step": s.name, "in": s.n_in, "out": s.n_out, "left_out": [list(p) for p in s.left_out]}
+            {
+                "source": s.source,
+                "step": s.name,
+                "in": s.n_in,
+                "out": s.n_out,
+                "left_out": [list(p) for p in s.left_out],
+            }
             for s in stages
         ],
     }
     if not source:
         programs = [(p.id, p.name, p.source, len(p.graph.nodes), p.count) for p in zoo.programs.values()]
         listed = tuple((key, name, of, f"{n:,}", f"{count:,}") for key, name, of, n, count in programs)
-        heads = (Column("id"), Column("program"), Column("source"), Column("calls", "number"), Column("count", "number"))
-        blocks.append(
-            Section("Programs", (Table(heads, listed, noun="programs", limits=_SHORT),), "", len(listed))
+        heads = (
+            Column("id"),
+            Column("program"),
+            Column("source"),
+            Column("calls", "number"),
+            Column("count", "number"),
         )
+        blocks.append(Section("Programs", (Table(heads, listed, noun="programs", limits=_SHORT),), "", len(listed)))
         names = ("id", "name", "source", "n_calls", "count")
         data["programs"] = [dict(zip(names, row, strict=True)) for row in programs]
-    return Document(f"zoo: {path}", tuple(blocks), data)
+    counts = tuple((s.source, s.name, s.n_in, s.n_out, len(s.left_out)) for s in stages)
+    records = Records(("source", "step", "in", "out", "left_out"), counts)
+    return Document(f"zoo: {path}", tuple(blocks), data, records)
 
 
 def left_out_document(zoo: Zoo, source: str) -> Document:
@@ -50,9 +62,9 @@ def left_out_document(zoo: Zoo, source: str) -> Document:
     rows = tuple((s.name, what, why) for s in zoo.stages if s.source == source for what, why in s.left_out)
     table = Table((Column("step"), Column("candidate"), Column("reason")), rows, noun="candidates", limits=_ALL)
     data = [{"step": step, "candidate": what, "reason": why} for step, what, why in rows]
-    return Document(
-        f"zoo: left out of {source}", (Section("Left out", (table,), "", len(rows)),), {"format": 1, "left_out": data}
-    )
+    section = Section("Left out", (table,), "", len(rows))
+    records = Records(("step", "candidate", "reason"), rows)
+    return Document(f"zoo: left out of {source}", (section,), {"format": 1, "left_out": data}, records)
 
 
 def program_document(program: Program, *, calls: bool) -> Document:
@@ -78,7 +90,8 @@ def program_document(program: Program, *, calls: bool) -> Document:
         heads = (Column("result"), Column("operator", "name"), Column("arguments"))
         blocks.append(Section("Calls", (Table(heads, rows, noun="calls", limits=_ALL),), "", len(rows)))
     data = {"format": 1, "id": program.id, "name": program.name, "source": program.source, "graph": to_json(graph)}
-    return Document(f"zoo: {program.name}", tuple(blocks), data)
+    records = Records(("input", "dtype", "shape", "role", "values"), inputs)
+    return Document(f"zoo: {program.name}", tuple(blocks), data, records)
 
 
 def _plain(value: Any) -> str:

@@ -251,7 +251,7 @@ def _working_inputs(model: Any) -> dict[str, Any]:
         if number == _MAX_TRIES:
             break
         try:
-            _loss(model(**given)).backward()
+            _loss(model(**given)).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             why = why or error
         else:

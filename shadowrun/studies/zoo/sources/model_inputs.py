@@ -41,7 +41,9 @@ def candidates(model: Any) -> Iterator[dict[str, Any]]:
     if not first and "input_ids" in parameters:
         first = ["input_ids"]
     pairs = [n for n in ("input_ids", "pixel_values") if n in parameters and main in ("input_ids", "pixel_values")]
-    for names in dict.fromkeys((tuple(dict.fromkeys([*first, *needed])), tuple(dict.fromkeys([*first, *needed, *pairs])))):
+    for names in dict.fromkeys(
+        (tuple(dict.fromkeys([*first, *needed])), tuple(dict.fromkeys([*first, *needed, *pairs])))
+    ):
         for shape in range(_n_shapes(names)):
             given = {name: _made(model, name, shape) for name in names}
             given |= _extras(model, parameters, given)
@@ -60,7 +62,11 @@ _AUDIO: Final = ("input_features", "input_values")
 def _extras(model: Any, parameters: Any, given: dict[str, Any]) -> dict[str, Any]:
     extras: dict[str, Any] = {}
     config = model.config
-    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters and "labels" not in parameters:
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and "decoder_input_ids" in parameters
+        and "labels" not in parameters
+    ):
         extras["decoder_input_ids"] = _tokens("decoder_input_ids")
     if "use_cache" in parameters:
         extras["use_cache"] = False
@@ -107,7 +113,9 @@ def _made(model: Any, name: str, shape: int) -> Any:
         n_bins, n_frames = _of(config, "num_mel_bins"), _of(config, "max_length")
         return _floats(name, _BATCH, n_frames, n_bins) if n_bins and n_frames else _sound(name, shape)
     if name == "input_features":
-        n_bins = _of(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim", default=80)
+        n_bins = _of(
+            config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim", default=80
+        )
         n_frames = 2 * _of(config, "max_source_positions", default=32)
         return _floats(name, _BATCH, n_bins, n_frames) if shape == 0 else _floats(name, _BATCH, n_frames, n_bins)
     if name in ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features"):

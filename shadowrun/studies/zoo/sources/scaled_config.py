@@ -20,16 +20,22 @@ _WIDTHS: Final = (32, 64, 512, 0)
 """Of each level. 512 has heads of 128, as rotary embeddings with sections of their own want."""
 _N_HEADS: Final = 4
 _DROPOUT: Final = re.compile(r"drop|(?:^|_)mask_(?:time|feature)_prob|jitter")
-_LAYERS: Final = re.compile(r"(?:^|_)(?<!extract_)(?:n_?)?(?:layers?|blocks|depth|layer_num)$|^num_(?!feat_extract)\w*layers\w*$")
+_LAYERS: Final = re.compile(
+    r"(?:^|_)(?<!extract_)(?:n_?)?(?:layers?|blocks|depth|layer_num)$|^num_(?!feat_extract)\w*layers\w*$"
+)
 _HEADS: Final = re.compile(r"(?:^|_)(?:n_?)?heads?$|^num_\w*heads$")
 _KV_HEADS: Final = re.compile(r"(?:key_value|kv)_heads$|n_head_kv$|multi_query_group_num")
-_HEAD_WIDTH: Final = re.compile(r"head_dim$|head_size$|^d_kv$|^d_head$|attention_head_size$|^qk_(?:nope|rope)_head_dim$|key_query_proj_dim")
+_HEAD_WIDTH: Final = re.compile(
+    r"head_dim$|head_size$|^d_kv$|^d_head$|attention_head_size$|^qk_(?:nope|rope)_head_dim$|key_query_proj_dim"
+)
 _WIDTH: Final = re.compile(
     r"hidden_size$|^d_model$|^n_embd$|embed_dim$|^dim$|hidden_dim$|embedding_size$|(?:^|_)projection_dim$|^d_embed$|"
     r"^emb_dim$|word_embed_proj_dim|output_hidden_size|^lru_width$|_hidden_channels$|^width$|^latent_dim$"
 )
 _INNER: Final = re.compile(r"intermediate|ffn|^d_ff$|^d_inner$|^n_inner$|mlp_dim|feed_forward|feedforward|ffw|^dim_ff$")
-_POSITIONS: Final = re.compile(r"position_embeddings$|^n_positions$|max_\w*positions$|^max_seq|seq_length$|sliding_window$")
+_POSITIONS: Final = re.compile(
+    r"position_embeddings$|^n_positions$|max_\w*positions$|^max_seq|seq_length$|sliding_window$"
+)
 _EXPERTS: Final = re.compile(r"experts$|^num_local_experts$|moe_num_experts")
 _FEW: Final = re.compile(r"experts_per_tok|top_?k|moe_k$|_experts_per")
 _ONE: Final = re.compile(r"^n_group$|^topk_group$|^moe_layer_freq$|_sparse_step$|first_k_dense_replace")
