@@ -138,19 +138,26 @@ class VariantRunner:
         self._pairs = [_Pair(target, settings) for target in settings.targets]
         self._compiled = [(pair, backend) for backend in settings.backends for pair in self._pairs]
 
-    def run(self, variant: Variant, target: int = 0, on_target: Callable[[], None] = lambda: None) -> Result:
+    def run(
+        self,
+        variant: Variant,
+        target: int = 0,
+        on_target: Callable[[], None] = lambda: None,
+        on_op: Callable[[str], None] | None = None,
+    ) -> Result:
         """Run a variant on one target.
 
         Args:
             variant: The variant.
             target: Number of the target, in `RunnerSettings.names`.
             on_target: Called when the reference has run it and before the target does.
+            on_op: Called with the name of each operator of its graph, before the operator is.
         """
         began = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if target < len(self._pairs):
-                result = self._pairs[target].run(variant, on_target)
+                result = self._pairs[target].run(variant, on_target, on_op)
             else:
                 pair, backend = self._compiled[target - len(self._pairs)]
                 result = pair.compiled(variant, backend, on_target)
@@ -175,12 +182,14 @@ class _Pair:
     def _target_begins(self) -> None:
         self._on_target()
 
-    def run(self, variant: Variant, on_target: Callable[[], None]) -> Result:
+    def run(
+        self, variant: Variant, on_target: Callable[[], None], on_op: Callable[[str], None] | None = None
+    ) -> Result:
         if self._n_left <= 0:
             self._renew()
         self._n_left -= 1
         self._on_target = on_target
-        program = program_of(variant)
+        program = program_of(variant, None if on_op is None else _announcing(on_op))
         found = self._cases.run(Part.FORWARD, program) or []
         observed = self._cases.observed
         refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
@@ -315,6 +324,14 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
         return t.clone()
     whole = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).clone()
     return whole.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+def _announcing(on_op: Callable[[str], None]) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]:
+    def call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        on_op(op.name())
+        return op(*args, **kwargs)
+
+    return call
 
 
 def _remote_caller(executor: Executor) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]:
