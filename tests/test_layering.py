@@ -47,6 +47,7 @@ HOT = ("facts", "intercept", "operators", "judge", "schedule", "replay", "record
 PRIVATE_TORCH = (
     "torch_private.py",
     "intercept/torchapi.py",
+    "intercept/torch_operators.py",
     "intercept/torch_compiler.py",
     "platforms/torchplatform.py",
     "sim/",

@@ -77,7 +77,8 @@ class Fill(NamedTuple):
     Attributes:
         kind: ``normal`` (mean, standard deviation), ``uniform`` (low, high), ``integers`` (low, high; both included),
             ``constant`` (value), ``arange`` (start, step), ``choice`` (a, b), ``bools`` (share of True),
-            ``permutation`` (of 0 to n - 1 along the last dimension), or a kind of exceptional values; see `values`.
+            ``permutation`` (of 0 to n - 1 along the last dimension), ``triangle`` (a up to the diagonal that ends in
+            the last corner, b above it: a causal mask), or a kind of exceptional values; see `values`.
         a: First parameter.
         b: Second parameter.
     """

@@ -127,6 +127,12 @@ def _arange(words: Words, fill: Fill, described: Input) -> Floats:
     return fill.a + fill.b * (np.arange(len(words), dtype=np.float64) % max(last, 1))
 
 
+def _triangle(words: Words, fill: Fill, described: Input) -> Floats:
+    rows, columns = (1, 1, *described.shape)[-2:]
+    below = np.tri(max(rows, 1), max(columns, 1), columns - rows, dtype=np.bool_).reshape(-1)
+    return np.where(np.resize(below, len(words)), fill.a, fill.b)
+
+
 def _permutation(words: Words, _: Fill, described: Input) -> npt.NDArray[np.int64]:
     last = described.shape[-1] if described.shape else 1
     return np.argsort(words.reshape(-1, max(last, 1)), axis=-1, kind="stable").astype(np.int64).reshape(-1)
@@ -164,6 +170,7 @@ _MAKERS: dict[str, Callable[[Words, Fill, Input], npt.NDArray[np.float64] | npt.
     "choice": lambda w, f, _: np.where(w >> np.uint64(63) == 0, f.a, f.b),
     "bools": lambda w, f, _: (_uniform(w) < f.a).astype(np.float64),
     "permutation": _permutation,
+    "triangle": _triangle,
     "nan": _exceptional(np.nan),
     "infinities": _exceptional(np.inf, -np.inf),
     "zeros": _exceptional(0.0, -0.0),
