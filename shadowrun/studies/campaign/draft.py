@@ -126,6 +126,12 @@ class Draft:
             out.__dict__["trace"] = self.trace
         return out
 
+    def traced(self, known: Trace, execution: Execution | None = None) -> Draft:
+        """The draft after a mutation that has run the new graph already."""
+        out = Draft(known.graph, execution or self.execution, self.library)
+        out.__dict__["trace"] = known
+        return out
+
     def tensors(self) -> Iterator[tuple[Ref, torch.Tensor]]:
         """Inputs and results that are tensors, in order."""
         known = self.trace

@@ -1,7 +1,7 @@
 """Recipes by number: any worker makes any of them, and gets the same.
 
 A mutation that the reference cannot run is found out by running the graph, and another is chosen: nearly all recipes
-are valid. `Counts` says how many choices that took.
+are valid. `Generator.tried` and `refused` say how many choices that took.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shadowrun.studies.campaign.draws import Draw
 from shadowrun.studies.campaign.mutators import ALL, FAMILIES, MUTATORS
 from shadowrun.studies.campaign.recipe import Mutation, Recipe
 from shadowrun.studies.campaign.tracing import Invalid
-from shadowrun.studies.campaign.variant import Variant, mutated
+from shadowrun.studies.campaign.variant import Variant, mutated, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ _EXECUTION: Final = 0.3
 """Share of the variants that are also run in another way."""
 _TRIES: Final = 24
 """Choices for one mutation, until one runs."""
+_MAX_REASONS: Final = 2000
 _SEEDS: Final = 8
 """Sets of values. A worker keeps the values of inputs, which cost more than a small graph to make."""
 
@@ -48,6 +49,7 @@ class Generator:
         library: Programs by id, with what is known of them.
         tried: Number of choices by mutator.
         refused: Number of choices by mutator that the reference could not run, or that left nothing finite.
+        reasons: The same by mutator and reason, of the first ones.
 
     Raises:
         UsageError: There is no program, or no such mutator.
@@ -67,6 +69,7 @@ class Generator:
         self._families = [f for f, weight in _WEIGHTS.items() if self._by_family[f] for _ in range(weight)]
         self.tried: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.reasons: Counter[tuple[str, str]] = Counter()
 
     def recipe(self, i: int) -> Recipe:
         """Recipe number `i`: it depends on nothing but programs, seed, mutators and `i`."""
@@ -106,18 +109,23 @@ class Generator:
             self.tried[mutator.name] += 1
             try:
                 after = mutated(draft, mutation)
-                if _runs(mutator, after):
-                    return mutation, after
-            except Invalid:
-                pass
-            self.refused[mutator.name] += 1
+                self._check(mutator, draft, after)
+            except Invalid as reason:
+                self.refused[mutator.name] += 1
+                if len(self.reasons) < _MAX_REASONS:
+                    self.reasons[mutator.name, str(reason)] += 1
+                continue
+            return mutation, after
         return None
 
+    def _check(self, mutator: Mutator, before: Draft, after: Draft) -> None:
+        """Look whether a draft is worth running.
 
-def _runs(mutator: Mutator, draft: Draft) -> bool:
-    """Whether a draft is worth running.
-
-    Raises:
-        Invalid: It does not run.
-    """
-    return mutator.exceptional or draft.trace.is_finite_somewhere()
+        Raises:
+            Invalid: It does not run, or leaves nothing finite.
+        """
+        # Where nothing finite was left on purpose, the next mutation is not to blame.
+        if not (mutator.exceptional or after.trace.is_finite_somewhere() or not before.trace.is_finite_somewhere()):
+            raise Invalid("nothing finite is left")
+        if after.execution.backward or after.execution.autocast:
+            run(after.graph, after.execution, self.library.values)

@@ -19,11 +19,11 @@ from shadowrun.studies.zoo.values import make
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shadowrun.studies.zoo.graph import Graph, Input, Node
 
-__all__ = ["Invalid", "OpInfo", "Trace", "Values", "info", "trace"]
+__all__ = ["Invalid", "OpInfo", "Trace", "Values", "copied", "first_line", "info", "run_node", "trace"]
 
 MAX_ELEMENTS: Final = 1 << 20
 """Of one result: variants are small."""
@@ -122,12 +122,13 @@ class Trace:
         values: What its calls returned: a tensor, a number, or a list or tuple of these.
     """
 
-    __slots__ = ("graph", "inputs", "values")
+    __slots__ = ("_finite", "graph", "inputs", "values")
 
     def __init__(self, graph: Graph, inputs: list[torch.Tensor], values: list[Any]) -> None:
         self.graph = graph
         self.inputs = inputs
         self.values = values
+        self._finite: bool | None = None
 
     def value(self, ref: Ref) -> Any:
         """The value of a reference."""
@@ -158,21 +159,27 @@ class Trace:
 
     def is_finite_somewhere(self) -> bool:
         """Whether a floating result has a finite element, or there is no floating result."""
-        floats = [t for t in map(self.value, self.graph.outputs) if isinstance(t, torch.Tensor) and _has_floats(t)]
-        return not floats or any(bool(t.isfinite().any()) for t in floats)
+        if self._finite is None:
+            results = map(self.value, self.graph.outputs)
+            floats = [t for t in results if isinstance(t, torch.Tensor) and _has_floats(t)]
+            self._finite = not floats or any(bool(t.isfinite().any()) for t in floats)
+        return self._finite
 
 
 def _has_floats(t: torch.Tensor) -> bool:
     return (t.is_floating_point() or t.is_complex()) and t.numel() > 0
 
 
-def trace(graph: Graph, values: Values, base: Trace | None = None) -> Trace:
+def trace(
+    graph: Graph, values: Values, base: Trace | None = None, change: Callable[[Node, Trace], Node] | None = None
+) -> Trace:
     """Run a graph on the CPU and keep all of its values.
 
     Args:
         graph: The graph.
         values: Makes those of its inputs.
         base: A trace of the graph that this one was made from: calls in front of the first change are not run again.
+        change: Makes another call of each, given the values before it; the trace has the graph of these.
 
     Raises:
         Invalid: A call raises, makes too much, or does what torch does not define; the text says which and why.
@@ -184,14 +191,20 @@ def trace(graph: Graph, values: Values, base: Trace | None = None) -> Trace:
     writes = any(info(node.op).writes for node in graph.nodes)
     done = 0 if writes or base is None else _n_common(graph, inputs, base)
     if writes:
-        inputs = [_copied(t) for t in inputs]
+        inputs = [copied(t) for t in inputs]
     result = Trace(graph, inputs, base.values[:done] if base is not None else [])
     # Torch warns of deprecated forms of a call; a variant may use them.
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for node in graph.nodes[done:]:
-            result.values.append(run_node(node, result))
-    return result
+        if change is None:
+            for node in graph.nodes[done:]:
+                result.values.append(run_node(node, result))
+            return result
+        nodes = []
+        for node in graph.nodes:
+            nodes.append(change(node, result))
+            result.values.append(run_node(nodes[-1], result))
+    return Trace(type(graph)(graph.inputs, tuple(nodes), graph.outputs), inputs, result.values)
 
 
 def _n_common(graph: Graph, inputs: Sequence[torch.Tensor], base: Trace) -> int:
@@ -208,7 +221,7 @@ def _n_common(graph: Graph, inputs: Sequence[torch.Tensor], base: Trace) -> int:
     return n
 
 
-def _copied(t: torch.Tensor) -> torch.Tensor:
+def copied(t: torch.Tensor) -> torch.Tensor:
     """A copy with its layout."""
     n = t.untyped_storage().nbytes() // t.element_size()
     flat = t.as_strided((n,), (1,), 0).clone()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.draws import Draw
     from shadowrun.studies.campaign.recipe import Params
 
-__all__ = ["Edit", "Mutator", "fitted", "node_at", "op_named", "ref_of", "with_node"]
+__all__ = ["Edit", "Mutator", "fitted", "node_at", "op_named", "ref_of", "refitted", "with_node"]
 
 aten = torch.ops.aten
 MAX_ADDED: Final = 400
@@ -184,3 +184,35 @@ def fitted(edit: Edit, ref: Ref, have: torch.Tensor, want: torch.Tensor) -> Ref:
     if n != m:
         flat = edit.call(aten.slice.Tensor, flat, 0, 0, m)
     return edit.call(aten.view.default, flat, list(want.shape))
+
+
+def refitted(draft: Draft, edit: Edit, at: int, ref: Ref, value: Any) -> dict[Ref, Ref]:
+    """What takes the place of the results of a call: the new results, cut or repeated where a later call reads them.
+
+    Args:
+        draft: The draft before the change.
+        edit: Drops the old call; has the new one.
+        at: Number of the old call.
+        ref: The new call.
+        value: What the new call returns.
+
+    Raises:
+        Invalid: It returns no result, or no tensor where one is read.
+    """
+    end, replaced = len(draft.graph.nodes), {}
+    several = isinstance(value, (list, tuple))
+    for old, uses in draft.uses.items():
+        if old.node != at:
+            continue
+        if several and not value:
+            raise Invalid("no results")
+        # Of a list that got shorter, the last one.
+        at_most = min(old.output, len(value) - 1) if several else 0
+        have, want = value[at_most] if several else value, draft.trace.value(old)
+        new = Ref(ref.node, at_most)
+        if any(use < end for use in uses) and isinstance(want, torch.Tensor):
+            if not isinstance(have, torch.Tensor):
+                raise Invalid("no tensor")
+            new = fitted(edit, new, have, want)
+        replaced[old] = new
+    return replaced
