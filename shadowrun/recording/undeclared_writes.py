@@ -131,7 +131,7 @@ class UndeclaredWrites:
             What `found` wants.
         """
         watched: list[Watched] = []
-        # Not beside a call of another thread, which may write to the same memory with every right.
+        # Not while another thread makes a call, which may write to the same memory with every right.
         if self._is_due(plan, args, kwargs) and alone and not self._n_running:
             # No memory for copies, say: what is not watched counts as unchanged.
             with suppress(RuntimeError, NotImplementedError, TypeError):
