@@ -143,7 +143,7 @@ class VariantRunner:
         variant: Variant,
         target: int = 0,
         on_target: Callable[[], None] = lambda: None,
-        on_op: Callable[[str], None] | None = None,
+        on_op: Callable[[str], None] = lambda _: None,
     ) -> Result:
         """Run a variant on one target.
 
@@ -151,7 +151,8 @@ class VariantRunner:
             variant: The variant.
             target: Number of the target, in `RunnerSettings.names`.
             on_target: Called when the reference has run it and before the target does.
-            on_op: Called with the name of each operator of its graph, before the operator is.
+            on_op: Called with the name of each operator before it is called, on both; with nothing before a backward
+                pass.
         """
         began = time.process_time()
         with warnings.catch_warnings():
@@ -182,14 +183,17 @@ class _Pair:
     def _target_begins(self) -> None:
         self._on_target()
 
-    def run(
-        self, variant: Variant, on_target: Callable[[], None], on_op: Callable[[str], None] | None = None
-    ) -> Result:
+    def run(self, variant: Variant, on_target: Callable[[], None], on_op: Callable[[str], None]) -> Result:
         if self._n_left <= 0:
             self._renew()
         self._n_left -= 1
         self._on_target = on_target
-        program = program_of(variant, None if on_op is None else _announcing(on_op))
+
+        def call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            on_op(op.name())
+            return op(*args, **kwargs)
+
+        program = program_of(variant, call, lambda: on_op(""))
         found = self._cases.run(Part.FORWARD, program) or []
         observed = self._cases.observed
         refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
@@ -273,13 +277,16 @@ class _Pair:
 
 
 def program_of(
-    variant: Variant, call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any] | None = None
+    variant: Variant,
+    call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any] | None = None,
+    on_backward: Callable[[], None] = lambda: None,
 ) -> Callable[[torch.device], Callable[[], list[Any]]]:
     """A variant as a program: inputs on a device, and a function that runs there and returns all results.
 
     Args:
         variant: The variant.
         call: Calls an operator; None for the usual way.
+        on_backward: Called before a backward pass.
     """
     graph, seed = variant.graph, variant.recipe.seed
     values = make_all(graph.inputs, seed)
@@ -291,12 +298,18 @@ def program_of(
             for described, value in zip(graph.inputs, inputs, strict=True):
                 value.requires_grad_(described.requires_grad)
         runner = Runner(graph, device, call)
-        return lambda: _results(variant, runner, inputs, device)
+        return lambda: _results(variant, runner, inputs, device, on_backward)
 
     return prepare
 
 
-def _results(variant: Variant, runner: Runner, inputs: list[torch.Tensor], device: torch.device) -> list[Any]:
+def _results(
+    variant: Variant,
+    runner: Runner,
+    inputs: list[torch.Tensor],
+    device: torch.device,
+    on_backward: Callable[[], None],
+) -> list[Any]:
     """Outputs, gradients, and the inputs that were written to."""
     how = variant.execution
     autocast = torch.autocast(device.type, getattr(torch, how.autocast)) if how.autocast else contextlib.nullcontext()
@@ -315,6 +328,7 @@ def _results(variant: Variant, runner: Runner, inputs: list[torch.Tensor], devic
         make(Input(f"direction {k}", tuple(t.shape), t.dtype), variant.recipe.seed).to(device)
         for k, t in enumerate(loss)
     ]
+    on_backward()
     return [*results, *torch.autograd.grad(loss, wanted, directions, allow_unused=True)]
 
 
@@ -324,14 +338,6 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
         return t.clone()
     whole = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).clone()
     return whole.as_strided(t.shape, t.stride(), t.storage_offset())
-
-
-def _announcing(on_op: Callable[[str], None]) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]:
-    def call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        on_op(op.name())
-        return op(*args, **kwargs)
-
-    return call
 
 
 def _remote_caller(executor: Executor) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]:
