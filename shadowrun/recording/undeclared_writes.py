@@ -194,7 +194,10 @@ class UndeclaredWrites:
         n = counts.n_calls = counts.n_calls + 1
         if self.samples and n > ALL and not _is_sampled(n) and not counts.always:
             return False
-        key = context_key(plan.index, _CPU, _ANYWHERE, args, kwargs)
+        try:
+            key = context_key(plan.index, _CPU, _ANYWHERE, args, kwargs)
+        except RuntimeError:  # a nested tensor has no sizes
+            return False
         n = counts.signatures[key] = counts.signatures.get(key, 0) + 1
         if counts.always:
             return True
