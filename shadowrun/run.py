@@ -243,7 +243,7 @@ class Run:
         if finding.captured < 0:
             raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
         from shadowrun.repro import ReproOptions
-        from shadowrun.repro.memory import bounded_memory
+        from shadowrun.limits import bounded_memory
 
         write_script = self._script_writer(finding)
         self._sync()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError, brief
+from shadowrun.limits import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -238,7 +239,7 @@ def _existing(folders: Iterable[Path], name: str) -> Iterator[Path]:
 def _table(path: Path) -> tuple[str, Mapping[str, Any]]:
     """Text of a file, and its table of shadowrun."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         table = tomllib.loads(text)
     except OSError as error:
         raise UsageError(

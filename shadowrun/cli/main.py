@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, NoReturn
 from shadowrun.cli import supervised
 from shadowrun.errors import ShadowrunError
 from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
+from shadowrun.limits import Allowance
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["COMMANDS", "build_parser", "main"]
 
@@ -37,6 +38,9 @@ COMMANDS = (
     *("coverage", "static", "sweep", "support", "slowdown", "determinism", "mitigate", "study", "platforms", "demo"),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
+
+READ = ("report", "export", "combine", "diff", "classes", "coverage", "static", "support")
+"""Commands that only read files, in a process of their own with bounds on memory and time."""
 
 RUN_CALLS = ("explain", "repro", "slowdown", "replay")
 """Commands that run calls of a file, in a process of their own."""
@@ -81,7 +85,13 @@ def build_parser() -> argparse.ArgumentParser:
         text = module.__doc__ or ""
         command = _parser(commands.add_parser, name, text, help=text.partition("\n")[0].rstrip("."))
         module.add_arguments(command)
-        command.set_defaults(run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS)
+        command.set_defaults(
+            run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS, reads=name in READ
+        )
+        if name in READ:
+            command.add_argument(
+                "--no-limits", action="store_true", help="read without bounds on memory and time: only files you trust"
+            )
     return parser
 
 
@@ -100,8 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with forgiving():
             args = build_parser().parse_args(argv)
+        allowance = Allowance.of(_words(args)) if args.reads and not args.no_limits else None
         # Called by a test or a program, a command stays in its process.
-        if argv is None and args.runs_calls and (ended := supervised.in_child()) is not None:
+        is_child = argv is None and (args.runs_calls or allowance is not None)
+        if is_child and (ended := supervised.in_child(allowance)) is not None:
             return ended
         with contextlib.nullcontext() if args.runs_program else forgiving():
             # Before the command resolves a platform: the plug-in may register it.
@@ -109,7 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from shadowrun.platforms.plugins import import_plugins
 
                 import_plugins(args.imports, inherit=not args.runs_program)
-            status: int = args.run(args)
+            # What the user names, a package or a program, takes what it needs.
+            is_bounded = is_child and not getattr(args, "imports", None) and not getattr(args, "free", None)
+            with supervised.within(allowance) if is_bounded else contextlib.nullcontext():
+                status: int = args.run(args)
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
     except ShadowrunError as error:
         with forgiving():
@@ -130,6 +145,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("shadowrun: internal error: please report the lines above.", file=sys.stderr)
         return 2
     return status
+
+
+def _words(args: argparse.Namespace) -> Iterator[str]:
+    """All words of the command line, files among them."""
+    for value in vars(args).values():
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, str):
+                yield word
 
 
 def _parser(make: object, name: str, docstring: str, **options: str) -> argparse.ArgumentParser:

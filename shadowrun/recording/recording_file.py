@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError
+from shadowrun.limits import head
 from shadowrun.recording.model import CALL, N_SAMPLES, NONE, RESULT, Context, Form, Kind, Process, Recording, n_rungs
 from shadowrun.store import connect, validation
 from shadowrun.store.codec import MAX_RANKS, decode_facts, jsonable
@@ -244,11 +245,7 @@ def in_memory(
 
 def is_recording(path: Path) -> bool:
     """Whether a file has the header of a recording."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(72)
-    except OSError:
-        return False
+    start = head(path, 72)
     return start.startswith(b"SQLite format 3\0") and start[68:] == APPLICATION_ID.to_bytes(4, "big")
 
 

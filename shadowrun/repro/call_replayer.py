@@ -30,7 +30,7 @@ from shadowrun.replay.comparator import Comparator, bytes_for_oracle
 from shadowrun.replay.copies import copy_mutated
 from shadowrun.replay.executor import Executor
 from shadowrun.replay.platform_runs import PlatformRuns
-from shadowrun.repro.memory import bounded_memory
+from shadowrun.limits import bounded_memory
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless
 from shadowrun.store import captured_inputs
 from shadowrun.types import Cause, Status, TensorDiff, Verdict

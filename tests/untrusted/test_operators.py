@@ -12,7 +12,7 @@ from shadowrun.errors import DataFileError, PlatformError, UsageError
 from shadowrun.intercept import op_allowlist
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.platforms.untrusted_specs import simulated_flaws, trusted_spec
-from shadowrun.repro import memory
+from shadowrun import limits as memory
 from shadowrun.repro.quoting import in_docstring, literal
 from shadowrun.types import Allowed
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError, brief
+from shadowrun.limits import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,7 @@ def read_names(path: Path) -> NameMap:
         UsageError: It cannot be read, or has an entry that it cannot have.
     """
     try:
-        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+        whole = tomllib.loads(read_text(path))
     # ValueError: also a number of thousands of digits. RecursionError: a list of lists without end.
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"The map {str(path)!r} cannot be read: {error}.", slug="bad-map") from error

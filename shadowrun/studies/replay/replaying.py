@@ -24,7 +24,7 @@ from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
 from shadowrun.recording.captured_reader import TooLarge
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.repro.call_replayer import CallReplayer, operator
-from shadowrun.repro.memory import bounded_memory
+from shadowrun.limits import bounded_memory
 from shadowrun.settings import fits_operator
 from shadowrun.studies.diff.align import Alignment
 from shadowrun.studies.diff.compare import Outcome as DiffOutcome
