@@ -12,16 +12,17 @@ import glob
 import os
 import stat
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Allowance", "bounded_memory", "head", "read_text"]
+__all__ = ["Allowance", "bounded_memory", "head", "read_text", "read_toml"]
 
 _OF_TORCH = "DefaultCPUAllocator"
 """In what torch says of memory that it did not get."""
@@ -38,7 +39,9 @@ _SECONDS_PER_MB: Final = 5
 _MAX_ENTRIES: Final = 100_000
 """Files of a folder that are looked at: the current folder may be a home directory."""
 _MAX_TEXT: Final = 1 << 24
-"""Bytes of a text file: a ledger of ten thousand lines has one."""
+"""Bytes of a text file: a ledger of ten thousand lines has one million."""
+_MAX_DOTS: Final = 200
+"""In a line of TOML: for a key of n parts, `tomllib` takes time and memory in proportion to the square of n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,14 @@ class Allowance:
 
     def bound_time(self) -> None:
         """From now on, the operating system ends this process by SIGXCPU where it takes longer (not on Windows)."""
-        with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits, or the user's own are lower
+        with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits
             import resource
 
-            _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+            soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
             used = resource.getrusage(resource.RUSAGE_SELF)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + self.seconds, hard))
+            bounds = [int(used.ru_utime + used.ru_stime) + self.seconds, soft, hard]
+            bounds = [seconds for seconds in bounds if seconds != resource.RLIM_INFINITY]
+            resource.setrlimit(resource.RLIMIT_CPU, (min(bounds), hard))
             # A signal of this kind would leave an image of the whole memory.
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
@@ -95,6 +100,19 @@ def read_text(path: Path) -> str:
     if len(content) > _MAX_TEXT:
         raise ValueError(f"it has more than {_MAX_TEXT >> 20} MiB")
     return content.decode("utf-8").replace("\r\n", "\n")
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file, and its content.
+
+    Raises:
+        OSError, ValueError: As `read_text`, or it is no TOML.
+        RecursionError: It has lists of lists without end.
+    """
+    text = read_text(path)
+    if any(line.count(".") > _MAX_DOTS for line in text.split("\n")):
+        raise ValueError(f"a line has more than {_MAX_DOTS} dots")
+    return text, tomllib.loads(text)
 
 
 def head(path: Path, n: int) -> bytes:
