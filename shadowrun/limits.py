@@ -1,4 +1,4 @@
-"""Bounds on what a file from elsewhere may cost: memory while its calls run, memory and time of commands that only read.
+"""Bounds on what a file from elsewhere may cost: memory while its calls run, memory and time of commands that read.
 
 Readers check sizes before they take memory, each for what it knows of. What no reader thought of ends here: a process
 that reads gets memory and time in proportion to the bytes of its files.
@@ -195,7 +195,8 @@ def _lines(path: str) -> list[str]:
 def _named(name: str) -> Iterator[str]:
     """Paths that a word of the command line stands for."""
     with contextlib.suppress(OSError, ValueError):  # too long for a name, or with NUL
-        found = [name] if Path(name).exists() or not glob.has_magic(name) else glob.glob(name)  # noqa: PTH207 - may be absolute
+        # Not `Path.glob`, which takes no absolute pattern.
+        found = [name] if Path(name).exists() or not glob.has_magic(name) else glob.glob(name)  # noqa: PTH207
         yield from (os.path.realpath(path) for path in found)
 
 

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "shadowrun"
-BASE = {"types", "errors", "settings", "config"}
+BASE = {"types", "errors", "limits", "settings", "config"}
 CALL = BASE | {"native", "torch_versions", "torch_private", "platforms", "facts", "intercept", "numerics", "operators"}
 CALL |= {"store"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
+    "limits": {"errors"},
     "native": set(),
     "torch_versions": {"errors", "native"},
     "torch_private": {"torch_versions"},
-    "settings": {"errors"},
+    "settings": {"errors", "limits"},
     "config": {"errors", "settings"},
     "numerics": {"types", "native", "torch_private"},
     "sim": BASE | {"torch_versions"},
@@ -32,9 +33,10 @@ MAY_IMPORT = {
     "report": {"types", "errors", "store", "analysis", "run"},
     "repro": CALL | {"sim", "judge", "replay", "recording", "analysis"},
     "compiled": CALL | {"judge", "schedule", "replay", "recording", "analysis", "repro"},
-    "run": {"types", "errors", "settings", "store", "analysis", "report", "repro", "compiled"},
+    "run": {"types", "errors", "limits", "settings", "store", "analysis", "report", "repro", "compiled"},
     "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
-    "studies": CALL | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "run", "comparison"},
+    "studies": CALL
+    | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "compiled", "run", "comparison"},
 }
 """Part of the package to the parts that it may import. Those `ON_TOP` may import all."""
 
@@ -46,6 +48,7 @@ HOT = ("facts", "intercept", "operators", "judge", "schedule", "replay", "record
 PRIVATE_TORCH = (
     "torch_private.py",
     "intercept/torchapi.py",
+    "intercept/torch_operators.py",
     "intercept/torch_compiler.py",
     "platforms/torchplatform.py",
     "sim/",

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shadowrun.cli import supervised
 from shadowrun.errors import ShadowrunError
-from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 from shadowrun.limits import Allowance
+from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ class _Version(argparse.Action):
 def _what_torch_lacks() -> str:
     """Look up all torch APIs that a comparison uses; the note on this version of torch, or empty."""
     from shadowrun import torch_versions
-    from shadowrun.intercept import torchapi  # noqa: F401 - the import looks them up
+    from shadowrun.intercept import torch_operators, torchapi  # noqa: F401 - the import looks them up
 
     return torch_versions.untested()
 

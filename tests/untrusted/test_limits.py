@@ -23,7 +23,7 @@ from shadowrun.cli import main as cli
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.limits import Allowance
-from shadowrun.recording.recording_file import is_recording
+from shadowrun.recording.recording_writer import is_recording
 from shadowrun.settings import read_settings
 from shadowrun.store import DataFile
 from shadowrun.store.salvage import OnDisk, Pages
@@ -63,7 +63,7 @@ def run_file(path="x.shadowrun", info=None):
 def many(n, columns, table):
     """Insert `n` rows into a table; `i` counts them."""
     return (
-        f"with recursive n(i) as (select 1 union all select i + 1 from n where i < {n}) "  # noqa: S608 - of this file
+        f"with recursive n(i) as (select 1 union all select i + 1 from n where i < {n}) "
         f"insert into {table} select {columns} from n, {table} where {table}.rowid = (select min(rowid) from {table})"
     )
 
@@ -204,10 +204,11 @@ def test_captured_calls_of_many_findings(monkeypatch):
     from shadowrun.analysis import findings
 
     path = run_file()
+    numbers = "with recursive n(i) as (select 10 union all select i + 1 from n where i < 300)"
+    ops = f"{numbers} insert into op select i, 'o' || i from n"
     edit(
         path,
-        ("with recursive n(i) as (select 10 union all select i + 1 from n where i < 300) "
-         "insert into op select i, 'aten::o' || i from n",),
+        (ops,),
         (many(200, "i + 10, i + 10, inputs, dtypes, shapes, module, phase, site_id, device", "context"),),
         (many(200, "i, 0, i + 10, verdict_id, 1, 1, null, null", "call"),),
         ("insert into capture select seq, seq || '.pt', 1 from call",),
@@ -231,7 +232,7 @@ def test_what_torch_names_is_short(table, column):
         path,
         ("insert into form values (0, 'f32', '[2]', '[1]', 'cpu', 'strided')",),
         ("insert into tensor values (0, 'output 0', 0, 0, 2)",),
-        (f"update {table} set {column} = ?", "a" * LONG),  # noqa: S608 - names of this file
+        (f"update {table} set {column} = ?", "a" * LONG),
     )
     with pytest.raises(DataFileError, match=f"{table}.{column}"):
         DataFile.open(path)
@@ -345,7 +346,7 @@ def endless(request):
 
 
 def test_settings_without_end(endless):
-    with pytest.raises(UsageError, match="regular file|more than"):
+    with pytest.raises(UsageError, match=r"regular file|more than"):
         read_settings(endless)
 
 
@@ -354,7 +355,7 @@ def test_settings_without_end(endless):
 )
 def test_maps_and_known_classes_without_end(endless, words, capsys):
     from shadowrun.recording.model import Process
-    from shadowrun.recording.recording_file import Writer
+    from shadowrun.recording.recording_writer import Writer
 
     Writer(Path("a.shadowrec"), Process("a")).finish(Process("a", complete=True))
     assert main([*words, str(endless)]) == 2
