@@ -177,7 +177,6 @@ class CallRecorder:
         if self._kernels is not None:
             self._kernels.start()
         self.native_handler = self._make_native_handler(buffer)
-        self._undeclared.samples = self.native_handler is None
         self._state.running = True
 
     def _make_native_handler(self, buffer: BlockBuffer) -> Any:
@@ -218,7 +217,7 @@ class CallRecorder:
             raised=self._raised,
             failed=self._dropped,
             look=self._look,
-            n_sampled=undeclared_writes.ALL,
+            schedule=self._undeclared.schedule,
             **columns_of_results,
         )
         for plan in self.plans.values():
@@ -236,7 +235,7 @@ class CallRecorder:
             return
         if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
             return
-        if self._undeclared.wants_all(plan):
+        if self._undeclared.schedule.is_always(plan.index):
             return
         rows.learn(
             plan.index,
@@ -248,8 +247,7 @@ class CallRecorder:
             bool(plan.mutated),
             tuple(a.position for a in plan.mutated),
         )
-        # A recording that is started again does not watch the first calls again.
-        handler.learn(plan.func, plan, plan.run, plan.index, self._undeclared.calls_before(plan))
+        handler.learn(plan.func, plan, plan.run, plan.index, undeclared_writes.may_watch(plan))
 
     def _forget_native(self, plan: OpPlan) -> None:
         """Have all calls of an operator come to Python, which watches each."""
