@@ -192,6 +192,7 @@ class CallRecorder:
             storages=self._flow.storages,
             form=buffer.form,
             digest=self._digest,
+            number_form=self._number_form,
             leaf=Leaf,
             plain_digests=not self._n_rows,
             **columns_of_results,
@@ -246,6 +247,7 @@ class CallRecorder:
             returns.is_view,
             bool(plan.mutated),
             tuple(a.position for a in plan.mutated),
+            plan.name == _ITEM,
         )
         handler.learn(plan.func, plan, plan.run, plan.index, undeclared_writes.may_watch(plan))
 
@@ -609,8 +611,7 @@ class CallRecorder:
     ) -> None:
         returns = self._returns[plan.index]
         if plan.name == _ITEM and base != NONE:  # the value is that of its tensor
-            t = torch.empty((), dtype=_WIDE.get(type(value), torch.int64), device="cpu")
-            buffer.add_result(Kind.VIEW, position, buffer.form(t), None, base)
+            buffer.add_result(Kind.VIEW, position, self._number_form(value), None, base)
         elif type(value) in _NUMBERS:
             # On the CPU: the program may have set another default device.
             t = torch.tensor(value, dtype=_WIDE.get(type(value)), device="cpu")
@@ -630,6 +631,11 @@ class CallRecorder:
                 else:
                     self._flow.written(value, form, buffer.n_results)
                     buffer.add_result(Kind.RESULT, position, form, found, row)
+
+    def _number_form(self, value: Any) -> int:
+        """Number of the form of a tensor that has a number for its only element."""
+        assert self._buffer is not None
+        return self._buffer.form(torch.empty((), dtype=_WIDE.get(type(value), torch.int64), device="cpu"))
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
         if not isinstance(value, torch.Tensor):
