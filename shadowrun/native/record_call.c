@@ -24,7 +24,7 @@ struct SrCallRows {
     PyObject_HEAD
     PyObject *rows;        /* TensorRows */
     PyObject *operators;   /* dict: address of an operator to its place in `learnt` */
-    PyObject *state;       /* `_State` of recording/call_recorder.py */
+    PyObject *state;       /* `State` of recording/native_calls.py */
     PyObject *selection, *origins, *n_modes_below, *function_mode_on, *profiler_on;
     PyObject *acquire, *release; /* bound methods of a lock */
     PyObject *device;      /* "cpu" */

@@ -1,4 +1,4 @@
-/* Rows of the tensors of a call, in and out: the fast half of recording/call_recorder.py and recording/data_flow.py.
+/* Rows of the tensors of a call, in and out: the fast half of recording/call_results.py and recording/data_flow.py.
  *
  * It answers for plain tensors on the CPU, which nearly all are, and leaves every other call to Python before anything is
  * done. Both work on the same objects: rows by storage, forms, and the columns of the block that is being filled.
@@ -17,7 +17,7 @@ enum { KIND_RESULT = 0, KIND_WRITTEN = 1, KIND_VIEW = 3 }; /* `Kind` of recordin
 /* A row of `RESULT` of recording/model.py. */
 enum { BASE_AT = 12, STATISTICS_AT = 20 };
 
-/* What is known of an operator: `_Returns` of recording/call_recorder.py. */
+/* What is known of an operator: `Returns` of recording/call_results.py. */
 typedef struct {
     char is_known, has_values, is_view, counts, is_item;
     int n_returns, n_written;

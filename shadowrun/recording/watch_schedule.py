@@ -1,8 +1,8 @@
 """Which calls have the memory of their arguments watched: `undeclared_writes` digests it before and after them.
 
-The first calls of each signature (operator, shapes, dtypes, small numbers) are watched, and later ones ever more seldom;
-an operator that made an undeclared write is watched in each call. Only counts decide, so that two recordings of one
-program watch the same calls.
+The first calls of each signature (operator, shapes, dtypes, small numbers) are watched, and later ones ever more
+seldom; an operator that made an undeclared write is watched in each call. Only counts decide, so that two recordings
+of one program watch the same calls.
 
 `native/watch_schedule.c` is the same in C. The fast path of a recording asks it for each of its calls, and leaves those
 that are due to Python.
@@ -69,6 +69,7 @@ class WatchSchedule:
         self._signatures: dict[Any, int] = {}
 
     def is_due(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> bool:
+        """See `Schedule`."""
         counts = self._of(index)
         counts.n_calls += 1
         key = context_key(index, _CPU, _ANYWHERE, args, kwargs)
@@ -83,9 +84,11 @@ class WatchSchedule:
         return True
 
     def watch_always(self, index: int, /) -> None:
+        """See `Schedule`."""
         self._of(index).always = True
 
     def is_always(self, index: int, /) -> bool:
+        """See `Schedule`."""
         return self._of(index).always
 
     def _of(self, index: int) -> _Counts:

@@ -14,7 +14,7 @@ import torch
 import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.native import core, tensors
-from shadowrun.recording import block_buffer, call_recorder, data_flow, undeclared_writes
+from shadowrun.recording import block_buffer, call_recorder, data_flow, native_calls, undeclared_writes
 from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
@@ -31,7 +31,7 @@ def all_in_c(monkeypatch):
 def in_python():
     """Recordings that begin inside use C for digests only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(call_recorder, "core", None)
+        patch.setattr(native_calls, "core", None)
         patch.setattr(attribution, "core", None)
         patch.setattr(data_flow, "_new_storage_rows", data_flow._StorageRows)
         patch.setattr(block_buffer, "_key", block_buffer._python_key)
