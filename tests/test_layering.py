@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "compiled": CALL | {"judge", "schedule", "replay", "recording", "analysis", "repro"},
     "run": {"types", "errors", "settings", "store", "analysis", "report", "repro", "compiled"},
     "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
-    "studies": CALL | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "run", "comparison"},
+    "studies": CALL
+    | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "compiled", "run", "comparison"},
 }
 """Part of the package to the parts that it may import. Those `ON_TOP` may import all."""
 
@@ -46,6 +47,7 @@ HOT = ("facts", "intercept", "operators", "judge", "schedule", "replay", "record
 PRIVATE_TORCH = (
     "torch_private.py",
     "intercept/torchapi.py",
+    "intercept/torch_operators.py",
     "intercept/torch_compiler.py",
     "platforms/torchplatform.py",
     "sim/",

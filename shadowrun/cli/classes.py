@@ -35,14 +35,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Recordings, what to compare, known classes, and the output."""
     parser.add_argument("recordings", nargs="*", metavar="RECORDING", help="recordings, or folders of them")
-    parser.add_argument(
-        "--output-of",
-        dest="outputs",
-        action="append",
-        default=[],
-        metavar="MODULE/OP",
-        help="calls whose results to compare, as a pattern (default: the last call of each step; may be repeated)",
-    )
+    options.add_outputs_argument(parser)
     parser.add_argument("--values", action="store_true", help="compare by value: all NaNs are equal, and both zeros")
     parser.add_argument(
         "--repeats", action="store_true", help="recordings with equal fingerprints are repeats on one machine"

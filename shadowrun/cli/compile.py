@@ -17,7 +17,6 @@ Exit status:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,8 @@ from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import forgiving
 
 if TYPE_CHECKING:
+    import argparse
+
     from shadowrun.compiled.outcome import CompileReport
     from shadowrun.report.document import Document
 
@@ -64,15 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-unverified", action="store_true", help="exit with 0 even if a graph could not be verified"
     )
     options.add_output_arguments(parser)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
+    options.add_program_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the program; returns the exit status."""
     options.check_outputs(args.output)
-    if not args.module and not args.script:
-        raise UsageError("Give the program to run: shadowrun compile train.py", slug="missing-script")
+    options.require_program(args, "shadowrun compile train.py")
 
     from shadowrun.cli.program import Program
 

@@ -21,17 +21,14 @@ Exit status:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.cli import options
-from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from shadowrun.recording.model import Key, Recording
     from shadowrun.studies.determinism.processes import ProcessRun
@@ -77,8 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"exit with 1 if an operator breaks so: {', '.join(_KINDS)}",
     )
     options.add_output_arguments(parser)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
+    options.add_program_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C ended the program; nothing is reported.
     """
-    if not args.module and not args.script:
-        raise UsageError("Give the program to run: shadowrun determinism train.py", slug="missing-script")
+    options.require_program(args, "shadowrun determinism train.py")
     options.check_outputs(args.output)
 
     from shadowrun.cli.program import Program
@@ -99,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     program = Program(args.module or args.script, is_module=bool(args.module))
     words = ["-m", *args.module] if args.module else args.script
     counts = args.threads or [DEFAULT_THREADS]
-    with _folder(args.keep) as folder:
+    with options.kept_folder(args.keep) as folder:
         # Before the program runs in this process, which it may end.
         seen = _Seen(_recorded(words, folder, counts, args.runs, args.load))
     variants = Variants(args.runs, args.batch_slices, args.layouts)
@@ -123,20 +118,6 @@ def _counts(text: str) -> list[int]:
     if not found or len(set(found)) < len(found):
         raise argparse.ArgumentTypeError(f"{text!r}: use different whole numbers >= 1, such as 1,2,4")
     return found
-
-
-@contextlib.contextmanager
-def _folder(kept: str | None) -> Iterator[Path]:
-    if kept is None:
-        with tempfile.TemporaryDirectory(prefix="shadowrun-determinism-") as name:
-            yield Path(name)
-        return
-    path = Path(kept)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--keep {kept!r}: {error.strerror}. Name a folder.", slug="bad-option") from error
-    yield path
 
 
 def _recorded(

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
-    from shadowrun.recording.recording_file import SUFFIX, is_recording
+    from shadowrun.recording.recording_writer import SUFFIX, is_recording
 
     kinds = [is_recording(path) for path in paths]
     if all(kinds) or not any(kinds):

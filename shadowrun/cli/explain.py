@@ -118,7 +118,7 @@ def _of_operator(given: str) -> Document:
 
 def _treatments(op: str) -> dict[str, list[str]]:
     """How the calls of an operator's overloads are treated."""
-    from shadowrun.intercept import torchapi
+    from shadowrun.intercept import torch_operators
     from shadowrun.intercept.op_allowlist import operator_named
     from shadowrun.intercept.plan import Action, make_plan
 
@@ -130,7 +130,7 @@ def _treatments(op: str) -> dict[str, list[str]]:
         Action.PASS: "not replayed",
     }
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted(torchapi.operator_names()):
+    for name in sorted(torch_operators.operator_names()):
         if name == op or name.startswith(f"{op}."):
             try:
                 plan = make_plan(operator_named(name, checked=False), 0)

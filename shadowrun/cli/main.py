@@ -18,19 +18,20 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import traceback
 from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
-from shadowrun.cli import supervised
 from shadowrun.errors import ShadowrunError
 from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
 
-__all__ = ["COMMANDS", "build_parser", "main"]
+__all__ = ["COMMANDS", "build_parser", "in_child", "main"]
 
 COMMANDS = (
     *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "replay", "classes"),
@@ -65,7 +66,7 @@ class _Version(argparse.Action):
 def _what_torch_lacks() -> str:
     """Look up all torch APIs that a comparison uses; the note on this version of torch, or empty."""
     from shadowrun import torch_versions
-    from shadowrun.intercept import torchapi  # noqa: F401 - the import looks them up
+    from shadowrun.intercept import torch_operators, torchapi  # noqa: F401 - the import looks them up
 
     return torch_versions.untested()
 
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with forgiving():
             args = build_parser().parse_args(argv)
         # Called by a test or a program, a command stays in its process.
-        if argv is None and args.runs_calls and (ended := supervised.in_child()) is not None:
+        if argv is None and args.runs_calls and (ended := in_child()) is not None:
             return ended
         with contextlib.nullcontext() if args.runs_program else forgiving():
             # Before the command resolves a platform: the plug-in may register it.
@@ -144,3 +145,53 @@ def _parser(make: object, name: str, docstring: str, **options: str) -> argparse
         **options,
     )
     return parser
+
+
+_FORWARDED = ("SIGTERM", "SIGHUP")
+_ENDED_BY_CALLS = ("SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL")
+
+
+def in_child() -> int | None:
+    """Run the command in a child process, so that a kernel that ends its process ends it with a message.
+
+    Inputs of a call of a file can make a kernel divide by zero or read where there is no memory, and then no exception
+    is raised. The child is forked before torch is imported: a later fork would inherit locks of threads, and an
+    accelerator that it cannot use.
+
+    Returns:
+        None in the child, and where processes cannot be forked; its exit status in the parent.
+
+    Raises:
+        ShadowrunError: A signal of a kernel ended the child.
+        KeyboardInterrupt: Ctrl-C ended it.
+    """
+    if not hasattr(os, "fork"):
+        return None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        return None
+    # Ctrl-C goes to both; the child decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def forward(number: int, _: FrameType | None) -> None:
+        os.kill(pid, number)
+
+    for name in _FORWARDED:
+        signal.signal(getattr(signal, name), forward)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status >= 0:
+        return status
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if -status == signal.SIGINT:
+        raise KeyboardInterrupt
+    names = {int(getattr(signal, name)): name for name in _ENDED_BY_CALLS if hasattr(signal, name)}
+    if -status not in names:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    raise ShadowrunError(
+        f"{names.get(-status, f'Signal {-status}')} ended the process while it worked on the file: a call of it has "
+        "inputs that a kernel does not check, or took all memory. `shadowrun report` runs no call.",
+        slug="calls-ended-process",
+    )

@@ -26,17 +26,12 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["add_arguments", "run"]
 
@@ -72,14 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--combinations", type=_number, default=12, metavar="N", help="combinations to try (default: %(default)s)"
     )
-    parser.add_argument(
-        "--output-of",
-        dest="outputs",
-        action="append",
-        default=[],
-        metavar="MODULE/OP",
-        help="calls whose results to compare, as a pattern (default: the last call of each step; may be repeated)",
-    )
+    options.add_outputs_argument(parser)
     parser.add_argument("--steps", type=options.step_numbers, metavar="0,2,5-7", help="training steps to record")
     parser.add_argument(
         "--runs",
@@ -95,14 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # A process that is timed: the program alone, on one platform, with mitigations applied.
     parser.add_argument("--seconds", metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument("--apply", type=options.words, default=[], help=argparse.SUPPRESS)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
+    options.add_program_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the program on all platforms, print; returns the exit status."""
-    if not args.module and not args.script:
-        raise UsageError("Give the program to run: shadowrun mitigate --platforms ... train.py", slug="missing-script")
+    options.require_program(args, "shadowrun mitigate --platforms ... train.py")
     if args.seconds:
         return _time(args)
     options.check_outputs(args.output)
@@ -124,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         )
     mitigations = chosen(args.only, args.truncate or DEFAULT_BITS, args.further)
     Program(args.module or args.script, is_module=bool(args.module))  # raises where there is no such program
-    with _folder(args.keep) as folder, progress_bar("mitigate") as bar:
+    with options.kept_folder(args.keep) as folder, progress_bar("mitigate") as bar:
         sweep = run_sweep(
             platforms,
             mitigations,
@@ -180,17 +166,3 @@ def _numbers(text: str) -> list[int]:
 
 def _number(text: str) -> int:
     return 0 if text == "0" else options.count(text)
-
-
-@contextlib.contextmanager
-def _folder(kept: str | None) -> Iterator[Path]:
-    if kept is None:
-        with tempfile.TemporaryDirectory(prefix="shadowrun-mitigate-") as name:
-            yield Path(name)
-        return
-    path = Path(kept)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--keep {kept!r}: {error.strerror}. Name a folder.", slug="bad-option") from error
-    yield path

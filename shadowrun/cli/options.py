@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from shadowrun.report import FORMATS, format_of
 from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from shadowrun.report.document import Document
 
@@ -26,6 +28,8 @@ __all__ = [
     "add_import_argument",
     "add_known_arguments",
     "add_output_arguments",
+    "add_outputs_argument",
+    "add_program_arguments",
     "add_selection_arguments",
     "add_simulation_arguments",
     "byte_count",
@@ -34,11 +38,13 @@ __all__ = [
     "count",
     "enable_simulation",
     "is_simulated",
+    "kept_folder",
     "kinds_among",
     "known_ledger",
     "operators",
     "positive",
     "print_report",
+    "require_program",
     "step_numbers",
     "words",
 ]
@@ -47,6 +53,53 @@ __all__ = [
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
     """The data file to read."""
     parser.add_argument("data", nargs="?", default=DATA_FILE, metavar="DATA", help="data file (default: %(default)s)")
+
+
+def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+    """The program to run and its arguments: last, since they take all words that are left."""
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
+
+
+def require_program(args: argparse.Namespace, example: str) -> None:
+    """Refuse a command without a program.
+
+    Raises:
+        UsageError: Neither a script nor a module is given.
+    """
+    if not args.module and not args.script:
+        raise UsageError(f"Give the program to run: {example}", slug="missing-script")
+
+
+def add_outputs_argument(parser: argparse.ArgumentParser) -> None:
+    """Which results of a recording are compared."""
+    parser.add_argument(
+        "--output-of",
+        dest="outputs",
+        action="append",
+        default=[],
+        metavar="MODULE/OP",
+        help="calls whose results to compare, as a pattern (default: the last call of each step; may be repeated)",
+    )
+
+
+@contextlib.contextmanager
+def kept_folder(kept: str | None) -> Iterator[Path]:
+    """The folder of ``--keep``, or a temporary one.
+
+    Raises:
+        UsageError: The folder cannot be made.
+    """
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="shadowrun-") as name:
+            yield Path(name)
+        return
+    path = Path(kept)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--keep {kept!r}: {error.strerror}. Name a folder.", slug="bad-option") from error
+    yield path
 
 
 def add_import_argument(parser: argparse._ActionsContainer) -> None:

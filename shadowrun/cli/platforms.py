@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _platforms() -> Document:
-    from shadowrun.intercept import torchapi  # noqa: F401 - looks up the torch APIs that `versions` reports on
+    from shadowrun.intercept import torch_operators, torchapi  # noqa: F401 - look up the torch APIs that `versions` has
     from shadowrun.platforms import devices, resolve
     from shadowrun.platforms.fingerprint import fingerprint, versions
     from shadowrun.report.document import (

@@ -76,8 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
     parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid is told which one it is
     parser.add_argument("--apply", type=options.words, default=[], help=argparse.SUPPRESS)  # by `shadowrun mitigate`
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
+    options.add_program_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,8 +85,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C ended the program; the recording has been written.
     """
-    if not args.module and not args.script:
-        raise UsageError("Give the program to run: shadowrun record -o a.shadowrec train.py", slug="missing-script")
+    options.require_program(args, "shadowrun record -o a.shadowrec train.py")
 
     if args.grid or args.each:
         return _run_grid(args)

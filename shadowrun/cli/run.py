@@ -18,18 +18,19 @@ Exit status:
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
-from shadowrun.errors import PlatformError, UsageError
+from shadowrun.errors import PlatformError
 from shadowrun.platforms.spec import parse
 from shadowrun.report.sanitize import forgiving, sanitize
 from shadowrun.settings import FAIL_ON, KINDS
 
 if TYPE_CHECKING:
+    import argparse
+
     from shadowrun.comparison import Comparison
     from shadowrun.run import Run
 
@@ -80,8 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_compare_arguments(parser)
     options.add_output_arguments(parser)
     add_gate_argument(parser)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
+    options.add_program_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,8 +90,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C ended the program; the report has been written.
     """
-    if not args.module and not args.script:
-        raise UsageError("Give the program to run: shadowrun run --target npu train.py", slug="missing-script")
+    options.require_program(args, "shadowrun run --target npu train.py")
     simulated = options.is_simulated(args)
     target = args.target or "sim"
     options.check_outputs(args.output)  # before the program runs, which may take hours

@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     simulated = options.is_simulated(args, needs_target=not args.list)
     _check(args)
 
-    from shadowrun.studies.sweep.pool import Limits
+    from shadowrun.studies.isolation.pool import Limits
     from shadowrun.studies.sweep.sweeping import plan, sweep
 
     request = _request_of(args, simulated=simulated)

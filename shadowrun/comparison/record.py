@@ -32,7 +32,7 @@ from shadowrun.recording.captured_inputs import CapturedInputs
 from shadowrun.recording.kernels import KernelTracer
 from shadowrun.recording.model import Process
 from shadowrun.recording.provenance import Provenance, at_start
-from shadowrun.recording.recording_file import SUFFIX, Writer
+from shadowrun.recording.recording_writer import SUFFIX, Writer
 from shadowrun.schedule.selection import Selection, check_operators
 from shadowrun.store.lock import FileLock
 from shadowrun.torch_versions import warn_of_untested

@@ -1,12 +1,21 @@
 """The one comparison or recording that runs in this process, and the hooks of the process that it needs.
 
 Neither can be nested in another, and a forked child abandons that of its parent.
+
+With GNU OpenMP, a child that uses a thread pool from before the fork hangs: it has the thread that owned the pool, but
+not the pool's threads. A replay with another number of threads than the program's makes a pool that the program alone
+may never have made. So this thread's pool is released before a fork, and the next operator that needs one creates it
+again, in the parent and in the child. (libgomp of gcc 9 and later, which torch's wheels for Linux bring; the OpenMP of
+LLVM and Intel handles forks itself.)
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -14,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from shadowrun.errors import NestingError
-from shadowrun.intercept import forks, torch_compiler
+from shadowrun.intercept import torch_compiler
 from shadowrun.intercept.dispatch import ShadowMode
 
 if TYPE_CHECKING:
@@ -23,7 +32,14 @@ if TYPE_CHECKING:
 
     from shadowrun.comparison.steps import Steps
 
-__all__ = ["Running", "Startable", "begin", "end", "prepare_process", "running"]
+__all__ = [
+    "Running",
+    "Startable",
+    "begin",
+    "end",
+    "prepare_process",
+    "running",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -153,7 +169,7 @@ def _watch_forks() -> None:
     global _watching_forks  # noqa: PLW0603 - fork hooks of a process cannot be removed
     if not _watching_forks:
         _watching_forks = True
-        forks.add_fork_hooks(lambda: _now.hold() if _now is not None else None, _begin_child)
+        _add_fork_hooks(lambda: _now.hold() if _now is not None else None, _begin_child)
 
 
 def _begin_child() -> None:
@@ -172,3 +188,65 @@ def _keep_dynamo_off() -> None:
     if not _dynamo_skips_us and "torch._dynamo" in sys.modules:
         torch_compiler.skip_compilation_of("shadowrun")
         _dynamo_skips_us = True
+
+
+_OMP_PAUSE_SOFT = 1  # settings stay as they are
+
+
+def _release_openmp_threads() -> bool:
+    """Release this thread's OpenMP pool, if there is one.
+
+    Returns:
+        False if that is impossible: another OpenMP, or this thread is in a parallel region.
+    """
+    pause = _pause()
+    return pause is not None and pause(_OMP_PAUSE_SOFT) == 0
+
+
+@functools.cache
+def _pause() -> Callable[[int], int] | None:
+    try:
+        here = ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows
+        return None
+    # These runtimes handle forks themselves.
+    if hasattr(here, "kmp_set_blocktime"):  # LLVM's and Intel's, which have GNU's names too
+        return None
+    return getattr(here, "omp_pause_resource_all", None)
+
+
+def _add_fork_hooks(hold: Callable[[], AbstractContextManager[None] | None], begin_child: Callable[[], None]) -> None:
+    """Add hooks to all later forks of this process; they cannot be removed.
+
+    Args:
+        hold: Returns a context that is entered before a fork and left after it, in the parent and in the child.
+        begin_child: Called in each child.
+    """
+    if not hasattr(os, "register_at_fork"):
+        return
+    # By thread: two threads may fork at once.
+    held: dict[int, contextlib.ExitStack] = {}
+
+    def before() -> None:
+        stack = held[threading.get_ident()] = contextlib.ExitStack()
+        with contextlib.suppress(Exception):  # the program forks, whatever fails here
+            context = hold()
+            if context is not None:
+                stack.enter_context(context)
+            # After the call in hand has ended: it may make a pool.
+            _release_openmp_threads()
+
+    def after() -> None:
+        stack = held.pop(threading.get_ident(), None)  # None if the hooks were added during a fork
+        with contextlib.suppress(Exception):
+            if stack is not None:
+                stack.close()
+
+    def in_child() -> None:
+        after()
+        # Other threads of the parent do not exist in the child, and cannot leave what they entered.
+        held.clear()
+        with contextlib.suppress(Exception):
+            begin_child()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)

@@ -49,6 +49,7 @@ def compile_check(
     fullgraph: bool = False,
     train: bool = True,
     ladder: bool = True,
+    regions: bool = True,
     allow_unverified: bool = False,
     time_limit_s: float = 600.0,
     on_progress: Progress | None = None,
@@ -74,6 +75,7 @@ def compile_check(
         fullgraph: Whether a graph break is an error.
         train: Also compare gradients, in a random direction.
         ladder: Where something is wrong, find the stage that brings it in.
+        regions: Compile and judge each graph by itself too; if False, only where the program as a whole is not right.
         allow_unverified: `report.ok` is True also where something could not be verified.
         time_limit_s: Seconds after which nothing further is compiled, and what is known is the answer.
         on_progress: Called with the current work, the compilations done, and at most how many there are.
@@ -99,7 +101,9 @@ def compile_check(
         check = _Check(
             Program(function, inputs, kwargs, train=train), backend, mode, chosen, options, dynamic, fullgraph
         )
-        report = check.run(until, ladder=ladder, on_progress=on_progress or (lambda _what, _done, _of: None))
+        report = check.run(
+            until, ladder=ladder, regions=regions, on_progress=on_progress or (lambda _what, _done, _of: None)
+        )
     return replace(report, allow_unverified=allow_unverified)
 
 
@@ -132,7 +136,7 @@ class _Check:
                 f"{program.name} fails without compiling too: {error_text(error)}", slug="fails-in-eager"
             ) from error
 
-    def run(self, until: float, *, ladder: bool, on_progress: Progress) -> CompileReport:
+    def run(self, until: float, *, ladder: bool, regions: bool, on_progress: Progress) -> CompileReport:
         steps = _Steps()
         on_progress("the whole program", 0, 1)
         with steps("the whole program"), torchcompile.fresh_dynamo():
@@ -140,8 +144,9 @@ class _Check:
         on_progress("each graph", 0, 1)
         checked = CheckedBackend(self._compiler)
         notes = []
+        right = whole.verdict.status is Status.MATCH and not whole.error
         with steps("each graph"), torchcompile.fresh_dynamo():
-            error = self._regions(checked)
+            error = self._regions(checked) if regions or not right else ""
             # Where the program as a whole failed too, its report has the error already.
             if error and not whole.error:
                 notes.append(f"The graphs could not be checked one by one: {error}")

@@ -22,7 +22,7 @@ from torch import fx
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.compiled.graph import Graph, copy_graph, node_origin, user_line
-from shadowrun.intercept import torchapi
+from shadowrun.intercept import torch_operators, torchapi
 from shadowrun.intercept.dispatch import ShadowMode
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class OpTracker(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                 self.names.append(str(func))
             return func(*args, **(kwargs or {}))
         self.from_inside = True
-        run = torchapi.raw_operator(func) if isinstance(func, torch._ops.OpOverload) else func
+        run = torch_operators.raw_operator(func) if isinstance(func, torch._ops.OpOverload) else func
         if not self._hide:
             return run(*args, **(kwargs or {}))
         return without_shadow_mode(lambda: run(*args, **(kwargs or {})))

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from shadowrun import native
-from shadowrun.intercept import higher_order, torchapi
+from shadowrun.intercept import higher_order, torch_operators, torchapi
 from shadowrun.intercept.plan import OpKind, OpPlan, make_plan
 from shadowrun.intercept.user_call import own_call
 from shadowrun.torch_private import is_distributed
@@ -186,7 +186,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         if plan.composite and (torch.is_inference_mode_enabled() or higher_order.is_inside()):
             torchapi.push_mode(self)
             try:
-                return own_call(torchapi.decomposition(func), args, kwargs)
+                return own_call(torch_operators.decomposition(func), args, kwargs)
             finally:
                 torchapi.pop_mode(self)
         if plan.kind is OpKind.PASS:
@@ -318,8 +318,8 @@ def dispatch_overhead_ns() -> float:
 
     The least of several trials, without the user's own modes: they must not see it.
     """
-    run = torchapi.raw_operator(torch.ops.aten.neg.default)
-    make = torchapi.raw_operator(torch.ops.aten.ones.default)
+    run = torch_operators.raw_operator(torch.ops.aten.neg.default)
+    make = torch_operators.raw_operator(torch.ops.aten.ones.default)
 
     def trial_ns(tensor: torch.Tensor) -> int:
         start = time.perf_counter_ns()

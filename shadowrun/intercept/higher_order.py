@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept import torchapi
+from shadowrun.intercept import torch_operators, torchapi
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +101,7 @@ def _kernel(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     plain = torch.Tensor.__torch_dispatch__
     if any(isinstance(v, torch.Tensor) and type(v).__torch_dispatch__ is not plain for v in flat):
         return None
-    return torchapi.plain_kernel(func)
+    return torch_operators.plain_kernel(func)
 
 
 def _observed_body(value: Any, mode: Any) -> Any:

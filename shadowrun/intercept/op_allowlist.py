@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.plan import Action, make_plan
-from shadowrun.intercept.torchapi import operator_is_dispatched
+from shadowrun.intercept.torch_operators import operator_is_dispatched
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:

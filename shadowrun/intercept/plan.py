@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept import torchapi
+from shadowrun.intercept import torch_operators
 from shadowrun.operators.facts import facts
 from shadowrun.torch_private import schema_of
 
@@ -138,7 +138,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
     return OpPlan(
         func=func,
         # The Python wrapper of an `OpOverload` costs 0.4 µs per call.
-        run=torchapi.raw_operator(func),
+        run=torch_operators.raw_operator(func),
         index=index,
         name=name,
         action=action,
@@ -151,7 +151,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
         has_device="device" in arguments,
         dropout=next((i for i, a in enumerate(schema.arguments) if a.name in ("dropout_p", "dropout")), -1),
         custom=custom,
-        composite=namespace == "aten" and torchapi.operator_is_composite(name),
+        composite=namespace == "aten" and torch_operators.operator_is_composite(name),
         unstable=row.unstable,
         returns_number=row.returns_number,
         on_cpu=tuple(name for name in row.on_cpu if name in arguments),

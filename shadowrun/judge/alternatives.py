@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from shadowrun.judge import patterns
+from shadowrun.judge.bias import is_truncated
 from shadowrun.judge.oracle import NoOracle
 from shadowrun.judge.result_diff import ResultDiff, flat_values
-from shadowrun.judge.truncation import is_truncated
 from shadowrun.operators.case import tensors
 from shadowrun.torch_private import schema_of
 

@@ -18,13 +18,12 @@ import torch
 from shadowrun.judge.bounds import partial_sums
 from shadowrun.judge.oracle import n_terms
 from shadowrun.judge.result_diff import flat_values
-from shadowrun.judge.truncation import count_truncated
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
     from shadowrun.judge.result_diff import ResultDiff
-    from shadowrun.numerics.excess import Array
+    from shadowrun.numerics.excess import Array, Truth
     from shadowrun.operators.case import Case
     from shadowrun.operators.facts import OpFacts
     from shadowrun.types import TensorDiff
@@ -35,8 +34,10 @@ __all__ = [
     "ErrorFactor",
     "bias_limit",
     "bias_verdict",
+    "count_truncated",
     "error_factor",
     "has_common_factor",
+    "is_truncated",
     "may_be_biased",
 ]
 
@@ -426,3 +427,32 @@ def _explained(errors: Array, deviation: Array, weight: Array) -> float:
     made = np.where(determinant > 1e-9 * aa * bb, made, 0.0)
     whole = float(np.sum(np.square(errors)))
     return float(made.sum()) / whole if whole > 0.0 else 0.0
+
+
+TELLING: Final = 8
+SHARE_TRUNCATED: Final = 0.95
+"""Of the elements on which truncation and rounding differ: sums in float32 lie on the other side of a number once in
+some thousand times."""
+
+
+def count_truncated(actual: torch.Tensor, truth: Truth) -> tuple[int, int, int] | None:
+    """On how many elements truncation and rounding differ, how many of these are truncated, how many others are right.
+
+    None for another dtype than those of 16 bits, and for an oracle that is no float64.
+    """
+    o = torch.from_numpy(truth.value) if truth.value.dtype == np.float64 else None
+    if o is None or o.numel() != actual.numel() or actual.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    # Where rounding to nearest goes towards zero, truncation gives the same number: those elements show nothing.
+    nearest = o.to(actual.dtype)
+    away = nearest.to(torch.float64).abs() > o.abs()
+    # Magnitude and sign are apart: one less is one nearer to zero.
+    truncated = (nearest.view(torch.int16) - away.to(torch.int16)).view(actual.dtype)
+    telling = away & torch.isfinite(nearest)
+    return int(telling.sum()), int((telling & (actual == truncated)).sum()), int((~away & (actual == nearest)).sum())
+
+
+def is_truncated(result_diff: ResultDiff, truth: Truth) -> bool:
+    """Whether the target's result is truncated where that shows."""
+    counts = count_truncated(result_diff.actual, truth)
+    return counts is not None and counts[0] >= TELLING and counts[1] >= SHARE_TRUNCATED * counts[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.torchapi import raw_operator
+from shadowrun.intercept.torch_operators import raw_operator
 from shadowrun.operators.case import flat_results
 from shadowrun.operators.cpu_only_ops import attend, attention_gradients, in_thread
 from shadowrun.torch_private import schema_of

@@ -14,7 +14,7 @@ import torch
 from shadowrun.native import core
 from shadowrun.native import tensors as native
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
-from shadowrun.recording.recording_file import Block
+from shadowrun.recording.recording_writer import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
-    from shadowrun.recording.recording_file import Writer
+    from shadowrun.recording.recording_writer import Writer
 
 __all__ = ["LOOK_EVERY", "BlockBuffer", "placement"]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shadowrun.intercept.attribution import Origin
-    from shadowrun.recording.recording_file import Writer
+    from shadowrun.recording.recording_writer import Writer
 
 __all__ = ["ALIGNMENT", "CALLS_EACH", "MAX_TENSORS", "CapturedInputs", "Taken"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from shadowrun.errors import ShadowrunWarning
-from shadowrun.intercept import torchapi
+from shadowrun.intercept import torch_operators, torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.user_call import is_own_call, own_call
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
@@ -192,7 +192,7 @@ class Executor:
             start = _clock()
             if self.platform.functionalizes:
                 # A handler runs with Functionalize excluded: each view would raise on lazy and XLA.
-                with torchapi.functionalize_included(autograd=self._is_autograd_kernel(plan)):
+                with torch_operators.functionalize_included(autograd=self._is_autograd_kernel(plan)):
                     out = func(*args, **kwargs)
                 if plan.action is Action.RANDOM:  # draw now: each reading runs the graph anew, and would draw anew
                     self.platform.compute_now(list(tensors_in([out])))
@@ -204,7 +204,7 @@ class Executor:
         """Whether a program on this platform's device never reaches a kernel of the backend below autograd."""
         known = self._has_autograd_kernel.get(plan.index)
         if known is None:
-            known = torchapi.has_autograd_kernel(plan.name, self.platform.dispatch_key)
+            known = torch_operators.has_autograd_kernel(plan.name, self.platform.dispatch_key)
             self._has_autograd_kernel[plan.index] = known
         return known
 
@@ -234,7 +234,7 @@ class Executor:
             given = tensors_in((*args, *kwargs.values()))
             if self.platform.functionalizes and not any(t.device.type != "cpu" for t in given):
                 # A factory, or a copy from the CPU: the device wraps its result for Functionalize.
-                with torchapi.functionalize_included():
+                with torch_operators.functionalize_included():
                     out = own_call(plan.run, args, kwargs)
             else:
                 # Functionalize comes before the mode: these are the tensors that it unwrapped.
@@ -295,7 +295,7 @@ class Executor:
         with self.fallback_detector.watch(key, plan.name, mute=True) as found, self.platform.context():
             start = _clock()
             if self.platform.functionalizes:
-                with torchapi.functionalize_included():
+                with torch_operators.functionalize_included():
                     out = torchapi.with_isolated_warnings(equivalent, (), here_args, here_kwargs)
             else:
                 out = torchapi.with_isolated_warnings(equivalent, (), here_args, here_kwargs)
@@ -315,7 +315,7 @@ class Executor:
         kept = kept_on_cpu(plan, args, kwargs)
         if not self.platform.functionalizes:
             return mirror(args, kwargs, device, max_bytes, written=written_to(plan, args, kwargs), kept=kept)
-        with torchapi.functionalize_included():
+        with torch_operators.functionalize_included():
             # Lazy and XLA tensors have no strides that a copy could keep.
             return mirror(args, kwargs, device, max_bytes, without_strides, kept=kept)
 
@@ -327,17 +327,17 @@ class Executor:
         if self._is_cpu:
             return list(found)
         if self.platform.functionalizes:
-            with torchapi.functionalize_included():
+            with torch_operators.functionalize_included():
                 return [v for v in map(_defined_on_cpu, found) if v is not _UNDEFINED]
         return [to_cpu(v) for v in found]
 
     def read(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
         """Copies of a run's tensors on the CPU, where this platform functionalizes; None for those without values."""
         read: list[torch.Tensor | None] = []
-        with torchapi.functionalize_included():
+        with torch_operators.functionalize_included():
             for t in tensors:
                 try:
-                    read.append(move(torchapi.unwrapped(t), _CPU, strided=False))
+                    read.append(move(torch_operators.unwrapped(t), _CPU, strided=False))
                 except RuntimeError:  # a wrapper that holds no tensor; read a second time, it gives another error
                     read.append(None)
         return read
@@ -370,8 +370,8 @@ def to_cpu(value: Value) -> Value:
 def _defined_on_cpu(value: Value) -> Any:
     try:
         # What fell back and stayed on the CPU may still be wrapped, and a wrapper has no memory.
-        return to_cpu(torchapi.unwrapped(value) if isinstance(value, torch.Tensor) else value)
+        return to_cpu(torch_operators.unwrapped(value) if isinstance(value, torch.Tensor) else value)
     except RuntimeError as error:
-        if not torchapi.is_undefined_error(error):
+        if not torch_operators.is_undefined_error(error):
             raise
         return _UNDEFINED

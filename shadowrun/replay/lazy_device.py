@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.torchapi import functionalize_included, unwrapped, with_isolated_warnings
+from shadowrun.intercept.torch_operators import functionalize_included, unwrapped
+from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.replay.call import argument
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
 from shadowrun.replay.copies import Arguments, OverBudget, kept_on_cpu, mirror, tensors_in, without_strides

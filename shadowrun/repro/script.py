@@ -39,6 +39,7 @@ __all__ = [
     "publish",
     "render",
     "run_script",
+    "templates",
     "versions_text",
     "write_new",
 ]
@@ -67,6 +68,7 @@ class Repro:
         shows_fault: Whether it exits 1 on this machine; None where the target is not here.
         said: What it printed.
         notes: Sentences on what a reader should know: why nothing was minimised, what depends on earlier calls.
+        spec: What it shows.
     """
 
     script: Path
@@ -74,6 +76,7 @@ class Repro:
     shows_fault: bool | None
     said: str
     notes: tuple[str, ...]
+    spec: ScriptSpec = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +177,11 @@ def render(spec: ScriptSpec) -> str:
         else [code("on {{TARGET}}"), code("on {{REFERENCE}}")],
         "guard_bytes": GUARD_BYTES,
     }
-    return _templates().get_template("script.py.txt").render(context | dict(spec.values))
+    return templates().get_template("script.py.txt").render(context | dict(spec.values))
 
 
 @functools.cache
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     """The templates; each value that they insert is quoted, unless `shadowrun.repro.quoting` made code of it."""
     import jinja2
 
@@ -221,7 +224,7 @@ def publish(
     write_new(script, text)
     write_new(folder / "versions.json", versions)
     shows, said = _try(spec, script, notes, limit_s, path, gone) if tried else (None, "")
-    return Repro(script, shown, shows, said, tuple(notes))
+    return Repro(script, shown, shows, said, tuple(notes), spec)
 
 
 def _try(

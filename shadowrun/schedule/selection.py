@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError
-from shadowrun.intercept import torchapi
+from shadowrun.intercept import torch_operators
 from shadowrun.settings import fits_operator
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def check_operators(patterns: Collection[str]) -> None:
 def why_unknown(pattern: str) -> str:
     """Why no operator can match a pattern, with near names; empty if one does, or may be registered later."""
     namespace = pattern.partition("::")[0] if "::" in pattern else ""
-    names = torchapi.operator_names()
+    names = torch_operators.operator_names()
     # The program may import a library with operators of other namespaces after this check.
     may_come = namespace not in ("", "aten") or (not namespace and any(c in pattern for c in "*?["))
     if may_come or not names or any(fits_operator(pattern, name) for name in names):
@@ -151,9 +151,11 @@ def why_unknown(pattern: str) -> str:
 
 def is_composite(pattern: str) -> bool:
     """Whether all aten operators that match a pattern are composite, as `aten::matmul` is."""
-    fitting = [name for name in torchapi.operator_names() if name.startswith("aten::") and fits_operator(pattern, name)]
+    fitting = [
+        name for name in torch_operators.operator_names() if name.startswith("aten::") and fits_operator(pattern, name)
+    ]
     own = [name for name in fitting if not name.endswith("out")]
-    return bool(own) and all(map(torchapi.operator_is_composite, own))
+    return bool(own) and all(map(torch_operators.operator_is_composite, own))
 
 
 def _listed(patterns: tuple[str, ...]) -> str:

@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
+from shadowrun.platforms import resolve
 from shadowrun.platforms.cpu import missing_instructions
+from shadowrun.platforms.fingerprint import fingerprint
 from shadowrun.platforms.settings import PYTHON, environment
 from shadowrun.platforms.spec import parse
-from shadowrun.recording.recording_file import SUFFIX, read
+from shadowrun.recording.recording_file import read
+from shadowrun.recording.recording_writer import SUFFIX
 from shadowrun.report import save
-from shadowrun.report.document import Column, Document, Limits, Note, Records, Table
+from shadowrun.report.document import Column, Document, Fact, Limits, Note, Records, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
     from shadowrun.platforms.spec import PlatformSpec
 
-__all__ = ["Cell", "grid_document", "platforms_of", "record_grid"]
+__all__ = ["Cell", "grid_document", "machine_fact", "platforms_of", "record_grid"]
 
 RECORDED: Final = "recorded"
 FILE: Final = "grid.json"
@@ -248,3 +251,13 @@ def grid_document(cells: Sequence[Cell], folder: str) -> Document:
         {"format": _FORMAT, "platforms": [dataclasses.asdict(cell) for cell in cells]},
         Records(head, tuple(tuple(dataclasses.asdict(c).values()) for c in cells)),
     )
+
+
+def machine_fact() -> Fact:
+    """Processor, instruction sets and libraries: measured figures hold for these."""
+    facts = fingerprint(resolve("cpu"))
+    words = (
+        *(facts["cpu"], f"{facts['cores']} cores", f"flags {facts['cpu_flags']}", facts["cpu_capability"]),
+        *(f"torch {facts['torch']}", f"MKL {facts['mkl'] or 'none'}", f"oneDNN {facts['onednn'] or 'none'}"),
+    )
+    return Fact("machine", ", ".join(words))

@@ -11,7 +11,7 @@ import torch
 
 import shadowrun
 from shadowrun import Cause, Status
-from shadowrun.intercept.torchapi import unwrapped
+from shadowrun.intercept.torch_operators import unwrapped
 from shadowrun.platforms.device import resolve
 from tests.ground_truth import kit, layouts
 from tests.ground_truth.benchmark import quietly

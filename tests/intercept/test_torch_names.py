@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PLACES = {
     "torch_private.py": "cpu[threads=1]",
     "intercept/torchapi.py": "cpu[threads=1]",
+    "intercept/torch_operators.py": "cpu[threads=1]",
     "intercept/torch_compiler.py": "cpu[threads=1]",
     "platforms/torchplatform.py": "cpu[threads=1]",
     "sim/device.py": "sim",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shadowrun.intercept import torchapi
+from shadowrun.intercept import torch_operators
 from shadowrun.judge.factorizations import EQUATIONS
 from shadowrun.operators.fact_table import ROWS
 from shadowrun.operators.facts import absolute_error, base_name, facts, ulp_bound
@@ -55,7 +55,7 @@ GONE = {"prim::device", "prim::layout"}
 
 
 def test_each_row_is_that_of_an_operator():
-    names = torchapi.operator_names()
+    names = torch_operators.operator_names()
     variants = {name.rpartition("::")[2].partition(".")[0] for name in names}
     known = {base_name(name) for name in names} | variants
     assert set(ROWS) - known == GONE

@@ -21,7 +21,7 @@ from shadowrun.errors import PlatformError
 from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms import resolve
 from shadowrun.platforms.spec import parse
-from shadowrun.platforms.worker import client, process
+from shadowrun.platforms.worker import client
 from shadowrun.platforms.worker.channel import Channel
 from shadowrun.platforms.worker.client import Unsendable, Worker, WorkerDied
 from shadowrun.replay.call import Call, Ran, Role
@@ -392,7 +392,7 @@ def test_an_interrupt_does_not_mix_up_answers(own_worker, monkeypatch):
 
 
 def test_a_process_that_does_not_start_is_refused(monkeypatch):
-    monkeypatch.setattr(process, "_START", "raise SystemExit('no such thing')")
+    monkeypatch.setattr(client, "_START", "raise SystemExit('no such thing')")
     with pytest.raises(PlatformError, match=r"did not start \(exit status 1\): no such thing\.") as caught:
         Worker(parse(SPEC)).start()
     assert caught.value.slug == "no-worker"

@@ -239,7 +239,7 @@ def captured_up_to(path, n_calls):
 
 
 def test_a_full_disk_ends_the_capture_and_not_the_program(path, monkeypatch):
-    from shadowrun.recording.recording_file import Writer
+    from shadowrun.recording.recording_writer import Writer
 
     def full(*_):
         raise sqlite3.OperationalError("database or disk is full")

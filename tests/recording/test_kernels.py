@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 import shadowrun
 from shadowrun.platforms.cpu import CpuSettings
-from shadowrun.recording.c_stdout import CStdout
 from shadowrun.recording.kernel_paths import path_of
-from shadowrun.recording.kernels import KernelTracer, accelerator_parts
+from shadowrun.recording.kernels import CStdout, KernelTracer, accelerator_parts
 from shadowrun.recording.recording_file import read
 
 

@@ -404,7 +404,7 @@ def test_a_failure_of_ours_is_one_warning(path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written_ends_the_recording(path, monkeypatch):
-    from shadowrun.recording.recording_file import Writer
+    from shadowrun.recording.recording_writer import Writer
 
     def full(*_):
         raise OSError("no space left")

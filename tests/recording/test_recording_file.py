@@ -15,7 +15,8 @@ import pytest
 from shadowrun.errors import DataFileError
 from shadowrun.recording import recording_file
 from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
-from shadowrun.recording.recording_file import Block, Writer, read
+from shadowrun.recording.recording_file import read
+from shadowrun.recording.recording_writer import Block, Writer
 from shadowrun.types import Phase
 
 

@@ -22,7 +22,7 @@ from shadowrun.report.document import (
 )
 from shadowrun.studies.classes.equivalence import letter
 from shadowrun.studies.classes.graph import by_operator
-from shadowrun.studies.classes.kernel_report import kernel_data, kernel_section, layer_name
+from shadowrun.studies.classes.layer_kernels import kernel_data, kernel_section, layer_name
 from shadowrun.studies.classes.plots import curve_svg, dendrogram_svg, graph_svg, leaf_order
 
 if TYPE_CHECKING:

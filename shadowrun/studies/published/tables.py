@@ -23,11 +23,9 @@ from shadowrun.report.document import (
     Table,
 )
 from shadowrun.studies.classes.equivalence import letter
-from shadowrun.studies.classes.kernel_report import kernel_section
-from shadowrun.studies.classes.layer_kernels import layer_kernels
+from shadowrun.studies.classes.layer_kernels import kernel_section, layer_kernels
 from shadowrun.studies.classes.plots import dendrogram_svg, graph_svg
-from shadowrun.studies.grid import RECORDED
-from shadowrun.studies.published.machine import machine_fact
+from shadowrun.studies.grid import RECORDED, machine_fact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

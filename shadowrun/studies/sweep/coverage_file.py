@@ -12,11 +12,11 @@ import json
 import sqlite3
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.errors import DataFileError
-from shadowrun.store import validation
 from shadowrun.store.codec import decode_facts, storable
+from shadowrun.store.file_kind import FileKind
 from shadowrun.store.lock import FileLock
 from shadowrun.store.validation import COUNT, SIGNED, TEXT, one_of
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shadowrun.store.validation import GuardedConnection
+    from shadowrun.store.validation import Columns, GuardedConnection
 
 __all__ = ["ALL", "APPLICATION_ID", "SCHEMA", "SCHEMA_VERSION", "CoverageFile", "SweepInfo", "is_coverage_file"]
 
@@ -95,8 +95,6 @@ create table result_finding (   -- the worst of a case has position 0
 ALL = -1
 """No limit of samples."""
 _COMMIT_S = 0.5  # a commit per case would cost more than the case; a kill loses at most this much work
-_TIMEOUT_S = 5.0  # a reader waits this long for the commit of a running sweep
-_MAGIC = b"SQLite format 3\0"
 _RESULTS = """
 select result.id, operator.name, dtype, part, sample, result.kind, inputs
 from result join operator on operator.id = operator_id order by operator.name, dtype, part, sample
@@ -107,7 +105,7 @@ from result_finding join finding on finding.id = finding_id order by result_id, 
 """
 
 
-COLUMNS: validation.Columns = {
+COLUMNS: Columns = {
     "meta": {"key": one_of("info"), "value": TEXT},
     "operator": {"name": TEXT},
     "task": {"dtype": TEXT, "part": one_of(*Part), "samples": SIGNED, "n_duplicates": COUNT},
@@ -120,6 +118,18 @@ COLUMNS: validation.Columns = {
     "result_finding": {"position": COUNT},
 }
 """Valid values of each column."""
+
+
+KIND: Final = FileKind(
+    noun="coverage file",
+    slug="coverage-file",
+    maker="`shadowrun sweep --file FILE` writes one",
+    again="Sweep again into another file.",
+    application_id=APPLICATION_ID,
+    version=SCHEMA_VERSION,
+    schema=SCHEMA,
+    columns=COLUMNS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +187,7 @@ class CoverageFile:
         claim = FileLock(path)
         if claim.contested:
             claim.release()
-            raise _unusable(path, "is being written by another sweep. Wait for it, or choose another --file")
+            raise KIND.unusable(path, "is being written by another sweep. Wait for it, or choose another --file")
         try:
             file = cls._begun(path, info)
         except BaseException:
@@ -188,24 +198,8 @@ class CoverageFile:
 
     @classmethod
     def _begun(cls, path: Path, info: SweepInfo) -> CoverageFile:
-        new = not path.exists() or path.stat().st_size == 0
-        if not new:
-            # Checked before anything is written: a file of another program must stay as it is.
-            with contextlib.closing(_checked(path)):
-                pass
-        try:
-            if new:
-                path.unlink(missing_ok=True)  # SQLite would follow a dangling symbolic link and create its target
-            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None)
-            # No write-ahead log: one file is to be copied and sent, and a reader refuses a log.
-            connection.execute("pragma journal_mode = delete")
-            connection.execute("pragma synchronous = off")  # consistent after a kill; only a power failure needs more
-            if new:
-                numbers = f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION};"
-                connection.executescript("begin;" + numbers + SCHEMA + "commit;")
-            file = cls(connection, path)
-        except (sqlite3.Error, OSError) as error:
-            raise _unusable(path, f"cannot be written: {error}. Choose a folder that you may write to") from error
+        connection, new = KIND.connect_to_write(path)
+        file = cls(connection, path)
         if new:
             file._write_info(info)
         else:
@@ -297,7 +291,7 @@ class CoverageFile:
         try:
             return decode_facts(SweepInfo, rows[0][0] if rows else "")
         except ValueError as error:
-            raise _damaged(self.path, error) from error
+            raise KIND.damaged(self.path, error) from error
 
     def results(self) -> Iterator[tuple[Case, CaseOutcome]]:
         """All cases that were run, by operator, dtype, part and sample."""
@@ -324,7 +318,7 @@ class CoverageFile:
         try:
             yield
         except sqlite3.Error as error:
-            raise _unusable(self.path, f"cannot be written any more: {error}") from error
+            raise KIND.unusable(self.path, f"cannot be written any more: {error}") from error
 
     # -- internal ------------------------------------------------------------------------------------
 
@@ -385,61 +379,22 @@ class CoverageFile:
             # writer.
             return iter(self._connection.execute(sql).fetchall())
         except (sqlite3.DatabaseError, UnicodeError) as error:
-            raise _damaged(self.path, error) from error
+            raise KIND.damaged(self.path, error) from error
 
 
 def is_coverage_file(path: Path) -> bool:
     """Whether a file is a coverage file, by its first bytes."""
-    if not path.is_file():  # opening a pipe would block
-        return False
-    try:
-        with path.open("rb") as file:
-            # The header of SQLite: its magic string at byte 0, the application id at byte 68.
-            start = file.read(72)
-    except OSError:
-        return False
-    return start.startswith(_MAGIC) and start[68:] == APPLICATION_ID.to_bytes(4, "big")
+    return KIND.is_one(path)
 
 
 def _checked(path: Path) -> GuardedConnection:
     """A read-only connection to a validated coverage file."""
-    if not path.exists():
-        raise _unusable(path, "does not exist. `shadowrun sweep --file FILE` writes one")
+    connection = KIND.connect_to_read(path)
     try:
-        # SQLite says only "unable to open database file": this error has the reason.
-        path.open("rb").close() if path.is_file() else None
-    except OSError as error:
-        raise _unusable(path, f"cannot be read: {error.strerror}") from error
-    if not is_coverage_file(path):
-        raise _unusable(path, "is no coverage file, and was not changed. Choose another name")
-    try:
-        connection, version = validation.connect_and_recover(path, _TIMEOUT_S)
-    except (sqlite3.Error, UnicodeError, OSError) as error:
-        raise _damaged(path, error) from error
-    if version > SCHEMA_VERSION:
-        connection.close()
-        raise _unusable(
-            path, f"was written by schema {version}, and this shadowrun reads up to {SCHEMA_VERSION}: upgrade it"
-        )
-    try:
-        validation.check(connection, SCHEMA)
-        validation.check_values(connection, COLUMNS)
         # Decoded here too: a file that fails later would fail in the middle of a report.
         rows = connection.execute("select value from meta").fetchall()
         decode_facts(SweepInfo, rows[0][0] if rows else "")
     except (sqlite3.Error, ValueError) as error:
         connection.close()
-        raise _damaged(path, error) from error
+        raise KIND.damaged(path, error) from error
     return connection
-
-
-def _damaged(path: Path, error: Exception) -> DataFileError:
-    return DataFileError(
-        f"The coverage file {str(path)!r} is damaged, or was not written by shadowrun ({error}). "
-        "Sweep again into another file.",
-        slug="data-file-corrupt",
-    )
-
-
-def _unusable(path: Path, why: str) -> DataFileError:
-    return DataFileError(f"The coverage file {str(path)!r} {why}.", slug="coverage-file")

@@ -33,7 +33,17 @@ if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
     from shadowrun.types import TensorDiff, Verdict
 
-__all__ = ["CallTracer", "Invariance", "VariantMismatch", "batch_arguments"]
+__all__ = [
+    "CallTracer",
+    "Invariance",
+    "LayoutVariant",
+    "Pair",
+    "Refused",
+    "VariantMismatch",
+    "batch_arguments",
+    "flattened",
+    "map_tensors",
+]
 
 _BATCH_FIRST = (
     "convolution _convolution conv_transpose2d mkldnn_convolution _softmax _log_softmax _safe_softmax native_layer_norm"
@@ -233,7 +243,7 @@ _EXPLANATIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class Pair:
     """Results of an operator in two variants, on the CPU, and the inputs of the second variant."""
 
     variant: LayoutVariant
@@ -266,9 +276,11 @@ class Invariance:
 
     Args:
         platform: Platform under test.
+        max_single: Elements of a vector that are computed alone, each in a call.
     """
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Platform, max_single: int = _MAX_SINGLE) -> None:
+        self._max_single = max_single
         self._executor = Executor(platform)
         # The finding names the two variants: no hypothesis on the cause is needed.
         self._judge = Judge(hypotheses=False)
@@ -294,19 +306,21 @@ class Invariance:
         n = 0
         for plan, args, kwargs in calls:
             try:
-                for pair in self._pairs(part, plan, args, kwargs):
+                for pair in self.pairs(part, plan, args, kwargs):
                     n += 1
                     findings += self._findings(part, plan, pair)
-            except _Refused as refused:
+            except Refused as refused:
                 findings.append(refused.finding)
         return findings if n or findings else None
 
-    def calls(self, prepared: Callable[[], Any]) -> list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]]:
-        """The operator calls of a function on the CPU, with copies of their inputs."""
+    def calls(
+        self, prepared: Callable[[], Any], limit: int = _MAX_CALLS
+    ) -> list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]]:
+        """The operator calls of a function on the CPU, with copies of their inputs; at most `limit`."""
         tracer = CallTracer(self._plans)
         with torch.no_grad(), tracer:
             prepared()
-        return tracer.calls[:_MAX_CALLS]
+        return tracer.calls[:limit]
 
     def first_mismatch(
         self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -320,15 +334,26 @@ class Invariance:
             kwargs: Its keyword arguments.
         """
         try:
-            for pair in self._pairs(part, plan, args, kwargs):
-                mismatch = self._compare(plan, pair)
+            for pair in self.pairs(part, plan, args, kwargs):
+                mismatch = self.compare(plan, pair)
                 if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
                     return mismatch
-        except _Refused:
+        except Refused:
             return None
         return None
 
-    def _pairs(self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[_Pair]:
+    def pairs(self, part: Part, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Pair]:
+        """The results of a call in its variants.
+
+        Args:
+            part: TAIL, LAYOUT or SLICE.
+            plan: The operator.
+            args: Its inputs, on the CPU.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            Refused: The target cannot run it.
+        """
         made = {Part.TAIL: self._tail, Part.LAYOUT: self._layout, Part.SLICE: self._slice}[part](plan, args, kwargs)
         yield from made
 
@@ -339,21 +364,19 @@ class Invariance:
         if flat is None:
             return
         args, kwargs, n = flat
-        names, whole = self._run(plan, args, kwargs, first=True)
+        names, whole = self.results(plan, args, kwargs, first=True)
         if not all(isinstance(v, torch.Tensor) and v.shape == (n,) for v in whole):
             return
-        step = max(1, -(-n // _MAX_SINGLE))  # a call per element is slow: of a long vector, every `step`-th
+        step = max(1, -(-n // self._max_single))  # a call per element is slow: of a long vector, every `step`-th
         picked = range(0, n, step)
         # One element each: a vector of length 1 is all scalar tail.
-        alone = [self._run(plan, *map_tensors(args, kwargs, lambda t, k=k: element(t, k)))[1] for k in picked]
+        alone = [self.results(plan, *map_tensors(args, kwargs, lambda t, k=k: element(t, k)))[1] for k in picked]
         variant = LayoutVariant(args, kwargs)
         if step > 1:
             index = torch.tensor(picked)
             args, kwargs = map_tensors(args, kwargs, lambda t: t[index] if t.dim() else t)
             whole = tuple(v[index] for v in whole if isinstance(v, torch.Tensor))
-        yield _Pair(
-            variant, names, args, kwargs, whole, tuple(torch.cat(list(one)) for one in zip(*alone, strict=True))
-        )
+        yield Pair(variant, names, args, kwargs, whole, tuple(torch.cat(list(one)) for one in zip(*alone, strict=True)))
 
     def _layout(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "as_strided" in plan.name or "resize" in plan.name:  # their result depends on the strides
@@ -365,18 +388,18 @@ class Invariance:
             other = map_tensors(args, kwargs, change)
             if all(a is b for a, b in zip(leaves([args, kwargs]), leaves(list(other)), strict=True)):
                 continue
-            names, straight = self._run(plan, args, kwargs, first=True)
-            _, turned = self._run(plan, *other, first=True)  # `first`: an operator may refuse a layout
-            yield _Pair(LayoutVariant(args, kwargs, change.__name__), names, args, kwargs, turned, straight)
+            names, straight = self.results(plan, args, kwargs, first=True)
+            _, turned = self.results(plan, *other, first=True)  # `first`: an operator may refuse a layout
+            yield Pair(LayoutVariant(args, kwargs, change.__name__), names, args, kwargs, turned, straight)
 
     def _slice(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         places, n = batch_arguments(plan.func, args, kwargs)
         if n < 2:
             return
-        names, whole = self._run(plan, args, kwargs, first=True)
+        names, whole = self.results(plan, args, kwargs, first=True)
         for k in sorted({0, n // 2, n - 1}):
             alone = batch_item(args, places, k)
-            _, one = self._run(plan, alone, kwargs)
+            _, one = self.results(plan, alone, kwargs)
             # Results without a batch dimension (a saved seed, statistics over the batch) cannot be compared.
             kept = [
                 i
@@ -392,15 +415,15 @@ class Invariance:
             # Strides are compared too, and a slice has those of the batch.
             part = tuple(whole[i][k : k + 1].contiguous() for i in kept)  # type: ignore[index]
             variant = LayoutVariant(args, kwargs, places=places, item=k)
-            yield _Pair(variant, names[: len(kept)], alone, kwargs, part, tuple(one[i] for i in kept))
+            yield Pair(variant, names[: len(kept)], alone, kwargs, part, tuple(one[i] for i in kept))
 
-    def _run(
+    def results(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, first: bool = False
     ) -> tuple[tuple[str, ...], tuple[Value, ...]]:
         """Run an operator on the target; its results on the CPU, contiguous.
 
         Raises:
-            _Refused: The target cannot run it. If `first` is false, that is a failure: it accepted the whole input.
+            Refused: The target cannot run it. If `first` is false, that is a failure: it accepted the whole input.
         """
         try:
             ran = self._executor.run_mirrored(plan, args, kwargs, _MAX_BYTES)
@@ -410,10 +433,10 @@ class Invariance:
             finding = finding_of_error(error, plan.name)
             if first and not isinstance(error, WorkerDied):
                 finding = CaseFinding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", finding.message)
-            raise _Refused(finding) from None
+            raise Refused(finding) from None
         return names, tuple(as_contiguous(v) if isinstance(v, torch.Tensor) else v for v in values)
 
-    def _compare(self, plan: OpPlan, pair: _Pair) -> VariantMismatch | None:
+    def compare(self, plan: OpPlan, pair: Pair) -> VariantMismatch | None:
         """Judge two variants; None if they agree bit by bit or cannot be compared."""
         try:
             if all(map(bits_equal, pair.actual, pair.expected)):
@@ -422,7 +445,7 @@ class Invariance:
             return None
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
-            return self._run(plan, args, kwargs)[1]
+            return self.results(plan, args, kwargs)[1]
 
         case = Case(
             plan.func, pair.args, pair.kwargs, (), pair.names, pair.actual, pair.expected, run, run, same_device=False
@@ -433,8 +456,8 @@ class Invariance:
             _, diffs, wrong = self._judge.examine(case)
         return VariantMismatch(pair.variant, verdict, diffs, wrong, case)
 
-    def _findings(self, part: Part, plan: OpPlan, pair: _Pair) -> list[CaseFinding]:
-        mismatch = self._compare(plan, pair)
+    def _findings(self, part: Part, plan: OpPlan, pair: Pair) -> list[CaseFinding]:
+        mismatch = self.compare(plan, pair)
         if mismatch is None:
             return []
         verdict, wrong = mismatch.verdict, mismatch.wrong
@@ -457,7 +480,7 @@ class Invariance:
         return []
 
 
-def _evidence(pair: _Pair, wrong: tuple[Wrong, ...]) -> str:
+def _evidence(pair: Pair, wrong: tuple[Wrong, ...]) -> str:
     """Number of wrong elements and the first one: ``12 of 99 elements; [3]: inf against 1.8e+38, inputs 89.4``."""
     for finding in wrong:
         if finding.bad.size:
@@ -475,7 +498,7 @@ def _printed(value: Value, k: int, n: int) -> str:
     return f"{flat[k if flat.numel() == n else 0].item():.9g}"
 
 
-class _Refused(Exception):  # noqa: N818 - a reason, caught inside
+class Refused(Exception):  # noqa: N818 - a reason, caught inside
     """The target cannot run an operator."""
 
     def __init__(self, finding: CaseFinding) -> None:

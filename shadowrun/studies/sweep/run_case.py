@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,10 +40,25 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.programs import Program
     from shadowrun.studies.sweep.sweep_findings import Row
 
-__all__ = ["CaseRunner", "ErrorCatcher", "NotDispatched"]
+__all__ = ["CaseRunner", "ErrorCatcher", "NotDispatched", "Observed"]
 
 
 _MAX_BYTES = 1 << 28  # far above the samples of the database
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a compared run of a case left.
+
+    Attributes:
+        rows: Records of its calls.
+        actual: Its results, on the device where it ran; None if it raised.
+        expected: Results of the reference.
+    """
+
+    rows: list[Row]
+    actual: Any
+    expected: Any
 
 
 class NotDispatched(Exception):  # noqa: N818 - a reason, caught inside
@@ -133,6 +149,10 @@ class CaseRunner:
 
     Raises:
         PlatformError: A platform is absent, or its process does not start.
+
+    Attributes:
+        observed: The last case that was compared; None where the reference refused it.
+        is_on_device: Whether programs run on the target itself; if not, on the reference.
     """
 
     def __init__(
@@ -145,11 +165,12 @@ class CaseRunner:
         )
         self._target, self._ref = self._run._target, self._run._ref
         self._on_target = on_target
-        self._on_device = self._target.has_program_settings  # if false, on the reference
-        away = self._target if self._on_device else self._ref
+        self.is_on_device = self._target.has_program_settings  # if false, on the reference
+        away = self._target if self.is_on_device else self._ref
         self._device = away.device if away.has_program_settings else _CPU
         # All cases write to one data file: the records of a case are those after this number.
         self._last = -1
+        self.observed: Observed | None = None
         self._invariance = Invariance(self._target)
         self._error_catchers = ErrorCatcher(self._target), ErrorCatcher(self._ref)
         for platform in (self._target, self._ref):
@@ -168,6 +189,11 @@ class CaseRunner:
                 return self._invariant(part, program)
             return self._compare_exceptions(program) if part is Part.INVALID else self._compare_results(part, program)
 
+    @property
+    def target(self) -> Platform:
+        """The platform under test."""
+        return self._target
+
     def watch(self, program: Program) -> Run:
         """Run a case on the target, and return the comparison, which also recorded any exception of the case."""
         with warnings.catch_warnings():
@@ -178,6 +204,7 @@ class CaseRunner:
     def _compare_results(self, part: Part, program: Program) -> list[CaseFinding] | None:
         try:
             # The reference first: a case that it cannot run says nothing about the target.
+            self.observed = None
             expected = self._on_reference(program)
         except NoGradient:
             return None
@@ -193,18 +220,19 @@ class CaseRunner:
         if isinstance(raised, NoGradient):
             return None
         rows = self._records()
+        self.observed = Observed(rows, actual, expected)
         shown = [(row, finding) for row in rows if (finding := finding_of_row(row)) is not None]
         # The forward pass has a part of its own: its faults are not counted twice.
         findings = [finding for row, finding in shown if part is not Part.BACKWARD or row[2] == Phase.BACKWARD]
         if memory:
             return [finding for finding in findings if finding.cause == Cause.MEMORY_EFFECTS]
         if raised is not None:
-            if not self._on_device:  # the program ran on the reference
+            if not self.is_on_device:  # the program ran on the reference
                 return [_reference_failed(part, raised)]
             findings = [finding for _, finding in shown]  # a forward pass that raises leaves no backward
             if not any(f.kind in FAILURES for f in findings):
                 findings.append(self._error_without_comparison(program, raised))
-        elif self._on_device and all(f.kind is Kind.PASS for _, f in shown):
+        elif self.is_on_device and all(f.kind is Kind.PASS for _, f in shown):
             # On a device without strides, `as_strided` sees other elements: whole results may then differ in bits.
             same_memory = part not in _LAYOUTS or not self._target.functionalizes
             findings += self._compare_whole(program, rows if same_memory else [], actual, expected)

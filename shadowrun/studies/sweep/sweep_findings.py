@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 
-Row = tuple[int, str, str, str, str, str, str, str]
-"""seq, op, phase, status, cause, explanation, missing kernel, evidence."""
+Row = tuple[int, str, str, str, str, str, str, str, str]
+"""seq, op, phase, status, cause, explanation, missing kernel, evidence, printed inputs."""
 
 _SINCE = """
-select call.seq, op.name, phase, status, cause, explanation, missing_kernel, evidence
+select call.seq, op.name, phase, status, cause, explanation, missing_kernel, evidence, inputs
 from call join context on context.id = context_id join op on op.id = op_id
 join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
 where call.seq > ? order by call.seq
@@ -58,7 +58,7 @@ def records_since(data: DataFile, seq: int) -> list[Row]:
 
 def finding_of_row(row: Row) -> CaseFinding | None:
     """The finding of a recorded call; None for a match."""
-    _, op, _, status, cause, explanation, kernel, evidence = row
+    _, op, _, status, cause, explanation, kernel, evidence, _ = row
     kind: Kind | None
     match Status(status):
         case Status.MISMATCH:

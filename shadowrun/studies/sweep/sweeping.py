@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError, UsageError
+from shadowrun.studies.isolation.pool import Pool
+from shadowrun.studies.isolation.process import refuse_without_processes
 from shadowrun.studies.sweep.cases import ANY_DTYPE, PARTS, Part, Task
 from shadowrun.studies.sweep.coverage_file import ALL, CoverageFile, SweepInfo
-from shadowrun.studies.sweep.pool import Limits, Pool, refuse_without_processes
+from shadowrun.studies.sweep.pool import ENTRY, SweepWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from shadowrun.studies.isolation.pool import Limits
     from shadowrun.studies.sweep.cases import Case, CaseOutcome
 
     Calls = Mapping[tuple[str, str], list[str]]
@@ -122,7 +125,7 @@ def sweep(
         PlatformError: A platform is absent, or this system does not support the worker processes.
         DataFileError: The file cannot be written, or holds another sweep.
     """
-    refuse_without_processes()
+    refuse_without_processes("sweep")
     file = CoverageFile.begin(path, _info(request))
     limit = ALL if request.samples is None else request.samples
     began, cpu = time.monotonic(), _cpu_s()
@@ -158,9 +161,10 @@ def sweep(
             "call_limit_s": limits.seconds / 2,
         }
         if tasks:
-            pool = Pool(settings, jobs, limits, planned.calls, result, finish, on_task)
-            pool.run(tasks)
-            n_open = pool.n_given_up
+            work = SweepWork(tasks, planned.calls, result, finish, on_task)
+            with contextlib.closing(Pool(ENTRY, settings, jobs, limits, work)) as pool:
+                pool.run()
+            n_open = work.n_given_up
         complete = not n_open
     # What was run is in the file: the same command resumes the sweep.
     except KeyboardInterrupt:

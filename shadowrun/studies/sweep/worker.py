@@ -1,24 +1,16 @@
-"""Entry point of a worker process: reads tasks from standard input, runs their cases, and writes messages to a pipe.
+"""A worker process of a sweep: runs the cases of its tasks.
 
-Messages are lines of JSON: ``ready``, ``case`` (a case begins), ``target`` (the target begins), ``findings`` (the case
-ended), ``part`` (all cases of a part ended), ``task`` (the task ended). If the worker dies or hangs, the pool knows the
-case and the platform from the last message.
+Its messages: ``findings`` (a case ended), ``part`` (all cases of a part ended). Which case is in hand stands in the
+page that it shares with the pool.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import signal
-import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.errors import ShadowrunError
-from shadowrun.platforms.plugins import import_inherited
 from shadowrun.studies.sweep import opinfo, programs, recorded
 from shadowrun.studies.sweep.cases import PROBES, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.inputs import key, printed
@@ -26,65 +18,40 @@ from shadowrun.studies.sweep.rebuild_case import Sampler
 from shadowrun.studies.sweep.run_case import CaseRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from shadowrun.studies.isolation.serving import Channel
     from shadowrun.studies.sweep.inputs import Sample
 
-__all__ = ["main"]
+__all__ = ["start"]
 
 
-def main(settings: dict[str, Any], lines: int, lifeline: int) -> None:
-    """Run tasks until standard input ends.
+def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any]], None]:
+    """Prepare a worker; gives the function that runs a task.
 
     Args:
         settings: target, ref, flaws, database, seed, samples, threads, call_limit_s.
-        lines: File descriptor to write to.
-        lifeline: Pipe that closes when the parent process ends.
+        channel: To the pool.
+
+    Raises:
+        ShadowrunError: A platform is absent.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the sweep
-    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
-    send = _MessageWriter(lines)
-    try:
-        worker = _Worker(settings, send)
-    except ShadowrunError as error:
-        send(broken=str(error), slug=error.slug)
-        return
-    send(ready=os.getpid())
-    for line in sys.stdin:
-        worker.run(json.loads(line))
-
-
-def _exit_with_parent(lifeline: int) -> None:
-    os.read(lifeline, 1)
-    # Not `sys.exit`, which ends this thread only: the main thread may hang in a kernel.
-    os._exit(0)
-
-
-class _MessageWriter:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __call__(self, **line: Any) -> None:
-        text = (json.dumps(line) + "\n").encode()
-        # A full pipe takes a part only.
-        while text:
-            text = text[os.write(self._descriptor, text) :]
+    return _Worker(settings, channel).run
 
 
 class _Worker:
     """Runs tasks.
 
     Args:
-        settings: As in `main`.
-        send: Writes a message.
+        settings: As in `start`.
+        channel: To the pool.
     """
 
-    def __init__(self, settings: dict[str, Any], send: _MessageWriter) -> None:
-        self._send = send
+    def __init__(self, settings: dict[str, Any], channel: Channel) -> None:
+        self._channel = channel
         self._seed: int = settings["seed"]
         self._limit: int | None = settings["samples"]
         torch.set_num_threads(settings["threads"])
-        import_inherited()  # `--import` registered devices in the parent only
         if settings["flaws"] is not None:
             from shadowrun import sim
             from shadowrun.platforms import parse
@@ -92,9 +59,7 @@ class _Worker:
             sim.enable(parse(settings["target"]).device_type, flaws=settings["flaws"])
         if settings["database"]:
             opinfo.database()  # takes seconds: before the first case is timed
-        self._runner = CaseRunner(
-            settings["target"], settings["ref"], settings["call_limit_s"], lambda: self._send(target=True)
-        )
+        self._runner = CaseRunner(settings["target"], settings["ref"], settings["call_limit_s"], channel.step.on_target)
 
     def run(self, task: dict[str, Any]) -> None:
         """Run the parts of an operator in a dtype."""
@@ -107,8 +72,8 @@ class _Worker:
                 cases = list(self._cases(name, part, task["calls"], sampler))
             except Exception as error:  # of the sample functions of the database
                 text = f"{type(error).__name__}: {error}"[:300]
-                self._send(case=[part, -1], inputs="")
-                self._send_findings([CaseFinding(Kind.HARNESS, explanation="its inputs cannot be made", message=text)])
+                self._channel.step.begin([part, -1, ""])
+                self._end([part, -1, ""], CaseFinding(Kind.HARNESS, "", "", "", "its inputs cannot be made", text))
                 cases = []
             for number, sample in cases:
                 # `out=` has the right shape for even samples and is empty for odd ones.
@@ -119,12 +84,12 @@ class _Worker:
                 seen.add(identity)
                 if (part, number) not in done:
                     self._case(name, part, number, sample)
-            self._send(part=part, duplicates=n_duplicates)
-        self._send(task=True)
+            self._channel.send({"part": part, "duplicates": n_duplicates})
 
     def _case(self, name: str, part: Part, number: int, sample: Sample) -> None:
+        case = [part, number, printed(sample)]
         # First of all: what ends the process from here on is the outcome of this case.
-        self._send(case=[part, number], inputs=printed(sample))
+        self._channel.step.begin(case)
         try:
             function = recorded.function(name) if "::" in name else opinfo.database()[name]
             findings = self._runner.run(part, programs.program(function, part, number, sample))
@@ -134,12 +99,13 @@ class _Worker:
             text = f"{type(error).__name__}: {error}"[:300]
             findings = [CaseFinding(Kind.HARNESS, explanation="shadowrun failed", message=text)]
         if findings is None:
-            self._send(findings=None)
+            self._channel.step.end()
         else:
-            self._send_findings(findings)
+            self._end(case, *findings)
 
-    def _send_findings(self, findings: list[CaseFinding]) -> None:
-        self._send(findings=[dataclasses.astuple(f) for f in findings])
+    def _end(self, case: list[Any], *findings: CaseFinding) -> None:
+        self._channel.send({"case": case, "findings": [dataclasses.astuple(f) for f in findings]})
+        self._channel.step.end()
 
     def _cases(self, name: str, part: Part, calls: list[str] | None, sampler: Sampler) -> Iterator[tuple[int, Sample]]:
         """Samples of a part, with their numbers."""
@@ -148,7 +114,8 @@ class _Worker:
                 try:
                     yield number, recorded.sample(name, text, self._seed)
                 except recorded.Unreadable as error:
-                    self._send(case=[part, number], inputs=text[:300])
-                    self._send_findings([CaseFinding(Kind.HARNESS, explanation="not readable", message=str(error))])
+                    case = [part, number, text[:300]]
+                    self._channel.step.begin(case)
+                    self._end(case, CaseFinding(Kind.HARNESS, explanation="not readable", message=str(error)))
             return
         yield from sampler.of(part)

@@ -7,7 +7,8 @@ import pytest
 
 from shadowrun.numerics.ladder import ladder, mantissa_of
 from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
-from shadowrun.recording.recording_file import Block, Writer, in_memory
+from shadowrun.recording.recording_file import in_memory
+from shadowrun.recording.recording_writer import Block, Writer
 from shadowrun.types import Phase
 
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from shadowrun.numerics.ladder import ladder, mantissa_of
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, sample_positions
-from shadowrun.recording.recording_file import Block, Writer, read
+from shadowrun.recording.recording_file import read
+from shadowrun.recording.recording_writer import Block, Writer
 from shadowrun.types import Phase
 
 

@@ -181,10 +181,10 @@ def test_gate(capsys, fail_on, status):
 
 def test_interrupted(capsys, monkeypatch, empty_folder):
     """Ctrl-C: what is known is shown and kept, and how to go on is said."""
-    from shadowrun.studies.sweep import pool
+    from shadowrun.studies.isolation import pool
 
-    def interrupted(self, tasks):
-        self._on_result(Case("sin", "float32", Part.FORWARD, 0), CaseOutcome())
+    def interrupted(self):
+        self.work._on_result(Case("sin", "float32", Part.FORWARD, 0), CaseOutcome())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pool.Pool, "run", interrupted)
@@ -209,11 +209,11 @@ def test_probe_runs_its_own_parts_only(capsys):
 
 
 def test_operators_that_depend_on_the_batch_are_told(capsys, monkeypatch, empty_folder):
-    from shadowrun.studies.sweep import pool
+    from shadowrun.studies.isolation import pool
 
-    def one_case(self, tasks):
+    def one_case(self):
         finding = CaseFinding(Kind.PASS, "aten::bmm", explanation=NOT_INVARIANT)
-        self._on_result(Case("bmm", "float32", Part.SLICE, 0), CaseOutcome((finding,)))
+        self.work._on_result(Case("bmm", "float32", Part.SLICE, 0), CaseOutcome((finding,)))
 
     monkeypatch.setattr(pool.Pool, "run", one_case)
     assert main(["sweep", "--target", "cpu", "--ops", "bmm", "--parts", "slice", "--jobs", "1"]) == 0

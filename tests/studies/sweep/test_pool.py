@@ -2,10 +2,12 @@
 
 import pytest
 
-from shadowrun.studies.sweep import pool
+from shadowrun.studies.isolation import pool
+from shadowrun.studies.isolation.pool import Limits, Pool
+from shadowrun.studies.isolation.step import Step
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part, Task
 from shadowrun.studies.sweep.coverage_file import CoverageFile
-from shadowrun.studies.sweep.pool import Limits, Pool, Step
+from shadowrun.studies.sweep.pool import SweepWork
 from shadowrun.studies.sweep.sweeping import ALL, SweepRequest, _info, _remaining
 
 GIB = 1 << 30
@@ -15,8 +17,11 @@ TASK = Task("exp", "float32", (Part.FORWARD, Part.BACKWARD))
 class Worker:
     """A worker with a task in hand; the test says where it is, and what it holds."""
 
+    has_exited = False
+    lost = ""
+
     def __init__(self, now):
-        self.task, self.parts, self.done = TASK, set(), set()
+        self.task = TASK
         self.is_ready, self.memory, self.ended = True, GIB, False
         self.step = Step(since=now, base_bytes=GIB)
 
@@ -27,6 +32,15 @@ class Worker:
         return self.memory
 
     def kill_children_above(self, n_bytes):
+        pass
+
+    def forget_printed(self):
+        pass
+
+    def drain(self):
+        return []
+
+    def kill(self):
         pass
 
     def exit_reason(self):
@@ -46,22 +60,22 @@ class Bench:
         self.now = 1000.0
         self.results, self.finished, self.tasks = [], [], []
         monkeypatch.setattr(pool.time, "monotonic", lambda: self.now)
-        self.pool = Pool(
-            {}, 1, Limits(15.0, GIB), None,
+        self.work = SweepWork(
+            [], None,
             lambda case, outcome: self.results.append((case, outcome)),
             lambda _, part, __: self.finished.append(part), self.tasks.append,
         )  # fmt: skip
+        self.pool = Pool("", {}, 1, Limits(15.0, GIB), self.work)
         monkeypatch.setattr(self.pool._selector, "unregister", lambda _: None)
 
     def worker(self):
         worker = Worker(self.now)
+        self.work.line(TASK)
         self.pool._workers.append(worker)
         return worker
 
     def case(self, worker, sample=0):
-        self.pool._read(worker, {"case": ["forward", sample], "inputs": "f32[2]"})
-        worker.step.since = self.now
-        self.pool._read(worker, {"target": True})
+        worker.step = Step(["forward", sample, "f32[2]"], on_target=True, since=self.now, base_bytes=GIB)
 
 
 @pytest.fixture
@@ -92,7 +106,7 @@ def test_who_never_begins_a_case_is_ended_all_the_same(bench):
     bench.pool._enforce_limits(worker)
     assert worker.ended
     assert bench.results == []
-    assert bench.pool._waiting[0].parts == TASK.parts
+    assert bench.pool._waiting[0].task.parts == TASK.parts
 
 
 def test_memory_is_told_from_time(bench):
@@ -118,8 +132,8 @@ def test_what_dead_workers_left_is_not_filed_as_done(bench):
         bench.pool._died(worker)
     assert [case.sample for case, _ in bench.results] == [0, 1, 2, -1]
     assert bench.finished == []
-    assert bench.pool.n_given_up == 1
-    assert bench.pool._waiting[-1].parts == (Part.BACKWARD,) or bench.pool._waiting[0].parts == (Part.BACKWARD,)
+    assert bench.work.n_given_up == 1
+    assert bench.pool._waiting[0].task.parts == (Part.BACKWARD,)
 
 
 def test_the_next_start_tries_it_again(tmp_path, clean_sim):

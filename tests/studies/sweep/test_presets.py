@@ -3,9 +3,9 @@
 import pytest
 
 from shadowrun.sim import CATALOGUE, PRESETS
+from shadowrun.studies.isolation.pool import Limits
 from shadowrun.studies.sweep.cases import FAILURES, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile
-from shadowrun.studies.sweep.pool import Limits
 from shadowrun.studies.sweep.sweeping import SweepRequest, plan, sweep
 
 GAPS = {

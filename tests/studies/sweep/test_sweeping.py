@@ -15,10 +15,10 @@ import torch
 import shadowrun
 from shadowrun.errors import PlatformError
 from shadowrun.sim import CATALOGUE, FATAL
-from shadowrun.studies.sweep import pool
+from shadowrun.studies.isolation import process
+from shadowrun.studies.isolation.pool import Limits
 from shadowrun.studies.sweep.cases import FAILURES, Kind, Part, Support
 from shadowrun.studies.sweep.coverage_file import CoverageFile
-from shadowrun.studies.sweep.pool import Limits
 from shadowrun.studies.sweep.support import SupportTable
 from shadowrun.studies.sweep.sweeping import SweepRequest, plan, sweep
 
@@ -238,7 +238,7 @@ def test_flaws_that_end_the_process_are_in_no_list():
 
 def test_a_system_that_gives_no_processes(tmp_path, monkeypatch):
     """Windows: its child processes inherit no pipes."""
-    monkeypatch.setattr(pool, "_HAS_PIPES", False)
+    monkeypatch.setattr(process, "_HAS_PIPES", False)
     with pytest.raises(PlatformError, match="only Linux and macOS") as caught:
         swept(tmp_path / "x.shadowcov", ops=("sin",))
     assert caught.value.slug == "no-worker"

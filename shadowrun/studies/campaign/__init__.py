@@ -1,0 +1,1 @@
+"""Campaigns: many variants of many programs on a pair of platforms, judged, deduplicated, minimised."""

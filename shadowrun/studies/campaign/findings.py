@@ -1,0 +1,172 @@
+"""Root causes: the findings of all variants, grouped by signature, one for each fault.
+
+A campaign shows one fault in thousands of variants. The *signature* of a finding is its innermost operator, the class
+of its dtype, its verdict, its cause, and the type of its exception. Findings of one signature are one root cause.
+
+A root cause is a *framework flaw* where it does not depend on the platform: each platform of the campaign shows it, or
+the reference contradicts itself (a metamorphic pair), or float64 condemns the reference. Any other is a *platform
+issue*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from shadowrun.studies.sweep.cases import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shadowrun.studies.campaign.runner import VariantFinding
+
+__all__ = ["PUBLISHED_CAUSES", "RootCause", "Seen", "Signature", "published_cause", "root_causes", "signature"]
+
+_CLASSES: Final = {
+    **dict.fromkeys(("f16", "bf16"), "16-bit float"),
+    **dict.fromkeys(("f32", "f64"), "float"),
+    **dict.fromkeys(("c32", "c64", "c128"), "complex"),
+    **dict.fromkeys(("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"), "integer"),
+    "b8": "bool",
+}
+_RAISED: Final = (Kind.ERROR, Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE, Kind.MISSING_ERROR, Kind.WRONG_ERROR)
+_ORDER: Final = {kind: n for n, kind in enumerate(Kind)}
+
+PUBLISHED_CAUSES: Final = ("operator implementation", "exceptional values", "instruction scheduling", "undefined")
+"""The three causes that "Mind the Gap" (arXiv 2511.11601) names in its abstract, and what it has no name for."""
+_PUBLISHED: Final = {
+    "exceptional values": "exceptional values",
+    "flushed subnormals": "exceptional values",
+    "reduced precision": "instruction scheduling",
+    "rounding": "instruction scheduling",
+    "non-determinism": "instruction scheduling",
+    "undefined behaviour": "undefined",
+    "randomness": "undefined",
+}
+
+
+def published_cause(cause: str) -> str:
+    """One of `PUBLISHED_CAUSES` for a cause of ours.
+
+    The study defines them nowhere that is public. Here precision and order of accumulation count as scheduling, values
+    outside of the normal range as exceptional, all other wrong results as implementation.
+    """
+    return _PUBLISHED.get(cause, "operator implementation")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Signature:
+    """What findings of one root cause share.
+
+    Attributes:
+        kind: The verdict, a value of `Kind`.
+        op: Innermost operator, or the missing kernel; empty for a variant as a whole.
+        dtype: Class of the dtype: ``float``, ``16-bit float``, ``integer``, …; empty if unknown.
+        cause: A value of `shadowrun.types.Cause`, or empty.
+        raised: Type of the exception; empty if none.
+    """
+
+    kind: str
+    op: str
+    dtype: str
+    cause: str
+    raised: str
+
+    def __str__(self) -> str:
+        """``mismatch aten::mm, float: reduced precision``."""
+        where = ", ".join(filter(None, (self.op or "the program as a whole", self.dtype)))
+        why = ", ".join(filter(None, (self.cause, self.raised)))
+        return f"{self.kind} {where}{': ' if why else ''}{why}"
+
+
+def signature(finding: VariantFinding) -> Signature:
+    """The signature of a finding."""
+    raised = finding.explanation if finding.kind in _RAISED else ""
+    return Signature(finding.kind, finding.op, _CLASSES.get(finding.dtype, finding.dtype), finding.cause, raised)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A finding, and where it was seen.
+
+    Attributes:
+        number: Number of the variant.
+        target: Number of the target; -1 for the reference against itself.
+        size: Operator calls that the variant made.
+        finding: The finding.
+    """
+
+    number: int
+    target: int
+    size: int
+    finding: VariantFinding
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """Findings of one signature.
+
+    Attributes:
+        signature: The signature.
+        n_variants: Variants that show it.
+        targets: Targets that show it; -1 is the reference against itself.
+        first: Number of the first variant that shows it.
+        smallest: The finding in the variant with the fewest calls, the first of these.
+        explanations: Explanations, the most frequent first.
+        is_framework: Whether it is a flaw of the framework rather than of a platform.
+    """
+
+    signature: Signature
+    n_variants: int
+    targets: tuple[int, ...]
+    first: int
+    smallest: Seen
+    explanations: tuple[str, ...] = ()
+    is_framework: bool = False
+
+
+@dataclass(slots=True)
+class _Group:
+    numbers: set[int] = field(default_factory=set)
+    targets: set[int] = field(default_factory=set)
+    smallest: Seen | None = None
+    explanations: dict[str, int] = field(default_factory=dict)
+
+    def add(self, seen: Seen) -> None:
+        self.numbers.add(seen.number)
+        self.targets.add(seen.target)
+        text = seen.finding.explanation
+        self.explanations[text] = self.explanations.get(text, 0) + 1
+        # By number among equals: workers return findings in any order.
+        if self.smallest is None or (seen.size, seen.number, seen.target) < (
+            self.smallest.size,
+            self.smallest.number,
+            self.smallest.target,
+        ):
+            self.smallest = seen
+
+
+def root_causes(findings: Iterable[Seen], n_targets: int) -> list[RootCause]:
+    """Group findings by signature: the worst verdicts first, then the most frequent.
+
+    Args:
+        findings: All findings of a campaign, in any order.
+        n_targets: Number of its targets.
+    """
+    groups: dict[Signature, _Group] = {}
+    for seen in findings:
+        groups.setdefault(signature(seen.finding), _Group()).add(seen)
+    causes = [_root_cause(key, group, n_targets) for key, group in groups.items()]
+    return sorted(causes, key=lambda c: (_ORDER.get(Kind(c.signature.kind), 99), -c.n_variants, c.signature))
+
+
+def _root_cause(key: Signature, group: _Group, n_targets: int) -> RootCause:
+    assert group.smallest is not None
+    targets: Sequence[int] = sorted(group.targets)
+    everywhere = n_targets > 1 and len([t for t in targets if t >= 0]) == n_targets
+    by_itself = -1 in targets or key.kind == Kind.REFERENCE
+    explained = sorted(filter(None, group.explanations), key=lambda text: (-group.explanations[text], text))
+    return RootCause(
+        key, len(group.numbers), tuple(targets), min(group.numbers), group.smallest, tuple(explained),
+        everywhere or by_itself,
+    )  # fmt: skip

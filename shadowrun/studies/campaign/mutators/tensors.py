@@ -1,0 +1,532 @@
+"""Mutators of tensors: sizes, ranks, broadcasting, dtypes, layouts, forms of a call that write, and values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.operators.facts import facts
+from shadowrun.studies.campaign.mutators.mutator import Edit, node_at, op_named
+from shadowrun.studies.campaign.mutators.sizes import BATCH, resized, sizes_of
+from shadowrun.studies.campaign.tracing import MAX_ELEMENTS, Invalid, info
+from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Node, Ref
+from shadowrun.studies.zoo.values import EXCEPTIONAL
+from shadowrun.torch_private import schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shadowrun.studies.campaign.draft import Draft
+    from shadowrun.studies.campaign.draws import Draw
+    from shadowrun.studies.campaign.recipe import Params
+
+__all__ = ["Broadcast", "Dtype", "Exceptional", "InPlace", "Layout", "Out", "Rank", "Scale", "Size"]
+
+aten = torch.ops.aten
+_SIZES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 33)
+
+
+class Size:
+    """Another size for a dimension, in all inputs and calls: 0, 1, primes, and the sides of a vector's length."""
+
+    name = "size"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Old size, new size, and where."""
+        scope = draw.choice((BATCH, "all"))
+        sizes = sizes_of(draft.graph, scope)
+        if not sizes or any(info(n.op).layout for n in draft.graph.nodes):
+            return None
+        old, new = draw.choice(sizes), draw.choice(_SIZES)
+        return None if old == new else (old, new, scope)
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Change it."""
+        old, new, scope = params
+        if type(new) is not int or not 0 <= new <= MAX_ELEMENTS or scope not in (BATCH, "all"):
+            raise Invalid("no size")
+        return draft.traced(resized(draft.trace, old, new, scope, draft.library.values))
+
+
+def pointwise_calls(draft: Draft) -> list[int]:
+    """Calls of element-wise operators that return one tensor and write nothing."""
+    return [
+        at
+        for at, node in enumerate(draft.graph.nodes)
+        if at not in draft.pinned
+        and info(node.op).pointwise
+        and not info(node.op).writes
+        and not info(node.op).random
+        and isinstance(draft.trace.values[at], torch.Tensor)
+    ]
+
+
+class Rank:
+    """An element-wise call on tensors of another rank, 0 to 5, with as many elements."""
+
+    name = "rank"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Call and shape."""
+        calls = pointwise_calls(draft)
+        if not calls:
+            return None
+        at = draw.choice(calls)
+        left, shape = draft.trace.values[at].numel(), []
+        rank = draw.below(6)
+        for _ in range(rank - 1):
+            f = draw.choice([f for f in (1, 2, 3, 4, 5, 7) if left % f == 0])
+            shape.append(f)
+            left //= f
+        if rank == 0 and left != 1:
+            rank = 1
+        return (at, tuple(draw.shuffled([*shape, left]) if rank else ()))
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Reshape its arguments, and its result back."""
+        at, shape = params
+        node = node_at(draft.graph, at)
+        result = draft.trace.tensor(Ref(at))
+        if not info(node.op).pointwise or info(node.op).writes:
+            raise Invalid("no element-wise call")
+        if math.prod(shape) != result.numel() or len(shape) > 5 or not all(type(n) is int and n >= 0 for n in shape):
+            raise Invalid(f"no shape of {result.numel()} elements")
+        edit = Edit(draft.graph, at, drop=True)
+
+        def shaped(argument: Any) -> Any:
+            if type(argument) is not Ref:
+                return argument
+            t = draft.trace.tensor(argument)
+            if not t.dim():
+                return argument
+            whole = (
+                argument if t.shape == result.shape else edit.call(aten.expand.default, argument, list(result.shape))
+            )
+            return edit.call(aten.reshape.default, whole, list(shape))
+
+        ref = edit.add(Node(node.op, tuple(map(shaped, node.args)), node.kwargs, node.module))
+        return draft.changed(edit.done({Ref(at): edit.call(aten.reshape.default, ref, list(result.shape))}))
+
+
+class Broadcast:
+    """An operand of an element-wise call becomes one slice of itself, which is broadcast."""
+
+    name = "broadcast"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Call, argument, dimension (counted from the end; 0 for all), and whether the dimension stays."""
+        found = [
+            (at, i)
+            for at in pointwise_calls(draft)
+            for i, a in enumerate(draft.graph.nodes[at].args)
+            if type(a) is Ref and self._may(draft, at, i)
+        ]
+        if not found:
+            return None
+        at, i = draw.choice(found)
+        rank = draft.trace.tensor(draft.graph.nodes[at].args[i]).dim()
+        return (at, i, draw.below(rank + 1), draw.below(2))
+
+    @staticmethod
+    def _may(draft: Draft, at: int, i: int) -> bool:
+        node, shape = draft.graph.nodes[at], draft.trace.values[at].shape
+        t = draft.trace.value(node.args[i])
+        others = [draft.trace.value(a) for k, a in enumerate(node.args) if type(a) is Ref and k != i]
+        return (
+            isinstance(t, torch.Tensor)
+            and t.dim() > 0
+            and t.numel() > 0
+            and any(isinstance(o, torch.Tensor) and o.shape == shape for o in others)
+        )
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Take the slice."""
+        at, i, dim, keep = params
+        node = node_at(draft.graph, at)
+        if type(i) is not int or type(node.args[i]) is not Ref or type(dim) is not int or dim < 0:
+            raise Invalid("no such argument")
+        if not info(node.op).pointwise:
+            raise Invalid("no element-wise call")
+        edit = Edit(draft.graph, at, drop=True)
+        t, ref = draft.trace.tensor(node.args[i]), node.args[i]
+        for d in [-dim] if dim else range(-t.dim(), 0):
+            # Without the dimension, only the first one leaves the others in their places.
+            if (keep and dim) or (dim and dim != t.dim()):
+                ref = edit.call(aten.slice.Tensor, ref, d, 0, 1)
+            else:
+                ref = edit.call(aten.select.int, ref, 0, -1)
+        new = Node(node.op, (*node.args[:i], ref, *node.args[i + 1 :]), node.kwargs, node.module)
+        return draft.changed(edit.done({Ref(at): edit.add(new)}))
+
+
+_DTYPES: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("float32", "float64", "float16", "bfloat16"), ("float32", "float64", "float16", "bfloat16")),
+    "int64": ("int32",),
+    "int32": ("int64", "int16"),
+}
+
+
+class Dtype:
+    """Another dtype for all inputs of one, and for the calls that name it; or for one input."""
+
+    name = "dtype"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Old dtype, new dtype, and the input; -1 for all."""
+        names = sorted({name for i in draft.graph.inputs if (name := _name_of(i.dtype)) in _DTYPES})
+        if not names:
+            return None
+        old = draw.choice(names)
+        others = [d for d in _DTYPES[old] if d != old]
+        if old.startswith("float") and draw.chance(0.1):
+            others = ["complex64"]
+        which = -1 if draw.chance(0.8) else draw.below(len(draft.graph.inputs))
+        return (old, draw.choice(others), which)
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Change it."""
+        old, new, which = params
+        if new not in _DTYPES and new != "complex64" and new not in ("int16", "int32"):
+            raise Invalid(f"no dtype {ascii(new)[:40]}")
+        was, now = getattr(torch, old) if old in _DTYPES else None, getattr(torch, new)
+        if was is None or (which != -1 and draft.graph.inputs[which].dtype is not was):
+            raise Invalid("no input of this dtype")
+
+        def converted(value: Any) -> Any:
+            if type(value) is tuple:
+                return tuple(converted(v) for v in value)
+            return now if value is was else value
+
+        graph = draft.graph
+        inputs = tuple(
+            replace(i, dtype=now) if i.dtype is was and which in (-1, k) else i for k, i in enumerate(graph.inputs)
+        )
+        if which != -1:
+            return draft.changed(Graph(inputs, graph.nodes, graph.outputs))
+        nodes = tuple(
+            replace(n, args=converted(n.args), kwargs=tuple((k, converted(v)) for k, v in n.kwargs))
+            for n in graph.nodes
+        )
+        return draft.changed(Graph(inputs, nodes, graph.outputs))
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Layout:
+    """Another layout of an input: transposed, channels last, with gaps, behind an offset, expanded."""
+
+    name = "layout"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Input, strides in elements, and offset."""
+        inputs = [k for k, i in enumerate(draft.graph.inputs) if i.shape and math.prod(i.shape) > 1]
+        if not inputs:
+            return None
+        k = draw.choice(inputs)
+        shape = draft.graph.inputs[k].shape
+        kind = draw.choice(("order", "gaps", "offset", "expanded", "channels"))
+        order = list(range(len(shape)))
+        if kind == "channels" and len(shape) in (4, 5):
+            order = [0, *range(2, len(shape)), 1]
+        elif kind in ("order", "channels"):
+            order = draw.shuffled(order)
+        gap = draw.choice((2, 3)) if kind == "gaps" else 1
+        strides, step = [0] * len(shape), gap
+        flat = draw.below(len(shape)) if kind == "expanded" else -1
+        for d in reversed(order):
+            if d != flat:
+                strides[d], step = step, step * max(shape[d], 1)
+        return (k, tuple(strides), draw.choice((1, 3, 8)) if kind == "offset" else 0)
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Lay it out so."""
+        k, strides, offset = params
+        graph = draft.graph
+        if type(k) is not int or not 0 <= k < len(graph.inputs):
+            raise Invalid("no such input")
+        if any(info(n.op).layout for n in graph.nodes):
+            raise Invalid("a call whose result depends on strides")
+        old = graph.inputs[k]
+        if len(strides) != len(old.shape) or not all(type(s) is int and s >= 0 for s in (*strides, offset)):
+            raise Invalid("no strides")
+        if 0 in strides and (graph.writes or 0 in old.shape):
+            raise Invalid("a write to an expanded tensor")
+        _check_reach(old.shape, strides, offset)
+        new = replace(old, strides=tuple(strides), offset=offset)
+        return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
+
+
+def _check_reach(shape: Sequence[int], strides: Sequence[int], offset: int) -> None:
+    """Look that no element lies on another but by expansion.
+
+    Raises:
+        Invalid: One does, or the memory is too large.
+    """
+    reach = 0
+    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1 and s):
+        if stride <= reach:
+            raise Invalid("strides that overlap")
+        reach += stride * (n - 1)
+    if reach + offset > MAX_ELEMENTS:
+        raise Invalid("strides that reach too far")
+
+
+class InPlace:
+    """The in-place form of a call: on a copy, on a dead value, or through a view of a copy."""
+
+    name = "in-place"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Call, and ``copy``, ``value`` or ``view``."""
+        found = [
+            at
+            for at, node in enumerate(draft.graph.nodes)
+            if at not in draft.pinned and in_place_form(node.op) and keeps_form(draft, at)
+        ]
+        if not found:
+            return None
+        at = draw.choice(found)
+        node = draft.graph.nodes[at]
+        kinds = ["copy"]
+        if type(node.args[0]) is Ref and _is_dead_after(draft, node.args[0], at):
+            kinds.append("value")
+        if info(node.op).pointwise and not any(type(a) is Ref for a in node.args[1:]) and draft.trace.values[at].dim():
+            kinds.append("view")
+        return (at, draw.choice(kinds))
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Make it."""
+        at, kind = params
+        node = node_at(draft.graph, at)
+        op = in_place_form(node.op)
+        if op is None or not node.args or type(node.args[0]) is not Ref:
+            raise Invalid("no in-place form")
+        ref = node.args[0]
+        have = draft.trace.tensor(ref)
+        if not keeps_form(draft, at):
+            raise Invalid("a result of another form than its first argument")
+        edit = Edit(draft.graph, at, drop=True)
+        if kind == "value":
+            if not _is_dead_after(draft, ref, at):
+                raise Invalid("its first argument is read elsewhere")
+            return draft.changed(edit.done({Ref(at): edit.add(replace(node, op=op))}))
+        target = edit.call(aten.clone.default, ref, memory_format=torch.contiguous_format)
+        if kind == "copy":
+            done = edit.add(replace(node, op=op, args=(target, *node.args[1:])))
+            return draft.changed(edit.done({Ref(at): done}))
+        if kind != "view" or not have.dim() or any(type(a) is Ref for a in node.args[1:]) or not info(op).pointwise:
+            raise Invalid("no view to write through")
+        part = edit.call(aten.slice.Tensor, target, -1, 0, have.shape[-1], 2)
+        edit.add(replace(node, op=op, args=(part, *node.args[1:])))
+        # Read after the write: the copy's own name would hide from a compiler that it was written to.
+        return draft.changed(edit.done({Ref(at): edit.call(aten.alias.default, target)}))
+
+
+def keeps_form(draft: Draft, at: int) -> bool:
+    """Whether a call returns one tensor of the form of its first argument."""
+    args, made = draft.graph.nodes[at].args, draft.trace.values[at]
+    if not args or type(args[0]) is not Ref or not isinstance(made, torch.Tensor):
+        return False
+    have = draft.trace.value(args[0])
+    return isinstance(have, torch.Tensor) and have.shape == made.shape and have.dtype is made.dtype
+
+
+def _is_dead_after(draft: Draft, ref: Ref, at: int) -> bool:
+    """Whether a value is a call's own, and is read by this call alone."""
+    if ref.node < 0 or draft.uses.get(ref, []) != [at]:
+        return False
+    mine = draft.trace.tensor(ref)
+    if any(s == 0 for s, n in zip(mine.stride(), mine.shape, strict=True) if n > 1):
+        return False
+    place = mine.untyped_storage().data_ptr()
+    sharing = [r for r, t in draft.tensors() if t.untyped_storage().data_ptr() == place and r.node < at]
+    return sharing == [ref]
+
+
+@functools.lru_cache(maxsize=4096)
+def in_place_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """``add_.Tensor`` of ``add.Tensor``; None where there is none."""
+    name = str(op.name())  # type: ignore[no-untyped-call]
+    space, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    if space != "aten" or info(op).writes or info(op).random or packet.endswith("_"):
+        return None
+    try:
+        found = op_named(f"{packet}_.{overload}")
+    except AttributeError:
+        return None
+    mine, its = schema_of(op).arguments, schema_of(found).arguments
+    return found if [a.name for a in mine] == [a.name for a in its] else None
+
+
+class Out:
+    """The ``out=`` form of a call, into a new tensor that is exact, empty (it is resized), or transposed."""
+
+    name = "out"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Call, and ``exact``, ``empty`` or ``transposed``."""
+        found = [
+            at
+            for at, node in enumerate(draft.graph.nodes)
+            if at not in draft.pinned and isinstance(draft.trace.values[at], torch.Tensor) and out_form(node.op)
+        ]
+        return (draw.choice(found), draw.choice(("exact", "empty", "transposed"))) if found else None
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Make it."""
+        at, kind = params
+        node = node_at(draft.graph, at)
+        form = out_form(node.op)
+        if form is None or kind not in ("exact", "empty", "transposed"):
+            raise Invalid("no out= form")
+        op, name = form
+        want = draft.trace.tensor(Ref(at))
+        shape = [0] if kind == "empty" else list(want.shape)
+        if kind == "transposed":
+            if want.dim() < 2:
+                raise Invalid("less than two dimensions")
+            shape[-1], shape[-2] = shape[-2], shape[-1]
+        edit = Edit(draft.graph, at, drop=True)
+        out = edit.call(aten.full.default, shape, 0, dtype=want.dtype, device=DEVICE)
+        if kind == "transposed":
+            out = edit.call(aten.transpose.int, out, -1, -2)
+        kwargs = tuple((k, v) for k, v in node.kwargs if k in {a.name for a in schema_of(op).arguments})
+        ref = edit.add(replace(node, op=op, kwargs=(*kwargs, (name, out))))
+        return draft.changed(edit.done({Ref(at): ref}))
+
+
+@functools.lru_cache(maxsize=4096)
+def out_form(op: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, str] | None:
+    """The overload of an operator that writes its one result to a given tensor, and that argument's name."""
+    about, schema = info(op), schema_of(op)
+    if about.writes or about.random or about.layout or len(schema.returns) != 1:
+        return None
+    mine = [
+        (a.name, str(a.type)) for a in schema.arguments if a.name not in ("dtype", "layout", "device", "pin_memory")
+    ]
+    packet = op.overloadpacket
+    for overload in packet.overloads():
+        found: torch._ops.OpOverload = getattr(packet, overload)
+        arguments = schema_of(found).arguments
+        outs = [a for a in arguments if a.is_out]
+        rest = [(a.name, str(a.type)) for a in arguments if not a.is_out and a.name != "dtype"]
+        if len(outs) == 1 and rest == mine and str(outs[0].type) == "Tensor":
+            return found, outs[0].name
+    return None
+
+
+def _value_inputs(draft: Draft) -> list[int]:
+    """Floating inputs that decide no index and become no integers."""
+    return [
+        k
+        for k, i in enumerate(draft.graph.inputs)
+        if i.dtype.is_floating_point and -1 - k not in draft.pinned and Ref(-1 - k) in draft.uses
+    ]
+
+
+def with_fill(draft: Draft, k: Any, fill: Fill) -> Draft:
+    """The draft with other values of an input.
+
+    Raises:
+        Invalid: It is no floating input.
+    """
+    graph = draft.graph
+    if type(k) is not int or k not in _value_inputs(draft):
+        raise Invalid("no such floating input")
+    new = replace(graph.inputs[k], fill=fill)
+    return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
+
+
+def accumulates_behind(draft: Draft, k: int) -> bool:
+    """Whether a call sums what an input leads to.
+
+    A sum that leaves the range on the way depends on the order of its terms: infinity, NaN or a number are all right.
+    """
+    reached = {-1 - k}
+    for at, node in enumerate(draft.graph.nodes):
+        if any(r.node in reached for r in node.refs()):
+            reached.add(at)
+            row = facts(node.name)
+            if row.accumulates or row.normalizes or not (info(node.op).pointwise or row.only_moves):
+                return True
+    return False
+
+
+class Exceptional:
+    """NaN, infinities, zeros of both signs, subnormals or the largest numbers among the values of an input."""
+
+    name = "exceptional"
+    family = "tensors"
+    exceptional = True
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Input and kind."""
+        inputs = _value_inputs(draft)
+        return (draw.choice(inputs), draw.choice(EXCEPTIONAL)) if inputs else None
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Fill it so."""
+        k, kind = params
+        if kind not in EXCEPTIONAL or type(k) is not int or not 0 <= k < len(draft.graph.inputs):
+            raise Invalid(f"no exceptional values {ascii(kind)[:40]}")
+        if kind == "largest" and accumulates_behind(draft, k):
+            raise Invalid("the largest numbers in a sum")
+        old = draft.graph.inputs[k].fill
+        mean, std = (old.a, old.b) if old.kind == "normal" else (0.0, 1.0)
+        return with_fill(draft, k, Fill(kind, mean, std))
+
+
+class Scale:
+    """Values of an input near the edge of overflow or of underflow of its dtype."""
+
+    name = "scale"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Input, and the exponent of 2 of the values' deviation."""
+        inputs = _value_inputs(draft)
+        if not inputs:
+            return None
+        k = draw.choice(inputs)
+        largest, smallest, subnormal = _edges(draft.graph.inputs[k].dtype)
+        near = (largest - 2, largest // 2 - 1) if not accumulates_behind(draft, k) else (largest // 2 - 5,)
+        return (k, draw.choice((*near, smallest + 2, smallest // 2, subnormal + 3)))
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Scale it."""
+        k, exponent = params
+        if type(exponent) is not int or type(k) is not int or not 0 <= k < len(draft.graph.inputs):
+            raise Invalid("no exponent")
+        largest, _, subnormal = _edges(draft.graph.inputs[k].dtype)
+        if not subnormal <= exponent < largest:
+            raise Invalid("an exponent that the dtype does not have")
+        return with_fill(draft, k, Fill("normal", 0.0, 2.0**exponent))
+
+
+def _edges(dtype: torch.dtype) -> tuple[int, int, int]:
+    """Exponents of 2 of the largest, the smallest normal and the smallest number."""
+    limits = torch.finfo(dtype)
+    smallest = math.frexp(limits.tiny)[1] - 1
+    return math.frexp(limits.max)[1], smallest, smallest + math.frexp(limits.eps)[1] - 1

@@ -1,0 +1,398 @@
+"""Runs variants on the reference and on each target, and says what differs, operator by operator and by each oracle.
+
+The reference runs first: a variant that it refuses is invalid, and says nothing about a target. On the target each
+operator call is judged by itself (`studies.sweep.run_case` does that for any program), so the first pass names the
+operator, and nothing is bisected. The results of the whole program go to the oracles (`oracles`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun import sim
+from shadowrun.intercept.plan import make_plan
+from shadowrun.platforms import parse
+from shadowrun.platforms.worker.client import WorkerDied
+from shadowrun.replay.copies import move, without_strides
+from shadowrun.replay.executor import Executor
+from shadowrun.studies.campaign.oracles import FIRED, differing, to_mask
+from shadowrun.studies.sweep.cases import FAILURES, CaseFinding, Kind, Part
+from shadowrun.studies.sweep.run_case import CaseRunner
+from shadowrun.studies.sweep.sweep_findings import finding_of_row
+from shadowrun.studies.zoo.graph import Graph, Input, Runner
+from shadowrun.studies.zoo.values import make, make_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shadowrun.platforms.device import Platform
+    from shadowrun.studies.campaign.variant import Variant
+    from shadowrun.studies.sweep.run_case import Observed
+
+__all__ = ["Result", "RunnerSettings", "VariantFinding", "VariantRunner", "program_of"]
+
+_RENEW: Final = 256
+"""Variants in one comparison: each leaves rows and forms in its memory, which ends with it."""
+_MAX_BYTES: Final = 1 << 30
+_UNSUPPORTED: Final = (Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE)
+_WRONG: Final = (Kind.MISMATCH, Kind.FORM)
+_CPU: Final = torch.device("cpu")
+_STATUS_OF_OP: Final = {"unsupported": "unsupported", "fallback": "fallback", "error": "error"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """Platforms of a campaign.
+
+    Attributes:
+        targets: Their specs.
+        ref: Spec of the reference.
+        flaws: Of the simulated device; None where no target is simulated.
+        backends: Of torch.compile: each makes one more target of each target in this process, its compiled code.
+        threads: Threads of torch.
+        call_limit_s: Time limit of a call, where a platform has a process of its own.
+    """
+
+    targets: tuple[str, ...]
+    ref: str = "cpu"
+    flaws: tuple[str, ...] | None = None
+    backends: tuple[str, ...] = ()
+    threads: int = 1
+    call_limit_s: float = 60.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All targets by name: the platforms, then ``npu, inductor`` for what a backend compiles for them."""
+        return (*self.targets, *(f"{target}, {backend}" for backend in self.backends for target in self.targets))
+
+
+@dataclass(frozen=True, slots=True)
+class VariantFinding:
+    """A fault that a variant showed.
+
+    Attributes:
+        op: Innermost operator; empty for the variant as a whole.
+        dtype: Dtype of the first tensor among its inputs, ``f32``; empty if there is none.
+        kind: A value of `Kind`.
+        cause: A value of `shadowrun.types.Cause`, or empty.
+        explanation: Hypothesis, or type of the exception.
+        message: Evidence, or first sentence of the exception.
+        phase: ``forward`` or ``backward``.
+    """
+
+    op: str
+    dtype: str
+    kind: str
+    cause: str = ""
+    explanation: str = ""
+    message: str = ""
+    phase: str = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a variant on a target.
+
+    Attributes:
+        status: ``ok``, ``finding``, ``unsupported`` (nothing worse than a missing operator), ``unverified`` or
+            ``invalid`` (the reference cannot run it).
+        reason: Why, for the last two.
+        findings: Faults.
+        oracles: Bits of the oracles by which the results differ; -1 where they were not compared.
+        ops: Operators, each with ``ok``, ``unsupported``, ``fallback`` or ``error``.
+        n_calls: Operator calls that were judged.
+        cpu_ms: Processor time, in milliseconds.
+    """
+
+    status: str
+    reason: str = ""
+    findings: tuple[VariantFinding, ...] = ()
+    oracles: int = -1
+    ops: Mapping[str, str] = field(default_factory=dict)
+    n_calls: int = 0
+    cpu_ms: float = 0.0
+
+
+class VariantRunner:
+    """Runs variants, one after another, in this process.
+
+    Args:
+        settings: Platforms.
+
+    Raises:
+        PlatformError: A platform is absent, or its process does not start.
+    """
+
+    def __init__(self, settings: RunnerSettings) -> None:
+        self._settings = settings
+        torch.set_num_threads(settings.threads)
+        if settings.flaws is not None and not sim.is_enabled():
+            simulated = next(t for t in settings.targets if parse(t).device_type not in ("cpu", "cuda"))
+            sim.enable(parse(simulated).device_type, flaws=settings.flaws)
+        self._pairs = [_Pair(target, settings) for target in settings.targets]
+        self._compiled = [(pair, backend) for backend in settings.backends for pair in self._pairs]
+
+    def run(self, variant: Variant, target: int = 0, on_target: Callable[[], None] = lambda: None) -> Result:
+        """Run a variant on one target.
+
+        Args:
+            variant: The variant.
+            target: Number of the target, in `RunnerSettings.names`.
+            on_target: Called when the reference has run it and before the target does.
+        """
+        began = time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if target < len(self._pairs):
+                result = self._pairs[target].run(variant, on_target)
+            else:
+                pair, backend = self._compiled[target - len(self._pairs)]
+                result = pair.compiled(variant, backend, on_target)
+        return _timed(result, (time.process_time() - began) * 1e3)
+
+
+class _Pair:
+    """One target and the reference."""
+
+    def __init__(self, target: str, settings: RunnerSettings) -> None:
+        self._target, self._settings = target, settings
+        self._on_target: Callable[[], None] = lambda: None
+        self._n_left = 0
+        self._renew()
+
+    def _renew(self) -> None:
+        s = self._settings
+        self._cases = CaseRunner(self._target, s.ref, s.call_limit_s, self._target_begins)
+        self._platform = self._cases.target
+        self._n_left = _RENEW
+
+    def _target_begins(self) -> None:
+        self._on_target()
+
+    def run(self, variant: Variant, on_target: Callable[[], None]) -> Result:
+        if self._n_left <= 0:
+            self._renew()
+        self._n_left -= 1
+        self._on_target = on_target
+        program = program_of(variant)
+        found = self._cases.run(Part.FORWARD, program) or []
+        observed = self._cases.observed
+        refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
+        if refused is not None and observed is None:
+            return Result("invalid", f"{refused.explanation}: {refused.message}"[:300])
+        findings = (*self._findings(found, observed), *self._compiled_too(variant))
+        condemned = any(f.kind in _WRONG for f in findings)
+        status, reason = _status(found, findings)
+        rows = observed.rows if observed is not None else []
+        return Result(
+            status,
+            reason,
+            findings,
+            self._oracles(variant, observed, condemned=condemned) if status in ("ok", "finding") else -1,
+            _ops(rows, findings),
+            sum(row[3] == "match" or row[3] == "mismatch" for row in rows),
+        )
+
+    def _compiled_too(self, variant: Variant) -> tuple[VariantFinding, ...]:
+        """Findings of the compiled variant, where its recipe asks for compilation."""
+        if not variant.execution.compile:
+            return ()
+        return self.compiled(variant, variant.execution.compile, lambda: None).findings
+
+    def compiled(self, variant: Variant, backend: str, on_target: Callable[[], None]) -> Result:
+        """Its compiled code against itself in eager mode."""
+        from shadowrun.studies.campaign.compiling import check_compiled  # imports the compiler
+
+        on_target()
+        if self._platform.remote is not None:
+            return Result("unverified", "the platform has a process of its own: nothing is compiled there")
+        with self._platform.context():
+            status, reason, found = check_compiled(variant, backend, self._platform.device)
+        return Result(status, reason, tuple(VariantFinding(*f) for f in found))
+
+    def _findings(self, found: list[CaseFinding], observed: Observed | None) -> Iterator[VariantFinding]:
+        places: dict[tuple[str, ...], tuple[str, str]] = {}
+        for row in observed.rows if observed is not None else ():
+            if (shown := finding_of_row(row)) is not None:
+                places.setdefault(_key(shown), (_dtype_of(row[8]), row[2]))
+        seen = set()
+        for f in found:
+            if f.kind not in FAILURES and f.kind is not Kind.REFERENCE:
+                continue
+            dtype, phase = places.get(_key(f), ("", "forward"))
+            one = VariantFinding(f.op or f.kernel, dtype, f.kind, f.cause, f.explanation, f.message, phase)
+            # One variant may call a faulty operator many times.
+            if (key := (one.op, one.dtype, one.kind, one.cause, one.explanation)) not in seen:
+                seen.add(key)
+                yield one
+
+    def _oracles(self, variant: Variant, observed: Observed | None, *, condemned: bool) -> int:
+        if observed is None or observed.expected is None:
+            return -1
+        expected = _tensors(observed.expected)
+        actual = _tensors(observed.actual) if self._cases.is_on_device else self._free_run(variant)
+        if actual is None or len(actual) != len(expected):
+            return -1
+        here = [_to_cpu(t, self._platform) for t in actual]
+        if self._platform.device.type == "cpu" and self._cases.is_on_device:
+            here = actual
+        there = [t.detach() for t in expected]
+        names = differing(here, there, lambda: _exact(variant), condemned=condemned)
+        # A match with a cause is one whose bits differ.
+        fired = any(row[3] == "mismatch" or (row[3] == "match" and row[4]) for row in observed.rows)
+        return to_mask(names | {FIRED} if fired else names)
+
+    def _free_run(self, variant: Variant) -> list[torch.Tensor] | None:
+        """Results of the target on its own intermediate results, where the program itself runs on the reference."""
+        platform = self._platform
+        try:
+            if platform.remote is None:
+                with platform.context():
+                    return _tensors(program_of(variant)(platform.device)())
+            if variant.execution.backward:
+                return None  # its process runs single operators: no gradient flows through them
+            executor = Executor(platform)
+            return _tensors(program_of(variant, _remote_caller(executor))(_CPU)())
+        except (RuntimeError, NotImplementedError, WorkerDied, ValueError, TypeError, IndexError):
+            return None
+
+
+def program_of(
+    variant: Variant, call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any] | None = None
+) -> Callable[[torch.device], Callable[[], list[Any]]]:
+    """A variant as a program: inputs on a device, and a function that runs there and returns all results.
+
+    Args:
+        variant: The variant.
+        call: Calls an operator; None for the usual way.
+    """
+    graph, seed = variant.graph, variant.recipe.seed
+    values = make_all(graph.inputs, seed)
+
+    def prepare(device: torch.device) -> Callable[[], list[Any]]:
+        with torch.no_grad():
+            inputs = [move(v, device) if device.type != "cpu" else _copy(v) for v in values]
+        if variant.execution.backward:
+            for described, value in zip(graph.inputs, inputs, strict=True):
+                value.requires_grad_(described.requires_grad)
+        runner = Runner(graph, device, call)
+        return lambda: _results(variant, runner, inputs, device)
+
+    return prepare
+
+
+def _results(variant: Variant, runner: Runner, inputs: list[torch.Tensor], device: torch.device) -> list[Any]:
+    """Outputs, gradients, and the inputs that were written to."""
+    how = variant.execution
+    autocast = torch.autocast(device.type, getattr(torch, how.autocast)) if how.autocast else contextlib.nullcontext()
+    with autocast, contextlib.nullcontext() if how.backward else torch.no_grad():
+        # An in-place call on a leaf raises: the program of a user writes to results of other calls, too.
+        given = [v.clone() if v.requires_grad and variant.graph.writes else v for v in inputs]
+        out = runner(given)
+    results = [t for t in out if isinstance(t, torch.Tensor)]
+    if not how.backward:
+        return [*results, *(inputs if variant.graph.writes else ())]
+    wanted = [v for v in inputs if v.requires_grad]
+    loss = [t for t in results if t.requires_grad and (t.is_floating_point() or t.is_complex())]
+    if not wanted or not loss:
+        return results
+    directions = [
+        make(Input(f"direction {k}", tuple(t.shape), t.dtype), variant.recipe.seed).to(device)
+        for k, t in enumerate(loss)
+    ]
+    return [*results, *torch.autograd.grad(loss, wanted, directions, allow_unused=True)]
+
+
+def _copy(t: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides and offset."""
+    if t.is_contiguous() and not t.storage_offset():
+        return t.clone()
+    whole = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).clone()
+    return whole.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+def _remote_caller(executor: Executor) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]:
+    def call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return executor.run_mirrored(make_plan(op, 0), tuple(args), dict(kwargs), _MAX_BYTES).out
+
+    return call
+
+
+def _exact(variant: Variant) -> list[torch.Tensor] | None:
+    """Results of the reference in float64; None where the program does not run in it."""
+    try:
+        wide = replace(variant, graph=_in_float64(variant.graph), execution=replace(variant.execution, autocast=""))
+        return _tensors(program_of(wide)(_CPU)())
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+        return None
+
+
+def _in_float64(graph: Graph) -> Graph:
+    """The graph with float64 in the place of each other real floating-point dtype, in inputs and arguments."""
+
+    def widened(value: Any) -> Any:
+        if type(value) is tuple:
+            return tuple(widened(v) for v in value)
+        return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+    return Graph(
+        tuple(replace(i, dtype=widened(i.dtype)) for i in graph.inputs),
+        tuple(
+            replace(n, args=widened(n.args), kwargs=tuple((k, widened(v)) for k, v in n.kwargs)) for n in graph.nodes
+        ),
+        graph.outputs,
+    )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [t for t in value if isinstance(t, torch.Tensor)]
+
+
+def _to_cpu(t: torch.Tensor, platform: Platform) -> torch.Tensor:
+    t = t.detach()
+    if t.device.type == "cpu":
+        return t
+    return without_strides(t, _CPU) if platform.functionalizes else move(t, _CPU)
+
+
+def _status(found: list[CaseFinding], findings: tuple[VariantFinding, ...]) -> tuple[str, str]:
+    if any(f.kind not in (*_UNSUPPORTED, Kind.REFERENCE) for f in findings):
+        return "finding", ""
+    if any(f.kind in _UNSUPPORTED for f in findings):
+        return "unsupported", ""
+    if findings:
+        return "finding", ""
+    doubt = next((f for f in found if f.kind in (Kind.UNVERIFIED, Kind.HARNESS)), None)
+    return ("ok", "") if doubt is None else ("unverified", f"{doubt.explanation}: {doubt.message}".strip(": ")[:300])
+
+
+def _ops(rows: Sequence[Any], findings: tuple[VariantFinding, ...]) -> dict[str, str]:
+    ops: dict[str, str] = {}
+    for row in rows:
+        status = _STATUS_OF_OP.get(row[3], "ok")
+        if status != "ok" or row[1] not in ops:
+            ops[row[1]] = status
+    for f in findings:
+        if f.kind in _UNSUPPORTED and f.op:
+            ops[f.op] = "unsupported"
+    return ops
+
+
+def _key(f: CaseFinding) -> tuple[str, ...]:
+    return (f.op, f.kernel, f.kind, f.cause, f.explanation)
+
+
+def _dtype_of(inputs: str) -> str:
+    """``f32`` of ``f32[8, 16], f32[16], 1.0``."""
+    head, bracket, _ = inputs.lstrip("[(").partition("[")
+    return head if bracket and head.isalnum() else ""
+
+
+def _timed(result: Result, cpu_ms: float) -> Result:
+    return replace(result, cpu_ms=cpu_ms)

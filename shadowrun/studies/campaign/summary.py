@@ -1,0 +1,182 @@
+"""The figures of a campaign, each with its definition, from counts alone.
+
+The published study (arXiv 2511.11601) defines its quantities in a text that is not public. These are our definitions;
+the report prints them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shadowrun.studies.campaign.findings import RootCause
+
+__all__ = ["DEFINITIONS", "OracleCount", "Platform", "Summary", "count_oracles", "upper_bound"]
+
+DEFINITIONS: Final = {
+    "program": "a graph of operator calls, distinct by its hash: operators, attributes, shapes, dtypes and layouts",
+    "variant": "a program after the mutations of its recipe; variants of one hash count once",
+    "valid": "the reference runs the variant",
+    "support": "operators of the corpus that the platform runs; an operator is missing if any variant found no kernel",
+    "fewer": "(operators that the reference runs - operators that the platform runs) / operators that it runs",
+    "discrepancy rate": "variants with a discrepancy / variants whose results were compared, by each oracle",
+    "compile failure": "valid variants that torch.compile or the compiled code refuses / variants compiled",
+    "compile difference": "variants whose compiled results no rounding explains / variants compiled",
+    "root cause": "findings with the same operator, class of dtype, verdict, cause and type of exception",
+    "framework flaw": "a root cause that every platform shows, or that the reference shows against itself",
+    "platform issue": "any other root cause",
+}
+_CONFIDENCE: Final = 3.0
+"""-ln 0.05 = 2.996: of n trials without an event, the rate is below 3 / n at 95 % (rule of three)."""
+
+
+def upper_bound(n_events: int, n: int) -> float | None:
+    """Bound on a rate at 95 % where nothing was seen; None where something was, or nothing was tried."""
+    return _CONFIDENCE / n if n and not n_events else None
+
+
+@dataclass(frozen=True, slots=True)
+class OracleCount:
+    """What one oracle said of the variants that were compared.
+
+    Attributes:
+        name: One of `ORACLES`.
+        n_differ: Variants whose results differ by it.
+        n_missed: Variants in which an operator returned other bits, and the oracle saw no difference.
+        n_alone: Variants in which it saw a difference, and no operator returned other bits.
+    """
+
+    name: str
+    n_differ: int
+    n_missed: int
+    n_alone: int
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The results on one target.
+
+    Attributes:
+        name: The target.
+        statuses: Number of variants by status.
+        ops: Number of operators by ``ok``, ``unsupported``, ``fallback``, ``error``.
+        n_ops_of_reference: Operators that the reference runs.
+        missing: Operators without a kernel.
+        oracles: What each oracle said.
+        n_compared: Variants whose results were compared.
+        n_fired: Of these, those in which an operator returned other bits.
+        causes: Findings by cause.
+        n_failed: Variants that raised on it.
+        cpu_ms: Processor time.
+    """
+
+    name: str
+    statuses: Mapping[str, int]
+    ops: Mapping[str, int] = field(default_factory=dict)
+    n_ops_of_reference: int = 0
+    missing: tuple[str, ...] = ()
+    oracles: tuple[OracleCount, ...] = ()
+    n_compared: int = 0
+    n_fired: int = 0
+    causes: Mapping[str, int] = field(default_factory=dict)
+    n_failed: int = 0
+    cpu_ms: float = 0.0
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is compiled code; its name then has a comma."""
+        return ", " in self.name
+
+    @property
+    def n_run(self) -> int:
+        """Valid variants."""
+        return sum(n for status, n in self.statuses.items() if status != "invalid")
+
+    @property
+    def fewer(self) -> float:
+        """Share of the reference's operators that it lacks."""
+        n = self.n_ops_of_reference
+        return self.ops.get("unsupported", 0) / n if n else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A campaign in figures.
+
+    Attributes:
+        title: Targets against reference.
+        stages: Counts in and out of each stage, with what was left out and why.
+        platforms: One for each target.
+        root_causes: All root causes.
+        validity: By mutator, the number of variants with it, and of valid ones.
+        n_variants: Distinct variants that were run.
+        n_duplicates: Variants that were equal to an earlier one.
+        invalid: Reasons of invalid variants, with their number, the most frequent first.
+        wall_s: Time by the clock; 0 if unknown.
+        jobs: Worker processes.
+        is_simulated: Whether flaws were planted: an oracle that says nothing has then missed one.
+        flaws: Their names.
+        new: Root causes that an earlier campaign did not have; None without one.
+        texts: Short script of each root cause that has one.
+    """
+
+    title: str
+    stages: tuple[tuple[str, int, int, Mapping[str, int]], ...]
+    platforms: tuple[Platform, ...]
+    root_causes: tuple[RootCause, ...]
+    validity: Mapping[str, tuple[int, int]]
+    n_variants: int
+    n_duplicates: int
+    invalid: tuple[tuple[str, int], ...] = ()
+    wall_s: float = 0.0
+    jobs: int = 1
+    is_simulated: bool = False
+    flaws: tuple[str, ...] = ()
+    new: frozenset[str] | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all variants, in seconds."""
+        return sum(p.cpu_ms for p in self.platforms) / 1e3
+
+    @property
+    def findings(self) -> Sequence[RootCause]:
+        """Root causes that count against a platform or the framework: all but missing operators."""
+        return [c for c in self.root_causes if not c.signature.kind.startswith("unsupported")]
+
+
+def count_oracles(masks: Iterable[tuple[int, int]]) -> tuple[tuple[OracleCount, ...], int, int]:
+    """What each oracle said, from the masks of all results.
+
+    Args:
+        masks: Mask of a result, and the number of results that have it; -1 for results that were not compared.
+
+    Returns:
+        The oracles, the number of results that were compared, and of those in which an operator's bits differed.
+    """
+    differ: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    alone: Counter[str] = Counter()
+    n_compared = n_fired = 0
+    for mask, n in masks:
+        if mask < 0:
+            continue
+        names = from_mask(mask)
+        fired = FIRED in names
+        n_compared += n
+        n_fired += n if fired else 0
+        for name in ORACLES:
+            if name in names:
+                differ[name] += n
+                alone[name] += 0 if fired else n
+            elif fired:
+                missed[name] += n
+    counts = tuple(OracleCount(name, differ[name], missed[name], alone[name]) for name in ORACLES)
+    return counts, n_compared, n_fired

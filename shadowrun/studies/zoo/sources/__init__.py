@@ -1,0 +1,1 @@
+"""Where programs of a zoo come from: one module for each source."""

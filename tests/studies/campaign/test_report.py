@@ -1,0 +1,105 @@
+import json
+
+import pytest
+
+from shadowrun.report.document import render
+from shadowrun.studies.campaign.findings import Seen, root_causes
+from shadowrun.studies.campaign.oracles import FIRED, ORACLES, to_mask
+from shadowrun.studies.campaign.report import campaign_document, issue_page
+from shadowrun.studies.campaign.runner import VariantFinding
+from shadowrun.studies.campaign.summary import Platform, Summary, count_oracles, upper_bound
+
+MM = VariantFinding(
+    "aten::mm", "f32", "mismatch", "reduced precision", "inputs rounded to bf16", "4e4 units", "forward"
+)
+EVIL = VariantFinding("aten::\x1b[31mmm", "f32", "crash", "", "<script>alert(1)</script>", "a|b\nc")
+
+
+def masks(*sets):
+    return [(to_mask(frozenset(names)), n) for names, n in sets]
+
+
+def summary(findings=(), **changes):
+    counted, n_compared, n_fired = count_oracles(
+        [*masks(((), 90), (("bitwise", "shadowrun", FIRED), 6), (("bitwise", FIRED), 4)), (-1, 5)]
+    )
+    sim = Platform(
+        "sim (matmul-in-bf16)", {"ok": 94, "finding": 6, "invalid": 1}, {"ok": 38, "unsupported": 2}, 40,
+        ("aten::cumsum", "aten::lerp.Scalar"), counted, n_compared, n_fired, {"reduced precision": 6}, 0, 2500.0,
+    )  # fmt: skip
+    facts = {
+        "title": "sim against cpu",
+        "stages": (("programs", 120, 100, {"random": 20}),),
+        "platforms": (sim,),
+        "root_causes": tuple(root_causes(findings, 1)),
+        "validity": {"insert": (50, 50), "pad": (20, 15)},
+        "n_variants": 101,
+        "n_duplicates": 7,
+        "is_simulated": True,
+        "flaws": ("matmul-in-bf16",),
+    }
+    return Summary(**(facts | changes))
+
+
+def test_oracles_are_counted():
+    counted, n_compared, n_fired = count_oracles(
+        [*masks(((), 90), (("bitwise", "shadowrun", FIRED), 6), (("bitwise", FIRED), 4), (("nnsmith",), 2)), (-1, 5)]
+    )
+    by_name = {o.name: o for o in counted}
+    assert (n_compared, n_fired) == (102, 10)
+    assert (by_name["bitwise"].n_differ, by_name["bitwise"].n_missed) == (10, 0)
+    assert (by_name["shadowrun"].n_differ, by_name["shadowrun"].n_missed) == (6, 4)
+    assert (by_name["nnsmith"].n_missed, by_name["nnsmith"].n_alone) == (10, 2)
+    assert [o.name for o in counted] == list(ORACLES)
+
+
+def test_a_rate_of_nothing_has_a_bound():
+    assert upper_bound(0, 100_000) == pytest.approx(3e-5)
+    assert upper_bound(1, 100) is None
+    assert upper_bound(0, 0) is None
+
+
+@pytest.mark.parametrize("kind", ["txt", "md", "json", "csv", "html"])
+def test_every_format_has_the_root_cause(kind):
+    text = render(campaign_document(summary([Seen(4, 0, 3, MM)])), kind)
+    assert "aten::mm" in text
+    assert "reduced precision" in text
+    if kind == "json":
+        data = json.loads(text)
+        assert data["root_causes"][0]["n_variants"] == 1
+        assert data["definitions"]["valid"]
+
+
+def test_figures_of_the_tables():
+    text = render(campaign_document(summary([Seen(n, 0, 3, MM) for n in range(6)])), "txt")
+    for figure in ("5.0 %", "6.00 %", "40.00 %", "75.00 %", "6 variants, first in number 0", "120", "20 random"):
+        assert figure in text, figure
+
+
+def test_texts_of_a_file_are_sanitised():
+    document = campaign_document(summary([Seen(4, 0, 3, EVIL)]))
+    assert "\x1b" not in render(document, "txt")
+    assert "<script>alert" not in render(document, "html")
+
+
+def test_nothing_found_is_told_with_a_bound():
+    text = render(campaign_document(summary()), "txt")
+    assert "in 100 compared variants: at most 3 % at 95 %" in text
+    assert "false positive" in render(campaign_document(summary(is_simulated=False, flaws=())), "txt")
+
+
+def test_the_gate():
+    found = [Seen(4, 0, 3, MM)]
+    assert campaign_document(summary(found)).gate is None
+    assert not campaign_document(summary(found), fail_on=frozenset({"mismatch"})).gate.passed
+    assert campaign_document(summary(found), fail_on=frozenset({"crash"})).gate.passed
+    nothing = summary(n_variants=0, platforms=())
+    assert not campaign_document(nothing, fail_on=frozenset({"crash"})).gate.passed
+
+
+def test_a_page_for_an_issue():
+    (cause,) = root_causes([Seen(4, 0, 3, MM)], 1)
+    page = issue_page(1, cause, summary([Seen(4, 0, 3, MM)], texts={str(cause.signature): "import torch\n"}))
+    assert page.startswith("## aten::mm: mismatch on sim (matmul-in-bf16)\n")
+    assert "```python\nimport torch\n```" in page
+    assert "inputs rounded to bf16" in page

@@ -1,0 +1,111 @@
+"""The runner on the simulated device, clean and with planted flaws, and on the CPU in another process."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from shadowrun import sim
+from shadowrun.studies.campaign.findings import signature
+from shadowrun.studies.campaign.oracles import FIRED, from_mask
+from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.variant import Execution, Variant
+from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
+
+aten = torch.ops.aten
+X, W = Input("x", (4, 16)), Input("w", (16, 8), requires_grad=True)
+MLP = Graph(
+    (X, W),
+    (
+        Node(aten.mm.default, (Ref(-1), Ref(-2))),
+        Node(aten.relu.default, (Ref(0),)),
+        Node(aten._softmax.default, (Ref(1), -1, False)),
+    ),
+    (Ref(2),),
+)
+ADDMM = Graph((X, W, Input("b", (8,))), (Node(aten.addmm.default, (Ref(-3), Ref(-1), Ref(-2))),), (Ref(0),))
+
+
+def variant(graph=MLP, seed=0, **execution):
+    return Variant(Recipe("0a", (), seed), graph, Execution(**execution))
+
+
+@pytest.fixture(scope="module")
+def runner():
+    return VariantRunner(RunnerSettings(("sim",), flaws=()))
+
+
+def test_a_clean_device_agrees_in_every_bit(runner):
+    result = runner.run(variant(backward=True))
+    assert (result.status, result.findings, from_mask(result.oracles)) == ("ok", (), frozenset())
+    assert result.ops["aten::mm"] == result.ops["aten::_softmax_backward_data"] == "ok"
+    assert result.n_calls >= 5
+
+
+def test_a_flaw_is_placed_and_seen_by_the_oracles_that_can(runner):
+    with sim.flaws("matmul-in-bf16"):
+        result = runner.run(variant())
+    assert result.status == "finding"
+    assert str(signature(result.findings[0])) == "mismatch aten::mm, float: reduced precision"
+    assert {"shadowrun", "bitwise", FIRED} <= from_mask(result.oracles)
+    assert "torchfuzz" not in from_mask(result.oracles)  # softmax sums to one
+
+
+def test_a_flaw_in_the_backward_pass_has_its_phase(runner):
+    with sim.flaws("matmul-in-bf16"):
+        found = {(f.op, f.phase) for f in runner.run(variant(ADDMM, backward=True)).findings}
+    assert found == {("aten::addmm", "forward"), ("aten::mm", "backward")}
+
+
+def test_what_the_reference_refuses_is_invalid(runner):
+    wrong = Graph((X, X), (Node(aten.mm.default, (Ref(-1), Ref(-2))),), (Ref(0),))
+    result = runner.run(variant(wrong))
+    assert result.status == "invalid"
+    assert "RuntimeError" in result.reason
+    assert result.oracles == -1
+
+
+def test_a_missing_kernel_is_unsupported(runner):
+    graph = Graph((X,), (Node(aten.cumsum.default, (Ref(-1), 1)),), (Ref(0),))
+    with sim.flaws("missing-cumsum"):
+        result = runner.run(variant(graph))
+    assert result.status == "unsupported"
+    assert result.ops["aten::cumsum"] == "unsupported"
+    assert result.oracles == -1
+
+
+def test_results_repeat_themselves(runner):
+    with sim.flaws("matmul-in-bf16"):
+        first, second = (runner.run(variant(seed=5)) for _ in range(2))
+    assert (first.findings, first.oracles) == (second.findings, second.oracles)
+
+
+def test_inputs_keep_their_layout_and_writes_stay_inside(runner):
+    strided = Input("x", (4, 3), strides=(1, 5), offset=2)
+    graph = Graph(
+        (strided, Input("b", (3,), fill=Fill("uniform", 1, 2))),
+        (Node(aten.add_.Tensor, (Ref(-1), Ref(-2))), Node(aten.mul.Tensor, (Ref(-1), Ref(-1)))),
+        (Ref(1),),
+    )
+    first, second = (dataclasses.replace(runner.run(variant(graph)), cpu_ms=0) for _ in range(2))
+    assert first == second
+    assert first.status == "ok"
+
+
+def test_autocast_runs_on_both(runner):
+    assert runner.run(variant(autocast="bfloat16")).status == "ok"
+
+
+def test_another_instruction_set_differs_in_bits_only():
+    other = VariantRunner(RunnerSettings(("cpu[isa=default]",)))
+    result = other.run(variant())
+    assert result.status == "ok"
+    assert from_mask(result.oracles) <= {"bitwise", FIRED}
+    assert result.oracles > 0
+
+
+@pytest.mark.slow
+def test_compiled_code_is_a_target_of_its_own():
+    compiled = VariantRunner(RunnerSettings(("cpu[threads=1]",), backends=("aot_eager",)))
+    assert compiled.run(variant(backward=True), 1).status == "ok"
