@@ -63,6 +63,7 @@ class CallRecorder:
 
     Attributes:
         plans: Plans by the id of their operator.
+        native_handler: Records plain calls on the CPU in C, from `start` to `stop`; None without the C extension.
         skipped: Calls that were not recorded, by reason.
         failure: Why nothing more is recorded; empty while all is well.
     """
@@ -86,6 +87,7 @@ class CallRecorder:
         self._captured = captured
         self.plans: dict[int, OpPlan] = {}
         self._native: NativeCalls | None = None
+        self.native_handler: Any = None
         self._state = State()
         self.skipped: Counter[str] = Counter()
         self.failure = ""
@@ -114,14 +116,10 @@ class CallRecorder:
         if self._kernels is not None:
             self._kernels.start()
         self._native = self._make_native(buffer)
+        self.native_handler = None if self._native is None else self._native.handler
         for plan in self.plans.values():
             self._teach(plan)
         self._state.running = True
-
-    @property
-    def native_handler(self) -> Any:
-        """Records plain calls on the CPU in C, from `start` to `stop`; None without the C extension."""
-        return None if self._native is None else self._native.handler
 
     def _make_native(self, buffer: BlockBuffer) -> NativeCalls | None:
         # Kernels are found out by Python, and inputs are kept by Python before a call runs.
@@ -155,7 +153,7 @@ class CallRecorder:
         """Only run calls from here on."""
         self._state.running = False
         self._generated.stop()
-        self._native = None
+        self._native = self.native_handler = None
         if self._buffer is not None:
             self._buffer.native_rows = None
         self._flow.clear()

@@ -163,6 +163,21 @@ def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch):
 
 
 @needs_c
+def test_numbers_of_tensors_and_all_but_the_first_draw_go_by_c(tmp_path, monkeypatch):
+    left, note = [], call_recorder.CallRecorder._note_device
+    monkeypatch.setattr(call_recorder.CallRecorder, "_note_device", lambda *args: left.append(1) or note(*args))
+    concluded = []
+    monkeypatch.setattr(call_recorder.CallRecorder, "_conclude", lambda *_: concluded.append(1))
+    x = torch.rand(4)
+    with shadowrun.record(tmp_path / "a.shadowrec"):
+        x.add_(0)
+        for _ in range(5):
+            x.bernoulli_(0.5)
+            x.sum().item(), x.sum().long().item(), x.sum().bool().item()
+    assert (len(left), concluded) == (5, [])  # the first call of each operator
+
+
+@needs_c
 def test_the_program_gets_the_same(tmp_path):
     plain = train(digits)
     with shadowrun.record(tmp_path / "a.shadowrec"):
