@@ -143,7 +143,7 @@ def _mitigations(names: list[str]) -> AbstractContextManager[None]:
     if not names:
         return contextlib.nullcontext()
 
-    from shadowrun.studies.mitigate.applying import applied
+    from shadowrun.studies.mitigate.apply_in_process import applied
 
     return applied(names)
 

@@ -33,7 +33,6 @@ __all__ = [
     "in_infra_mode",
     "inner_operators",
     "modes",
-    "modes_aside",
     "n_modes_below",
     "next_sequence_number",
     "pop_mode",
@@ -45,6 +44,7 @@ __all__ = [
     "unrecorded",
     "with_isolated_warnings",
     "without_function_modes",
+    "without_lower_modes",
     "without_modes",
 ]
 need(
@@ -118,7 +118,7 @@ def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]
         return
     try:
         _start_legacy_profiler(_legacy_config())
-    except (RuntimeError, TypeError, AttributeError):  # another profiler has this thread, or it is started otherwise
+    except (RuntimeError, TypeError, AttributeError):  # another profiler has this thread, or its API changed
         yield
         return
     try:
@@ -217,7 +217,7 @@ class _Once:
 
 
 @contextlib.contextmanager
-def modes_aside(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def without_lower_modes(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Take the modes below ours away: they shall see the user's own call, once, and nothing of ours.
 
     Seen on 2.11 and 2.13. Switching Python dispatch off for our part would leave no way to switch it on

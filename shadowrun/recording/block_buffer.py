@@ -93,6 +93,7 @@ class BlockBuffer:
 
     def begin_call(self) -> None:
         """The rows from here on belong to the next call."""
+        # Only lengths: to drop a call is rare, and a copy of the columns for each call is not.
         self._mark = tuple(map(len, self._columns))
 
     def drop_call(self) -> None:
@@ -111,6 +112,8 @@ class BlockBuffer:
         module, phase, site = origin
         number, self._n_contexts = self._n_contexts, self._n_contexts + 1
         self.writer.context(number, Context(plan.name, module, phase, site, device, _arguments(args, kwargs)))
+        # Forgetting costs a second row with the same text; without a bound, a program that makes a new string for
+        # each call would grow without end.
         if len(self.contexts) >= _MAX_KNOWN:
             self.contexts.clear()
         self.contexts[key] = number
@@ -119,6 +122,7 @@ class BlockBuffer:
     def form(self, t: torch.Tensor) -> int:
         """Number of a tensor's form."""
         is_strided = t.layout is torch.strided and not t.is_nested
+        # A nested or sparse tensor has sizes that differ from call to call, each of which would be a new form.
         key = (t.dtype, t.shape, t.stride()) if is_strided else (t.dtype, t.dim(), str(t.layout), t.is_nested)
         known = self._forms.get(key)
         return self._new_form(key, _form(t, is_strided=is_strided)) if known is None else known
@@ -171,6 +175,7 @@ class BlockBuffer:
         else:
             statistics, rungs, samples, row_rungs = digest
             n_rungs = len(rungs) // 8
+            # All ladders of a tensor have the same rungs, so their number follows and is not stored.
             n_rows = len(row_rungs) // len(rungs)
             self.results += _RESULT.pack(form, kind, position, len(samples) // 8, n_rungs, n_rows, base) + statistics
             self.rungs += rungs
@@ -182,6 +187,7 @@ class BlockBuffer:
         self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int], kernel: int = NONE
     ) -> None:
         """Add a call, after its results."""
+        # The column has 16 bits.
         inputs = inputs[:_MAX_INPUTS]
         self.calls += _CALL.pack(step, context, occurrence, kernel, n_results, len(inputs))
         self.inputs += struct.pack(f"<{len(inputs)}q", *inputs)
@@ -204,6 +210,7 @@ class BlockBuffer:
         self._flushed_at = time.monotonic()
         if not self.calls:
             return
+        # Before the columns are cleared: the properties count what is in them.
         self._first_row, self._first_call = self.n_results, self.n_calls
         if self.native_rows is not None:
             self.native_rows.first_row = self._first_row
@@ -255,6 +262,7 @@ def _add_to_key(key: list[Any], a: Any) -> None:
     elif kind is complex:
         key.append(repr(a))
     elif kind in _PLAIN or isinstance(a, torch.Tensor):
+        # Only that it is a tensor: with its form or identity, each call would be a context of its own.
         key.append(torch.Tensor)
     elif isinstance(a, torch.Generator):
         key.append(torch.Generator)

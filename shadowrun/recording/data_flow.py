@@ -103,6 +103,7 @@ class DataFlow:
         known = self.storages.get(storage_key(t))
         if known is None or not _is_current(known, t):
             return None
+        # Without a row of its own, its values are those of the last write to the storage.
         row = known.rows.get(_place(t, form))
         return known.last if row is None else row
 
@@ -115,6 +116,7 @@ class DataFlow:
         elif self._touched is not None:
             self._touched.add(key)
         found = known.rows[_place(t, form)] = Leaf()
+        # A part says nothing about the rest of its storage, which may have another origin.
         if known.last is None and _covers_storage(t):
             known.last = found
         return found
@@ -163,6 +165,7 @@ class DataFlow:
 
     def forget(self, t: torch.Tensor) -> None:
         """A call that is not recorded may have written to a tensor."""
+        # Forgotten, not marked: a later use makes a leaf, which claims no origin.
         self.storages.pop(storage_key(t), None)
 
     def unseen(self, t: torch.Tensor) -> None:
@@ -183,6 +186,7 @@ class DataFlow:
         for key in self._touched or ():
             known = self.storages.get(key)
             if known is not None:
+                # Writes of generated code are not counted by torch, so versions do not show them.
                 known.renew(known.version)
                 known.rows[_UNSEEN] = NONE
         self._touched = None
@@ -210,6 +214,7 @@ class DataFlow:
 
 
 def _version(t: torch.Tensor) -> int:
+    # Inference tensors have no version counter, and reading it raises.
     return _UNCOUNTED if t.is_inference() else version_of(t)
 
 
@@ -223,6 +228,7 @@ def _is_current(known: _StorageRows, t: torch.Tensor) -> bool:
 
 
 def _covers_storage(t: torch.Tensor) -> bool:
+    # An expanded tensor may have more elements than its storage; it writes all of it too.
     return t.numel() * t.itemsize >= t.untyped_storage().nbytes()
 
 

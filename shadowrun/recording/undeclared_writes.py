@@ -101,8 +101,13 @@ class UndeclaredWrites:
             What `found` wants.
         """
         watched: list[Watched] = []
+<<<<<<< HEAD
         # Not beside a call of another thread, which may write to the same memory with every right.
         if may_watch(plan) and self.schedule.is_due(plan.index, args, kwargs) and alone and not self._n_running:
+=======
+        # Not while another thread makes a call, which may write to the same memory with every right.
+        if self._is_due(plan, args, kwargs) and alone and not self._n_running:
+>>>>>>> main
             # No memory for copies, say: what is not watched counts as unchanged.
             with suppress(RuntimeError, NotImplementedError, TypeError):
                 watched += self._watched(plan, args, kwargs)

@@ -117,6 +117,8 @@ def replay(
     found = _sorted(recording, values, captured, wanted)
     done: list[ReplayedCall] = []
     info = RunInfo(target, ref)
+    # `bounded_memory` outermost: loading the inputs allocates too. `as_in_handler`: the recorded calls were seen below
+    # autograd and autocast, and would be changed by them a second time.
     with bounded_memory(), as_in_handler(), CallReplayer(info) as replayer:
         runner = _Runner(recording, captured, replayer, checked=not trusted)
         try:
@@ -152,12 +154,14 @@ def _sorted(recording: Recording, values: Values, captured: CapturedFile, wanted
     ops = [context.op for context in recording.contexts]
     random = [bool(facts(op).distribution) for op in ops]
     for call, context in enumerate(recording.calls["context"].tolist()):
+        # Views and calls without tensors have nothing to be held against.
         if not has_values[call]:
             continue
         if not wanted.has(call, ops[context]):
             n_unselected += 1
         elif call in kept:
             calls.append(call)
+        # Another device draws other numbers; without the inputs, not even their plausibility can be judged.
         elif random[context]:
             n_random += 1
         else:
@@ -232,10 +236,12 @@ class _Runner:
 
     def _plan(self, op: str) -> OpPlan | str:
         """The plan of an operator, or why it is not run."""
+        # A recording names an operator thousands of times, and its check reads the schema.
         known = self._plans.get(op)
         if known is None:
             try:
                 known = operator(op, checked=self._checked, index=len(self._plans))
+                # The reason takes the place of the plan: asked again, the answer is the same.
                 if known.action in (Action.PASS, Action.EMPTY, Action.VIEW):
                     known = known.reason or "it computes no values"
             except Refused as why:
@@ -253,6 +259,7 @@ def _placed(plan: OpPlan, given: CapturedCall, context: Context) -> OpPlan:
     names = [a.name for a in schema_of(plan.func).arguments]
     named = dict(zip(names, given.args, strict=False)) | given.kwargs
     there = [name for name, value in named.items() if any(value is t for t in given.on_cpu)]
+    # What is written to decides where the call runs, wherever it lay.
     written = {a.name for a in plan.mutated}
     return dataclasses.replace(
         plan, on_cpu=tuple(dict.fromkeys((*plan.on_cpu, *(n for n in there if n not in written))))
@@ -275,6 +282,8 @@ def _judge_by_digests(values: Values, runner: _Runner, done: list[ReplayedCall])
     calls = np.array([done[n].call for n in runner.ran], np.int64)
     pairs = np.stack([calls, np.arange(len(calls))], axis=1)
     none = np.empty(0, np.int64)
+    # By the code that compares two machines, so that `replay` and `diff` never disagree on a call. The inputs are
+    # equal by construction: they were loaded from the file.
     difference = compare(values, here, Alignment(pairs, none, none, {}), same_inputs=True)
     judgements = judge_rounding(difference, MAX_JUDGED)
     for pair, n in enumerate(runner.ran):
