@@ -2,8 +2,7 @@
 
 Values of results do not show them, and torch does not count them: what reads the memory later would differ without a
 cause. So the memory of a call's arguments is digested before and after the call, but for elements that the call may
-write to, and `GUARD_BYTES` on either side with it.
-`watch_schedule` decides for which calls.
+write to, and `GUARD_BYTES` on either side with it. `watch_schedule` decides for which calls.
 """
 
 from __future__ import annotations
@@ -101,13 +100,8 @@ class UndeclaredWrites:
             What `found` wants.
         """
         watched: list[Watched] = []
-<<<<<<< HEAD
-        # Not beside a call of another thread, which may write to the same memory with every right.
-        if may_watch(plan) and self.schedule.is_due(plan.index, args, kwargs) and alone and not self._n_running:
-=======
         # Not while another thread makes a call, which may write to the same memory with every right.
-        if self._is_due(plan, args, kwargs) and alone and not self._n_running:
->>>>>>> main
+        if may_watch(plan) and self.schedule.is_due(plan.index, args, kwargs) and alone and not self._n_running:
             # No memory for copies, say: what is not watched counts as unchanged.
             with suppress(RuntimeError, NotImplementedError, TypeError):
                 watched += self._watched(plan, args, kwargs)
