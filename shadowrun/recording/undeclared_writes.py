@@ -101,13 +101,19 @@ class UndeclaredWrites:
         """
         watched: list[Watched] = []
         # Not while another thread makes a call, which may write to the same memory with every right.
-        if may_watch(plan) and self.schedule.is_due(plan.index, args, kwargs) and alone and not self._n_running:
+        if may_watch(plan) and self._is_due(plan, args, kwargs) and alone and not self._n_running:
             # No memory for copies, say: what is not watched counts as unchanged.
             with suppress(RuntimeError, NotImplementedError, TypeError):
                 watched += self._watched(plan, args, kwargs)
         self._n_running += 1
         self._n_begun += 1
         return self._n_begun, watched
+
+    def _is_due(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        try:
+            return bool(self.schedule.is_due(plan.index, args, kwargs))
+        except RuntimeError:  # a nested tensor has no sizes
+            return False
 
     def ended(self) -> None:
         """A call has ended, by itself or with an exception."""
