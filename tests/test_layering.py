@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "numerics": {"types", "native", "torch_private"},
     "sim": BASE | {"torch_versions"},
     "platforms": BASE | {"native", "torch_versions", "torch_private", "sim"},
-    "store": {"types", "errors", "native", "torch_private"},
+    "store": {"types", "errors", "limits", "native", "torch_private"},
     "facts": set(),
     "intercept": BASE | {"platforms", "native", "torch_versions", "torch_private", "facts"},
     "operators": {"types", "numerics", "intercept", "torch_private", "facts"},
