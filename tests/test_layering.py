@@ -1,6 +1,7 @@
 """Imports go one way, the hot path stays light, and private names of torch stay in their places."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def part_named(path):
 
 def imported(tree, file):
     """Dotted names that a file imports, at the top or inside functions."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -125,8 +126,8 @@ def private_torch(tree, file):
     if name_of(file).startswith(PRIVATE_TORCH):
         return
     uses = list(imported(tree, file))
-    uses += [(dotted(node), node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    for node in ast.walk(tree):
+    uses += [(dotted(node), node.lineno) for node in nodes_of(tree) if isinstance(node, ast.Attribute)]
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
             uses += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
     for name, line in uses:
@@ -150,7 +151,7 @@ NOT_OF_TORCH = {
 def attributes_made_in(tree):
     """Names that a module's own classes have, or that it sets on some object."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ClassDef):
             names |= {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
             names |= {n.target.id for n in node.body if isinstance(n, ast.AnnAssign)}
@@ -165,15 +166,26 @@ def private_attributes(tree, file):
     if name_of(file).startswith(PRIVATE_TORCH):
         return
     known = attributes_made_in(tree) | NOT_OF_TORCH.keys()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
             continue
         if node.attr not in known and not dotted(node).startswith(OF_OTHERS):
             yield f"{name_of(file)}:{node.lineno} uses {ast.unparse(node)}"
 
 
+@functools.cache
+def tree_of(file):
+    """Parsed once for all rules, which only read it."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def nodes_of(tree):
+    return tuple(ast.walk(tree))
+
+
 def check(rule, files=FILES):
-    return [line for file in files for line in rule(ast.parse(file.read_text(encoding="utf-8")), file)]
+    return [line for file in files for line in rule(tree_of(file), file)]
 
 
 def test_every_part_has_a_place_in_the_order():

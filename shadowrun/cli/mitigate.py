@@ -132,7 +132,7 @@ def _time(args: argparse.Namespace) -> int:
     from shadowrun.cli.program import Program
     from shadowrun.platforms.cpu import CpuSettings
     from shadowrun.platforms.spec import parse
-    from shadowrun.studies.mitigate.applying import applied
+    from shadowrun.studies.mitigate.apply_in_process import applied
 
     program = Program(args.module or args.script, is_module=bool(args.module))
     with CpuSettings(parse(args.platforms[0]).settings), applied(args.apply):

@@ -92,7 +92,7 @@ def _order(args: argparse.Namespace) -> Document:
         raise UsageError("--jobs is for studies that record platforms: the study order has none.", slug="bad-option")
 
     from shadowrun.studies.published.mask_probe import DTYPES
-    from shadowrun.studies.published.order import PLATFORMS, QUICK_PLATFORMS, order_document, probe_platform
+    from shadowrun.studies.published.summation_order import PLATFORMS, QUICK_PLATFORMS, order_document, probe_platform
 
     kernels = _kernels(args.ops, args.shape)
     dtypes = args.dtypes or ["float32"]

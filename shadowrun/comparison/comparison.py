@@ -247,7 +247,7 @@ class Comparison(Startable, Run):
             self._release()
 
     def _disinherit(self) -> None:
-        self._output.disinherit()
+        self._output.detach_in_child()
         self._reassemble()
 
     def _finish(self) -> None:

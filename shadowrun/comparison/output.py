@@ -188,7 +188,7 @@ class Output:
         if self._claim is not None:
             self._claim.release()
 
-    def disinherit(self) -> None:
+    def detach_in_child(self) -> None:
         """In a forked child, record into memory: the file of the parent is not touched, not even closed."""
         if self._pid == os.getpid():
             return

@@ -129,7 +129,7 @@ class RegionCounter(Protocol):
 
     n_met: int
 
-    def not_seen(self) -> None:
+    def count_uncompared(self) -> None:
         """Count a call that is not compared."""
 
 
@@ -166,7 +166,7 @@ def _watch(code: Callable[..., Any], counter: RegionCounter) -> Callable[..., An
         # Inductor's regions count themselves; operators called one by one are compared like any others.
         seen = bool(tracker.names) or counter.n_met != met
         if not seen:
-            counter.not_seen()
+            counter.count_uncompared()
         return out
 
     return call
@@ -186,7 +186,7 @@ class BackendObserver(Protocol):
     ) -> Any:
         """Run what was made of one of Dynamo's graphs and return what it returns."""
 
-    def not_seen(self, reason: str) -> None:
+    def count_uncompared(self, reason: str) -> None:
         """Count a call that is not compared."""
 
 
@@ -297,7 +297,7 @@ def _wrap(module: fx.GraphModule, request: CompileRequest, plain: bool) -> Calla
     except Exception as error:  # the program must not see it
         failed = f"shadowrun failed: {type(error).__name__}"
         if _observer is not None:
-            _observer.not_seen(failed)
+            _observer.count_uncompared(failed)
         return lambda code: code
     return functools.partial(_wrapper_of_region, region)
 
@@ -308,7 +308,7 @@ def _wrap_dynamo_graph(module: fx.GraphModule, request: CompileRequest) -> Itera
         dynamo_graph = CompiledDynamoGraph(module, request)
     except Exception as error:  # the program must not see it
         if _observer is not None:
-            _observer.not_seen(f"shadowrun failed: {type(error).__name__}")
+            _observer.count_uncompared(f"shadowrun failed: {type(error).__name__}")
         yield lambda code: code
         return
     before, _compiling.owner = _compiling.owner, dynamo_graph

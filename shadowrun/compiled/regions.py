@@ -201,12 +201,12 @@ class Regions:
             elif torchcompile.has_saved_tensor_hooks():
                 refused = "hooks on saved tensors"
             if refused:
-                self.not_seen(_NOT_COMPARED + refused)
+                self.count_uncompared(_NOT_COMPARED + refused)
                 return None, origin
             with torchcompile.no_modes():
                 return DynamoGraphRun(dynamo_graph.module, inputs), origin
         except Exception as error:  # the program must not see it
-            self.not_seen(f"{_NOT_COMPARED}shadowrun failed: {type(error).__name__}")
+            self.count_uncompared(f"{_NOT_COMPARED}shadowrun failed: {type(error).__name__}")
             return None, None
         finally:
             self._replayer.add_own_ns(time.perf_counter_ns() - began_ns)
@@ -227,14 +227,14 @@ class Regions:
                 graph_run.is_random, known = True, False
             if verdict.status is Status.MISMATCH:
                 if graph_run.is_random and not known:
-                    self.not_seen(_NOT_COMPARED + "its random numbers differ from those of eager")
+                    self.count_uncompared(_NOT_COMPARED + "its random numbers differ from those of eager")
                 else:
                     wrong = replace(verdict, explanation=_DECOMPOSITION_FAULT)
                     dynamo_graph.seen = (origin, graph_run.snapshot, wrong, judged)
         except EagerFailed:
-            self.not_seen(_NOT_COMPARED + "its graph does not run eagerly")
+            self.count_uncompared(_NOT_COMPARED + "its graph does not run eagerly")
         except Exception as error:
-            self.not_seen(f"{_NOT_COMPARED}another run of it failed: {type(error).__name__}")
+            self.count_uncompared(f"{_NOT_COMPARED}another run of it failed: {type(error).__name__}")
 
     def _record_dynamo_graph(self, dynamo_graph: CompiledDynamoGraph) -> None:
         """Record that a graph of Dynamo's is wrong as a whole, where no region of it is."""
@@ -254,13 +254,13 @@ class Regions:
         context = self._context(_PendingCall(region, origin, list(snapshot.inputs), "", None))
         self._recorder.verdict(context, verdict, tuple(j.diff for j in judged))
 
-    def not_seen(self, reason: str = _BEFORE) -> None:
+    def count_uncompared(self, reason: str = _BEFORE) -> None:
         """Count a call that is not compared."""
         self._recorder.skip(_NAME, "", reason)
 
     def _unseen(self) -> None:
         self.n_met += 1
-        self.not_seen()
+        self.count_uncompared()
 
     def _keep_original(self, module: fx.GraphModule) -> Callable[[Any], None]:
         """Keep a graph as it is before Inductor's passes: on a later copy, their errors would be on both sides."""
@@ -289,7 +289,7 @@ class Regions:
                 snapshot = Snapshot.take(inputs, region.graph.written) if region.graph and not refused else None
                 return _PendingCall(region, call.origin, inputs, refused, snapshot)
         except Exception as error:  # the program must not see it
-            self.not_seen(f"shadowrun failed: {type(error).__name__}")
+            self.count_uncompared(f"shadowrun failed: {type(error).__name__}")
             return None
         finally:
             self._replayer.add_own_ns(time.perf_counter_ns() - began_ns)

@@ -217,7 +217,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         """Run a call with other dispatch modes below this one."""
         if torchapi.in_infra_mode():
             return self._observer.run_and_count(plan, args, kwargs)
-        with torchapi.modes_aside(plan.run) as run:
+        with torchapi.without_lower_modes(plan.run) as run:
             return self._observer.observe(dataclasses.replace(plan, run=run), args, kwargs)
 
     def _new_plan(self, func: Any) -> OpPlan | None:
@@ -327,7 +327,7 @@ def dispatch_overhead_ns() -> float:
             torchapi.with_isolated_warnings(run, (), (tensor,), {})
         return time.perf_counter_ns() - start
 
-    with torchapi.modes_aside(run), torch.no_grad():
+    with torchapi.without_lower_modes(run), torch.no_grad():
         # On the CPU: the program may have set another default device.
         tensor: torch.Tensor = torchapi.with_isolated_warnings(make, (), ([1],), {"device": "cpu"})
         plain = min(trial_ns(tensor) for _ in range(_TRIALS))

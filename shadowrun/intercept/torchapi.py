@@ -32,8 +32,8 @@ __all__ = [
     "has_function_mode",
     "in_infra_mode",
     "inner_operators",
+    "live_storage",
     "modes",
-    "modes_aside",
     "n_modes_below",
     "next_sequence_number",
     "pop_mode",
@@ -42,9 +42,11 @@ __all__ = [
     "shares_memory",
     "storage_key",
     "top_mode",
+    "undisturbed",
     "unrecorded",
     "with_isolated_warnings",
     "without_function_modes",
+    "without_lower_modes",
     "without_modes",
 ]
 need(
@@ -118,7 +120,7 @@ def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]
         return
     try:
         _start_legacy_profiler(_legacy_config())
-    except (RuntimeError, TypeError, AttributeError):  # another profiler has this thread, or it is started otherwise
+    except (RuntimeError, TypeError, AttributeError):  # another profiler has this thread, or its API changed
         yield
         return
     try:
@@ -217,7 +219,7 @@ class _Once:
 
 
 @contextlib.contextmanager
-def modes_aside(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def without_lower_modes(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Take the modes below ours away: they shall see the user's own call, once, and nothing of ours.
 
     Seen on 2.11 and 2.13. Switching Python dispatch off for our part would leave no way to switch it on
@@ -320,6 +322,13 @@ with_isolated_warnings: Callable[..., Any] = optional(
 )
 
 
+def undisturbed(function: Callable[..., Any], *args: Any) -> Any:
+    """Call operators of ours: unseen by modes and by the program's profiler, their warnings apart."""
+    not_recorded = unrecorded(function) if profiling() else contextlib.nullcontext()
+    with as_in_handler(), not_recorded:
+        return with_isolated_warnings(function, (), args, None)
+
+
 # Seen on 2.11 and 2.13: no mode and no subclass is handed the calls inside. Without it, subclasses of tensors cannot
 # be constructed by their old constructor under a mode.
 without_modes: Callable[[], Any] = optional(
@@ -373,6 +382,16 @@ class StorageWatch:
     def freed(self) -> bool:
         """Whether no tensor uses it any more."""
         return bool(self._reference.expired())
+
+
+def _no_storage(_key: int) -> None:
+    return None
+
+
+live_storage: Callable[[int], torch.UntypedStorage | None] = optional(
+    "torch.UntypedStorage._new_with_weak_ptr", _no_storage, "results of a step's last call are not kept"
+)
+"""The storage with a `storage_key`, while a `StorageWatch` holds it; None if it was freed. Seen on 2.13 and 2.15."""
 
 
 def in_transform() -> bool:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.kernels import KernelTracer
     from shadowrun.recording.provenance import Provenance
+    from shadowrun.recording.step_outputs import StepOutputs
     from shadowrun.recording.undeclared_writes import Watched
     from shadowrun.schedule.selection import Selection
 
@@ -124,6 +125,7 @@ class CallRecorder:
         n_rows: See `rows=` of `shadowrun.record`.
         first_call_on: Called before the first call on each device, with its name.
         captured: Keeps inputs of calls, where that is wanted.
+        outputs: Keeps the results of each step's last call.
         kernels: See `kernels=` of `shadowrun.record`.
 
     Attributes:
@@ -141,6 +143,7 @@ class CallRecorder:
         n_rows: int,
         first_call_on: Callable[[torch.device], None],
         captured: CapturedInputs,
+        outputs: StepOutputs,
         kernels: KernelTracer | None = None,
     ) -> None:
         self.attribution = attribution
@@ -150,6 +153,7 @@ class CallRecorder:
         self._n_rows = n_rows
         self._first_call_on = first_call_on
         self._captured = captured
+        self._outputs = outputs
         self.plans: dict[int, OpPlan] = {}
         self.native_handler: Any = None
         self._state = _State()
@@ -258,6 +262,7 @@ class CallRecorder:
 
     def stop(self) -> None:
         """Only run calls from here on."""
+        self._keep_outputs()
         self._state.running = False
         self._generated.stop()
         self.native_handler = None
@@ -285,9 +290,18 @@ class CallRecorder:
 
     @step.setter
     def step(self, step: int) -> None:
+        self._keep_outputs()
         self._state.step = step
         self._occurrences.clear()
         self._state.has_recorded = False
+
+    def _keep_outputs(self) -> None:
+        """The step has ended: keep what its last call made."""
+        state, buffer = self._state, self._buffer
+        if state.running and state.has_recorded and self._outputs.wanted and buffer is not None:
+            with self.lock:
+                if not state.busy:
+                    self._outputs.end_step(buffer, self._flow)
 
     @property
     def recorded_in_step(self) -> bool:

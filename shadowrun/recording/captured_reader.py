@@ -68,6 +68,7 @@ class CapturedFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # Schema and value types are checked for the whole file; what follows checks what one call refers to.
         self._connection = open_checked(path)
 
     def __enter__(self) -> Self:
@@ -117,6 +118,7 @@ class CapturedFile:
     def _parts(self, call: int) -> dict[str, Any] | None:
         try:
             row = self._connection.execute(
+                # The length is compared in SQL, so that a huge text never reaches Python.
                 "select case when length(arguments) <= ? then arguments end from captured where call = ?",
                 (_MAX_TEXT, call),
             ).fetchone()
@@ -130,6 +132,7 @@ class CapturedFile:
         digests, rows = found["memories"], found["tensors"]
         if type(digests) is not list or type(rows) is not list or max(len(digests), len(rows)) > _MAX_MEMORIES:
             raise ValueError("too many tensors")
+        # Sizes first, contents later: the limit holds before any memory is taken.
         sizes = [self._size(digest) for digest in digests]
         if sum(sizes) > max_bytes:
             raise TooLarge(f"{sum(sizes):,} bytes")
@@ -150,8 +153,10 @@ class CapturedFile:
         import torch
 
         (data,) = self._connection.execute("select bytes from content where digest = ?", (digest,)).fetchone()
+        # Contents are shared by all calls with this digest, so a wrong one would be wrong in each of them.
         if hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(f"the content {digest[:16]} is another")
+        # Memory of torch: bytes of Python are aligned in another way, and kernels may branch on alignment.
         memory = torch.empty(len(data), dtype=torch.uint8, device="cpu")
         if data:
             memory.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -166,6 +171,7 @@ class CapturedFile:
 
 
 def _of_type(value: Any, kind: type) -> Any:
+    # Not `isinstance`: True would pass for 1.
     if type(value) is not kind:
         raise ValueError(f"a {type(value).__name__}")
     return value
@@ -185,6 +191,7 @@ def _checked(row: Any, sizes: list[int], max_bytes: int) -> tuple[Any, ...]:
         raise ValueError(f"no tensor of {str(name)[:40]}")
     dtype = getattr(torch, name)
     n_elements = math.prod(size for size in shape if size)
+    # An empty tensor reads no memory, wherever its offset points.
     is_empty = 0 in shape
     if not is_empty:
         end = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))

@@ -47,7 +47,7 @@ class _Worst:
     kept: Kept | None = None
     n_replaced: int = 0
 
-    def gives_way_to(self, severity: float) -> bool:
+    def is_replaceable_by(self, severity: float) -> bool:
         return severity > (self.severity if self.n_replaced < _MAX_WORSE else 2 * self.severity)
 
 
@@ -80,7 +80,7 @@ class Capturing:
         if (verdict.status not in _FAULTS and verdict is not SLOW) or verdict.cause in _NO_INPUTS_HELP:
             return None
         worst = self._worst.get(_kind(plan, verdict))
-        if worst is not None and not worst.gives_way_to(severity):
+        if worst is not None and not worst.is_replaceable_by(severity):
             return None
         return max(0, min(self._max_call_bytes, self._left))
 

@@ -16,7 +16,7 @@ from shadowrun.recording.model import NONE
 from shadowrun.torch_private import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     import torch
 
@@ -27,6 +27,7 @@ _UNCOUNTED: Final = -1
 
 _PURGE_AT: Final = 1024
 _FORM_BITS: Final = 32
+_FORM_MASK: Final = (1 << _FORM_BITS) - 1
 _UNSEEN: Final = -1
 """Among the rows of a storage: some of its values may come from code that calls no operators. No place is negative."""
 
@@ -103,6 +104,7 @@ class DataFlow:
         known = self.storages.get(storage_key(t))
         if known is None or not _is_current(known, t):
             return None
+        # Without a row of its own, its values are those of the last write to the storage.
         row = known.rows.get(_place(t, form))
         return known.last if row is None else row
 
@@ -115,6 +117,7 @@ class DataFlow:
         elif self._touched is not None:
             self._touched.add(key)
         found = known.rows[_place(t, form)] = Leaf()
+        # A part says nothing about the rest of its storage, which may have another origin.
         if known.last is None and _covers_storage(t):
             known.last = found
         return found
@@ -161,8 +164,23 @@ class DataFlow:
         known.last = None if rest is None else row
         return NONE if rest is None else rest.row if isinstance(rest, Leaf) else rest
 
+    def places(self, rows: Collection[int]) -> dict[int, tuple[int, int, int]]:
+        """Where the tensors of rows lie, of which some may be freed: row to storage key, offset and form."""
+        found = {}
+        for key, known in self.storages.items():
+            for place, row in known.rows.items():
+                if row in rows and type(row) is int:
+                    found[row] = key, place >> _FORM_BITS, place & _FORM_MASK
+        return found
+
+    def base(self, key: int) -> int:
+        """The row that has all values of a storage; NONE where there is none, or a leaf."""
+        row = self.storages[key].last
+        return row if type(row) is int else NONE
+
     def forget(self, t: torch.Tensor) -> None:
         """A call that is not recorded may have written to a tensor."""
+        # Forgotten, not marked: a later use makes a leaf, which claims no origin.
         self.storages.pop(storage_key(t), None)
 
     def unseen(self, t: torch.Tensor) -> None:
@@ -183,6 +201,7 @@ class DataFlow:
         for key in self._touched or ():
             known = self.storages.get(key)
             if known is not None:
+                # Writes of generated code are not counted by torch, so versions do not show them.
                 known.renew(known.version)
                 known.rows[_UNSEEN] = NONE
         self._touched = None
@@ -210,6 +229,7 @@ class DataFlow:
 
 
 def _version(t: torch.Tensor) -> int:
+    # Inference tensors have no version counter, and reading it raises.
     return _UNCOUNTED if t.is_inference() else version_of(t)
 
 
@@ -223,6 +243,7 @@ def _is_current(known: _StorageRows, t: torch.Tensor) -> bool:
 
 
 def _covers_storage(t: torch.Tensor) -> bool:
+    # An expanded tensor may have more elements than its storage; it writes all of it too.
     return t.numel() * t.itemsize >= t.untyped_storage().nbytes()
 
 

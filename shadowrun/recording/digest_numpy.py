@@ -80,8 +80,10 @@ def _planes(bits: Bits, block: int) -> Hashes:
     rows, n = bits.shape
     n_blocks = -(-n // LANES)
     padded = np.zeros((rows, n_blocks * LANES), bits.dtype)
+    # Zeros have no bits, so the padding adds nothing to any plane.
     padded[:, :n] = bits
     each = np.unpackbits(padded.view(np.uint8), axis=1, bitorder="little").reshape(rows, n_blocks * LANES, -1)
+    # Bit j of 32 neighbours becomes one word of plane j, which is multiplied with the key once for all.
     words = np.packbits(np.ascontiguousarray(each.transpose(0, 2, 1)), axis=2, bitorder="little").view("<u4")
     found: Hashes = (words * _keys(block, n_blocks)).sum(axis=2, dtype=np.uint64)
     return found
@@ -123,6 +125,7 @@ def _of_integers(bits: Bits, form: NumberFormat) -> dict[str, Any]:
     signed = bits.view(f"i{bits.itemsize}")
     values = bits if form.encoding is Encoding.UNSIGNED else signed
     offset = 1 << (form.width - 1) if form.encoding is Encoding.UNSIGNED else 0
+    # float64 first: squares of integers overflow their own dtype.
     each = values.astype(np.float64)
     return {
         "counts": np.array([bits.size - np.count_nonzero(bits)]),
@@ -135,6 +138,7 @@ def _of_integers(bits: Bits, form: NumberFormat) -> dict[str, Any]:
 def _of_floats(bits: Bits, form: NumberFormat) -> dict[str, Any]:
     # As signed integers: -0 first, then ever greater negative numbers to NaN, then +0 and the positive ones.
     ordered = np.sort(bits.view(f"i{bits.itemsize}"))
+    # One sort gives all classes and both ends of the range; as masks, each would read the memory again.
     below = np.searchsorted(ordered, _limits(form.width, form.mantissa))
     negative, positive = ordered[: below[2]], ordered[below[4] : below[7]]
     squares = sum(float(v @ v) for v in (_numbers(negative, form), _numbers(positive, form)))

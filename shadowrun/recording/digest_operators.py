@@ -51,6 +51,7 @@ def digest_by_operators(flat: torch.Tensor, form: NumberFormat, n_rows: int, n_l
     Returns:
         Statistics, rungs, samples and the rungs of rows, as `digests.pack` has them.
     """
+    # Integers of the same width: their arithmetic is exact on every device, so digests of two devices can be equal.
     bits, n = flat.view(form.ints), flat.numel()
     length = n // n_rows if n_rows else 0
     samples = bits.index_select(0, torch.from_numpy(positions).to(bits.device))
@@ -109,6 +110,7 @@ def _planes(bits: torch.Tensor, width: int) -> torch.Tensor:
     shifts = torch.arange(width, device=bits.device).reshape(width, 1)
     lanes = torch.arange(LANES, device=bits.device)
     total = torch.zeros((n_rows, width), dtype=torch.int64, device=bits.device)
+    # Each element becomes `width` numbers of int64 below.
     step = _MOST_AT_ONCE // width
     rows_at_once = max(1, step // max(n, 1))
     for first in range(0, n, step):
@@ -146,12 +148,14 @@ _OfPiece = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 def _of_integers(_: torch.Tensor, bits: torch.Tensor, form: NumberFormat) -> _OfPiece:
     order, values = bits, bits.to(torch.float64)
     if form.encoding is Encoding.UNSIGNED:
+        # torch has few operators on unsigned integers; with the top bit flipped, signed ones order as these do.
         order = bits ^ -(1 << (form.width - 1))
         values = values + (bits < 0) * 2.0**form.width
     return (bits == 0).sum().reshape(1), order.amin(), order.amax(), values.square().sum()
 
 
 def _of_floats(flat: torch.Tensor, bits: torch.Tensor, form: NumberFormat) -> _OfPiece:
+    # By bits, not `isfinite`: a device that is wrong about NaN must not be asked about NaN.
     size, infinite = _size_mask(form), _infinite(form)
     finite = (bits & size) < infinite
     # Integers that order as the numbers do; -0 is -1.
@@ -204,6 +208,7 @@ def _pack_statistics(
     if form.encoding is Encoding.CODES:
         return _STATISTICS.pack(*_of_codes(counts, form))
     classes = (0, 0, 0, int(counts[0]), 0, 0) if form.mantissa == 0 else _classes(counts, n)
+    # Without a finite number there is no range and no norm.
     if sum(classes[:3]) == n:
         return _STATISTICS.pack(*classes, nan, nan, nan)
     least, greatest = _number(found["low"], form), _number(found["high"], form)

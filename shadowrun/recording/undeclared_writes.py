@@ -131,7 +131,7 @@ class UndeclaredWrites:
             What `found` wants.
         """
         watched: list[Watched] = []
-        # Not beside a call of another thread, which may write to the same memory with every right.
+        # Not while another thread makes a call, which may write to the same memory with every right.
         if self._is_due(plan, args, kwargs) and alone and not self._n_running:
             # No memory for copies, say: what is not watched counts as unchanged.
             with suppress(RuntimeError, NotImplementedError, TypeError):
@@ -194,7 +194,10 @@ class UndeclaredWrites:
         n = counts.n_calls = counts.n_calls + 1
         if self.samples and n > ALL and not _is_sampled(n) and not counts.always:
             return False
-        key = context_key(plan.index, _CPU, _ANYWHERE, args, kwargs)
+        try:
+            key = context_key(plan.index, _CPU, _ANYWHERE, args, kwargs)
+        except RuntimeError:  # a nested tensor has no sizes
+            return False
         n = counts.signatures[key] = counts.signatures.get(key, 0) + 1
         if counts.always:
             return True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.copies import Arguments
     from shadowrun.replay.executor import Executor
 
-__all__ = ["PlatformRuns", "hand_back", "inputs_not_copied", "reference_raised", "refused"]
+__all__ = ["PlatformRuns", "inputs_not_copied", "reference_raised", "refused", "return_to_program"]
 
 _CPU = torch.device("cpu")
 
@@ -144,7 +144,7 @@ class PlatformRuns:
             self._unsupported(call, error, ran.ns / 1000, pristine)
             if self._config.on_unsupported == "raise":
                 return None
-            out = hand_back(call, ran)
+            out = return_to_program(call, ran)
         # Whatever fails here must not replace the exception that the program would have got.
         except Exception:  # the program gets its own exception
             return None
@@ -258,7 +258,7 @@ def _limit_reached(error: Exception) -> Verdict:
     return Verdict(Status.UNVERIFIED, None, limit_of_host(error), str(error)[:300])
 
 
-def hand_back(call: Call, ran: Ran) -> Any:
+def return_to_program(call: Call, ran: Ran) -> Any:
     """Return the results of a run elsewhere as the program's device would: fresh ones moved, mutated ones written.
 
     Args:

@@ -52,28 +52,28 @@ def sanitize(value: T, *, whole: bool = False, longest: int = 0) -> T:
         longest: Shorten texts to so many characters, whatever they are; pictures stay whole.
     """
 
-    def tame(text: str, field: str | None) -> str:
+    def cleaned(text: str, field: str | None) -> str:
         if whole or field in _PICTURES:
             return one_line(text)
         return clip(text, longest or (MAX_NAME if field in _NAMES else MAX_TEXT))
 
-    copy: T = _sanitized(value, None, tame)
+    copy: T = _sanitized(value, None, cleaned)
     return copy
 
 
-def _sanitized(value: Any, field: str | None, tame: Callable[[str, str | None], str]) -> Any:
+def _sanitized(value: Any, field: str | None, cleaned: Callable[[str, str | None], str]) -> Any:
     if isinstance(value, enum.Enum):  # before str: `Status` is one, and would become plain text
         return value
     if isinstance(value, str):
-        return tame(value, field)
+        return cleaned(value, field)
     if isinstance(value, (tuple, list)):
-        return type(value)(_sanitized(item, field, tame) for item in value)
+        return type(value)(_sanitized(item, field, cleaned) for item in value)
     if isinstance(value, Mapping):
         # Keys too: an untrusted file names them as well, as in fingerprints.
-        return {_sanitized(k, field, tame): _sanitized(v, field, tame) for k, v in value.items()}
+        return {_sanitized(k, field, cleaned): _sanitized(v, field, cleaned) for k, v in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f.name for f in dataclasses.fields(value)]
-        return dataclasses.replace(value, **{name: _sanitized(getattr(value, name), name, tame) for name in fields})
+        return dataclasses.replace(value, **{name: _sanitized(getattr(value, name), name, cleaned) for name in fields})
     return value
 
 

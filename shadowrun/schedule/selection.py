@@ -81,6 +81,7 @@ class Selection:
             # All operators called, for the near names that `unmatched` lists.
             self._names[plan.name] = None
             found = ops is None or any(fits_operator(p, plan.name) for p in ops)
+            # Once for each operator: the same answer holds for all its calls, of which there are thousands.
             reason = self._by_plan[plan.index] = "" if found else "operator not selected"
         return reason
 
@@ -94,6 +95,7 @@ class Selection:
             reason = self._by_module.get(module)
             if reason is None:
                 found = any(fnmatchcase(module, p) for p in config.modules)
+                # A model has as many paths as modules; a pattern is tried once for each.
                 reason = self._by_module[module] = "" if found else "module not selected"
             return reason
         return ""
@@ -101,6 +103,7 @@ class Selection:
     def unmatched(self) -> str:
         """The options that matched no call of the program, with near names; empty if each matched one."""
         config = self._config
+        # Steps before operators: where no step was compared, the operators never had a chance to match.
         if not self._step_compared:
             last = f", 0 to {self._steps - 1}" if self._steps > 1 else ""
             none = "" if last else ": it called neither run.step() nor an optimizer's step() more than once"
@@ -111,6 +114,7 @@ class Selection:
         if ops and not any(fits_operator(p, name) for p in ops for name in self._names):
             called = _plural(len(self._names), "operator")
             missing.append(f"ops {_listed(ops)} fits none of {called} called{_near(ops[0], self._names)}")
+        # Without a call inside any module nothing can be said: the program may not use `nn.Module`.
         if modules and self._by_module and all(self._by_module.values()):
             names = dict.fromkeys(filter(None, self._by_module))
             called = _plural(len(names), "module")
@@ -187,6 +191,7 @@ def _ranges(steps: frozenset[int]) -> str:
 
 def _records(action: Any) -> bool:
     """Whether a `torch.profiler.ProfilerAction` is RECORD or RECORD_AND_SAVE (or a plain true value)."""
+    # By name, so that `torch.profiler` is imported only if the program does.
     name = getattr(action, "name", None)
     return name.startswith("RECORD") if isinstance(name, str) else bool(action)
 

@@ -60,13 +60,16 @@ def signature_difference(caller: Signature, worker: Signature, n_positional: int
         n_positional: How many arguments the call has by position.
         named: The names of its others.
     """
+    # Results are compared by position, so their number and kinds must be equal.
     if caller[1] != worker[1]:
         return f"it returns ({', '.join(worker[1])}), not ({', '.join(caller[1])})"
     named = set(named)
     by_name = {a[0]: a for a in worker[0]}
     for k, (name, kind, *_, written) in enumerate(caller[0]):
         given = k < n_positional or name in named
+        # A version may have put an argument in between: by position a value would then reach another argument.
         other = worker[0][k] if k < n_positional and k < len(worker[0]) else by_name.get(name)
+        # An argument that has its default on both sides says nothing about this call.
         if not given and not written:
             continue
         if other is None or other[0] != name or (k < n_positional and other[2]):
@@ -76,6 +79,7 @@ def signature_difference(caller: Signature, worker: Signature, n_positional: int
         if other[4] != written:
             return f"it {'writes' if other[4] else 'does not write'} to its argument {name!r}"
     passed = {name for k, (name, *_) in enumerate(caller[0]) if k < n_positional} | named
+    # What the older version has made up by default, the newer one may demand.
     missing = [name for name, _, _, has_default, _ in worker[0] if name not in passed and not has_default]
     return f"it also needs {', '.join(missing)}" if missing else ""
 
@@ -137,6 +141,7 @@ class _Regions:
         # Kernels may branch on alignment: memory starts at the same offset in a cache line.
         low -= low % _ALIGNMENT
         storage = t.untyped_storage()
+        # By address, not by object: two Python storages may stand for one memory. Empty tensors share one region.
         address = storage.data_ptr() if high else 0
         k = self._known.get(address)
         if k is None:
@@ -144,6 +149,7 @@ class _Regions:
             self.found.append(Region(storage, low, high))
         else:
             part = self.found[k]
+            # Views of one storage are sent as one piece, so that they alias in the worker as they do here.
             part.low, part.high = min(part.low, low), max(part.high, high)
         return k
 
@@ -165,6 +171,7 @@ def _encode(value: Any, regions: _Regions) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
+    # By exact type: a subclass may answer operators by itself, and the worker does not have its class.
     if kind in _TENSORS:
         return _encode_tensor(value, regions)
     if kind is list:
@@ -178,6 +185,7 @@ def _encode(value: Any, regions: _Regions) -> Any:
     if kind is torch.device:
         return ("device", str(value))
     if kind is torch.Generator:
+        # The state, not the seed: the generator may have drawn before.
         return ("generator", _encode_tensor(value.get_state(), regions))
     raise Unsendable(f"{kind.__name__} cannot be sent to another process")
 
@@ -213,6 +221,7 @@ def decode(tree: Any, memory: Sequence[torch.Tensor], lows: Sequence[int]) -> An
     if tag == "tensor":
         _, k, dtype, shape, stride, offset, conj, neg = tree
         t = _empty(_word(dtype))
+        # The region begins at a cache line below the tensor, so the offset shifts by a whole number of elements.
         begin = offset - lows[k] // t.element_size() if offset else 0
         t.set_(memory[k].untyped_storage(), begin, shape, stride)
         if conj:

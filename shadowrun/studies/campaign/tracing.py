@@ -53,6 +53,7 @@ class OpInfo:
     Attributes:
         base: ``add`` of ``aten::add.Tensor``.
         writes: It writes to an argument, whether or not its schema says so.
+        into: It writes its result to a tensor that it is given for that.
         casts: It may make integers of floats.
         pointwise: Each element of its result depends on one element of each input.
         random: It draws numbers.
@@ -63,6 +64,7 @@ class OpInfo:
 
     base: str
     writes: bool
+    into: bool
     casts: bool
     pointwise: bool
     random: bool
@@ -79,6 +81,7 @@ def info(op: torch._ops.OpOverload) -> OpInfo:
     return OpInfo(
         base=base,
         writes=bool(schema.is_mutable) or bool(row.hidden_writes),
+        into=any(a.is_out for a in schema.arguments),
         casts=base in ("_to_copy", "to", "copy", "type_as", "_convert", "convert_element_type"),
         pointwise=torch.Tag.pointwise in op.tags,
         random=torch.Tag.nondeterministic_seeded in op.tags,

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.platforms import Platform
 
 __all__ = [
-    "Apart",
     "Claim",
     "Fact",
     "FlagCluster",
     "FlagClusters",
+    "Outliers",
     "Point",
-    "apart",
     "by_fact",
     "claims",
     "curve",
     "deciding_facts",
     "flag_clusters",
+    "outliers",
 ]
 
 ORDER: Final = ("vendor", "architecture", "cores")
@@ -115,7 +115,7 @@ class FlagClusters:
         n_platforms: Platforms with flags.
         n_flags: Flags that any of them has.
         n_common: Flags that all have.
-        n_told_apart: Classes that aligned clusters tell apart.
+        n_distinguished: Classes that aligned clusters distinguish.
         n_classes: Classes of these platforms.
     """
 
@@ -123,12 +123,12 @@ class FlagClusters:
     n_platforms: int
     n_flags: int
     n_common: int
-    n_told_apart: int
+    n_distinguished: int
     n_classes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class Outliers:
     """Platforms whose results differ by more than rounding from most.
 
     Attributes:
@@ -232,7 +232,7 @@ def flag_clusters(classes: Classes, platforms: Sequence[Platform]) -> FlagCluste
     return FlagClusters(tuple(clusters), len(members), len(every), len(common), len(signatures), n_classes)
 
 
-def apart(classes: Classes) -> Apart:
+def outliers(classes: Classes) -> Outliers:
     """Platforms outside the largest group by magnitude; see `groups_by_magnitude`."""
     group = groups_by_magnitude(classes.values)
     sizes: dict[int, int] = defaultdict(int)
@@ -240,7 +240,7 @@ def apart(classes: Classes) -> Apart:
         sizes[group[member.label]] += 1
     # No recording is a reference: the majority stands for the right result.
     largest = max(sizes, key=lambda g: sizes[g])
-    return Apart(
+    return Outliers(
         tuple(m.platform for m in classes.members if group[m.label] != largest), sum(g == largest for g in group)
     )
 

@@ -58,7 +58,7 @@ def classes_document(study: Study) -> Document:
     if study.layers:
         blocks.append(kernel_section(study.layers, [p.name for p in study.platforms]))
     blocks.append(_letters(study))
-    if study.starred:
+    if study.unstable_outputs:
         blocks.append(_repeats(study))
     blocks.append(_claims(study.claims))
     title = f"classes of {len(study.platforms)} recordings"
@@ -161,7 +161,7 @@ def _outputs(study: Study) -> Section:
         c = output.classes
         rows.append((
             *(str(number), c.output.name, str(c.output.key.step), str(len(c.members)), str(c.n_classes)),
-            str(output.apart.n_classes),
+            str(output.outliers.n_classes),
             f"{c.min_precision} of {c.mantissa}" if c.mantissa else "-",
             _ulp(output),
             f"{'' if output.is_exact or c.n_classes == 1 else '≥ '}{output.max_difference:.2g}",
@@ -169,8 +169,8 @@ def _outputs(study: Study) -> Section:
         ))  # fmt: skip
     lead = (
         "near: classes without platforms that differ by more than rounding. bits: least remaining precision. ULP and "
-        "difference (relative to the greatest element): greatest of any two. *: platforms that repeated themselves "
-        "differently."
+        "difference (relative to the greatest element): greatest of any two, exact where there is no ≥ or ≤. *: "
+        "platforms that repeated themselves differently."
     )
     return Section("Outputs", (Table(columns, tuple(rows), noun="outputs", limits=_ALL),), lead, len(study.outputs))
 
@@ -210,7 +210,8 @@ def _repeats(study: Study) -> Section:
         *(Column("mode", "number"), Column("of", "number")),
     )
     rows = tuple(
-        (m.platform, _name(c), m.text, str(m.n_distinct), str(m.n_mode), str(m.n_repeats)) for c, m in study.starred
+        (m.platform, _name(c), m.text, str(m.n_distinct), str(m.n_mode), str(m.n_repeats))
+        for c, m in study.unstable_outputs
     )
     table = Table(columns, rows, noun="repeated outputs", limits=Limits(12, 50, 200))
     lead = "results: different ones. mode: repeats with the most frequent one, which gives the class."
@@ -256,7 +257,7 @@ def _flags(flags: FlagClusters) -> Section:
     lead = (
         f"Flags that occur on the same platforms, of {flags.n_flags} without the {flags.n_common} that all have. A "
         "cluster explains if each class has it or lacks it; those tell apart "
-        f"{flags.n_told_apart} of {flags.n_classes} classes."
+        f"{flags.n_distinguished} of {flags.n_classes} classes."
     )
     table = Table(columns, rows, noun="clusters", limits=Limits(20, 50, 200))
     return Section(f"CPU flags of {flags.n_platforms} platforms", (table,), lead, len(rows))
@@ -280,12 +281,12 @@ def _nearness(study: Study, output: OfOutput) -> Section:
         Table((Column("class"), Column("platforms", "number"), Column("which")), members, noun="classes", limits=_ALL),
         Figure(curve_svg(output.curve), "Classes so far, over platforms by vendor, architecture and cores."),
     ]
-    if output.apart.platforms:
+    if output.outliers.platforms:
         blocks.append(
             Note(
-                f"{len(output.apart.platforms)} platforms differ from most by more than rounding: other inputs or "
-                f"weights, or a shorter format. Without them there are {output.apart.n_classes} classes: "
-                f"{_listed(list(output.apart.platforms))}.",
+                f"{len(output.outliers.platforms)} platforms differ from most by more than rounding: other inputs or "
+                f"weights, or a shorter format. Without them there are {output.outliers.n_classes} classes: "
+                f"{_listed(list(output.outliers.platforms))}.",
                 "warn",
             )
         )
@@ -390,8 +391,8 @@ def _output_data(output: OfOutput) -> dict[str, object]:
         "output": c.output.name,
         "key": c.output.fields,
         "n_classes": c.n_classes,
-        "n_classes_near": output.apart.n_classes,
-        "apart": output.apart.platforms,
+        "n_classes_near": output.outliers.n_classes,
+        "apart": output.outliers.platforms,
         "mantissa_bits": c.mantissa,
         "remaining_precision": c.precision.tolist(),
         "labels_by_lost_bits": c.truncated,

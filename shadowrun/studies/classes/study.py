@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shadowrun.studies.classes.equivalence import Classes, Member
-    from shadowrun.studies.classes.explain import Apart, Claim, Fact, FlagClusters, Point
+    from shadowrun.studies.classes.explain import Claim, Fact, FlagClusters, Outliers, Point
     from shadowrun.studies.classes.graph import Change
     from shadowrun.studies.classes.layer_kernels import LayerKernels
     from shadowrun.studies.classes.platforms import Platform
@@ -41,17 +41,17 @@ class OfOutput:
 
     Attributes:
         classes: Its classes.
-        apart: Platforms that differ by more than rounding.
+        outliers: Platforms that differ by more than rounding.
         max_difference: Greatest difference of any two classes by samples, relative to the greatest magnitude.
         max_ulp: Likewise in ULP; None for integers.
-        is_exact: Whether the samples are all elements.
+        is_exact: Whether that is of all elements.
         facts: Facts of platforms against the classes.
         flags: Flag clusters; None if fewer than two platforms have flags.
         curve: The cumulative curve.
     """
 
     classes: Classes
-    apart: Apart
+    outliers: Outliers
     max_difference: float
     max_ulp: int | None
     is_exact: bool
@@ -148,14 +148,14 @@ class Study:
         return [p.name for p in self.platforms if not all(q.complete for r in p.recordings for q in r.processes)]
 
     @property
-    def starred(self) -> list[tuple[Classes, Member]]:
+    def unstable_outputs(self) -> list[tuple[Classes, Member]]:
         """Outputs of platforms that repeated themselves differently."""
         return [(o.classes, m) for o in self.outputs for m in o.classes.members if m.star]
 
     @property
     def weak(self) -> list[tuple[Classes, Member]]:
         """Those whose most frequent result has under 60 % of the repeats."""
-        return [(c, m) for c, m in self.starred if m.n_mode < MODE_WARNING * m.n_repeats]
+        return [(c, m) for c, m in self.unstable_outputs if m.n_mode < MODE_WARNING * m.n_repeats]
 
     @property
     def focus(self) -> OfOutput:
@@ -173,7 +173,7 @@ def _of_output(classes: Classes, platforms: Sequence[Platform], explained: dict[
     ulps = [u for u in (ulp_difference(a, b) for a, b in pairs) if u is not None]
     return OfOutput(
         classes,
-        explain.apart(classes),
+        explain.outliers(classes),
         max((difference(a, b) for a, b in pairs), default=0.0),
         max(ulps, default=0 if not pairs else None),
         all(are_complete(value) for value in classes.values),

@@ -67,7 +67,7 @@ def record_once(program: Sequence[str], folder: Path, threads: int, number: int)
     """
     count = "default" if threads == DEFAULT_THREADS else str(threads)
     path = folder / f"threads={count}.run={number:03}.shadowrec"
-    # MKL would use fewer threads than it is told to on small inputs.
+    # On small inputs MKL would use fewer threads than it was set to.
     variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"MKL_DYNAMIC": "FALSE"} if threads else {}
     done = subprocess.run(  # noqa: S603 - the user's own program
         [sys.executable, "-m", "shadowrun", "record", "-o", str(path), *program],

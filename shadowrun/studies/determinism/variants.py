@@ -135,6 +135,7 @@ class Variants:
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the program; vary it if it is the first of its signature."""
+        # Before the call, which may write to its arguments.
         call = self._copied(plan, args, kwargs)
         out = own_call(plan.run, args, kwargs)
         if call is not None:
@@ -157,6 +158,7 @@ class Variants:
         if plan.action not in (Action.REPLAY, Action.RANDOM):
             return None
         with self._lock:
+            # A variant of a composite call may reach the mode again.
             if self._busy:
                 return None
             given = list(tensors(args, kwargs))
@@ -197,6 +199,7 @@ class Variants:
         return len(counts) == 1
 
     def _slice(self, call: _Call, base: Sequence[Value]) -> None:
+        # Slices from the start: others would have another storage offset, which is a change of its own.
         places, n = _batched(call.plan, call.args, call.kwargs)
         for k in self.batch_slices:
             if not places or k >= n:
@@ -228,6 +231,7 @@ class Variants:
             except Exception as error:
                 self.left_out[f"{call.plan.name}: {name}: {type(error).__name__}"] += 1
                 continue
+            # Equal bits are asked for, not rounding: the question is whether a layout chooses another algorithm.
             self._compare(call, Dimension.LAYOUTS, name, base, other)
 
     def _compare(
@@ -339,6 +343,7 @@ def _hash(values: Sequence[Value]) -> bytes:
     found = hashlib.blake2b(digest_size=16)
     for value in values:
         if isinstance(value, torch.Tensor):
+            # Without strides: a result in another layout with the same values holds.
             found.update(repr((value.dtype, tuple(value.shape))).encode())
             if value.numel():
                 plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()

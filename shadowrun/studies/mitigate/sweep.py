@@ -188,6 +188,7 @@ class _Runner:
             self.progress(self.n_done, self.n_planned, name)
 
         arguments = [*self.options, f"--apply={','.join(_in_process(mitigations))}", *self.program]
+        # A process for each: settings such as MKL_CBWR are read once, when a library is loaded.
         cells = record_grid(specs, arguments, folder, jobs=self.jobs, progress=progress)
         return cells, [read(folder / cell.file) for cell in cells if cell.outcome == RECORDED]
 
@@ -230,6 +231,7 @@ class _Runner:
         shortest: list[Seconds | None] = []
         for times in self._times.get(tuple(m.name for m in trial.mitigations), ()):
             measured = [t for t in times if t is not None]
+            # The shortest: load of the machine only ever adds time.
             least = [min(getattr(t, name) for t in measured) for name in ("processor", "wall") if measured]
             shortest.append(Seconds(*least) if least else None)
         return replace(trial, seconds=tuple(shortest))
@@ -238,6 +240,7 @@ class _Runner:
         path = self.folder / "seconds.json"
         path.unlink(missing_ok=True)
         command = [sys.executable, "-m", "shadowrun", "mitigate", "--seconds", str(path), "--platforms", str(spec)]
+        # Other options are of `record`, and nothing is recorded here.
         imports = [word for word in self.options if word.startswith("--import=")]
         subprocess.run(  # noqa: S603 - this interpreter, and the user's program
             [*command, *imports, f"--apply={','.join(_in_process(mitigations))}", *self.program],
@@ -294,10 +297,12 @@ def run_sweep(
         why = "; ".join(f"{c.platform}: {c.outcome} {c.note}".strip() for c in cells)
         raise UsageError(f"Fewer than two platforms ran the program: {why}.", slug="no-recordings")
     base = runner.trial((), found)
+    # After the first recording, which shows the operators that the program calls.
     reasons = {m.name: _why_not(m, platforms, recordings[0]) for m in mitigations}
     applicable = [m for m in mitigations if not reasons[m.name]]
     runner.plan(len(applicable) - len(mitigations))
     singles = [runner.trial((m,), runner.record((m,))) for m in applicable]
+    # After all recordings: a timed run must not share the machine with them.
     base, *singles = runner.time([base, *singles])
     sweep = Sweep(
         " ".join(program),
@@ -344,6 +349,7 @@ def _candidates(sweep: Sweep) -> Iterator[tuple[Mitigation, ...]]:
         if t.is_complete and t.n_classes == 1
     ]
     best = sweep.best
+    # Then only a cheaper combination is of use, and most need not be tried.
     is_solved = best.n_classes == 1
     most = _or_one(best.ratio(sweep.base, "processor"))
     ranked = []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Counts = npt.NDArray[np.int32]
     Floats = npt.NDArray[np.floating]
 
-__all__ = ["DTYPES", "CannotTell", "MaskProbe", "Order", "SumKernel", "confirm", "orders"]
+__all__ = ["DTYPES", "MaskProbe", "NoOrder", "Order", "SumKernel", "confirm", "orders"]
 
 MAX_CALLS = 50_000
 """Calls for one kernel: a sum from the last summand to the first needs n (n - 1) / 2."""
@@ -40,7 +40,7 @@ TRIALS = 8
 """Random inputs that a tree must reproduce bit for bit."""
 
 
-class CannotTell(Exception):  # noqa: N818 - a result of the experiment, not a failure of the program
+class NoOrder(Exception):  # noqa: N818 - a result of the experiment, not a failure of the program
     """The method does not work for this kernel; the text is the reason."""
 
 
@@ -88,7 +88,7 @@ class Order:
     """The order that some elements of a result share.
 
     Attributes:
-        tree: The order; None where the method cannot tell it.
+        tree: The order; None where the method cannot determine it.
         reason: Why not; empty with a tree.
         outputs: Flat positions of the elements.
         accumulator: Dtype in which the tree reproduces the kernel's result on random inputs, bit for bit; empty if none
@@ -133,19 +133,19 @@ class MaskProbe:
         """Check that ones alone are counted.
 
         Raises:
-            CannotTell: They are not.
+            NoOrder: They are not.
         """
         n = min(self.kernel.n, self._mask.at_once)
         summands = torch.zeros(self.kernel.n, dtype=self.dtype)
         summands[:n] = self._mask.unit
         if not np.all(self.result(summands) == n * self._mask.unit):
-            raise CannotTell("a sum of ones is not their number: units are flushed to zero, or inputs are transformed")
+            raise NoOrder("a sum of ones is not their number: units are flushed to zero, or inputs are transformed")
 
     def sizes(self, i: int, j: int) -> Counts:
         """Leaves below the lowest common ancestor of two summands, for each element of the result.
 
         Raises:
-            CannotTell: A result is no count, or too many calls are needed.
+            NoOrder: A result is no count, or too many calls are needed.
         """
         if (i, j) not in self._known:
             self._known[i, j] = self.kernel.n - self._outside(i, j)
@@ -157,16 +157,16 @@ class MaskProbe:
         total: Counts | int = 0
         for start in range(0, max(1, len(ones)), mask.at_once):
             if self.n_calls >= MAX_CALLS:
-                raise CannotTell(f"more than {MAX_CALLS:,} calls are needed")
+                raise NoOrder(f"more than {MAX_CALLS:,} calls are needed")
             summands = torch.zeros(self.kernel.n, dtype=self.dtype)
             part = ones[start : start + mask.at_once]
             summands[part] = mask.unit
             summands[i], summands[j] = mask.big, -mask.big
             counted = self.result(summands) / mask.unit
             if not np.all(np.isfinite(counted)):
-                raise CannotTell("the masks overflow inside the kernel: it transforms its inputs")
+                raise NoOrder("the masks overflow inside the kernel: it transforms its inputs")
             if not np.all((counted == np.floor(counted)) & (counted >= 0) & (counted <= len(part))):
-                raise CannotTell("the result is no count: M and -M do not cancel, as in Winograd's or an FFT's sums")
+                raise NoOrder("the result is no count: M and -M do not cancel, as in Winograd's or an FFT's sums")
             total = total + counted.astype(np.int32)
         assert not isinstance(total, int)
         return total
@@ -181,7 +181,7 @@ def orders(probe: MaskProbe) -> list[Order]:
     try:
         probe.check_units()
         n_outputs = len(probe.sizes(0, 1)) if n > 1 else len(probe.result(torch.ones(1, dtype=probe.dtype)))
-    except CannotTell as why:
+    except NoOrder as why:
         return [Order(None, str(why), ())]
     left = np.ones(n_outputs, bool)
     found: list[Order] = []
@@ -205,7 +205,7 @@ def orders(probe: MaskProbe) -> list[Order]:
             tree = build_tree(n, size) if n > 1 else SummationTree(1, ())
         except Contradiction as contradiction:
             reason = _why_not(probe, element, str(contradiction))
-        except CannotTell as unable:
+        except NoOrder as unable:
             reason = str(unable)
         left &= ~same
         accumulator = confirm(probe, tree, element) if tree is not None else ""

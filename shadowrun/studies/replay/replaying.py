@@ -28,6 +28,7 @@ from shadowrun.recording.digests import digest
 from shadowrun.recording.model import CALL, NONE, RESULT, Form, Kind, Process
 from shadowrun.recording.recording_file import in_memory
 from shadowrun.recording.recording_writer import Block
+from shadowrun.recording.step_outputs import content_of
 from shadowrun.replay.call import argument
 from shadowrun.repro.call_replayer import CallReplayer, operator
 from shadowrun.settings import fits_operator
@@ -117,6 +118,8 @@ def replay(
     found = _sorted(recording, values, captured, wanted)
     done: list[ReplayedCall] = []
     info = RunInfo(target, ref)
+    # `bounded_memory` outermost: loading the inputs allocates too. `as_in_handler`: the recorded calls were seen below
+    # autograd and autocast, and would be changed by them a second time.
     with bounded_memory(), as_in_handler(), CallReplayer(info) as replayer:
         runner = _Runner(recording, captured, replayer, checked=not trusted)
         try:
@@ -140,6 +143,7 @@ def replay(
         found.n_unselected,
         n_left=len(found.captured) - len(done),
         warnings=tuple(_warnings(recording, found)),
+        not_captured=sum((Counter(p.not_captured) for p in recording.processes), Counter()),
     )
 
 
@@ -152,12 +156,14 @@ def _sorted(recording: Recording, values: Values, captured: CapturedFile, wanted
     ops = [context.op for context in recording.contexts]
     random = [bool(facts(op).distribution) for op in ops]
     for call, context in enumerate(recording.calls["context"].tolist()):
+        # Views and calls without tensors have nothing to be held against.
         if not has_values[call]:
             continue
         if not wanted.has(call, ops[context]):
             n_unselected += 1
         elif call in kept:
             calls.append(call)
+        # Another device draws other numbers; without the inputs, not even their plausibility can be judged.
         elif random[context]:
             n_random += 1
         else:
@@ -202,6 +208,7 @@ class _Runner:
         """Run a call."""
         context = self._recording.context_of(call)
         done = ReplayedCall(call, int(self._recording.calls["step"][call]), context, Outcome.NOT_RUN)
+        done.is_output = any(row in self._recording.outputs for row in self._recording.results_of(call))
         self._n += 1
         plan = self._plan(context.op)
         if isinstance(plan, str):
@@ -232,10 +239,12 @@ class _Runner:
 
     def _plan(self, op: str) -> OpPlan | str:
         """The plan of an operator, or why it is not run."""
+        # A recording names an operator thousands of times, and its check reads the schema.
         known = self._plans.get(op)
         if known is None:
             try:
                 known = operator(op, checked=self._checked, index=len(self._plans))
+                # The reason takes the place of the plan: asked again, the answer is the same.
                 if known.action in (Action.PASS, Action.EMPTY, Action.VIEW):
                     known = known.reason or "it computes no values"
             except Refused as why:
@@ -253,6 +262,7 @@ def _placed(plan: OpPlan, given: CapturedCall, context: Context) -> OpPlan:
     names = [a.name for a in schema_of(plan.func).arguments]
     named = dict(zip(names, given.args, strict=False)) | given.kwargs
     there = [name for name, value in named.items() if any(value is t for t in given.on_cpu)]
+    # What is written to decides where the call runs, wherever it lay.
     written = {a.name for a in plan.mutated}
     return dataclasses.replace(
         plan, on_cpu=tuple(dict.fromkeys((*plan.on_cpu, *(n for n in there if n not in written))))
@@ -275,6 +285,8 @@ def _judge_by_digests(values: Values, runner: _Runner, done: list[ReplayedCall])
     calls = np.array([done[n].call for n in runner.ran], np.int64)
     pairs = np.stack([calls, np.arange(len(calls))], axis=1)
     none = np.empty(0, np.int64)
+    # By the code that compares two machines, so that `replay` and `diff` never disagree on a call. The inputs are
+    # equal by construction: they were loaded from the file.
     difference = compare(values, here, Alignment(pairs, none, none, {}), same_inputs=True)
     judgements = judge_rounding(difference, MAX_JUDGED)
     for pair, n in enumerate(runner.ran):
@@ -336,6 +348,8 @@ class ResultRows:
         self._forms: dict[Form, int] = {}
         self._calls: list[tuple[int, int, int, int]] = []
         self._results: list[tuple[int, int, int, Digest | None]] = []
+        self._outputs: dict[int, bytes] = {}
+        self._kept: set[tuple[int, int]] = set()
 
     def add(self, call: int, plan: OpPlan, ran: Ran, *, stand_in: bool) -> None:
         """Add a call.
@@ -348,6 +362,7 @@ class ResultRows:
         """
         row = self._recording.calls[call]
         context, n_before = int(row["context"]), len(self._results)
+        self._kept = self._kept_results(call)
         for position, value in enumerate(_returned(plan, ran)):
             if value is not _WRITTEN:
                 self._add(Kind.RESULT, position, value)
@@ -359,6 +374,12 @@ class ResultRows:
             self._contexts.append(self._contexts[int(row["context"])]._replace(op=f"{plan.name} (stand-in)"))
         self._calls.append((int(row["step"]), context, int(row["occurrence"]), len(self._results) - n_before))
 
+    def _kept_results(self, call: int) -> set[tuple[int, int]]:
+        """Kind and position of the results of which the recording has all elements."""
+        recording = self._recording
+        rows = [row for row in recording.results_of(call) if row in recording.outputs] if recording.outputs else []
+        return {(int(recording.results["kind"][row]), int(recording.results["position"][row])) for row in rows}
+
     def _add(self, kind: Kind, position: int, value: Any) -> None:
         if not isinstance(value, torch.Tensor):
             # On the CPU: the program may have set another default device.
@@ -367,7 +388,10 @@ class ResultRows:
         dtype = str(value.dtype).removeprefix("torch.")
         form = Form(dtype, tuple(value.shape), tuple(value.stride()) if is_strided else (), str(value.layout)[6:])
         number = self._forms.setdefault(form, len(self._forms))
-        self._results.append((number, int(kind), min(position, _MAX_POSITION), digest(value)))
+        found, position = digest(value), min(position, _MAX_POSITION)
+        if found is not None and (int(kind), position) in self._kept:
+            self._outputs[len(self._results)] = content_of(value)
+        self._results.append((number, int(kind), position, found))
 
     def recording(self) -> Recording:
         """The calls so far as a recording: call k is the k-th that was added."""
@@ -388,7 +412,8 @@ class ResultRows:
                 samples.append(found.samples)
         none = np.empty(0, np.uint64)
         block = Block(calls, results, np.empty(0, np.int64), np.concatenate(rungs), np.concatenate(samples), none)
-        return in_memory("replay", Process("replay", complete=True), block, self._contexts, list(self._forms))
+        made = in_memory("replay", Process("replay", complete=True), block, self._contexts, list(self._forms))
+        return dataclasses.replace(made, outputs=self._outputs)
 
 
 class _Written:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from shadowrun.intercept import torchapi
+from shadowrun.intercept import torch_operators, torchapi
 from shadowrun.intercept.op_allowlist import Refused, check_operator
 from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.platforms import torchplatform
@@ -258,7 +258,7 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
             self._broken = self._broken or f"it calls the higher-order operator {func}"
-            return (torchapi.plain_kernel(func) or func)(*args, **kwargs)
+            return (torch_operators.plain_kernel(func) or func)(*args, **kwargs)
         if self._broken:
             return func(*args, **kwargs)
         call = None

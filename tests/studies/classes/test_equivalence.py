@@ -135,7 +135,7 @@ def test_platforms_with_a_shorter_format_or_other_inputs_are_apart():
     near = np.nextafter(exact, f32(2))
     short = (exact.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)  # bfloat16
     found = study(exact, near, short, rng.random(50).astype(np.float32)).outputs[0]
-    assert (found.classes.n_classes, found.apart.n_classes, found.apart.platforms) == (4, 2, ("p2", "p3"))
+    assert (found.classes.n_classes, found.outliers.n_classes, found.outliers.platforms) == (4, 2, ("p2", "p3"))
 
 
 def graph(*names):

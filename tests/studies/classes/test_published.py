@@ -12,7 +12,7 @@ import pytest
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.recording.recording_file import read
 from shadowrun.studies.classes.equivalence import classes_of, outputs_of
-from shadowrun.studies.classes.explain import apart, by_fact, flag_clusters
+from shadowrun.studies.classes.explain import by_fact, flag_clusters, outliers
 from shadowrun.studies.classes.importer import read_published, save_published
 from shadowrun.studies.classes.platforms import find_recordings, load, platforms_of, where
 
@@ -100,7 +100,7 @@ def test_flag_clusters_of_nine_dual_core_cpus(machines):
     assert aligned["avx512f"] == ("C", "D")
     assert aligned["avx512vbmi"] == ("D",)
     assert aligned["sse4a"] == ("A",)
-    assert flags.n_told_apart == flags.n_classes == 5
+    assert flags.n_distinguished == flags.n_classes == 5
     assert flag_clusters(classes(machines, "deep_weeds")[0], machines).n_flags == 169
 
 
@@ -125,12 +125,12 @@ def test_casts_of_weights_and_inputs(model, expected, precision):
 @published
 def test_platforms_with_other_inputs_or_weights_make_26_classes_of_20(machines):
     for found in classes(machines, "deep_weeds"):
-        without = apart(found)
+        without = outliers(found)
         assert (found.n_classes, without.n_classes, len(without.platforms)) == (26, 20, 8)
         assert all(name.startswith("local/") for name in without.platforms)
     for found in classes(machines, "cifar10_medium"):
-        assert apart(found).platforms == ("local/consumer-GTX_970",)
-    assert [apart(c).n_classes for c in classes(machines, "cifar10_medium")] == [24, 25, 25]
+        assert outliers(found).platforms == ("local/consumer-GTX_970",)
+    assert [outliers(c).n_classes for c in classes(machines, "cifar10_medium")] == [24, 25, 25]
 
 
 @published

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shadowrun.studies.mitigate.applying import applied
+from shadowrun.studies.mitigate.apply_in_process import applied
 
 
 class Pair(NamedTuple):

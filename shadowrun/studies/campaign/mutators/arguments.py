@@ -74,7 +74,8 @@ def _holds_ref(value: Any) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _ruled(op: torch._ops.OpOverload) -> tuple[int, ...]:
     """Positions of an operator's arguments that have a rule."""
-    if info(op).random or info(op).layout:
+    # Torch warns where it resizes a result that it is given.
+    if info(op).random or info(op).layout or info(op).into:
         return ()
     # A tensor in this place, as the `other` of add, is no argument of ours.
     return tuple(

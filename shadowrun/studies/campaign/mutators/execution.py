@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shadowrun.studies.campaign.mutators.arguments import with_argument
 from shadowrun.studies.campaign.mutators.mutator import Edit
-from shadowrun.studies.campaign.mutators.sizes import BATCH, resized
+from shadowrun.studies.campaign.mutators.sizes import BATCH, resized, sizes_can_change
 from shadowrun.studies.campaign.tracing import Invalid, info
 from shadowrun.studies.zoo.graph import Graph, Ref
 from shadowrun.torch_private import schema_of
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.draft import Draft
     from shadowrun.studies.campaign.draws import Draw
     from shadowrun.studies.campaign.recipe import Params
+    from shadowrun.studies.zoo.graph import Node
 
 __all__ = ["RELATIONS", "Autocast", "Backward", "BatchSlice", "Compile", "Metamorphic", "Threads", "Train"]
 
@@ -75,7 +76,7 @@ class BatchSlice:
     def propose(self, draft: Draft, draw: Draw) -> Params | None:
         """Size of the batch, and items that stay."""
         sizes = {i.shape[0] for i in draft.graph.inputs if i.role == "input" and i.shape}
-        if len(sizes) != 1 or (n := sizes.pop()) < 2 or any(info(c.op).layout for c in draft.graph.nodes):
+        if len(sizes) != 1 or (n := sizes.pop()) < 2 or not sizes_can_change(draft.graph):
             return None
         return (n, 1 + draw.below(n - 1))
 
@@ -120,11 +121,16 @@ class Train:
         return draft.changed(graph, replace(draft.execution, train=bool(on)))
 
 
-def _switch_of(node: Any) -> str:
-    """Name of the argument that says whether a normalization trains."""
+def _switch_of(node: Node) -> str:
+    """Name of the argument that says whether a normalization trains; empty where it cannot be switched."""
     if "batch_norm" not in node.name or "backward" in node.name:
         return ""
-    return next((a.name for a in schema_of(node.op).arguments if a.name in _SWITCHED), "")
+    names = [a.name for a in schema_of(node.op).arguments]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    # Without running statistics it has to train: kernels of the CPU read them unseen.
+    if given.get("running_mean") is None or given.get("running_var") is None:
+        return ""
+    return next((n for n in names if n in _SWITCHED), "")
 
 
 def _without_dropout(graph: Graph) -> Graph:

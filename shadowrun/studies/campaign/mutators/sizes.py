@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.tracing import Values
     from shadowrun.studies.zoo.graph import Input
 
-__all__ = ["BATCH", "resized", "sizes_of"]
+__all__ = ["BATCH", "resized", "sizes_can_change", "sizes_of"]
 
 BATCH: Final = "batch"
 """Scope of a change: first dimensions of inputs that are no weights."""
@@ -32,6 +32,11 @@ _SIZE_ARGUMENTS: Final = ("size", "sizes", "output_size", "input_size", "end", "
 def sizes_of(graph: Graph, scope: str) -> list[int]:
     """Sizes that a scope has."""
     return sorted({n for i in graph.inputs for k, n in enumerate(i.shape) if _in_scope(i, k, scope)})
+
+
+def sizes_can_change(graph: Graph) -> bool:
+    """Whether no call is given the tensor for its result (torch warns where it resizes one) or depends on strides."""
+    return not any(info(n.op).into or info(n.op).layout for n in graph.nodes)
 
 
 def _in_scope(described: Input, k: int, scope: str) -> bool:
@@ -52,6 +57,8 @@ def resized(before: Trace, old: int, new: int, scope: str, values: Values) -> Tr
         Invalid: Some call does not run with it.
     """
     graph = before.graph
+    if not sizes_can_change(graph):
+        raise Invalid("a call that is given the tensor for its result, or that depends on strides")
     inputs = tuple(_resized_input(i, old, new, scope) for i in graph.inputs)
     if inputs == graph.inputs:
         raise Invalid(f"no size {old}")

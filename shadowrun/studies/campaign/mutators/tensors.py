@@ -11,7 +11,7 @@ import torch
 
 from shadowrun.operators.facts import facts
 from shadowrun.studies.campaign.mutators.mutator import Edit, node_at, op_named
-from shadowrun.studies.campaign.mutators.sizes import BATCH, resized, sizes_of
+from shadowrun.studies.campaign.mutators.sizes import BATCH, resized, sizes_can_change, sizes_of
 from shadowrun.studies.campaign.tracing import MAX_ELEMENTS, Invalid, info
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Node, Ref
 from shadowrun.studies.zoo.values import EXCEPTIONAL
@@ -41,7 +41,7 @@ class Size:
         """Old size, new size, and where."""
         scope = draw.choice((BATCH, "all"))
         sizes = sizes_of(draft.graph, scope)
-        if not sizes or any(info(n.op).layout for n in draft.graph.nodes):
+        if not sizes or not sizes_can_change(draft.graph):
             return None
         old, new = draw.choice(sizes), draw.choice(_SIZES)
         return None if old == new else (old, new, scope)
@@ -240,7 +240,8 @@ class Layout:
             return None
         k = draw.choice(inputs)
         shape = draft.graph.inputs[k].shape
-        kind = draw.choice(("order", "gaps", "offset", "expanded", "channels"))
+        kinds = ("order", "gaps", "offset", "channels", "expanded")
+        kind = draw.choice(kinds if draft.graph.inputs[k].dtype.is_floating_point else kinds[:-1])
         order = list(range(len(shape)))
         if kind == "channels" and len(shape) in (4, 5):
             order = [0, *range(2, len(shape)), 1]
@@ -265,8 +266,9 @@ class Layout:
         old = graph.inputs[k]
         if len(strides) != len(old.shape) or not all(type(s) is int and s >= 0 for s in (*strides, offset)):
             raise Invalid("no strides")
-        if 0 in strides and (graph.writes or 0 in old.shape):
-            raise Invalid("a write to an expanded tensor")
+        # Kernels take tables of indices and lengths as dense.
+        if 0 in strides and (graph.writes or 0 in old.shape or not old.dtype.is_floating_point):
+            raise Invalid("an expanded tensor that is written to, or has no floats")
         _check_reach(old.shape, strides, offset)
         new = replace(old, strides=tuple(strides), offset=offset)
         return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
@@ -389,7 +391,11 @@ class Out:
         found = [
             at
             for at, node in enumerate(draft.graph.nodes)
-            if at not in draft.pinned and isinstance(draft.trace.values[at], torch.Tensor) and out_form(node.op)
+            if at not in draft.pinned
+            and isinstance(draft.trace.values[at], torch.Tensor)
+            and out_form(node.op)
+            # Not what was made to be written to: it may have another form by now.
+            and next(node.refs(), None) is not None
         ]
         return (draw.choice(found), draw.choice(("exact", "empty", "transposed"))) if found else None
 
@@ -420,7 +426,8 @@ class Out:
 def out_form(op: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, str] | None:
     """The overload of an operator that writes its one result to a given tensor, and that argument's name."""
     about, schema = info(op), schema_of(op)
-    if about.writes or about.random or about.layout or len(schema.returns) != 1:
+    # Losses resize the tensor for the result themselves on the way, and torch warns.
+    if about.writes or about.random or about.layout or about.base.endswith("_loss") or len(schema.returns) != 1:
         return None
     mine = [
         (a.name, str(a.type)) for a in schema.arguments if a.name not in ("dtype", "layout", "device", "pin_memory")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -17,10 +17,9 @@ from shadowrun.studies.zoo.program import Program, Stage, program_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Collected", "LeftOut", "Progress", "checked", "reason_of"]
+__all__ = ["RUNS", "Collected", "LeftOut", "checked", "reason_of"]
 
-Progress = "Callable[[int, int | None, str | None], None]"
-"""Called with what is done, of how many, and what is worked on."""
+RUNS: Final = "runs on generated values"
 
 
 class LeftOut(Exception):  # noqa: N818 - a reason, caught inside
@@ -41,10 +40,15 @@ class Collected:
 
     def add(self, name: str, graph: Graph) -> None:
         """Take a graph as a program if it runs on generated values; else note why not."""
-        self.tried("runs on generated values", name, lambda: self._add(name, checked(graph)))
+        self.tried(RUNS, name, lambda: self._add(name, checked(graph)))
 
-    def _add(self, name: str, graph: Graph) -> None:
-        self.programs.append(program_of(name, self._source, graph))
+    def add_checked(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
+        """Take a graph that was `checked`."""
+        self.note(RUNS, name)
+        self._add(name, graph, made_from, count)
+
+    def _add(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
+        self.programs.append(program_of(name, self._source, graph, made_from, count))
 
     def tried(self, step: str, name: str, make: Callable[[], Any]) -> Any:
         """Count a step of one candidate; returns what `make` does, None where it raised: that is left out."""

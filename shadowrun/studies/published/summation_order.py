@@ -189,7 +189,7 @@ def _cells(p: ProbedKernel, names: dict[str, str]) -> Iterable[tuple[str, str, s
         yield "", f"cannot run: {p.error}", "", ""
     for o in p.orders:
         letter = names[o.tree.digest] if o.tree is not None else "?"
-        words = o.tree.shape() if o.tree is not None else f"cannot tell: {o.reason}"
+        words = o.tree.shape() if o.tree is not None else f"not determined: {o.reason}"
         yield letter, words, str(len(o.outputs)), _confirmation(o)
 
 
@@ -209,7 +209,7 @@ def _records(p: ProbedKernel) -> Iterable[tuple[object, ...]]:
         yield (*head, 0, "", "", "", "", "", f"cannot run: {p.error}")
     for o in p.orders:
         if o.tree is None:
-            yield (*head, len(o.outputs), "", "", "", "", "", f"cannot tell: {o.reason}")
+            yield (*head, len(o.outputs), "", "", "", "", "", f"not determined: {o.reason}")
         else:
             tree = o.tree
             yield (*head, len(o.outputs), tree.digest, tree.shape(), tree.depth, tree.widest, o.accumulator, "")

@@ -1,0 +1,311 @@
+"""Frequent subgraphs of programs, as programs: one to six operators that feed each other, with the views between them.
+
+Two occurrences are the same pattern if operators, attributes and wiring are equal; sizes may differ. A pattern is
+frequent if two programs have it, and counts once for each occurrence. Of each of the most frequent patterns, some
+occurrences with different sizes become programs, whose inputs get
+fills fitted to the values that were there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.intercept.plan import Action, OpPlan, make_plan
+from shadowrun.studies.zoo import values
+from shadowrun.studies.zoo.fills import described
+from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, mapped, refs_in
+from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked, reason_of
+from shadowrun.torch_private import schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shadowrun.studies.zoo.program import Program
+
+__all__ = ["MAX_OPERATORS", "SOURCE", "mine"]
+
+SOURCE: Final = "subgraphs"
+MAX_OPERATORS: Final = 6
+_EACH: Final = 6
+"""Subgraphs of one size that are looked at for one operator: of hubs there would be millions."""
+_FORMS: Final = 3
+"""Programs made of one pattern, with inputs of different sizes."""
+_MAX_NODES: Final = 3000
+"""Calls of a program that are looked at."""
+
+
+@dataclass(slots=True)
+class _Pattern:
+    """Occurrences of one pattern.
+
+    Attributes:
+        count: How many.
+        programs: Ids of the programs with one.
+        graphs: Of different sizes, with a name, by these.
+    """
+
+    count: int = 0
+    programs: dict[str, None] = field(default_factory=dict)
+    graphs: dict[Any, tuple[str, Graph]] = field(default_factory=dict)
+
+
+def mine(
+    programs: Sequence[Program],
+    on_progress: Callable[..., None] = lambda *_: None,
+    *,
+    max_operators: int = MAX_OPERATORS,
+    min_programs: int = 2,
+    most: int = 2000,
+) -> Collected:
+    """Subgraphs that occur several times in these programs.
+
+    Args:
+        programs: Where they come from; each runs once, on generated values.
+        on_progress: Called with done, total and name.
+        max_operators: Most operators of one; views do not count.
+        min_programs: Programs that have to have it.
+        most: Patterns that become programs, those that occur most often first.
+
+    Returns:
+        Programs in the order of their counts, and what was left out.
+    """
+    found = Collected(SOURCE)
+    patterns: dict[Any, _Pattern] = {}
+    for number, program in enumerate(programs):
+        on_progress(number, len(programs), program.name)
+        # Of a subgraph of a subgraph, the larger one's program is counted already.
+        if program.source != SOURCE:
+            found.tried("program run", program.name, lambda: _look(program, patterns, max_operators))  # noqa: B023
+    # The sort is stable: patterns of one count stay in the order of the programs.
+    for rank, pattern in enumerate(
+        sorted(patterns.values(), key=lambda p: -p.count * (len(p.programs) >= min_programs))
+    ):
+        name = next(iter(pattern.graphs.values()))[0]
+        why = "" if rank < most else f"it is none of the {most} most frequent"
+        why = f"fewer than {min_programs} programs have it" if len(pattern.programs) < min_programs else why
+        found.note("frequent", name, why)
+        for form, graph in pattern.graphs.values() if not why else ():
+            _take(found, form, graph, pattern)
+    return found
+
+
+def _take(found: Collected, name: str, graph: Graph, pattern: _Pattern) -> None:
+    try:
+        found.add_checked(name, checked(graph), tuple(list(pattern.programs)[:8]), pattern.count)
+    except LeftOut as error:
+        found.note(RUNS, name, reason_of(error))
+
+
+def _look(program: Program, patterns: dict[Any, _Pattern], max_operators: int) -> None:
+    """Add the occurrences of a program."""
+    one = _Ran(program.graph)
+    for chosen in one.connected(max_operators):
+        members = one.with_views(chosen)
+        key = one.key(members)
+        pattern = patterns.setdefault(key, _Pattern())
+        pattern.count += 1
+        pattern.programs[program.id] = None
+        if len(pattern.graphs) < _FORMS:
+            forms = one.forms(members)
+            if forms not in pattern.graphs:
+                pattern.graphs[forms] = one.name(chosen), one.cut(members, chosen)
+
+
+class _Ran:
+    """A program that ran once, with all its values."""
+
+    def __init__(self, graph: Graph) -> None:
+        if len(graph.nodes) > _MAX_NODES:
+            raise LeftOut(f"more than {_MAX_NODES} calls")
+        self._graph = graph
+        self._plans = [_plan(node.op) for node in graph.nodes]
+        self._is_view = [plan.action is Action.VIEW for plan in self._plans]
+        self._inputs = values.make_all(graph.inputs)
+        self._results: list[Any] = []
+        self._described: dict[tuple[Ref, bool], Input] = {}
+        keep = _copied if graph.writes else _as_is
+        first = [keep(t) for t in self._inputs]
+
+        def call(op: Any, args: Sequence[Any], kwargs: Any) -> Any:
+            out = op(*args, **kwargs)
+            self._results.append(keep(out))
+            return out
+
+        with torch.no_grad():
+            Runner(graph, call=call)(self._inputs)
+        self._inputs = first
+        # Operators that feed each other, through views or not.
+        self._producers = [self._reached(at) for at in range(len(graph.nodes))]
+        self._neighbours: list[set[int]] = [set() for _ in graph.nodes]
+        for at, producers in enumerate(self._producers):
+            if not self._is_view[at]:
+                for producer in producers:
+                    self._neighbours[at].add(producer)
+                    self._neighbours[producer].add(at)
+
+    def _reached(self, at: int) -> list[int]:
+        """Operators whose results a call takes, through views."""
+        found: dict[int, None] = {}
+        waiting = [r.node for r in self._graph.nodes[at].refs()]
+        while waiting:
+            node = waiting.pop()
+            if node >= 0 and self._is_view[node]:
+                waiting += [r.node for r in self._graph.nodes[node].refs()]
+            elif node >= 0:
+                found[node] = None
+        return list(found)
+
+    def connected(self, most: int) -> Iterator[tuple[int, ...]]:
+        """Sets of operators that feed each other: for each operator, those in which it is the first."""
+        for root, is_view in enumerate(self._is_view):
+            if is_view:
+                continue
+            level: list[tuple[int, ...]] = [(root,)]
+            for _ in range(most):
+                yield from level
+                grown = dict.fromkeys(
+                    tuple(sorted({*chosen, new}))
+                    for chosen in level
+                    for at in chosen
+                    for new in sorted(self._neighbours[at])
+                    if new > root and new not in chosen
+                )
+                level = list(grown)[:_EACH]
+
+    def with_views(self, chosen: tuple[int, ...]) -> list[int]:
+        """The calls of a set, with the views that lead to each, in order."""
+        members = set(chosen)
+        waiting = [r.node for at in chosen for r in self._graph.nodes[at].refs()]
+        while waiting:
+            node = waiting.pop()
+            if node >= 0 and self._is_view[node] and node not in members:
+                members.add(node)
+                waiting += [r.node for r in self._graph.nodes[node].refs()]
+        return sorted(members)
+
+    def key(self, members: list[int]) -> Any:
+        """Operators, attributes and wiring, without sizes."""
+        numbers: dict[Any, Any] = {}
+
+        def local(ref: Ref) -> Any:
+            inside = ref.node in numbers and ref.node >= 0
+            return (numbers[ref.node], ref.output) if inside else (-1 - numbers.setdefault(ref, len(numbers)), 0)
+
+        rows = []
+        for place, at in enumerate(members):
+            node = self._graph.nodes[at]
+            kwargs = tuple((k, _attribute(v, local)) for k, v in node.kwargs)
+            sizes = self._is_view[at]  # a view's attributes are sizes and places
+            rows.append((node.name, tuple(_attribute(a, local, sizes=sizes) for a in node.args), kwargs))
+            numbers[at] = place
+        return tuple(rows)
+
+    def forms(self, members: list[int]) -> Any:
+        """Shapes and dtypes of what it takes."""
+        return tuple((tuple(t.shape), t.dtype) for t in map(self._value, self._taken(members)))
+
+    def _taken(self, members: list[int]) -> list[Ref]:
+        inside = set(members)
+        refs = (r for at in members for r in self._graph.nodes[at].refs())
+        return list(dict.fromkeys(r for r in refs if r.node not in inside))
+
+    def _value(self, ref: Ref) -> torch.Tensor:
+        found = self._inputs[-1 - ref.node] if ref.node < 0 else self._results[ref.node]
+        found = found[ref.output] if isinstance(found, (tuple, list)) else found
+        if not isinstance(found, torch.Tensor):
+            raise LeftOut("a call takes what is no tensor")
+        return found
+
+    def name(self, chosen: tuple[int, ...]) -> str:
+        """``mm → add → relu``."""
+        return " → ".join(self._graph.nodes[at].name.split("::")[1] for at in chosen)
+
+    def cut(self, members: list[int], chosen: tuple[int, ...]) -> Graph:
+        """The subgraph as a graph of its own; its results are those that none of its calls takes."""
+        taken = self._taken(members)
+        written = self._written(members)
+        numbers = {at: place for place, at in enumerate(members)}
+        places = {ref: Ref(-1 - k) for k, ref in enumerate(taken)}
+
+        def moved(ref: Ref) -> Ref:
+            return Ref(numbers[ref.node], ref.output) if ref.node in numbers else places[ref]
+
+        used = {producer for at in chosen for producer in self._producers[at]}
+        outputs = tuple(Ref(numbers[at], k) for at in chosen if at not in used for k in self._outputs(at))
+        nodes = tuple(Node(n.op, n.args, n.kwargs).mapped(moved) for n in (self._graph.nodes[at] for at in members))
+        inputs = tuple(self._input(k, ref, ref not in written) for k, ref in enumerate(taken))
+        return Graph(inputs, nodes, outputs)
+
+    def _outputs(self, at: int) -> list[int]:
+        found = self._results[at]
+        flat = found if isinstance(found, (tuple, list)) else (found,)
+        return [k for k, t in enumerate(flat) if isinstance(t, torch.Tensor)]
+
+    def _written(self, members: list[int]) -> set[Ref]:
+        """What a member writes to, through views."""
+        found: set[Ref] = set()
+        inside = set(members)
+        for at in members:
+            plan = self._plans[at]
+            if not plan.mutated or self._is_view[at]:
+                continue
+            node = self._graph.nodes[at]
+            named = {a.name: v for a, v in zip(schema_of(node.op).arguments, node.args, strict=False)}
+            named |= dict(node.kwargs)
+            waiting = [r for a in plan.mutated for r in refs_in(named.get(a.name))]
+            while waiting:
+                ref = waiting.pop()
+                if ref.node not in inside:
+                    found.add(ref)
+                else:
+                    waiting += list(self._graph.nodes[ref.node].refs())
+        return found
+
+    def _input(self, k: int, ref: Ref, differentiable: bool) -> Input:
+        known = self._described.get((ref, differentiable))
+        if known is None:
+            t = self._value(ref)
+            given = self._graph.inputs[-1 - ref.node] if ref.node < 0 else None
+            wanted = differentiable and (t.is_floating_point() or t.is_complex())
+            known = described("", t, role=given.role if given else "input", requires_grad=wanted)
+            if given is not None:
+                known = Input("", known.shape, known.dtype, given.fill, known.strides, 0, wanted, given.role)
+            self._described[ref, differentiable] = known
+        # By place: a subgraph of two programs has the same values.
+        return Input(f"x.{k}", *(getattr(known, f) for f in _FIELDS))
+
+
+_FIELDS: Final = ("shape", "dtype", "fill", "strides", "offset", "requires_grad", "role")
+_plans: dict[Any, OpPlan] = {}
+
+
+def _plan(op: Any) -> OpPlan:
+    found = _plans.get(op)
+    if found is None:
+        found = _plans[op] = make_plan(op, 0)
+    return found
+
+
+def _attribute(value: Any, local: Callable[[Ref], Any], *, sizes: bool = False) -> Any:
+    """An argument for comparison: references by place, and numbers by type too, as 1 and True are equal."""
+    if type(value) is Ref:
+        return mapped(value, local)
+    if type(value) is tuple:
+        holds = any(True for _ in refs_in(value))
+        return tuple(_attribute(v, local) for v in value) if holds or not sizes else "sizes"
+    if sizes and type(value) is int:
+        return "size"
+    return type(value).__name__, repr(value) if isinstance(value, float) else value
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return [_copied(v) for v in value] if isinstance(value, (tuple, list)) else value
