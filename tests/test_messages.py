@@ -1,6 +1,7 @@
 """Every message has an entry in docs/messages.md, and says what it must say."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def slugs_of(tree):
                 yield argument.value
 
 
+@functools.cache
 def used():
     found = set()
     for file in sorted((ROOT / "shadowrun").rglob("*.py")):

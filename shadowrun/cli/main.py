@@ -35,7 +35,19 @@ __all__ = ["COMMANDS", "build_parser", "in_child", "main"]
 
 COMMANDS = (
     *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "replay", "classes"),
-    *("coverage", "static", "sweep", "support", "slowdown", "determinism", "mitigate", "study", "platforms", "demo"),
+    *(
+        "coverage",
+        "static",
+        "sweep",
+        "campaign",
+        "support",
+        "slowdown",
+        "determinism",
+        "mitigate",
+        "study",
+        "platforms",
+        "demo",
+    ),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 

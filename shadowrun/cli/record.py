@@ -1,7 +1,8 @@
 """Run a program and record digests of all results, to compare with a recording of another machine.
 
 The program runs once, unchanged, on its own devices, with its own arguments and exit status. Nothing is compared and no
-tensor is kept, only hashes, counts and 64 sampled elements of each result; with --capture, inputs of calls too.
+tensor is kept, only hashes, counts and 64 sampled elements of each result, and the results of each step's last call up
+to 4 MiB (none with --capture 0); with --capture SIZE, inputs of calls too.
 
 Examples:
   shadowrun record -o a.shadowrec train.py --epochs 1
@@ -53,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capture",
         type=options.byte_count,
-        default=0,
         metavar="SIZE",
-        help="keep the inputs of calls, such as 100MB in all, for `shadowrun replay` (default: none)",
+        help="keep the inputs of calls, such as 100MB in all, for `shadowrun replay` (default: only the results of "
+        "each step's last call, up to 1 MiB a step and 4 MiB in all; 0: not these either)",
     )
     parser.add_argument(
         "--kernels", action="store_true", help="also record which kernel ran for each call (100 to 200 µs more a call)"
@@ -175,7 +176,7 @@ def _forwarded(args: argparse.Namespace) -> list[str]:
     lists = {"flaws": args.flaws, "ops": args.ops, "modules": args.modules, "steps": args.steps}
     found += [f"--{name}={','.join(map(str, values))}" for name, values in lists.items() if values]
     found += [f"--preset={args.preset}"] if args.preset else []
-    found += [f"--{name}={n}" for name, n in (("rows", args.rows), ("capture", args.capture)) if n]
+    found += [f"--{name}={n}" for name, n in (("rows", args.rows or None), ("capture", args.capture)) if n is not None]
     found += ["--kernels"] if args.kernels else []
     return [*found, "-m", *args.module] if args.module else [*found, *args.script]
 
@@ -188,6 +189,10 @@ def _closing_line(recording: RecordRun) -> str:
     skipped = f" ({n_skipped:,} not recorded)" if n_skipped else ""
     n_captured = recording.captured.n_calls
     captured = f", inputs of {n_captured:,} ({recording.captured.n_bytes:,} bytes)" if n_captured else ""
+    outputs = recording.outputs
+    if outputs.n_steps:
+        steps = f"{outputs.n_steps:,} step{'s' * (outputs.n_steps > 1)}"
+        captured += f", last results of {steps} ({outputs.n_bytes:,} bytes)"
     return (
         f"shadowrun: {recording.n_calls:,} calls{skipped}{captured}, {size:,} bytes in {path}; "
         f"next: shadowrun diff {path} OTHER.shadowrec, or shadowrun classes {path.with_name('*.shadowrec')}"

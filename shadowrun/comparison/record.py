@@ -18,7 +18,7 @@ from shadowrun.comparison.output import distributed_rank, file_of_rank
 from shadowrun.comparison.running import Running, Startable, begin, end, prepare_process
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
-from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.errors import PlatformError, ShadowrunWarning, UsageError
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.dispatch import ShadowMode
 from shadowrun.intercept.patches import SubclassConstructor
@@ -30,9 +30,10 @@ from shadowrun.recording.block_buffer import BlockBuffer
 from shadowrun.recording.call_recorder import CallRecorder
 from shadowrun.recording.captured_inputs import CapturedInputs
 from shadowrun.recording.kernels import KernelTracer
-from shadowrun.recording.model import Process
+from shadowrun.recording.model import OUTPUTS_BYTES, Process
 from shadowrun.recording.provenance import Provenance, at_start
 from shadowrun.recording.recording_writer import SUFFIX, Writer
+from shadowrun.recording.step_outputs import StepOutputs
 from shadowrun.schedule.selection import Selection, check_operators
 from shadowrun.store.lock import FileLock
 from shadowrun.torch_versions import warn_of_untested
@@ -57,7 +58,7 @@ class RecordOptions(TypedDict, total=False):
     modules: str | Iterable[str] | None
     ops: str | Iterable[str] | None
     rows: int
-    capture: int
+    capture: int | None
     kernels: bool
 
 
@@ -71,11 +72,12 @@ class RecordRun(Startable):
         path: File that is written; known once it was started, since each rank of a distributed run has its own.
         platform: Spec of the platform that the program is run as; empty where it runs as it is.
         captured: Counts of the calls whose inputs are kept.
+        outputs: Counts of the steps whose last results are kept.
     """
 
     _made_by = "record"
 
-    def __init__(self, path: Path, config: Config, rows: int, capture: int, *, kernels: bool = False) -> None:
+    def __init__(self, path: Path, config: Config, rows: int, capture: int | None, *, kernels: bool = False) -> None:
         self.path = path
         self.platform = ""
         self._wanted = path
@@ -98,7 +100,8 @@ class RecordRun(Startable):
         self._fingerprints: dict[str, dict[str, Any]] = {}
         self._start_digests: dict[str, str] = {}
         self._provenance = Provenance()
-        self.captured = CapturedInputs(self._capture)
+        self.captured = CapturedInputs(self._capture or 0)
+        self.outputs = StepOutputs(0 if self._capture == 0 else OUTPUTS_BYTES)
         self._recorder = CallRecorder(
             self._attribution,
             self._selection,
@@ -106,6 +109,7 @@ class RecordRun(Startable):
             self._rows,
             self._first_call_on,
             self.captured,
+            self.outputs,
             KernelTracer() if self._kernels else None,
         )
         self._threads = Threads(self._recorder, self._attribution)
@@ -224,7 +228,8 @@ class RecordRun(Startable):
 
     def _first_call_on(self, device: torch.device) -> None:
         """Note a device before the program's first call there."""
-        self._fingerprints[str(device)] = fingerprint(resolve(str(device)))
+        with contextlib.suppress(PlatformError):  # meta: it computes no values
+            self._fingerprints[str(device)] = fingerprint(resolve(str(device)))
 
     def _before_block(self) -> None:
         if self._provenance.changed and self._writer is not None:
@@ -241,6 +246,7 @@ class RecordRun(Startable):
             fingerprint=facts | {"cpu_flag_list": instruction_sets()},
             provenance=self._start_digests | self._provenance.digests,
             skipped=dict(self._recorder.skipped),
+            not_captured=dict(self.captured.not_kept),
         )
 
     def _release(self) -> None:
@@ -313,9 +319,10 @@ def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> Recor
         file: File to write, ``a.shadowrec``. In a distributed run each rank writes its own, ``a.1.shadowrec``.
         **options: `steps`, `schedule`, `modules` and `ops` as in `compare`. `rows`: also keep a ladder for each of the
             first so many indices of the leading dimension of each result, dimensions of size 1 left out. `capture`:
-            keep inputs of calls, up to so many bytes in all, for `shadowrun replay`. `kernels`: also keep the name of
-            the kernel that ran for each call; a call then takes 100 to 200 µs more, and on an accelerator it is waited
-            for.
+            keep inputs of calls, up to so many bytes in all, for `shadowrun replay`. The results of each step's last
+            call are kept in any case, up to 1 MiB a step and 4 MiB in all, unless `capture` is 0. `kernels`: also keep
+            the name of the kernel that ran for each call; a call then takes 100 to 200 µs more, and on an accelerator
+            it is waited for.
 
     Returns:
         A context manager that is also a decorator and an object with start(), stop() and step(). The program runs
@@ -343,8 +350,8 @@ def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> Recor
     rows = given.pop("rows", 0)
     if isinstance(rows, bool) or not isinstance(rows, int) or not 0 <= rows <= _MAX_ROWS:
         raise UsageError(f"rows={rows!r}: use a whole number from 0 to {_MAX_ROWS}.", slug="bad-option")
-    capture = given.pop("capture", 0)
-    if isinstance(capture, bool) or not isinstance(capture, int) or capture < 0:
+    capture = given.pop("capture", None)
+    if capture is not None and (isinstance(capture, bool) or not isinstance(capture, int) or capture < 0):
         raise UsageError(f"capture={capture!r}: use a number of bytes, such as 100_000_000.", slug="bad-option")
     kernels = given.pop("kernels", False)
     if not isinstance(kernels, bool):

@@ -94,16 +94,14 @@ class CompileSpec:
                 None if read["dynamic"] is None else bool(read["dynamic"]),
                 tuple(map(str, read["left_out"])),
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(repr(error)) from None
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError(repr(error)[:200]) from None
         names = [
             *compile_spec.module.split("."),
             *([compile_spec.name] if compile_spec.is_function and compile_spec.importable else []),
         ]
         if compile_spec.module and not all(n.isidentifier() and not keyword.iskeyword(n) for n in names):
             raise ValueError(f"{compile_spec.module} {compile_spec.name}")  # it would become a line of a script
-        if not all(isinstance(v, _PLAIN) for v in compile_spec.options.values()):
-            raise ValueError("options")
         return compile_spec
 
     @property

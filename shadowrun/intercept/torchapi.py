@@ -32,6 +32,7 @@ __all__ = [
     "has_function_mode",
     "in_infra_mode",
     "inner_operators",
+    "live_storage",
     "modes",
     "n_modes_below",
     "next_sequence_number",
@@ -41,6 +42,7 @@ __all__ = [
     "shares_memory",
     "storage_key",
     "top_mode",
+    "undisturbed",
     "unrecorded",
     "with_isolated_warnings",
     "without_function_modes",
@@ -320,6 +322,13 @@ with_isolated_warnings: Callable[..., Any] = optional(
 )
 
 
+def undisturbed(function: Callable[..., Any], *args: Any) -> Any:
+    """Call operators of ours: unseen by modes and by the program's profiler, their warnings apart."""
+    not_recorded = unrecorded(function) if profiling() else contextlib.nullcontext()
+    with as_in_handler(), not_recorded:
+        return with_isolated_warnings(function, (), args, None)
+
+
 # Seen on 2.11 and 2.13: no mode and no subclass is handed the calls inside. Without it, subclasses of tensors cannot
 # be constructed by their old constructor under a mode.
 without_modes: Callable[[], Any] = optional(
@@ -373,6 +382,16 @@ class StorageWatch:
     def freed(self) -> bool:
         """Whether no tensor uses it any more."""
         return bool(self._reference.expired())
+
+
+def _no_storage(_key: int) -> None:
+    return None
+
+
+live_storage: Callable[[int], torch.UntypedStorage | None] = optional(
+    "torch.UntypedStorage._new_with_weak_ptr", _no_storage, "results of a step's last call are not kept"
+)
+"""The storage with a `storage_key`, while a `StorageWatch` holds it; None if it was freed. Seen on 2.13 and 2.15."""
 
 
 def in_transform() -> bool:

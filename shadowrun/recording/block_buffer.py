@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -15,16 +15,17 @@ from shadowrun.native import core
 from shadowrun.native import tensors as native
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
 from shadowrun.recording.recording_writer import Block
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.recording_writer import Writer
 
-__all__ = ["LOOK_EVERY", "BlockBuffer", "placement"]
+__all__ = ["LOOK_EVERY", "BlockBuffer", "LastRow", "placement"]
 
 _MAX_CALLS: Final = 2048
 _MAX_RESULTS: Final = 20_000  # a fused optimizer writes to thousands of tensors in one call
@@ -46,6 +47,15 @@ _MAX_INPUTS: Final = 0xFFFF
 _MAX_POSITION: Final = 255
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _MAX_TEXT: Final = 20_000
+
+
+class LastRow(NamedTuple):
+    """What step outputs need to know of a row of results; see `RESULT`."""
+
+    number: int
+    kind: int
+    n_samples: int
+    n_rungs: int
 
 
 class BlockBuffer:
@@ -79,6 +89,7 @@ class BlockBuffer:
         self._columns = self.calls, self.inputs, self.results, self.rungs, self.samples, self.row_rungs
         self.native_rows: Any = None
         self._first_row = self._first_call = 0
+        self._written_last = b""
         self.begin_call()
 
     @property
@@ -103,6 +114,23 @@ class BlockBuffer:
         for column, size in zip(self._columns, self._mark, strict=True):
             del column[size:]
 
+    def last_call(self) -> list[LastRow]:
+        """The rows of the last call, whether it waits or is written."""
+        packed = self._rows_of_last_call() if self.calls else self._written_last
+        return list(_unpacked(packed, self.n_results - len(packed) // _ROW_BYTES))
+
+    def waiting_calls(self) -> Iterator[list[LastRow]]:
+        """The rows of each call that is not written yet, the last one first."""
+        rows = list(_unpacked(bytes(self.results), self._first_row))
+        end = len(rows)
+        for call in reversed(list(_CALL.iter_unpack(bytes(self.calls)))):
+            end -= call[4]
+            yield rows[end : end + call[4]]
+
+    def _rows_of_last_call(self) -> bytes:
+        n_results = _CALL.unpack_from(self.calls, len(self.calls) - _CALL.size)[4]
+        return bytes(self.results[len(self.results) - n_results * _ROW_BYTES :])
+
     def context(self, plan: OpPlan, origin: Origin, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Number of what a call has in common with others."""
         key = _key(plan.index, device, origin, args, kwargs)
@@ -111,7 +139,7 @@ class BlockBuffer:
             return known
         module, phase, site = origin
         number, self._n_contexts = self._n_contexts, self._n_contexts + 1
-        self.writer.context(number, Context(plan.name, module, phase, site, device, _arguments(args, kwargs)))
+        self.writer.context(number, Context(plan.name, module, phase, site, device, _arguments(plan, args, kwargs)))
         # Forgetting costs a second row with the same text; without a bound, a program that makes a new string for
         # each call would grow without end.
         if len(self.contexts) >= _MAX_KNOWN:
@@ -126,6 +154,12 @@ class BlockBuffer:
         key = (t.dtype, t.shape, t.stride()) if is_strided else (t.dtype, t.dim(), str(t.layout), t.is_nested)
         known = self._forms.get(key)
         return self._new_form(key, _form(t, is_strided=is_strided)) if known is None else known
+
+    def form_key(self, number: int) -> tuple[torch.dtype, torch.Size, tuple[int, ...]] | None:
+        """dtype, shape and strides of a form; None for other layouts, placements, and what was forgotten."""
+        # The latest first: it is asked for after the call that made it.
+        key = next((key for key in reversed(self._forms) if self._forms[key] == number), ())
+        return (key[0], key[1], key[2]) if len(key) == 3 else None
 
     def _new_form(self, key: tuple[Any, ...], form: Form) -> int:
         number, self._n_forms = self._n_forms, self._n_forms + 1
@@ -210,6 +244,7 @@ class BlockBuffer:
         self._flushed_at = time.monotonic()
         if not self.calls:
             return
+        self._written_last = self._rows_of_last_call()
         # Before the columns are cleared: the properties count what is in them.
         self._first_row, self._first_call = self.n_results, self.n_calls
         if self.native_rows is not None:
@@ -225,6 +260,12 @@ class BlockBuffer:
             column.clear()
         self._before_block()
         self.writer.block(block)
+
+
+def _unpacked(rows: bytes, first: int) -> Iterator[LastRow]:
+    for k in range(len(rows) // _ROW_BYTES):
+        _, kind, _, n_samples, n_rungs, _, _ = _RESULT.unpack_from(rows, k * _ROW_BYTES)
+        yield LastRow(first + k, kind, n_samples, n_rungs)
 
 
 def _python_key(
@@ -271,13 +312,24 @@ def _add_to_key(key: list[Any], a: Any) -> None:
         key.append(a)
 
 
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What is no tensor, as JSON: ``[{"tensor": null}, 1, {"alpha": 2}]``."""
-    found: list[Any] = [_plain(a) for a in args]
-    if kwargs:
-        found.append({name: _plain(a) for name, a in kwargs.items()})
+def _arguments(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What is no tensor and no default, by the names of the schema, as JSON: ``{"dim": 1, "alpha": 2}``."""
+    schema = {a.name: a for a in schema_of(plan.func).arguments}
+    given = dict(zip(schema, args, strict=False)) | kwargs
+    found = {
+        name: _plain(value)
+        for name, value in given.items()
+        if not isinstance(value, torch.Tensor) and not _is_default(schema.get(name), value)
+    }
     text = json.dumps(found)
     return text if len(text) <= _MAX_TEXT else json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+def _is_default(argument: Any, value: Any) -> bool:
+    if argument is None or not argument.has_default_value():
+        return False
+    # By text: 0.0 and -0.0 are equal, and True and 1.
+    return json.dumps(_plain(argument.default_value)) == json.dumps(_plain(value))
 
 
 def _plain(a: Any) -> Any:

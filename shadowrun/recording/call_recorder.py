@@ -25,6 +25,7 @@ from shadowrun.recording.call_results import CallResults, flat, has_memory
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
+from shadowrun.recording.step_outputs import is_captured
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
 from shadowrun.replay.call import draws_random
 from shadowrun.torch_private import is_distributed, local_part
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.captured_inputs import CapturedInputs
     from shadowrun.recording.kernels import KernelTracer
     from shadowrun.recording.provenance import Provenance
+    from shadowrun.recording.step_outputs import StepOutputs
     from shadowrun.schedule.selection import Selection
 
 __all__ = ["CallRecorder"]
@@ -59,6 +61,7 @@ class CallRecorder:
         n_rows: See `rows=` of `shadowrun.record`.
         first_call_on: Called before the first call on each device, with its name.
         captured: Keeps inputs of calls, where that is wanted.
+        outputs: Keeps the results of each step's last call.
         kernels: See `kernels=` of `shadowrun.record`.
 
     Attributes:
@@ -76,6 +79,7 @@ class CallRecorder:
         n_rows: int,
         first_call_on: Callable[[torch.device], None],
         captured: CapturedInputs,
+        outputs: StepOutputs,
         kernels: KernelTracer | None = None,
     ) -> None:
         self.attribution = attribution
@@ -85,6 +89,7 @@ class CallRecorder:
         self._n_rows = n_rows
         self._first_call_on = first_call_on
         self._captured = captured
+        self._outputs = outputs
         self.plans: dict[int, OpPlan] = {}
         self._native: NativeCalls | None = None
         self.native_handler: Any = None
@@ -144,13 +149,9 @@ class CallRecorder:
         if self._native is not None:
             self._native.teach(plan, draws_noted=self._provenance.has_draw(_CPU))
 
-    def _forget_native(self, plan: OpPlan) -> None:
-        """Have all calls of an operator come to Python, which watches each."""
-        if self._native is not None:
-            self._native.handler.forget(plan.func)
-
     def stop(self) -> None:
         """Only run calls from here on."""
+        self._keep_outputs()
         self._state.running = False
         self._generated.stop()
         self._native = self.native_handler = None
@@ -178,9 +179,18 @@ class CallRecorder:
 
     @step.setter
     def step(self, step: int) -> None:
+        self._keep_outputs()
         self._state.step = step
         self._occurrences.clear()
         self._state.has_recorded = False
+
+    def _keep_outputs(self) -> None:
+        """The step has ended: keep what its last call made."""
+        state, buffer = self._state, self._buffer
+        if state.running and state.has_recorded and self._outputs.wanted and buffer is not None:
+            with self.lock:
+                if not state.busy:
+                    self._outputs.end_step(buffer, self._flow)
 
     @property
     def recorded_in_step(self) -> bool:
@@ -297,7 +307,8 @@ class CallRecorder:
         if not selection.everything and (reason := selection.reason_to_skip(plan, origin)):
             self._skip(reason, plan, args, kwargs)
             return None
-        if self._is_captured(args):
+        first = next(flat(args), None)
+        if isinstance(first, torch.Tensor) and is_captured(first):
             self._inputs.has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
@@ -375,7 +386,8 @@ class CallRecorder:
         base = inputs[0] if inputs else NONE
         self._results.add(buffer, plan, args, kwargs, out, base)
         for written in self._undeclared.found(plan, args, kwargs, noted.watched):
-            self._forget_native(plan)
+            if self._native is not None:  # Python watches each of its calls
+                self._native.handler.forget(plan.func)
             base = self._flow.written(written.tensor, buffer.form(written.tensor), buffer.n_results)
             form = buffer.form(written.memory)
             buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
@@ -450,11 +462,6 @@ class CallRecorder:
                 self._flow.unseen(value)
 
     # -- what is left out ------------------------------------------------------------------------------
-
-    def _is_captured(self, args: tuple[Any, ...]) -> bool:
-        """Whether a CUDA graph is being captured: no value can be fetched then."""
-        first = next(flat(args), None)
-        return isinstance(first, torch.Tensor) and first.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def _skip(
         self,

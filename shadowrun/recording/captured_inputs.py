@@ -12,7 +12,7 @@ import ctypes
 import hashlib
 import json
 import sqlite3
-from contextlib import nullcontext
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -42,6 +42,7 @@ MAX_TENSORS: Final = 10_000
 _SHARE: Final = 2
 """One call may take this part of what all may, and repeated signatures only what the first calls leave of it."""
 _MAX_SIGNATURES: Final = 50_000
+_MAX_REASONS: Final = 64
 _MAX_CONTENT: Final = MAX_VALUE_BYTES - 4096
 """Bytes: what a reader accepts as one value."""
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -75,12 +76,14 @@ class CapturedInputs:
         takes_inputs: Whether inputs are wanted, and there is room for some.
         n_calls: Calls whose inputs are kept.
         n_bytes: What they take.
+        not_kept: Calls that would have been the first of their kind, by the reason why their inputs are not kept.
     """
 
     def __init__(self, budget: int) -> None:
         self.writer: Writer | None = None
         self.takes_inputs = budget > 0
         self.n_calls = self.n_bytes = 0
+        self.not_kept: Counter[str] = Counter()
         self._budget = budget
         self._known: set[str] = set()
         self._n_seen: dict[tuple[Any, ...], int] = {}
@@ -101,16 +104,18 @@ class CapturedInputs:
             if n and self.n_bytes > self._budget // _SHARE:  # what is left is for signatures that are still to come
                 return None
             self._n_seen[signature] = n + 1
-            return _undisturbed(self._take, plan, args, kwargs)  # type: ignore[no-any-return]
-        except (
-            NotStorable,
-            RuntimeError,
-            NotImplementedError,
-        ):  # of a kind that has no memory of its own, or too large
-            return None
-        except (sqlite3.Error, OSError):  # the disk is full: the recording itself will say so
-            self.takes_inputs = False
-            return None
+            return torchapi.undisturbed(self._take, args, kwargs)  # type: ignore[no-any-return]
+        except NotStorable as reason:
+            self._count(str(reason))
+        except Exception as error:  # of a kind of tensor that nobody thought of: never raises
+            self._count(f"{plan.name}: {type(error).__name__}")
+            # The disk is full: the recording itself will say so.
+            self.takes_inputs &= not isinstance(error, (sqlite3.Error, OSError))
+        return None
+
+    def _count(self, reason: str) -> None:
+        known = reason in self.not_kept or len(self.not_kept) < _MAX_REASONS
+        self.not_kept[reason if known else "other reasons"] += 1
 
     def after(self, number: int, taken: Taken) -> None:
         """A call whose inputs were kept was recorded.
@@ -123,7 +128,7 @@ class CapturedInputs:
         self.writer.captured(number, json.dumps(taken.parts))
         self.n_calls += 1
 
-    def _take(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
+    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
         tensors: list[Any] = []
         parts = {
             "args": [encode_value(_on_cpu(a), tensors) for a in args],
@@ -131,7 +136,7 @@ class CapturedInputs:
         }
         memories = _memories(tensors)
         if sum(m.end - m.begin for m in memories.values()) > self._budget:
-            raise NotStorable(plan.name)
+            raise NotStorable("inputs of more bytes than all may take")
         digests, n_bytes = self._write(memories, min(self._budget - self.n_bytes, self._budget // _SHARE))
         self.n_bytes += n_bytes
         self.takes_inputs = self.n_bytes < self._budget
@@ -145,18 +150,11 @@ class CapturedInputs:
         new = {d: data for d, data in zip(digests, found, strict=True) if d not in self._known}
         n_bytes = sum(len(data) for data in new.values())
         if n_bytes > most:
-            raise NotStorable(f"{n_bytes} bytes")
+            raise NotStorable("no room left for inputs of this size")
         for digest, data in new.items():
             self.writer.content(digest, "uint8", (len(data),), data)
             self._known.add(digest)
         return digests, n_bytes
-
-
-def _undisturbed(function: Any, *args: Any) -> Any:
-    """Call operators of ours: unseen by modes and by the program's profiler, their warnings apart."""
-    unrecorded = torchapi.unrecorded(function) if torchapi.profiling() else nullcontext()
-    with torchapi.as_in_handler(), unrecorded:
-        return torchapi.with_isolated_warnings(function, (), args, None)
 
 
 def _signature(plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -165,7 +163,9 @@ def _signature(plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict
 
 def _form(a: Any) -> Any:
     if isinstance(a, torch.Tensor):
-        return a.dtype, a.shape, a.stride() if a.layout is torch.strided and not a.is_nested else a.layout
+        if a.is_nested or a.layout is not torch.strided:
+            return a.dtype, a.dim(), a.layout, a.is_nested
+        return a.dtype, a.shape, a.stride()
     if isinstance(a, (list, tuple)):
         return tuple(map(_form, a))
     return type(a), repr(a)
@@ -195,17 +195,21 @@ def _memories(tensors: Iterable[torch.Tensor]) -> dict[int, _Memory]:
         if known is not None:
             begin, end = min(begin, known.begin), max(end, known.end)
         if end - begin > _MAX_CONTENT:
-            raise NotStorable(f"{end - begin} bytes")
+            raise NotStorable(f"a tensor of more than {_MAX_CONTENT:,} bytes")
         found[key] = _Memory(t, begin, end)
     return found
 
 
 def _check_kind(t: torch.Tensor) -> None:
-    if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_meta or t.is_quantized:
-        raise NotStorable(type(t).__name__)
+    # A nested tensor may be of a subclass, and says more by its kind.
+    kinds = ((t.is_nested, "a nested tensor"), (t.layout is not torch.strided, f"a tensor of layout {t.layout}"),
+             (t.is_quantized, "a quantized tensor"), (t.is_meta, "a meta tensor"),
+             (type(t) not in _PLAIN, f"a tensor subclass ({type(t).__name__[:100]})"))  # fmt: skip
+    if kind := next((name for found, name in kinds if found), ""):
+        raise NotStorable(kind)
     known = t.dtype in NUMBER_FORMATS or t.dtype in _COMPLEX
     if is_zero_tensor(t) or t.device.type in FUNCTIONALIZING or not known:
-        raise NotStorable(str(t.dtype))
+        raise NotStorable(f"a tensor of {t.dtype} on {t.device.type}")
 
 
 def _extent(t: torch.Tensor) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from shadowrun.recording.model import NONE
 from shadowrun.torch_private import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     import torch
 
@@ -27,6 +27,7 @@ _UNCOUNTED: Final = -1
 
 _PURGE_AT: Final = 1024
 _FORM_BITS: Final = 32
+_FORM_MASK: Final = (1 << _FORM_BITS) - 1
 _UNSEEN: Final = -1
 """Among the rows of a storage: some of its values may come from code that calls no operators. No place is negative."""
 
@@ -162,6 +163,20 @@ class DataFlow:
         # Where the rest is not known, its tensors are to become leaves.
         known.last = None if rest is None else row
         return NONE if rest is None else rest.row if isinstance(rest, Leaf) else rest
+
+    def places(self, rows: Collection[int]) -> dict[int, tuple[int, int, int]]:
+        """Where the tensors of rows lie, of which some may be freed: row to storage key, offset and form."""
+        found = {}
+        for key, known in self.storages.items():
+            for place, row in known.rows.items():
+                if row in rows and type(row) is int:
+                    found[row] = key, place >> _FORM_BITS, place & _FORM_MASK
+        return found
+
+    def base(self, key: int) -> int:
+        """The row that has all values of a storage; NONE where there is none, or a leaf."""
+        row = self.storages[key].last
+        return row if type(row) is int else NONE
 
     def forget(self, t: torch.Tensor) -> None:
         """A call that is not recorded may have written to a tensor."""

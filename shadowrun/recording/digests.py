@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import struct
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -130,9 +129,7 @@ def pack(tensor: torch.Tensor, n_rows: int = 0) -> Packed | None:
     found = _quickly(tensor, n_rows)
     if found is not None or not _has_values(tensor):
         return found
-    unrecorded = torchapi.unrecorded(_pack) if torchapi.profiling() else nullcontext()
-    with torchapi.as_in_handler(), unrecorded:
-        return torchapi.with_isolated_warnings(_pack, (), (tensor, n_rows), None)  # type: ignore[no-any-return]
+    return torchapi.undisturbed(_pack, tensor, n_rows)  # type: ignore[no-any-return]
 
 
 def _has_values(t: torch.Tensor) -> bool:

@@ -16,13 +16,14 @@ import numpy.typing as npt
 from shadowrun.numerics.ladder import Hashes, mantissa_of, mix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shadowrun.types import Phase
 
 __all__ = [
     "CALL",
     "N_SAMPLES",
+    "OUTPUTS_BYTES",
     "RESULT",
     "Context",
     "Form",
@@ -30,11 +31,16 @@ __all__ = [
     "Kind",
     "Process",
     "Recording",
+    "output_name",
     "sample_positions",
+    "width_of",
 ]
 
 N_SAMPLES: Final = 64
 """Elements of each result that are kept, at positions that depend on its shape only."""
+
+OUTPUTS_BYTES: Final = 1 << 22
+"""What the results of all steps' last calls may take in a recording; those of one step may take a quarter of it."""
 
 NONE: Final = -1
 """A number of a row that there is not."""
@@ -168,6 +174,7 @@ class Process:
             comparable only where these are equal.
         options: `rows`, `capture`, `ops`, `modules`, `steps`, `kernels` of the recording.
         skipped: Calls that were not recorded, by reason.
+        not_captured: Calls whose inputs were to be kept and are not, by reason.
         first_call: Number of its first call in the recording.
         n_calls: Its calls.
     """
@@ -182,6 +189,7 @@ class Process:
     provenance: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
+    not_captured: dict[str, int] = field(default_factory=dict)
     first_call: int = 0
     n_calls: int = 0
 
@@ -205,6 +213,7 @@ class Recording:
         first_sample: (n_results + 1,), likewise.
         row_rungs: Ladders of single rows: of each result `n_rows` ladders of `n_rungs`.
         first_row_rung: (n_results + 1,), likewise.
+        outputs: All elements of results of a step's last call, by row: bytes, in the order of the contiguous tensor.
     """
 
     name: str
@@ -223,11 +232,17 @@ class Recording:
     first_sample: npt.NDArray[np.int64]
     row_rungs: Hashes
     first_row_rung: npt.NDArray[np.int64]
+    outputs: Mapping[int, bytes] = field(default_factory=dict, repr=False)
     _sources: npt.NDArray[np.int64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Follow all views to their bases at once: a view may have a million views below it."""
         object.__setattr__(self, "_sources", _sources(self.results))
+
+    @property
+    def sources(self) -> npt.NDArray[np.int64]:
+        """`source` of all rows: (n_results,)."""
+        return self._sources
 
     def ladder(self, result: int) -> Hashes:
         """The ladder of a result, that of its base for a view; empty where it was not digested."""
@@ -250,6 +265,18 @@ class Recording:
         """Raw bits of the sampled elements of a result."""
         row = self.source(result)
         return self.samples[self.first_sample[row] : self.first_sample[row + 1]]
+
+    def elements_of(self, result: int) -> Hashes | None:
+        """Raw bits of all elements of a result as `samples_of`; None where only some are in the recording."""
+        row = self.source(result)
+        form = self.form_of(row)
+        found = self.outputs.get(row)
+        if found is not None:
+            return np.frombuffer(found, f"<u{width_of(form.dtype)}").astype(np.uint64)
+        samples = self.samples_of(row)
+        n_parts = 2 if form.dtype.startswith("complex") else 1
+        is_whole = len(self.ladder(row)) > 0 and len(samples) == n_parts * form.n_elements
+        return samples if is_whole else None
 
     def form_of(self, result: int) -> Form:
         """Form of a result."""
@@ -297,6 +324,18 @@ def sample_positions(n_elements: int) -> npt.NDArray[np.int64]:
     draws = mix(np.arange(N_SAMPLES, dtype=np.uint64) + np.uint64(n_elements))
     widths = (edges[1:] - edges[:-1]).astype(np.uint64)
     return edges[:-1] + (draws % widths).astype(np.int64)
+
+
+def output_name(rung: int, n_bytes: int) -> str:
+    """Under which a result is kept: rung 0 of its ladder shows that it is the one that was digested."""
+    return f"{rung:016x}-{n_bytes}"
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of a real number of a dtype."""
+    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
+    bits = int(digits) if 0 < len(digits) < 4 else 8 if dtype == "bool" else 64
+    return min(8, bits // (16 if dtype.startswith("complex") else 8))
 
 
 def n_rungs(dtype: str) -> int:

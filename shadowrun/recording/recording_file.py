@@ -18,7 +18,21 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError
-from shadowrun.recording.model import CALL, N_SAMPLES, NONE, RESULT, Context, Form, Kind, Process, Recording, n_rungs
+from shadowrun.recording.model import (
+    CALL,
+    N_SAMPLES,
+    NONE,
+    OUTPUTS_BYTES,
+    RESULT,
+    Context,
+    Form,
+    Kind,
+    Process,
+    Recording,
+    n_rungs,
+    output_name,
+    width_of,
+)
 from shadowrun.recording.recording_writer import (
     MAX_CALLS_PER_BLOCK,
     SCHEMA,
@@ -26,7 +40,6 @@ from shadowrun.recording.recording_writer import (
     Block,
     check_range,
     is_recording,
-    width_of,
 )
 from shadowrun.store import validation
 from shadowrun.store.codec import MAX_RANKS, decode_facts
@@ -34,7 +47,7 @@ from shadowrun.store.validation import COUNT, SHAPE, TEXT, one_of
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -63,6 +76,7 @@ _COLUMNS: Columns = {
     },
     "content": {"digest": TEXT, "dtype": TEXT, "shape": SHAPE, "bytes": _BLOB},
     "captured": {"call": COUNT, "arguments": TEXT},
+    "output": {"result": COUNT, "digest": TEXT},
 }
 _MAX_RESULTS_PER_BLOCK: Final = 1 << 22  # a fused optimizer writes to thousands of tensors in one call
 _MIN_UNPACKED_LIMIT: Final = 2**28
@@ -148,6 +162,7 @@ def read_all(paths: Sequence[Path], name: str = "") -> Recording:
 def _united(name: str, parts: Sequence[Recording]) -> Recording:
     """Several recordings in one; numbers of rows, contexts, forms and kernels count through."""
     calls, results, inputs, processes = [], [], [], []
+    outputs: dict[int, bytes] = {}
     n_contexts = n_forms = n_kernels = n_calls = n_results = 0
     for part in parts:
         call, result, given = part.calls.copy(), part.results.copy(), part.inputs.copy()
@@ -157,6 +172,7 @@ def _united(name: str, parts: Sequence[Recording]) -> Recording:
         result["base"][result["base"] != NONE] += n_results
         given[given != NONE] += n_results
         processes += [_placed(p, n_calls + p.first_call, p.n_calls) for p in part.processes]
+        outputs |= {n_results + row: data for row, data in part.outputs.items()}
         calls.append(call)
         results.append(result)
         inputs.append(given)
@@ -181,6 +197,7 @@ def _united(name: str, parts: Sequence[Recording]) -> Recording:
         _offsets(result["n_samples"]),
         np.concatenate([part.row_rungs for part in parts]),
         _offsets(result["n_rungs"].astype(np.int64) * result["n_rows"]),
+        outputs,
     )
 
 
@@ -238,7 +255,25 @@ def _read(connection: sqlite3.Connection, name: str) -> Recording:
         if number >= len(processes):
             raise ValueError(f"a block of process {number}, which is missing")
         blocks[number].append(unpack.block(*columns, widths=widths))
-    return _joined(name, processes, blocks, contexts, forms, kernels)
+    recording = _joined(name, processes, blocks, contexts, forms, kernels)
+    return dataclasses.replace(recording, outputs=dict(_outputs(connection, recording)))
+
+
+def _outputs(connection: sqlite3.Connection, recording: Recording) -> Iterator[tuple[int, bytes]]:
+    """Results that were kept as they were digested. Of a process that was killed, the last rows may be missing."""
+    joined = "from output o join content c on c.digest = o.digest"
+    (n_bytes,) = connection.execute(f"select coalesce(sum(length(c.bytes)), 0) {joined}").fetchone()
+    if n_bytes > OUTPUTS_BYTES:
+        raise ValueError("more results than a recording keeps")
+    contents: dict[str, bytes] = {}
+    for row, digest, data in connection.execute(f"select o.result, o.digest, c.bytes {joined} order by o.result"):
+        if row >= len(recording.results) or not recording.results["n_rungs"][row]:
+            continue
+        form = recording.form_of(row)
+        expected = width_of(form.dtype) * (2 if form.dtype.startswith("complex") else 1) * form.n_elements
+        # Memory that something wrote to after the call, unseen, has another name.
+        if len(data) == expected and digest == output_name(int(recording.rungs[recording.first_rung[row]]), expected):
+            yield row, contents.setdefault(digest, data)
 
 
 def _process(info: str) -> Process:

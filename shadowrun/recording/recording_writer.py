@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError
+from shadowrun.recording.model import width_of
 from shadowrun.store import connect
 from shadowrun.store.codec import jsonable
 
@@ -38,13 +39,12 @@ __all__ = [
     "Writer",
     "check_range",
     "is_recording",
-    "width_of",
 ]
 
 
 SUFFIX: Final = ".shadowrec"
 APPLICATION_ID: Final = 0x73687263  # "shrc"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 SCHEMA: Final = """
 create table process (id integer primary key, info text not null);
 create table context (
@@ -63,6 +63,7 @@ create table block (
 );
 create table content (digest text primary key, dtype text not null, shape text not null, bytes blob not null);
 create table captured (call integer primary key, arguments text not null);
+create table output (result integer primary key, digest text not null);
 """
 MAX_CALLS_PER_BLOCK: Final = 1 << 16
 _MAX_PENDING_BYTES: Final = 1 << 22
@@ -166,6 +167,10 @@ class Writer:
         """
         self._pending.append(("insert or replace into captured values (?, ?)", (call, arguments)))
 
+    def output(self, result: int, digest: str) -> None:
+        """Keep all elements of a result, whose content was given; it is written as `captured`."""
+        self._pending.append(("insert or replace into output values (?, ?)", (result, digest)))
+
     def describe(self, process: Process) -> None:
         """Replace the description of the process."""
         self._write(("update process set info = ? where id = 0", (_encode(process),)))
@@ -210,13 +215,6 @@ def is_recording(path: Path) -> bool:
     except OSError:
         return False
     return start.startswith(b"SQLite format 3\0") and start[68:] == APPLICATION_ID.to_bytes(4, "big")
-
-
-def width_of(dtype: str) -> int:
-    """Bytes of a real number of a dtype."""
-    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    bits = int(digits) if 0 < len(digits) < 4 else 8 if dtype == "bool" else 64
-    return min(8, bits // (16 if dtype.startswith("complex") else 8))
 
 
 def _split(samples: npt.NDArray[np.uint64], results: npt.NDArray[Any], widths: Sequence[int]) -> tuple[bytes, bytes]:

@@ -22,6 +22,7 @@ NO_REPORT = {
     "repro": "writes scripts",
     "record": "writes a recording",
     "explain": "prints one row or one decision",
+    "campaign": "has actions, see below",
 }
 """Commands without a report; -o of the first three names what they write."""
 REPORTS = sorted(set(cli.COMMANDS) - set(NO_REPORT))
@@ -43,6 +44,15 @@ def test_every_command_with_a_report_has_both_options(name):
     assert tuple(form.choices) == FORMATS
     assert form.default is None
     assert not {"--json", "--csv", "--markdown", "--html"} & set(options)
+
+
+def test_the_actions_of_a_campaign_that_report_have_both_options():
+    (commands,) = (a for a in cli.build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    (actions,) = (a for a in commands.choices["campaign"]._actions if isinstance(a, argparse._SubParsersAction))
+    for name in ("run", "resume", "status"):
+        assert {"-o", "--output", "-f", "--format"} <= {
+            o for a in actions.choices[name]._actions for o in a.option_strings
+        }
 
 
 @pytest.fixture(scope="module")

@@ -318,9 +318,26 @@ def test_text_of_others_does_not_become_code(node):
         graph_text.from_text(json.dumps([node]))
 
 
-@pytest.mark.parametrize(
-    "change", [{"module": "os; import x"}, {"name": "a as b"}, {"options": {"a": [1]}}, {"mode": 1}]
-)
+def test_options_of_lists_are_read_again():
+    how = CompileSpec.of(faulty.tanh_is_wrong, None, {"a": 1, "b": ["x", [2.5]], "c": {"d": [None, True]}}, None, None)
+    assert how.left_out == ()
+    assert CompileSpec.from_text(how.text()) == how
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"options": ' * 50_000, "{}", "[]", '{"name": 1}'])
+def test_a_text_that_is_no_backend_is_refused(text):
+    with pytest.raises(ValueError, match=r".+"):
+        CompileSpec.from_text(text)
+
+
+def test_a_list_that_a_file_names_is_left_out_of_the_options():
+    how = CompileSpec.by_inductor({"epilogue_fusion": [1], "cpp.cxx": ["sh"], "max_autotune": True})
+    read = CompileSpec.from_text(how.text()).from_file(Allowed())
+    assert read.options == {"max_autotune": True}
+    assert read.left_out == ("epilogue_fusion", "cpp.cxx")
+
+
+@pytest.mark.parametrize("change", [{"module": "os; import x"}, {"name": "a as b"}, {"mode": 1}])
 def test_a_backend_of_others_does_not_become_code(change):
     how = CompileSpec.of(faulty.tanh_is_wrong, None, {"a": 1}, None, None)
     assert CompileSpec.from_text(how.text()) == how

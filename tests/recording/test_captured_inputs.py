@@ -238,6 +238,57 @@ def captured_up_to(path, n_calls):
         return {call: (recording.context_of(call).op, file.load(call, MAX)) for call in kept}
 
 
+class _Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda x: x.to_sparse(), "a tensor of layout torch.sparse_coo"),
+        (lambda x: x.to_sparse_csr(), "a tensor of layout torch.sparse_csr"),
+        (lambda x: torch.nested.nested_tensor([x, x[:1]]), "a nested tensor"),
+        (lambda x: torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged), None),  # a subclass of a plain tensor
+        (lambda x: x.as_subclass(_Subclass), "a tensor subclass (_Subclass)"),
+        (lambda x: x.to("meta"), "a meta tensor"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_plain_memory_are_counted_by_reason(path, made, reason):
+    x = made(torch.eye(4))
+    with shadowrun.record(path, capture=MAX) as run:
+        expected = x * 2
+        torch.ones(3).exp()
+    process = read(path).processes[0]
+    assert process.complete
+    assert "failure of shadowrun" not in process.skipped
+    assert process.not_captured == ({reason: 1} if reason else {})
+    assert "aten::exp" in ops(path)
+    assert run.captured.n_calls >= 1
+    assert type(expected) is type(x * 2)
+
+
+def test_too_large_inputs_are_counted(path):
+    with shadowrun.record(path, capture=1000):
+        torch.ones(10_000).exp()
+        x = torch.ones(110)
+        x.exp()
+        (x + 1).exp()
+        (x + 2).exp()
+    counted = read(path).processes[0].not_captured
+    assert counted == {"inputs of more bytes than all may take": 1, "no room left for inputs of this size": 1}
+
+
+def test_replay_says_why_inputs_are_missing(path, capsys):
+    from shadowrun.cli.main import main
+
+    x = torch.eye(4).to_sparse()
+    with shadowrun.record(path, capture=MAX):
+        torch.sparse.mm(x, torch.ones(4, 4))
+    assert main(["replay", str(path), "--target", "cpu[threads=1]"]) == 0
+    assert "inputs not kept, by reason: a tensor of layout torch.sparse_coo: 1" in capsys.readouterr().out
+
+
 def test_a_full_disk_ends_the_capture_and_not_the_program(path, monkeypatch):
     from shadowrun.recording.recording_writer import Writer
 

@@ -138,19 +138,27 @@ class VariantRunner:
         self._pairs = [_Pair(target, settings) for target in settings.targets]
         self._compiled = [(pair, backend) for backend in settings.backends for pair in self._pairs]
 
-    def run(self, variant: Variant, target: int = 0, on_target: Callable[[], None] = lambda: None) -> Result:
+    def run(
+        self,
+        variant: Variant,
+        target: int = 0,
+        on_target: Callable[[], None] = lambda: None,
+        on_op: Callable[[str], None] = lambda _: None,
+    ) -> Result:
         """Run a variant on one target.
 
         Args:
             variant: The variant.
             target: Number of the target, in `RunnerSettings.names`.
             on_target: Called when the reference has run it and before the target does.
+            on_op: Called with the name of each operator before it is called, on both; with nothing before a backward
+                pass.
         """
         began = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if target < len(self._pairs):
-                result = self._pairs[target].run(variant, on_target)
+                result = self._pairs[target].run(variant, on_target, on_op)
             else:
                 pair, backend = self._compiled[target - len(self._pairs)]
                 result = pair.compiled(variant, backend, on_target)
@@ -175,12 +183,17 @@ class _Pair:
     def _target_begins(self) -> None:
         self._on_target()
 
-    def run(self, variant: Variant, on_target: Callable[[], None]) -> Result:
+    def run(self, variant: Variant, on_target: Callable[[], None], on_op: Callable[[str], None]) -> Result:
         if self._n_left <= 0:
             self._renew()
         self._n_left -= 1
         self._on_target = on_target
-        program = program_of(variant)
+
+        def call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            on_op(op.name())
+            return op(*args, **kwargs)
+
+        program = program_of(variant, call, lambda: on_op(""))
         found = self._cases.run(Part.FORWARD, program) or []
         observed = self._cases.observed
         refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
@@ -264,13 +277,16 @@ class _Pair:
 
 
 def program_of(
-    variant: Variant, call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any] | None = None
+    variant: Variant,
+    call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any] | None = None,
+    on_backward: Callable[[], None] = lambda: None,
 ) -> Callable[[torch.device], Callable[[], list[Any]]]:
     """A variant as a program: inputs on a device, and a function that runs there and returns all results.
 
     Args:
         variant: The variant.
         call: Calls an operator; None for the usual way.
+        on_backward: Called before a backward pass.
     """
     graph, seed = variant.graph, variant.recipe.seed
     values = make_all(graph.inputs, seed)
@@ -282,12 +298,18 @@ def program_of(
             for described, value in zip(graph.inputs, inputs, strict=True):
                 value.requires_grad_(described.requires_grad)
         runner = Runner(graph, device, call)
-        return lambda: _results(variant, runner, inputs, device)
+        return lambda: _results(variant, runner, inputs, device, on_backward)
 
     return prepare
 
 
-def _results(variant: Variant, runner: Runner, inputs: list[torch.Tensor], device: torch.device) -> list[Any]:
+def _results(
+    variant: Variant,
+    runner: Runner,
+    inputs: list[torch.Tensor],
+    device: torch.device,
+    on_backward: Callable[[], None],
+) -> list[Any]:
     """Outputs, gradients, and the inputs that were written to."""
     how = variant.execution
     autocast = torch.autocast(device.type, getattr(torch, how.autocast)) if how.autocast else contextlib.nullcontext()
@@ -306,6 +328,7 @@ def _results(variant: Variant, runner: Runner, inputs: list[torch.Tensor], devic
         make(Input(f"direction {k}", tuple(t.shape), t.dtype), variant.recipe.seed).to(device)
         for k, t in enumerate(loss)
     ]
+    on_backward()
     return [*results, *torch.autograd.grad(loss, wanted, directions, allow_unused=True)]
 
 

@@ -90,14 +90,16 @@ class Value(NamedTuple):
     Attributes:
         form: Its form.
         ladder: Its ladder, not empty.
-        bits: Raw bits of the sampled elements.
+        bits: Raw bits of the sampled elements; of all, where each platform has them.
         row: Of `RESULT`.
+        all_bits: Raw bits of all elements; None where the recording has only some.
     """
 
     form: Form
     ladder: Hashes
     bits: Hashes
     row: Any
+    all_bits: Hashes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +277,10 @@ def classes_of(platforms: Sequence[Platform], output: Output, *, by_value: bool 
     keys: list[object] = []  # of the classes, in first-seen order
     values: list[Value] = []
     members = []
-    for platform in platforms:
-        found = list(values_of(platform, output))
+    every = [list(values_of(platform, output)) for platform in platforms]
+    if all(value.all_bits is not None for found in every for value in found):
+        every = [[v._replace(bits=v.all_bits) for v in found if v.all_bits is not None] for found in every]
+    for platform, found in zip(platforms, every, strict=True):
         if not found:
             continue
         identities = [samples.identity(value, by_value=by_value) for value in found]
@@ -304,7 +308,9 @@ def values_of(platform: Platform, output: Output) -> Iterator[Value]:
             row = rows[at]
             if len(ladder := recording.ladder(row)):
                 source = recording.results[recording.source(row)]
-                yield Value(recording.form_of(row), ladder, recording.samples_of(row), source)
+                yield Value(
+                    recording.form_of(row), ladder, recording.samples_of(row), source, recording.elements_of(row)
+                )
 
 
 def _matching(calls: dict[Key, int], patterns: Sequence[str]) -> list[Key]:

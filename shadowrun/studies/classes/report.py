@@ -169,8 +169,8 @@ def _outputs(study: Study) -> Section:
         ))  # fmt: skip
     lead = (
         "near: classes without platforms that differ by more than rounding. bits: least remaining precision. ULP and "
-        "difference (relative to the greatest element): greatest of any two. *: platforms that repeated themselves "
-        "differently."
+        "difference (relative to the greatest element): greatest of any two, exact where there is no ≥ or ≤. *: "
+        "platforms that repeated themselves differently."
     )
     return Section("Outputs", (Table(columns, tuple(rows), noun="outputs", limits=_ALL),), lead, len(study.outputs))
 

@@ -44,7 +44,7 @@ class OfOutput:
         outliers: Platforms that differ by more than rounding.
         max_difference: Greatest difference of any two classes by samples, relative to the greatest magnitude.
         max_ulp: Likewise in ULP; None for integers.
-        is_exact: Whether the samples are all elements.
+        is_exact: Whether that is of all elements.
         facts: Facts of platforms against the classes.
         flags: Flag clusters; None if fewer than two platforms have flags.
         curve: The cumulative curve.

@@ -146,7 +146,7 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
     # From the weakest to the strongest reason: each line below overwrites those above.
     outcomes = np.full(n, _CODE[Outcome.ALGORITHM], np.int8)
     outcomes[elsewhere | _other_kernel(a, b, ours, theirs)] = _CODE[Outcome.KERNEL]
-    other_arguments = ~_same([v.arguments for v in (a, b)], a, b, ours, theirs) & ~counterparts
+    other_arguments = (a.arguments[ours] != b.arguments[theirs]) & ~counterparts
     outcomes[other_arguments] = _CODE[Outcome.ARGUMENTS]
     outcomes[other_form] = _CODE[Outcome.FORM]
     # What was not digested cannot be called equal, but a difference that is seen stays one.

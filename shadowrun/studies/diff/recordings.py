@@ -14,6 +14,7 @@ from shadowrun.studies.diff.names import NameMap
 from shadowrun.studies.diff.provenance import compare_provenance
 from shadowrun.studies.diff.rounding import Rounding, judge_rounding
 from shadowrun.studies.diff.rows import compare_rows
+from shadowrun.studies.diff.step_outputs import output_distances
 from shadowrun.studies.diff.values import Values
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.diff.provenance import Provenance
     from shadowrun.studies.diff.rounding import Judgement
     from shadowrun.studies.diff.rows import RowsFound
+    from shadowrun.studies.diff.step_outputs import OutputDistance
 
 __all__ = ["FAIL_ON", "RecordingDiff", "diff_recordings"]
 
@@ -48,6 +50,7 @@ class RecordingDiff:
         flow: Where differences arise, and what they reach.
         judgements: Of pairs in which a difference arises: whether it is rounding-sized.
         rows: What the rules for rows found.
+        outputs: Results of each step's last call that both have in all elements.
         warnings: What has to be known before the rest: other steps, another program, a recording that was cut short.
     """
 
@@ -57,6 +60,7 @@ class RecordingDiff:
     flow: Flow
     judgements: Mapping[int, Judgement]
     rows: tuple[RowsFound, ...]
+    outputs: tuple[OutputDistance, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -121,6 +125,7 @@ def diff_recordings(
         follow(difference),
         judge_rounding(difference, MAX_JUDGED),
         rows,
+        output_distances(difference),
         (*_warnings(difference, labels), *(_nothing(found) for found in rows if not found.pairs)),
     )
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Recording
     from shadowrun.report.document import Cell
     from shadowrun.studies.diff.recordings import RecordingDiff
+    from shadowrun.studies.diff.step_outputs import OutputDistance
 
 __all__ = ["recordings_document"]
 
@@ -88,6 +89,8 @@ class _Report:
         if found.flow.origins:
             blocks.append(Section("First divergence", tuple(self._first())))
             blocks.append(self._arising())
+        if any(output.n_differ for output in found.outputs):
+            blocks.append(self._outputs())
         if counterparts := self._counterparts():
             blocks.append(_counterpart_section(counterparts, self._limit))
         if found.n_missing:
@@ -208,6 +211,28 @@ class _Report:
         )
         return Table(columns, tuple(rows), len(reached) - len(rows), "calls", _LIMITS)
 
+    def _outputs(self) -> Section:
+        differ = [output for output in self._found.outputs if output.n_differ]
+        rows: list[tuple[Cell, ...]] = []
+        for o in differ[: self._limit]:
+            call = int(self._difference.alignment.pairs[o.pair, 0])
+            context = self._a.context_of(call)
+            name = f"{context.op} [{o.position}]" if o.position else context.op
+            rows.append((
+                *(str(self._a.calls["step"][call]), str(call), name, context.module),
+                *(f"{o.n_differ:,} of {o.n_elements:,}", _exact(o.ulp, ",.0f")),
+                *(_exact(o.relative, ".3g"), _exact(o.absolute, ".3g")),
+            ))  # fmt: skip
+        columns = (
+            *(Column("step", "number"), Column("call", "number"), Column("operator", "name"), Column("module")),
+            *(Column("elements that differ", "number"), Column("ULP", "number"), Column("relative", "number")),
+            Column("absolute", "number", 1),
+        )
+        table = Table(columns, tuple(rows), len(differ) - len(rows), "results", _LIMITS)
+        n_equal = len(self._found.outputs) - len(differ)
+        lead = f"Exact: both recordings have all elements. Greatest differences; {n_equal:,} more are equal."
+        return Section("Results of each step's last call", (table,), lead, count=len(differ))
+
     def _arising(self) -> Section:
         origins = self._found.flow.origins
         rows = tuple(self._arising_row(o.pair, o.n_reached) for o in origins[: self._limit])
@@ -304,7 +329,9 @@ class _Report:
         if judged is not None:
             ulps = _ulps(judged.min_ulp, judged.max_ulp)
             parts += [f"{ulps} ULP"] if ulps else []
-            parts += [] if math.isnan(judged.relative) else [f"relative at least {judged.relative:.3g}"]
+            least = "" if judged.is_exact else "at least "
+            parts += [] if math.isnan(judged.relative) else [f"relative {least}{judged.relative:.3g}"]
+            parts += ["exact, by all elements"] if judged.is_exact else []
         return "; ".join(parts) or "not measured"
 
     # -- data ----------------------------------------------------------------------------------------
@@ -334,6 +361,7 @@ class _Report:
             "first_divergence": None if first is None else self._pair_data(first),
             "replay": list(self._replays),
             "arising": [self._pair_data(o.pair) for o in found.flow.origins[: self._limit]],
+            "outputs": [self._output_data(output) for output in found.outputs[: self._limit]],
             "reached": [self._pair_data(p) for p in self._reached()],
             "only_first": [_call_data(self._a, c) for c in alignment.only_first[: self._limit].tolist()],
             "only_second": [_call_data(self._b, c) for c in alignment.only_second[: self._limit].tolist()],
@@ -354,6 +382,14 @@ class _Report:
             ],
         }  # fmt: skip
 
+    def _output_data(self, output: OutputDistance) -> dict[str, Any]:
+        x, y = (int(c) for c in self._difference.alignment.pairs[output.pair])
+        return {
+            "first": _call_data(self._a, x), "second": _call_data(self._b, y), "position": output.position,
+            "n_elements": output.n_elements, "n_differ": output.n_differ, "ulp": _finite(output.ulp),
+            "relative": _finite(output.relative), "absolute": _finite(output.absolute),
+        }  # fmt: skip
+
     def _reached(self) -> list[int]:
         reached: list[int] = self._difference.where(Outcome.INPUT, Outcome.UNKNOWN)[: self._limit].tolist()
         return reached
@@ -370,6 +406,7 @@ class _Report:
             "min_ulp": _finite(judged.min_ulp) if judged else None,
             "max_ulp": _finite(judged.max_ulp) if judged else None,
             "min_relative": _finite(judged.relative) if judged else None,
+            "is_exact": judged.is_exact if judged else False,
             "rounding": str(judged.rounding) if judged else None,
             "why": judged.why if judged else None,
             "undeclared": [list(_effects(r, c)) for r, c in self._calls(pair)],
@@ -479,9 +516,15 @@ def _bits(remaining: int) -> str:
     return "" if remaining == NONE else str(remaining)
 
 
+def _exact(value: float, form: str) -> str:
+    return "" if math.isnan(value) else format(value, form)
+
+
 def _ulps(least: float, most: float) -> str:
     if math.isnan(least) and math.isnan(most):
         return ""
+    if least == most:
+        return f"{least:,.0f}"
     if math.isnan(most):
         return f"at least {least:,.0f}"
     return f"at most {most:,.0f}" if math.isnan(least) else f"{least:,.0f} to {most:,.0f}"

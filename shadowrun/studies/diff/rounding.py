@@ -26,7 +26,7 @@ from shadowrun.recording.model import NONE
 from shadowrun.studies.diff.compare import ARISING, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from shadowrun.studies.diff.compare import Difference
     from shadowrun.studies.diff.values import Values
 
-__all__ = ["Judgement", "Rounding", "judge_rounding", "measure"]
+__all__ = ["Judgement", "Rounding", "distances", "judge_rounding"]
 
 Floats = Any  # npt.NDArray[np.float64], (n,)
 Numbers = Any  # npt.NDArray[np.int64], (n,)
+Flags = Any  # npt.NDArray[np.bool_], (n,)
 
 _WIDTH: Final = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "complex64": 32, "complex128": 64}
 _REAL: Final = {"complex64": "float32", "complex128": "float64"}
@@ -66,6 +67,7 @@ class Judgement:
         max_ulp: Upper bound for all elements; NaN where digests give none.
         relative: Greatest relative difference of the samples; NaN without samples.
         classes: Classes of values whose counts differ: ``("NaN", 0, 12)``.
+        is_exact: All elements are in both recordings: `min_ulp` and `relative` are the greatest of all.
     """
 
     rounding: Rounding
@@ -74,15 +76,17 @@ class Judgement:
     max_ulp: float
     relative: float
     classes: tuple[tuple[str, int, int], ...] = ()
+    is_exact: bool = False
 
 
 class _Samples(NamedTuple):
-    """Distances of the samples of several results, see `measure`."""
+    """Distances of the samples of several results, see `_measure`."""
 
     ulp: list[float]
     relative: list[float]
     absolute: list[float]
     size: list[float]
+    is_exact: list[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +211,14 @@ class _Group:
         self._lost = lost
         # `ulp_bound` asks only whether an input is floating, not of which size.
         dtypes = [_Dtype(dtype), *([_Dtype("float32")] if has_float_inputs else [])]
-        self._scalars = _scalars(self._context.arguments, self._row)
+        self._scalars = _scalars(self._context.arguments)
         self._ulps = ulp_bound(self._context.op, dtypes, self._scalars)
         self.max_ulp = 2.0**lost - 1 if lost > 0 else float("nan")
 
     def judgements(self) -> Iterator[Judgement]:
         """Of each result, in order."""
         (a, x), (b, y) = self._sides
-        samples = _Samples(*(column.tolist() for column in measure(a, b, x, y)))
+        samples = _measure(a, b, x, y)
         counts = {
             title: [v.recording.results[name][v.source[rows]].tolist() for v, rows in self._sides]
             for name, title in {**_CLASSES, **_FURTHER_CLASSES}.items()
@@ -227,7 +231,9 @@ class _Group:
                 rounding, why = Rounding.NO, "NaN or infinities differ"
             else:
                 rounding, why = self._without_size(k) or self._by_size(k, samples, limits[k], float(scale[k]))
-            yield Judgement(rounding, why, samples.ulp[k], self.max_ulp, samples.relative[k], classes)
+            exact = samples.is_exact[k]
+            most = samples.ulp[k] if exact else self.max_ulp
+            yield Judgement(rounding, why, samples.ulp[k], most, samples.relative[k], classes, exact)
 
     def _without_size(self, k: int) -> tuple[Rounding, str] | None:
         """What is decided whatever the distance."""
@@ -271,7 +277,7 @@ class _Group:
             beyond = scale > 0 and absolute > 2 * most * roundoff * (scale + samples.size[k])
         if within:
             n_samples = int(values.recording.results["n_samples"][values.source[rows[k]]])
-            return Rounding.YES, _by(n_samples, n_elements)
+            return Rounding.YES, _by(n_elements if samples.is_exact[k] else n_samples, n_elements)
         if beyond:
             return Rounding.NO, "a sample is beyond the bound"
         return Rounding.UNKNOWN, "between the bounds" if scale > 0 else "no bound without the inputs"
@@ -319,42 +325,59 @@ def _by(n_samples: int, n_elements: int) -> str:
     return f"all {n_elements} elements" if n_samples >= n_elements else f"by {n_samples} samples of {n_elements:,}"
 
 
-def _scalars(arguments: str, row: OpFacts) -> dict[str, object]:
+def _scalars(arguments: str) -> dict[str, object]:
     """Arguments that decide an operator's bound, by name."""
     try:
         given = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    given = given if isinstance(given, list) else []
-    named: Mapping[str, object] = given[-1] if given and isinstance(given[-1], dict) else {}
-    found = {name: value for name, value in named.items() if name != "tensor"}
-    # By position, where names are not recorded: `index_put(self, indices, values, True)`.
-    if row.exact_unless and any(value is True or isinstance(value, str) for value in given):
-        found |= dict.fromkeys(row.exact_unless, True)
-    return found
+    return given if isinstance(given, dict) else {}
 
 
-def measure(a: Values, b: Values, x: Numbers, y: Numbers) -> tuple[Floats, Floats, Floats, Floats]:
-    """Distances of the samples of results of one dtype and number of samples.
+def _measure(a: Values, b: Values, x: Numbers, y: Numbers) -> _Samples:
+    """Distances of the samples of results of one dtype and number of samples, or of all elements where both have them.
 
     Args:
         a: A recording.
         b: Another.
-        x: Rows of `a`.
+        x: Rows of `a`, at least one.
         y: Rows of `b`.
-
-    Returns:
-        Greatest distance in ULP, greatest relative and absolute difference, and the magnitude where that is: (n,) each,
-        NaN without samples. All are lower bounds for the whole tensors. NaNs on both sides count as equal.
     """
-    dtype = a.recording.form_of(int(x[0])).dtype if len(x) else ""
-    nothing = np.full(len(x), np.nan)
+    dtype = a.recording.form_of(int(x[0])).dtype
+    exact = np.zeros(len(x), bool)
     sides = [(v.recording, v.source[rows]) for v, rows in ((a, x), (b, y))]
     n = {int(c) for r, rows in sides for c in np.unique(r.results["n_samples"][rows])}
-    if dtype not in _WIDTH or len(n) != 1 or n == {0}:
-        return nothing, nothing, nothing, nothing
-    bits = [r.samples[r.first_sample[rows][:, None] + np.arange(*n)] for r, rows in sides]
-    p, q = (decoded(s, dtype) for s in bits)
+    found = None
+    if len(n) == 1:
+        bits = [r.samples[r.first_sample[rows][:, None] + np.arange(*n)] for r, rows in sides]
+        found = distances(bits[0], bits[1], dtype)
+    if found is None:
+        none = [float("nan")] * len(x)
+        return _Samples(none, none, none, none, exact.tolist())
+    n_parts = 2 if dtype.startswith("complex") else 1
+    exact[:] = [n == {n_parts * a.recording.form_of(row).n_elements} for row in sides[0][1].tolist()]
+    for k in np.flatnonzero(np.isin(sides[0][1], list(a.recording.outputs)) & ~exact).tolist():
+        p, q = (r.elements_of(int(rows[k])) for r, rows in sides)
+        of_all = distances(p[None], q[None], dtype) if p is not None and q is not None and len(p) == len(q) else None
+        if of_all is not None:
+            exact[k] = True
+            for column, value in zip(found, of_all, strict=True):
+                column[k] = value[0]
+    return _Samples(*(column.tolist() for column in (*found, exact)))
+
+
+def distances(
+    first: npt.NDArray[np.uint64], second: npt.NDArray[np.uint64], dtype: str
+) -> tuple[Floats, Floats, Floats, Floats] | None:
+    """Distances of floats from their raw bits, each row of one tensor: (n, n_elements).
+
+    Returns:
+        Greatest distance in ULP, greatest relative and absolute difference, and the magnitude where that is: (n,) each.
+        NaNs on both sides count as equal. None for integers, and for dtypes that numpy lacks.
+    """
+    if dtype not in _WIDTH or not first.size:
+        return None
+    p, q = (decoded(bits, dtype) for bits in (first, second))
     assert p is not None
     assert q is not None
     with np.errstate(all="ignore"):
@@ -364,8 +387,8 @@ def measure(a: Values, b: Values, x: Numbers, y: Numbers) -> tuple[Floats, Float
         # What is still NaN is NaN on one side only.
         gap = np.where(np.isnan(gap), np.inf, gap)
         relative = np.where(gap > 0, gap / size, 0.0)
-    ulps = np.where(gap > 0, ulps_apart(bits[0], bits[1], _WIDTH[dtype]).astype(np.float64), 0.0)
+    ulps = np.where(gap > 0, ulps_apart(first, second, _WIDTH[dtype]).astype(np.float64), 0.0)
     worst = gap.argmax(axis=1)
-    rows = np.arange(len(x))
+    rows = np.arange(len(first))
     greatest = relative.max(axis=1, where=np.isfinite(relative), initial=0.0)
     return ulps.max(axis=1), greatest, gap[rows, worst], size[rows, worst]

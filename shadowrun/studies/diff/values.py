@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shadowrun.numerics.ladder import mix
 from shadowrun.recording.model import NONE, Kind
+from shadowrun.studies.diff.arguments import argument_codes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Form, Recording
 
 __all__ = ["Values"]
-
-_ALWAYS: Final = ("cpu", "meta")
-_JSON_TEXT: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?', re.DOTALL)
-"""Also one that nothing closes: to look for its end from each quotation mark anew would take hours."""
 
 
 class Values:
@@ -39,7 +35,7 @@ class Values:
         form: dtype and shape, as a number. Strides differ between devices and are no difference of values.
         layout: The same with strides.
         placement: Mesh and placements of the local part of a DTensor, as a number; 0 for others.
-        arguments: By context: arguments that are not tensors, without names of devices.
+        arguments: A number for the arguments of each call that are not tensors, see `arguments`: (n_calls,).
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -47,7 +43,7 @@ class Values:
         rows = np.arange(len(results), dtype=np.int64)
         self.recording = recording
         self.call = np.repeat(np.arange(len(recording.calls)), recording.calls["n_results"])
-        self.arguments = _without_devices(recording)
+        self.arguments = argument_codes(recording)
         self.form = _numbers([(f.dtype, f.shape) for f in forms])[results["form"]]
         self.layout = _numbers([(f.dtype, f.shape, _strides(f)) for f in forms])[results["form"]]
         self.placement = _numbers([f.placement for f in forms])[results["form"]]
@@ -79,9 +75,11 @@ class Values:
         # A hostile file may name a shape whose product does not fit into int64.
         size = np.array([min(f.n_elements, 1 << 62) for f in recording.forms], np.int64)
         keeps = contiguous[forms] & contiguous[bases] & (size[forms] == size[bases])
-        ops = _numbers([(c.op, a) for c, a in zip(recording.contexts, self.arguments, strict=True)])
+        ops = _numbers([c.op for c in recording.contexts])
         form = self.form[views].view(np.uint64)
-        taken = ops[recording.calls["context"][self.call[views]]].view(np.uint64)
+        calls = self.call[views]
+        taken = ops[recording.calls["context"][calls]].view(np.uint64)
+        taken = mix(taken) ^ self.arguments[calls].view(np.uint64)
         with np.errstate(over="ignore"):
             # The lowest bit is set, so that no code of a real view is 0, which stands for "the same elements".
             code[views] = np.where(keeps, np.uint64(0), mix(mix(taken) + form) | np.uint64(1))
@@ -162,15 +160,3 @@ def _is_contiguous(form: Form) -> bool:
             return False
         step *= size
     return len(form.shape) == len(form.stride)
-
-
-def _without_devices(recording: Recording) -> tuple[str, ...]:
-    """Arguments of all contexts, in which each device is called the same: two platforms have two devices."""
-    devices = {*_ALWAYS, *(c.device for c in recording.contexts if c.device)}
-
-    def called_the_same(text: re.Match[str]) -> str:
-        name, colon, index = text[1].partition(":")
-        return '"device"' if name in devices and (not colon or index.isdecimal()) else text[0]
-
-    # Names are looked up, not listed in a pattern, which would try each of them at each quotation mark.
-    return tuple(_JSON_TEXT.sub(called_the_same, c.arguments) for c in recording.contexts)

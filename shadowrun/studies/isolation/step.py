@@ -22,6 +22,7 @@ _HEAD: Final = struct.Struct("<QdQBHH")
 """Sequence number, start (s), memory (bytes), whether on the target, lengths of operator and case."""
 _SEQUENCE: Final = struct.Struct("<Q")
 _FLAGS: Final = struct.Struct("<BH")
+_LENGTH: Final = struct.Struct("<H")
 _FLAGS_AT: Final = 24
 _MAX_OP: Final = 200
 _OP_AT: Final = _HEAD.size
@@ -36,7 +37,7 @@ class Step:
     Attributes:
         case: The case in hand, as the worker named it; None between cases.
         on_target: Whether it runs on the target; the reference has run it.
-        op: Operator in hand on the target; empty where the worker does not say.
+        op: Operator in hand; empty where the worker does not say.
         since: `time.monotonic` when it began.
         base_bytes: Memory of the process then.
     """
@@ -82,12 +83,16 @@ class StepWriter:
         """The case has ended, and its outcome was sent."""
         self._write(b"")
 
-    def on_target(self, op: str = "") -> None:
-        """The target begins: the case, or this operator of it."""
+    def on_target(self) -> None:
+        """The target begins; the reference has run the case."""
+        _FLAGS.pack_into(self._page, _FLAGS_AT, 1, 0)
+
+    def in_op(self, name: str) -> None:
+        """An operator begins, on either platform; empty where it is not known which."""
         # No new sequence number: the case stays, and a name that is half written only looks odd.
-        name = op.encode()[:_MAX_OP]
-        self._page[_OP_AT : _OP_AT + len(name)] = name
-        _FLAGS.pack_into(self._page, _FLAGS_AT, 1, len(name))
+        text = name.encode()[:_MAX_OP]
+        self._page[_OP_AT : _OP_AT + len(text)] = text
+        _LENGTH.pack_into(self._page, _FLAGS_AT + 1, len(text))
 
     def _write(self, text: bytes) -> None:
         # An odd number means that the page is being written: a process killed now has no case in hand yet.

@@ -63,6 +63,7 @@ class ReplayedCall:
         remaining: Remaining precision in bits, the least of its results; -1 where there is none.
         judgement: Distance from the recorded result; None where they are equal or nothing was compared.
         verdict: Its results here against the reference's here; None without one.
+        is_output: The recording has all elements of a result: it was the last call of its step.
     """
 
     call: int
@@ -73,6 +74,7 @@ class ReplayedCall:
     remaining: int = NONE
     judgement: Judgement | None = None
     verdict: Verdict | None = None
+    is_output: bool = False
 
     @property
     def is_fault(self) -> bool:
@@ -160,6 +162,7 @@ class Replay:
         warnings: What has to be known before the rest.
         same_provenance: Whether the program run here was the recorded one, with the same inputs.
         n_left: Captured calls that were not reached before Ctrl-C.
+        not_captured: Why inputs of kinds of calls are not in the recording, with counts.
     """
 
     name: str
@@ -175,6 +178,7 @@ class Replay:
     warnings: tuple[str, ...] = ()
     same_provenance: bool = True
     n_left: int = 0
+    not_captured: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def flagged(self) -> list[ReplayedCall]:

@@ -27,6 +27,7 @@ from shadowrun.recording.digests import digest
 from shadowrun.recording.model import CALL, NONE, RESULT, Form, Kind, Process
 from shadowrun.recording.recording_file import in_memory
 from shadowrun.recording.recording_writer import Block
+from shadowrun.recording.step_outputs import content_of
 from shadowrun.replay.call import argument
 from shadowrun.repro.call_replayer import CallReplayer, operator
 from shadowrun.repro.memory import bounded_memory
@@ -142,6 +143,7 @@ def replay(
         found.n_unselected,
         n_left=len(found.captured) - len(done),
         warnings=tuple(_warnings(recording, found)),
+        not_captured=sum((Counter(p.not_captured) for p in recording.processes), Counter()),
     )
 
 
@@ -206,6 +208,7 @@ class _Runner:
         """Run a call."""
         context = self._recording.context_of(call)
         done = ReplayedCall(call, int(self._recording.calls["step"][call]), context, Outcome.NOT_RUN)
+        done.is_output = any(row in self._recording.outputs for row in self._recording.results_of(call))
         self._n += 1
         plan = self._plan(context.op)
         if isinstance(plan, str):
@@ -345,6 +348,8 @@ class ResultRows:
         self._forms: dict[Form, int] = {}
         self._calls: list[tuple[int, int, int, int]] = []
         self._results: list[tuple[int, int, int, Digest | None]] = []
+        self._outputs: dict[int, bytes] = {}
+        self._kept: set[tuple[int, int]] = set()
 
     def add(self, call: int, plan: OpPlan, ran: Ran, *, stand_in: bool) -> None:
         """Add a call.
@@ -357,6 +362,7 @@ class ResultRows:
         """
         row = self._recording.calls[call]
         context, n_before = int(row["context"]), len(self._results)
+        self._kept = self._kept_results(call)
         for position, value in enumerate(_returned(plan, ran)):
             if value is not _WRITTEN:
                 self._add(Kind.RESULT, position, value)
@@ -368,6 +374,12 @@ class ResultRows:
             self._contexts.append(self._contexts[int(row["context"])]._replace(op=f"{plan.name} (stand-in)"))
         self._calls.append((int(row["step"]), context, int(row["occurrence"]), len(self._results) - n_before))
 
+    def _kept_results(self, call: int) -> set[tuple[int, int]]:
+        """Kind and position of the results of which the recording has all elements."""
+        recording = self._recording
+        rows = [row for row in recording.results_of(call) if row in recording.outputs] if recording.outputs else []
+        return {(int(recording.results["kind"][row]), int(recording.results["position"][row])) for row in rows}
+
     def _add(self, kind: Kind, position: int, value: Any) -> None:
         if not isinstance(value, torch.Tensor):
             # On the CPU: the program may have set another default device.
@@ -376,7 +388,10 @@ class ResultRows:
         dtype = str(value.dtype).removeprefix("torch.")
         form = Form(dtype, tuple(value.shape), tuple(value.stride()) if is_strided else (), str(value.layout)[6:])
         number = self._forms.setdefault(form, len(self._forms))
-        self._results.append((number, int(kind), min(position, _MAX_POSITION), digest(value)))
+        found, position = digest(value), min(position, _MAX_POSITION)
+        if found is not None and (int(kind), position) in self._kept:
+            self._outputs[len(self._results)] = content_of(value)
+        self._results.append((number, int(kind), position, found))
 
     def recording(self) -> Recording:
         """The calls so far as a recording: call k is the k-th that was added."""
@@ -397,7 +412,8 @@ class ResultRows:
                 samples.append(found.samples)
         none = np.empty(0, np.uint64)
         block = Block(calls, results, np.empty(0, np.int64), np.concatenate(rungs), np.concatenate(samples), none)
-        return in_memory("replay", Process("replay", complete=True), block, self._contexts, list(self._forms))
+        made = in_memory("replay", Process("replay", complete=True), block, self._contexts, list(self._forms))
+        return dataclasses.replace(made, outputs=self._outputs)
 
 
 class _Written:

@@ -25,6 +25,7 @@ FORMAT: Final = 1
 """Version of the JSON's form."""
 _LIMITS: Final = Limits(30, 100, 400)
 _MAX_WHY: Final = 100
+_MAX_REASONS: Final = 8
 _TONES: Final = {
     Outcome.EQUAL: "good",
     Outcome.ROUNDING: "good",
@@ -65,6 +66,11 @@ def replay_document(found: Replay, path: Path, limit: int, given: Sequence[str] 
         call = flagged[0].call
         again = shell_command("replay", path, "--call", str(call), *given)
         blocks.append(Facts((Fact("one call again", again, command=True),)))
+    outputs = [call for call in found.calls if call.is_output and call.judgement is not None]
+    if outputs:
+        lead = "Exact where it says so: the recording has all elements of these results."
+        table = _outputs(outputs, limit)
+        blocks.append(Section("Results of each step's last call", (table,), lead, count=len(outputs)))
     not_run = [call for call in found.calls if call.outcome in NOT_RUN]
     if not_run:
         blocks.append(Section("Captured, and not compared", (_reasons(not_run),), count=len(not_run)))
@@ -90,6 +96,9 @@ def _summary(found: Replay) -> Iterator[str]:
     said = ", ".join(f"{n:,} {text}" for text, n in left.items() if n)
     if said:
         yield f"not replayed: {said}"
+    if found.not_captured:
+        reasons = sorted(found.not_captured.items(), key=lambda item: -item[1])[:_MAX_REASONS]
+        yield f"inputs not kept, by reason: {'; '.join(f'{reason}: {n:,}' for reason, n in reasons)}"
     flagged = {call.context.op for call in found.flagged}
     if flagged:
         yield f"to look at: {', '.join(sorted(flagged))}"
@@ -149,6 +158,23 @@ def _calls(calls: Sequence[ReplayedCall], limit: int) -> Table:
     return Table(columns, rows, max(0, len(calls) - limit), "calls: -f csv lists all", _LIMITS)
 
 
+def _outputs(calls: Sequence[ReplayedCall], limit: int) -> Table:
+    columns = (
+        *(Column("step", "number"), Column("call", "number"), Column("operator", "name"), Column("module", detail=1)),
+        *(Column("isolated"), Column("ULP", "number"), Column("relative", "number"), Column("exact")),
+    )
+    rows = tuple(
+        (
+            *(str(c.step), str(c.call), c.context.op, c.context.module, (Span(c.outcome.value, _TONES[c.outcome]),)),
+            *(_ulps(judged.min_ulp, judged.max_ulp), "" if math.isnan(judged.relative) else f"{judged.relative:.3g}"),
+            "yes" if judged.is_exact else "no",
+        )
+        for c in calls[:limit]
+        if (judged := c.judgement) is not None
+    )
+    return Table(columns, rows, max(0, len(calls) - limit), "calls: -f json lists all", _LIMITS)
+
+
 def _verdict(call: ReplayedCall) -> str:
     verdict = call.verdict
     if verdict is None:
@@ -193,8 +219,10 @@ def _data(found: Replay, operators: Sequence[OfOperator], limit: int) -> dict[st
         "n_without_values": found.n_without_values,
         "n_unselected": found.n_unselected,
         "n_left": found.n_left,
+        "not_captured": dict(found.not_captured),
         "operators": [_operator_data(row) for row in operators],
         "flagged": [_call_data(call) for call in found.flagged[:limit]],
+        "outputs": [_call_data(call) for call in found.calls if call.is_output][:limit],
         "not_compared": [_call_data(call) for call in found.calls if call.outcome in NOT_RUN][:limit],
         "arbitration": dict(_ARBITRATION),
     }
@@ -236,6 +264,8 @@ def _call_data(call: ReplayedCall) -> dict[str, Any]:
         "remaining": None if call.remaining == NONE else call.remaining,
         "min_ulp": None if judged is None else _number(judged.min_ulp),
         "max_ulp": None if judged is None else _number(judged.max_ulp),
+        "relative": None if judged is None else _number(judged.relative),
+        "is_exact": judged is not None and judged.is_exact,
         "verdict": None
         if verdict is None
         else {

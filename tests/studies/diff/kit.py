@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from shadowrun.numerics.ladder import ladder, mantissa_of
-from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, sample_positions
+from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, output_name, sample_positions
 from shadowrun.recording.recording_file import read
 from shadowrun.recording.recording_writer import Block, Writer
 from shadowrun.types import Phase
@@ -21,6 +21,7 @@ class Tape:
         self._calls, self._results, self._inputs = [], [], []
         self._rungs, self._samples, self._rows = [], [], []
         self._pending, self._counts, self._row_of = [], {}, {}
+        self._outputs = {}
 
     def leaf(self, values):
         """A tensor that the program was given; it belongs to the next call."""
@@ -53,6 +54,10 @@ class Tape:
     def leaf_row(self, number=0):
         """Row of a leaf of the last call, for later calls."""
         return self._leaves[number]
+
+    def keep(self, row, values):
+        """Keep all elements of a result, as of a step's last call."""
+        self._outputs[row] = np.ascontiguousarray(values)
 
     def _result(self, kind, position, values, *, base=NONE, digested=True, rows=0):
         dtype = str(values.dtype)
@@ -94,6 +99,11 @@ class Tape:
             joined = [np.concatenate([np.zeros(0, np.uint64), *p]) for p in (self._rungs, self._samples, self._rows)]
             results = np.array(self._results, RESULT)
             writer.block(Block(np.array(self._calls, CALL), results, np.array(self._inputs, np.int64), *joined))
+        for row, values in self._outputs.items():
+            bits = values.reshape(-1).view(f"u{values.itemsize}")
+            name = output_name(int(ladder(bits, mantissa_of(str(values.dtype)))[0]), values.nbytes)
+            writer.content(name, str(values.dtype), values.shape, values.tobytes())
+            writer.output(row, name)
         writer.finish(self.process)
         return self.path
 

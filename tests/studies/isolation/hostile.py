@@ -16,7 +16,8 @@ def start(settings, channel):
     def run(task):
         for number in range(task["start"], len(task["cases"])):
             channel.step.begin(number)
-            channel.step.on_target("aten::" + task["cases"][number])
+            channel.step.on_target()
+            channel.step.in_op("aten::" + task["cases"][number])
             if not globals()[task["cases"][number]](settings, channel):
                 channel.send([number, os.getpid()])
             channel.step.end()

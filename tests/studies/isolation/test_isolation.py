@@ -139,8 +139,10 @@ def test_what_a_page_says():
     assert reader.read().case is None
     writer.begin([7, 1])
     assert (reader.read().case, reader.read().on_target) == ([7, 1], False)
-    writer.on_target("aten::mm")
-    writer.on_target("aten::a")
+    writer.in_op("aten::mm")
+    assert (reader.read().on_target, reader.read().op) == (False, "aten::mm")
+    writer.on_target()
+    writer.in_op("aten::a")
     step = reader.read()
     assert (step.case, step.on_target, step.op) == ([7, 1], True, "aten::a")
     assert step.base_bytes > 1 << 20

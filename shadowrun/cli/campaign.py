@@ -1,0 +1,358 @@
+"""Run 100,000 variants of real programs on two platforms, judged operator by operator, and keep what differs.
+
+A variant is a program of a zoo after some mutations, made from its number: the same seed gives the same variants and
+findings on any number of processes. Each runs in a worker process: a crash, a hang or exhausted memory is its outcome.
+The folder has all that the campaign is: the same command, or `resume`, goes on after any interruption.
+
+Examples:
+  shadowrun campaign run c --target npu                         100,000 variants of torch's own modules
+  shadowrun campaign run c --target npu --minutes 60 --zoo .shadowzoo --programs 'bert*,llama*'
+  shadowrun campaign run c --target sim --flaws matmul-in-bf16 --n 1000    (no hardware needed)
+  shadowrun campaign status c                                   how far it is, also while it runs
+  shadowrun campaign resume c --jobs 8
+  shadowrun campaign resume c --executor dask://host:8786       chunks on a cluster
+  shadowrun campaign run c --target npu --shard 3/8             the third of eight machines, without a broker
+  shadowrun campaign combine c other/shards/*.shadowcampaign    one store of all shards
+
+Exit status:
+  0 all was run, or time was over; 1 an executor failed on some chunks; 2 wrong usage; 130 after Ctrl-C
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shadowrun.cli import options
+from shadowrun.cli.progress import progress_bar
+from shadowrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.cli.progress import ProgressUpdate
+    from shadowrun.studies.campaign.engine import Outcome, Progress
+    from shadowrun.studies.campaign.folder import Folder, Settings, Shard
+
+__all__ = ["add_arguments", "run"]
+
+_N = 100_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A command for each action."""
+    actions = parser.add_subparsers(metavar="ACTION", title="actions", required=True)
+    for name, (text, add, act) in _ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        action.add_argument("folder", metavar="DIR", help="folder of the campaign")
+        add(action)
+        action.set_defaults(act=act)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action; returns the exit status."""
+    act: Callable[[argparse.Namespace], int] = args.act
+    return act(args)
+
+
+# -- run and resume ------------------------------------------------------------------------------------
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    options.add_import_argument(parser)
+    parser.add_argument("--target", action="append", default=[], metavar="T", help="platform to test (may be repeated)")
+    parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
+    options.add_simulation_arguments(parser)
+    what = parser.add_argument_group("variants")
+    what.add_argument(
+        "--n", type=options.count, metavar="N", help=f"variants (default: {_N:,}, or no limit with --minutes)"
+    )
+    what.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the recipes (default: %(default)s)")
+    what.add_argument("--zoo", metavar="FILE", help="programs to mutate (default: torch's own modules)")
+    what.add_argument(
+        "--programs",
+        type=options.words,
+        action="extend",
+        default=[],
+        metavar="GLOBS",
+        help="mutate only these, by name, source or id, such as 'bert*'",
+    )
+    what.add_argument(
+        "--mutators", type=options.words, action="extend", default=[], metavar="A,B", help="mutators (default: all)"
+    )
+    what.add_argument(
+        "--compile", type=options.words, default=[], metavar="A,B", help="also compile each variant, such as inductor"
+    )
+    _add_how(parser)
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--timeout",
+        type=options.positive,
+        default=60.0,
+        metavar="S",
+        help="seconds for a variant (default: %(default)g)",
+    )
+    limits.add_argument(
+        "--memory",
+        type=options.positive,
+        default=4.0,
+        metavar="GIB",
+        help="GiB that a variant may take (default: %(default)g)",
+    )
+
+
+def _add_resume(parser: argparse.ArgumentParser) -> None:
+    options.add_import_argument(parser)
+    parser.add_argument(
+        "--target", action="append", default=[], metavar="T", help="name a target that its settings alone may not start"
+    )
+    parser.add_argument("--ref", metavar="R", help="name the reference, likewise")
+    _add_how(parser)
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("execution")
+    how.add_argument("--minutes", type=options.positive, metavar="M", help="stop after M minutes; resume goes on")
+    how.add_argument(
+        "--jobs",
+        type=options.count,
+        metavar="N",
+        help="worker processes, or chunks in flight (default: one a processor)",
+    )
+    how.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="run only the I-th of N parts (default: by the variables of Slurm arrays, Kubernetes indexed jobs, GitLab "
+        "and CircleCI); /N takes the number from them",
+    )
+    how.add_argument(
+        "--executor",
+        metavar="E",
+        help="run chunks elsewhere: dask://HOST:PORT, dask:// for processes of this machine, or MODULE:FUNCTION that "
+        "makes anything with submit(function, *args)",
+    )
+    how.add_argument(
+        "--reset-command", type=shlex.split, default=[], metavar="C", help="command that brings a lost device back"
+    )
+    options.add_output_arguments(parser.add_argument_group("report"))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from shadowrun.studies.campaign.folder import Folder, shard_of
+
+    _check(args)
+    shard_of(args.shard, os.environ)  # before the programs are made, which takes a minute
+    settings = _settings_of(args)
+    path = Path(args.folder)
+    with tempfile.TemporaryDirectory(prefix="shadowrun-") as scratch:
+        programs = _programs(args, Path(scratch))
+        folder = Folder.create(path, settings, programs)
+    return _start(folder, args)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from shadowrun.platforms.untrusted_specs import trusted_spec
+    from shadowrun.studies.campaign.folder import Folder
+
+    options.check_outputs(args.output)
+    folder = Folder.open(Path(args.folder))
+    s = folder.settings
+    # The folder may come from anyone: what it names is not started unless a file may name it, or the user does.
+    names = (*args.target, *([args.ref] if args.ref else []), *args.imports)
+    for spec in s.targets:
+        trusted_spec(spec, names, simulated=s.simulated)
+    trusted_spec(s.ref, names, option="--ref")
+    return _start(folder, args)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not args.target and not (args.flaws or args.preset):
+        options.is_simulated(argparse.Namespace(flaws=[], preset=None, target=None))  # raises
+    args.target = args.target or ["sim"]
+    if len(set(args.target)) < len(args.target):
+        raise UsageError("--target names a platform twice: name each once.", slug="bad-option")
+    options.check_outputs(args.output)
+
+
+def _settings_of(args: argparse.Namespace) -> Settings:
+    """The options as settings, after a look at whether the platforms and names in them exist."""
+    import torch
+
+    from shadowrun import sim
+    from shadowrun.platforms import parse, resolve
+    from shadowrun.studies.campaign.folder import Settings
+    from shadowrun.studies.campaign.mutators import ALL, MUTATORS
+
+    simulated = [t for t in args.target if parse(t).device_type != "cpu"]
+    is_simulated = bool(args.flaws or args.preset) or "sim" in {parse(t).device_type for t in args.target}
+    if is_simulated:
+        if len(simulated) > 1:
+            raise UsageError(
+                "--flaws and --preset simulate one target: name one that is no CPU.", slug="bad-simulation"
+            )
+        options.enable_simulation(simulated[0] if simulated else "cpu", args.flaws, args.preset)
+    for spec in (*args.target, args.ref):
+        resolve(spec).stop()  # each worker starts its own
+    unknown = [name for name in args.mutators if name not in MUTATORS]
+    if unknown:
+        raise UsageError(
+            f"Unknown mutator {', '.join(unknown)}; known are {', '.join(MUTATORS)}.", slug="unknown-mutator"
+        )
+    if args.compile:
+        _check_backends(args.compile)
+    return Settings(
+        targets=tuple(args.target),
+        ref=args.ref,
+        n=args.n or (0 if args.minutes else _N),
+        seed=args.seed,
+        mutators=tuple(dict.fromkeys(args.mutators)) or tuple(ALL),
+        compile=tuple(dict.fromkeys(args.compile)),
+        simulated=is_simulated,
+        flaws=sim.active() if is_simulated else (),
+        torch=str(torch.__version__),
+        timeout_s=args.timeout,
+        memory_bytes=int(args.memory * 2**30),
+    )
+
+
+def _check_backends(names: list[str]) -> None:
+    import torch
+
+    known = torch.compiler.list_backends(exclude_tags=())
+    for name in names:
+        if name.partition(":")[0] not in known:
+            raise UsageError(
+                f"--compile {name}: torch.compile has no such backend; it has {', '.join(known)}.", slug="bad-option"
+            )
+
+
+def _programs(args: argparse.Namespace, scratch: Path) -> Path:
+    """A file with the programs: that of the folder, if it has one, so that they are made once."""
+    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.programs import write_programs
+
+    path = Path(args.folder)
+    made = Folder.programs_in(path)
+    if args.zoo is None and not args.programs and made is not None:
+        return made
+    new = scratch / "programs"
+    with progress_bar("making programs") as update:
+        write_programs(new, None if args.zoo is None else Path(args.zoo), args.programs, update)
+    return new
+
+
+def _start(folder: Folder, args: argparse.Namespace) -> int:
+    from shadowrun.studies.campaign.engine import Engine
+    from shadowrun.studies.campaign.executors import executor_named
+    from shadowrun.studies.campaign.folder import shard_of
+
+    shard, origin = shard_of(args.shard, os.environ)
+    if shard.of > 1:
+        print(f"shadowrun: shard {shard.index + 1}/{shard.of}{f' ({origin})' if origin else ''}", file=sys.stderr)
+    jobs = args.jobs or _n_processors()
+    with progress_bar("starting", folder.settings.n or None) as update:
+        engine = Engine(
+            folder,
+            jobs=jobs,
+            # More threads than processors slow each other down, and variants then time out.
+            threads=1 if args.executor else max(1, _n_processors() // jobs),
+            shard=shard,
+            minutes=args.minutes,
+            reset_command=args.reset_command,
+            on_progress=_Shown(update),
+        )
+        if args.executor:
+            with executor_named(args.executor, jobs) as executor:
+                outcome = engine.run(executor)
+        else:
+            outcome = engine.run()
+    return _ended(folder, shard, outcome, args)
+
+
+def _ended(folder: Folder, shard: Shard, outcome: Outcome, args: argparse.Namespace) -> int:
+    from shadowrun.studies.campaign.combining import combine
+    from shadowrun.studies.campaign.engine import Outcome
+
+    if shard.of == 1:
+        combine(folder.combined, folder.shards(), folder.info())
+    _print_status(folder, args, always=True)
+    again = f"`shadowrun campaign resume {shlex.quote(str(folder.path))}` goes on"
+    if outcome is Outcome.STOPPED:
+        print(f"shadowrun: stopped; {again}.", file=sys.stderr)
+        return 130
+    if outcome is Outcome.INCOMPLETE:
+        print(f"shadowrun: the executor failed on some chunks three times; {again}.", file=sys.stderr)
+        return 1
+    if shard.of > 1:
+        print(
+            f"shadowrun: this shard is done. When all are: shadowrun campaign combine {shlex.quote(str(folder.path))}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+class _Shown:
+    """Shows rate and findings next to the bar."""
+
+    def __init__(self, update: ProgressUpdate) -> None:
+        self._update = update
+
+    def __call__(self, now: Progress) -> None:
+        rate = 3600 * now.n_now / now.wall_s if now.wall_s else 0.0
+        self._update(now.n_done, now.n, f"{now.n_findings:,} findings, {rate:,.0f} variants an hour")
+
+
+def _n_processors() -> int:
+    # In a container, a process may be bound to some of the machine's processors.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# -- status and combine --------------------------------------------------------------------------------
+
+
+def _status(args: argparse.Namespace) -> int:
+    from shadowrun.studies.campaign.folder import Folder
+
+    options.check_outputs(args.output)
+    _print_status(Folder.open(Path(args.folder)), args)
+    return 0
+
+
+def _print_status(folder: Folder, args: argparse.Namespace, *, always: bool = False) -> None:
+    from shadowrun.studies.campaign.status import status, status_document
+
+    options.print_report(status_document(folder, status(folder)), args, always=always)
+
+
+def _add_combine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "shards", nargs="*", default=[], metavar="FILE", help="shards of other copies of the folder, besides its own"
+    )
+
+
+def _combine(args: argparse.Namespace) -> int:
+    from shadowrun.studies.campaign.combining import combine
+    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.store import CampaignStore
+
+    folder = Folder.open(Path(args.folder))
+    shards = [*folder.shards(), *map(Path, args.shards)]
+    combine(folder.combined, shards, folder.info())
+    store = CampaignStore.open(folder.combined)
+    counts = store.counts()
+    store.close()
+    print(f"{folder.combined}: {len(shards)} shards, {counts['variants']:,} variants, {counts['findings']:,} findings")
+    return 0
+
+
+_ACTIONS = {
+    "run": ("make or continue a campaign", _add_run, _run),
+    "resume": ("run what is missing", _add_resume, _resume),
+    "status": ("say how far it is, also while it runs", options.add_output_arguments, _status),
+    "combine": ("make one store of all shards", _add_combine, _combine),
+}

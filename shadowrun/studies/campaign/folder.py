@@ -1,0 +1,325 @@
+"""The folder of a campaign: its settings, programs, shards and combined store.
+
+The settings are JSON and may come from anyone: platforms in them are started only under the rules for files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from shadowrun.errors import DataFileError, UsageError, brief
+from shadowrun.store.codec import decode_facts
+from shadowrun.studies.campaign.store import CampaignInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["CHUNK", "Folder", "Settings", "Shard", "shard_of"]
+
+CHUNK: Final = 100
+"""Recipes in a chunk. All processes of a campaign must have the same: a shard is every n-th chunk."""
+_FORMAT: Final = 1
+_MAX_BYTES: Final = 1 << 20
+_SETTINGS: Final = "campaign.json"
+_PROGRAMS: Final = "programs.shadowzoo"
+_SHARDS: Final = "shards"
+_COMBINED: Final = "campaign.shadowcampaign"
+_SUFFIX: Final = ".shadowcampaign"
+_ARRAYS: Final = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT"),
+    ("JOB_COMPLETION_INDEX", "0", "JOB_COMPLETIONS"),
+    ("CI_NODE_INDEX", "1", "CI_NODE_TOTAL"),
+    ("CIRCLE_NODE_INDEX", "0", "CIRCLE_NODE_TOTAL"),
+)
+"""Variables of Slurm, Kubernetes, GitLab and CircleCI: number of a job, the lowest one or its variable, and the count.
+Kubernetes says no count: it is given as ``--shard /N``, or as a variable of the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a campaign is.
+
+    Attributes:
+        targets: Platform specs.
+        ref: Spec of the reference.
+        n: Number of recipes; 0 for no limit.
+        seed: Of the recipes.
+        mutators: Their names.
+        compile: Backends of `torch.compile`; each makes a further target of each platform.
+        simulated: Whether a target is simulated, with `flaws`.
+        flaws: Flaws of the simulated device.
+        programs: Hash of the file with the programs.
+        torch: Version of torch.
+        timeout_s: Time limit of a variant on a target, in seconds.
+        memory_bytes: Memory that a variant may take.
+    """
+
+    targets: tuple[str, ...]
+    ref: str = "cpu"
+    n: int = 0
+    seed: int = 0
+    mutators: tuple[str, ...] = ()
+    compile: tuple[str, ...] = ()
+    simulated: bool = False
+    flaws: tuple[str, ...] = ()
+    programs: str = ""
+    torch: str = ""
+    timeout_s: float = 60.0
+    memory_bytes: int = 4 << 30
+
+    @property
+    def campaign(self) -> str:
+        """Hash of what decides recipes and results: not of how many, nor of the limits."""
+        facts = dataclasses.asdict(self)
+        for name in ("n", "timeout_s", "memory_bytes"):
+            del facts[name]
+        text = json.dumps([_FORMAT, CHUNK, facts], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    @property
+    def shown_targets(self) -> tuple[str, ...]:
+        """Targets as reports name them: with the flaws of the simulated one, ``sim (matmul-in-bf16), inductor``."""
+        flaws = f" ({', '.join(self.flaws)})" if self.flaws else ""
+        names = tuple(t if t.startswith("cpu") else f"{t}{flaws}" for t in self.targets)
+        return (*names, *(f"{name}, {backend}" for backend in self.compile for name in names))
+
+    def for_workers(self, programs: Path, threads: int) -> dict[str, Any]:
+        """What workers need to know, as JSON has it."""
+        return {
+            "targets": self.targets,
+            "ref": self.ref,
+            "flaws": self.flaws if self.simulated else None,
+            "seed": self.seed,
+            "mutators": self.mutators,
+            "compile": self.compile,
+            "programs": str(programs),
+            "threads": threads,
+            # Half: the process of a platform must time out before the worker that waits for it is killed.
+            "call_limit_s": self.timeout_s / 2,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of a campaign, which one process runs.
+
+    Attributes:
+        index: From 0.
+        of: Number of parts.
+    """
+
+    index: int = 0
+    of: int = 1
+
+    @property
+    def name(self) -> str:
+        """``3-of-8``, counted from 1."""
+        return f"{self.index + 1}-of-{self.of}"
+
+
+class Folder:
+    """A folder with a campaign.
+
+    Args:
+        path: The folder.
+        settings: What it has.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.path = path
+        self.settings = settings
+
+    @classmethod
+    def create(cls, path: Path, settings: Settings, programs: Path) -> Folder:
+        """Make a folder, or find the same campaign in it; a larger number of recipes extends it.
+
+        Args:
+            path: The folder, missing or empty or of the same campaign.
+            settings: Without the hash of the programs.
+            programs: File with the programs; copied.
+
+        Raises:
+            DataFileError: It holds something else, or cannot be written.
+        """
+        settings = dataclasses.replace(settings, programs=_digest(programs))
+        if (path / _SETTINGS).exists():
+            found = cls.open(path)
+            if found.settings.campaign != settings.campaign:
+                raise _other(path, found.settings, settings)
+        else:
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise DataFileError(
+                    f"{str(path)!r} is no folder of a campaign, and not empty. Name a new folder.",
+                    slug="campaign-folder",
+                )
+            found = None
+        folder = cls(path, settings)
+        try:
+            (path / _SHARDS).mkdir(parents=True, exist_ok=True)
+            if found is None and programs.resolve() != folder.programs.resolve():
+                shutil.copyfile(programs, folder.programs)
+            # The settings last: a folder that was not made to its end is none.
+            folder._write()
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """Read a folder.
+
+        Raises:
+            DataFileError: It is none, or damaged, or of a newer shadowrun.
+        """
+        file = path / _SETTINGS
+        try:
+            if not file.is_file():
+                raise DataFileError(
+                    f"{str(path)!r} is no folder of a campaign: it has no {_SETTINGS}. `shadowrun campaign run DIR "
+                    "--target SPEC` makes one.",
+                    slug="campaign-folder",
+                )
+            if file.stat().st_size > _MAX_BYTES:
+                raise _damaged(file, "it is too large")
+            found = json.loads(file.read_bytes())
+            settings = decode_facts(Settings, json.dumps(found))
+            if found.get("format") != _FORMAT:
+                raise DataFileError(
+                    f"{str(path)!r} is of a campaign in format {brief(found.get('format'))}, and this shadowrun reads "
+                    f"{_FORMAT}: use the shadowrun that made it, or start a new campaign.",
+                    slug="campaign-folder",
+                )
+        except OSError as error:
+            raise _damaged(file, str(error.strerror)) from error
+        except (ValueError, RecursionError) as error:
+            raise _damaged(file, str(error)) from error
+        if not settings.targets or settings.n < 0 or not settings.timeout_s > 0 or settings.memory_bytes < 1:
+            raise _damaged(file, "it has no targets, or limits that are none")
+        return cls(path, settings)
+
+    @staticmethod
+    def programs_in(path: Path) -> Path | None:
+        """File with the programs of the campaign in a folder; None if there is none."""
+        return path / _PROGRAMS if (path / _SETTINGS).is_file() and (path / _PROGRAMS).is_file() else None
+
+    def check_programs(self) -> None:
+        """Look that the programs are those of the settings.
+
+        Raises:
+            DataFileError: They are not.
+        """
+        if _digest(self.programs) != self.settings.programs:
+            raise DataFileError(
+                f"{str(self.programs)!r} was changed since the campaign began: its numbers mean other variants now. "
+                "Restore the file, or start a new campaign.",
+                slug="campaign-other",
+            )
+
+    @property
+    def programs(self) -> Path:
+        """File with the programs."""
+        return self.path / _PROGRAMS
+
+    @property
+    def combined(self) -> Path:
+        """The combined store."""
+        return self.path / _COMBINED
+
+    def shard(self, shard: Shard) -> Path:
+        """The store of a shard."""
+        return self.path / _SHARDS / f"{shard.name}{_SUFFIX}"
+
+    def shards(self) -> list[Path]:
+        """All shards that are there."""
+        return sorted((self.path / _SHARDS).glob(f"*{_SUFFIX}"))
+
+    def info(self) -> CampaignInfo:
+        """What a store of this campaign says of itself."""
+        from shadowrun.platforms.fingerprint import versions
+        from shadowrun.studies.campaign.oracles import FIRED, ORACLES
+
+        s = self.settings
+        return CampaignInfo(s.campaign, s.shown_targets, s.ref, (*ORACLES, FIRED), versions=versions())
+
+    def _write(self) -> None:
+        facts = {"format": _FORMAT, "campaign": self.settings.campaign, **dataclasses.asdict(self.settings)}
+        new = self.path / f"{_SETTINGS}.part"
+        new.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        new.replace(self.path / _SETTINGS)
+
+
+def shard_of(text: str | None, environment: Mapping[str, str]) -> tuple[Shard, str]:
+    """The part that this process runs, and where its number comes from.
+
+    Args:
+        text: ``3/8``, the third of eight; ``/8``, one of eight, whose number is in the environment; None for what the
+            environment says, which is everything outside of an array of jobs.
+        environment: Variables.
+
+    Raises:
+        UsageError: It is no shard.
+    """
+    given, slash, of = (text or "").partition("/")
+    if text is not None and (not slash or not of.isdecimal() or (given and not given.isdecimal())):
+        raise UsageError(f"--shard {text!r}: use I/N, from 1/N to N/N, or /N.", slug="bad-option")
+    if given:
+        return _shard(int(given) - 1, int(of), f"--shard {text}"), ""
+    for index, first, count in _ARRAYS:
+        n = of or environment.get(count, "")
+        if index in environment and n:
+            words = f"{index}={environment[index]}"
+            try:
+                low = int(environment.get(first, "0") if first.isidentifier() else first)
+                return _shard(int(environment[index]) - low, int(n), words), words
+            except ValueError:
+                raise UsageError(f"{words} is no number of a job: use --shard I/N.", slug="bad-option") from None
+    if of:
+        names = ", ".join(index for index, _, _ in _ARRAYS)
+        raise UsageError(f"--shard {text}: none of {names} is set. Use --shard I/N.", slug="bad-option")
+    return Shard(), ""
+
+
+def _shard(index: int, of: int, words: str) -> Shard:
+    if not 0 <= index < of:
+        raise UsageError(f"{words} is outside of {of} shards: use --shard I/N, from 1/N to N/N.", slug="bad-option")
+    return Shard(index, of)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except OSError as error:
+        raise DataFileError(
+            f"The programs {str(path)!r} cannot be read: {error.strerror}.", slug="campaign-folder"
+        ) from error
+
+
+def _damaged(path: Path, why: str) -> DataFileError:
+    return DataFileError(
+        f"{str(path)!r} is damaged, or was not written by shadowrun ({why[:200]}). Start a new campaign.",
+        slug="data-file-corrupt",
+    )
+
+
+def _unwritable(path: Path, error: OSError) -> DataFileError:
+    return DataFileError(
+        f"The folder {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to.",
+        slug="campaign-folder",
+    )
+
+
+def _other(path: Path, was: Settings, now: Settings) -> DataFileError:
+    names = ("targets", "ref", "seed", "mutators", "compile", "flaws", "programs", "torch", "simulated")
+    differs = next((n for n in names if getattr(was, n) != getattr(now, n)), "format")
+    return DataFileError(
+        f"{str(path)!r} has a campaign with other {differs}: {brief(getattr(was, differs, ''))}, not "
+        f"{brief(getattr(now, differs, ''))}. Choose another folder, or give the same options.",
+        slug="campaign-other",
+    )

@@ -1,0 +1,86 @@
+"""The programs of a campaign: those of a zoo, or torch's own modules."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from shadowrun.errors import UsageError
+from shadowrun.studies.zoo.program import Program, read_zoo, unique, write_zoo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from shadowrun.studies.zoo.graph import Graph
+
+__all__ = ["LazyProgram", "lazily", "write_programs"]
+
+
+class LazyProgram:
+    """A program that is checked when its graph is needed: a campaign draws a few of many.
+
+    Args:
+        key: Its id.
+        programs: All of a zoo.
+
+    Attributes:
+        id: Its id.
+    """
+
+    __slots__ = ("_programs", "id")
+
+    def __init__(self, key: str, programs: Mapping[str, Program]) -> None:
+        self.id = key
+        self._programs = programs
+
+    @property
+    def graph(self) -> Graph:
+        """What it computes."""
+        return self._programs[self.id].graph
+
+
+def lazily(path: Path) -> list[LazyProgram]:
+    """The programs of a zoo.
+
+    Raises:
+        DataFileError: It cannot be read.
+    """
+    programs = read_zoo(path).programs
+    return [LazyProgram(key, programs) for key in programs]
+
+
+def write_programs(out: Path, zoo: Path | None, patterns: Sequence[str], on_progress: Callable[..., None]) -> int:
+    """Write the programs of a campaign to a file of their own, from which everything regenerates; gives their number.
+
+    Args:
+        out: The file.
+        zoo: Where they come from; None for torch's own modules.
+        patterns: Glob patterns of names, sources or ids; all if empty.
+        on_progress: Called with done, total and name.
+
+    Raises:
+        UsageError: No program fits, or torch's database cannot be imported.
+        DataFileError: The zoo cannot be read, or the file not be written.
+    """
+    if zoo is None:
+        from shadowrun.studies.zoo.sources import modules
+
+        found = modules.collect(lambda _: True, on_progress)
+        programs, stages = unique(found.programs)[0], found.stages
+    else:
+        whole = read_zoo(zoo)
+        programs, stages = list(whole.programs.values()), whole.stages
+    chosen = [p for p in programs if _fits(p, patterns)]
+    if not chosen:
+        raise UsageError(
+            f"No program fits --programs {','.join(patterns)}: `shadowrun zoo list` names those of a zoo.",
+            slug="no-programs",
+        )
+    write_zoo(out, chosen, stages)
+    return len(chosen)
+
+
+def _fits(program: Program, patterns: Sequence[str]) -> bool:
+    names = (program.name, program.source, program.id)
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
