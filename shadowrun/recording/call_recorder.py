@@ -25,6 +25,7 @@ from shadowrun.recording.call_results import CallResults, flat, has_memory
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
+from shadowrun.recording.step_outputs import is_captured
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
 from shadowrun.replay.call import draws_random
 from shadowrun.torch_private import is_distributed, local_part
@@ -147,11 +148,6 @@ class CallRecorder:
     def _teach(self, plan: OpPlan) -> None:
         if self._native is not None:
             self._native.teach(plan, draws_noted=self._provenance.has_draw(_CPU))
-
-    def _forget_native(self, plan: OpPlan) -> None:
-        """Have all calls of an operator come to Python, which watches each."""
-        if self._native is not None:
-            self._native.handler.forget(plan.func)
 
     def stop(self) -> None:
         """Only run calls from here on."""
@@ -311,7 +307,8 @@ class CallRecorder:
         if not selection.everything and (reason := selection.reason_to_skip(plan, origin)):
             self._skip(reason, plan, args, kwargs)
             return None
-        if self._is_captured(args):
+        first = next(flat(args), None)
+        if isinstance(first, torch.Tensor) and is_captured(first):
             self._inputs.has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
@@ -389,7 +386,8 @@ class CallRecorder:
         base = inputs[0] if inputs else NONE
         self._results.add(buffer, plan, args, kwargs, out, base)
         for written in self._undeclared.found(plan, args, kwargs, noted.watched):
-            self._forget_native(plan)
+            if self._native is not None:  # Python watches each of its calls
+                self._native.handler.forget(plan.func)
             base = self._flow.written(written.tensor, buffer.form(written.tensor), buffer.n_results)
             form = buffer.form(written.memory)
             buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
@@ -464,11 +462,6 @@ class CallRecorder:
                 self._flow.unseen(value)
 
     # -- what is left out ------------------------------------------------------------------------------
-
-    def _is_captured(self, args: tuple[Any, ...]) -> bool:
-        """Whether a CUDA graph is being captured: no value can be fetched then."""
-        first = next(flat(args), None)
-        return isinstance(first, torch.Tensor) and first.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def _skip(
         self,

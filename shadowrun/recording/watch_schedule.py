@@ -72,7 +72,10 @@ class WatchSchedule:
         """See `Schedule`."""
         counts = self._of(index)
         counts.n_calls += 1
-        key = context_key(index, _CPU, _ANYWHERE, args, kwargs)
+        try:
+            key = context_key(index, _CPU, _ANYWHERE, args, kwargs)
+        except RuntimeError:  # a nested tensor has no sizes
+            return False
         n = self._signatures[key] = self._signatures.get(key, 0) + 1
         if len(self._signatures) > _MAX_SIGNATURES:
             self._signatures.clear()
