@@ -31,7 +31,15 @@ _MAX_BYTES: Final = 1 << 26
 _CPU: Final = torch.device("cpu")
 _FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS: Final = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_INDICES: Final = frozenset({"index", "indices", "offsets", "target", "repeats", "bucket", "boundaries"})
+_INDICES: Final = frozenset({"index", "indices", "offsets", "target", "targets", "repeats", "bucket", "boundaries"})
+_PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
+_UNCHECKED: Final = frozenset(
+    """
+    _ctc_loss ctc_loss _ctc_loss_backward _transformer_encoder_layer_fwd _native_multi_head_attention
+    _transform_bias_rescale_qkv _weight_norm_interface segment_reduce max_unpool2d max_unpool3d
+    """.split()  # noqa: SIM905
+)
+"""Their kernels on the CPU do not check sizes or indices in all ways: a wrong one reads or writes elsewhere."""
 _BOUNDED: Final = frozenset(
     """
     argmax argmin argsort topk sort max min median nanmedian mode kthvalue nonzero searchsorted bucketize multinomial
@@ -58,6 +66,7 @@ class OpInfo:
         pointwise: Each element of its result depends on one element of each input.
         random: It draws numbers.
         layout: What it returns depends on strides.
+        fragile: Kernels of the CPU do not check its arguments.
         bounded: Its results are in a range whatever the values of its inputs.
         indices: Positions of the arguments that hold indices.
     """
@@ -69,6 +78,7 @@ class OpInfo:
     pointwise: bool
     random: bool
     layout: bool
+    fragile: bool
     bounded: bool
     indices: tuple[int, ...]
 
@@ -86,6 +96,7 @@ def info(op: torch._ops.OpOverload) -> OpInfo:
         pointwise=torch.Tag.pointwise in op.tags,
         random=torch.Tag.nondeterministic_seeded in op.tags,
         layout="as_strided" in base or "reshape_alias" in base or base.startswith(("empty", "new_empty", "resize")),
+        fragile="batch_norm" in base or base in _UNCHECKED,
         bounded=base in _BOUNDED,
         indices=tuple(i for i, a in enumerate(schema.arguments) if a.name in _INDICES and "Tensor" in str(a.type)),
     )
@@ -242,6 +253,8 @@ def run_node(node: Node, known: Trace) -> Any:
     about = info(node.op)
     if about.casts:
         _check_cast(node, args, kwargs)
+    if about.fragile:
+        _check_fragile(node, args, kwargs)
     try:
         value = node.op(*args, **kwargs)
     # A mutated call may raise anything.
@@ -271,6 +284,29 @@ def _check_cast(node: Node, args: list[Any], kwargs: dict[str, Any]) -> None:
             # NaN is in no range.
             if not bool(((source >= low) & (source < high)).all()):
                 raise Invalid("a cast of floats that the integer dtype cannot hold")
+
+
+def _check_fragile(node: Node, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Look at what kernels of the CPU take as places in memory unseen.
+
+    Raises:
+        Invalid: They would read or write elsewhere.
+    """
+    names = [a.name for a in schema_of(node.op).arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    x, base = given.get("input", given.get("self")), info(node.op).base
+    if "batch_norm" in base and isinstance(x, torch.Tensor):
+        channels = x.shape[1] if x.dim() > 1 else -1
+        for name in _PER_CHANNEL:
+            t = given.get(name)
+            if isinstance(t, torch.Tensor) and t.numel() != channels:
+                raise Invalid(f"{base}: {name} has not one value for each channel")
+    labels, classes = given.get("targets"), given.get("log_probs")
+    if "ctc_loss" in base and isinstance(labels, torch.Tensor) and isinstance(classes, torch.Tensor):
+        if not labels.is_contiguous() or not classes.is_contiguous():
+            raise Invalid(f"{base}: labels that are not contiguous")
+        if labels.numel() and not bool(((labels >= 0) & (labels < classes.shape[-1])).all()):
+            raise Invalid(f"{base}: labels out of range")
 
 
 def first_line(error: BaseException) -> str:

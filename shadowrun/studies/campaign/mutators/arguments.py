@@ -75,7 +75,8 @@ def _holds_ref(value: Any) -> bool:
 def _ruled(op: torch._ops.OpOverload) -> tuple[int, ...]:
     """Positions of an operator's arguments that have a rule."""
     # Torch warns where it resizes a result that it is given.
-    if info(op).random or info(op).layout or info(op).into:
+    about = info(op)
+    if about.random or about.layout or about.into or (about.fragile and "batch_norm" not in about.base):
         return ()
     # A tensor in this place, as the `other` of add, is no argument of ours.
     return tuple(

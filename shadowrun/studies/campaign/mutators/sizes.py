@@ -35,8 +35,9 @@ def sizes_of(graph: Graph, scope: str) -> list[int]:
 
 
 def sizes_can_change(graph: Graph) -> bool:
-    """Whether no call is given the tensor for its result (torch warns where it resizes one) or depends on strides."""
-    return not any(info(n.op).into or info(n.op).layout for n in graph.nodes)
+    """Whether no call is given the tensor for its result (torch warns where it resizes one), or takes sizes unseen."""
+    abouts = [info(n.op) for n in graph.nodes]
+    return not any(a.into or a.layout or (a.fragile and "batch_norm" not in a.base) for a in abouts)
 
 
 def _in_scope(described: Input, k: int, scope: str) -> bool:
