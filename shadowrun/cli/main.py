@@ -40,6 +40,7 @@ COMMANDS = (
         "static",
         "sweep",
         "campaign",
+        "zoo",
         "support",
         "slowdown",
         "determinism",
