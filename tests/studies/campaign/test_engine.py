@@ -86,6 +86,14 @@ def test_the_same_on_more_processes_and_in_shards(tmp_path, whole):
         assert ran(parts, shard=Shard(index, 3)) is Outcome.COMPLETE
     assert [p.name.partition(".")[0] for p in parts.shards()] == ["1-of-3", "2-of-3", "3-of-3"]
     assert outcomes(parts) == whole
+    # A larger number extends a campaign, from its end on.
+    less = folder(tmp_path / "less", n=120)
+    assert ran(less) is Outcome.COMPLETE
+    more = folder(tmp_path / "less")
+    assert ran(more) is Outcome.COMPLETE
+    assert outcomes(more) == whole
+    with contextlib.closing(CampaignStore.open(more.combined)) as store:
+        assert [s[2] for s in store.sessions()] == [120, 230]
     # All is there: another division finds nothing to run.
     began = time.monotonic()
     assert ran(parts) is Outcome.COMPLETE
