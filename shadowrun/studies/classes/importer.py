@@ -172,7 +172,7 @@ def _files(source: Path, experiment: str) -> Iterator[tuple[str, Any]]:
         for file in sorted((source / experiment).rglob("*.json")):
             yield file.relative_to(source).as_posix(), json.loads(read_text(file))
         return
-    if not source.is_file():
+    if source.exists() and not source.is_file():
         raise ValueError("no folder and no file")
     n_bytes, most = 0, max(_MIN_BYTES, _MAX_RATIO * source.stat().st_size)
     with lzma.open(source) if source.suffix == ".xz" else source.open("rb") as lines:
