@@ -131,8 +131,11 @@ def _attention_math(call: _Call) -> _Rewritten:
     return _aten.scaled_dot_product_attention.default, args, named, {0: 0}
 
 
-def _view(call: _Call) -> _Rewritten:
-    return _aten.view.default, call.args[:2], {}, {0: 0}
+def _reshape(call: _Call) -> _Rewritten:
+    """A view of what has other strides on another device, as the output of attention has, is a copy there."""
+    if call.op is _aten.view.dtype:
+        return call.op, call.args, call.kwargs, {0: 0}
+    return _aten.reshape.default, call.args[:2], {}, {0: 0}
 
 
 def _zeros(call: _Call) -> _Rewritten:
@@ -162,7 +165,7 @@ _REWRITES: Final[dict[str, Callable[[_Call], _Rewritten]]] = {
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
     "aten::_scaled_dot_product_attention_math": _attention_math,
-    "aten::_reshape_alias": _view,
+    **dict.fromkeys(("aten::_reshape_alias", "aten::_unsafe_view", "aten::view"), _reshape),
     "aten::_efficientzerotensor": _zeros,
     "aten::empty": _zeros,
     "aten::empty_like": _zeros_like,
