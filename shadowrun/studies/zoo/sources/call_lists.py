@@ -34,9 +34,19 @@ _OPERATOR: Final = re.compile(r"Operator: ([\w.:]+)", re.ASCII)
 _COUNTED: Final = re.compile(r"cnt: (\d{1,9}), (.*)", re.DOTALL)
 _ONE_LINE: Final = re.compile(r"([\w.:]+),\s*(\d{1,9}),\s*(\(.*)", re.DOTALL | re.ASCII)
 _DTYPES: Final = {
-    "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
-    "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
-    "b8": torch.bool, "c32": torch.complex32, "c64": torch.complex64, "c128": torch.complex128,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+    "b8": torch.bool,
+    "c32": torch.complex32,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
 }
 _CONSTANTS: Final = {"inf": float("inf"), "nan": float("nan"), "device": DEVICE}
 
