@@ -242,8 +242,8 @@ class Run:
             finding = dataclasses.replace(finding, captured=call)
         if finding.captured < 0:
             raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
+        from shadowrun.limits import bounded_memory
         from shadowrun.repro import ReproOptions
-        from shadowrun.repro.memory import bounded_memory
 
         write_script = self._script_writer(finding)
         self._sync()

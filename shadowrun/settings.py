@@ -11,13 +11,13 @@ import datetime as dt
 import difflib
 import re
 import sys
-import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError, brief
+from shadowrun.limits import read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -238,8 +238,7 @@ def _existing(folders: Iterable[Path], name: str) -> Iterator[Path]:
 def _table(path: Path) -> tuple[str, Mapping[str, Any]]:
     """Text of a file, and its table of shadowrun."""
     try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
+        text, table = read_toml(path)
     except OSError as error:
         raise UsageError(
             f"The settings {str(path)!r} cannot be read ({error.strerror}): give an existing file, or none.",

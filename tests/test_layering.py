@@ -7,21 +7,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "shadowrun"
-BASE = {"types", "errors", "settings", "config"}
+BASE = {"types", "errors", "limits", "settings", "config"}
 CALL = BASE | {"native", "torch_versions", "torch_private", "platforms", "facts", "intercept", "numerics", "operators"}
 CALL |= {"store"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
+    "limits": {"errors"},
     "native": set(),
     "torch_versions": {"errors", "native"},
     "torch_private": {"torch_versions"},
-    "settings": {"errors"},
+    "settings": {"errors", "limits"},
     "config": {"errors", "settings"},
     "numerics": {"types", "native", "torch_private"},
     "sim": BASE | {"torch_versions"},
     "platforms": BASE | {"native", "torch_versions", "torch_private", "sim"},
-    "store": {"types", "errors", "native", "torch_private"},
+    "store": {"types", "errors", "limits", "native", "torch_private"},
     "facts": set(),
     "intercept": BASE | {"platforms", "native", "torch_versions", "torch_private", "facts"},
     "operators": {"types", "numerics", "intercept", "torch_private", "facts"},
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "report": {"types", "errors", "store", "analysis", "run"},
     "repro": CALL | {"sim", "judge", "replay", "recording", "analysis"},
     "compiled": CALL | {"judge", "schedule", "replay", "recording", "analysis", "repro"},
-    "run": {"types", "errors", "settings", "store", "analysis", "report", "repro", "compiled"},
+    "run": {"types", "errors", "limits", "settings", "store", "analysis", "report", "repro", "compiled"},
     "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
     "studies": CALL
     | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "compiled", "run", "comparison"},

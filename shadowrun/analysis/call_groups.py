@@ -157,9 +157,18 @@ class CallGroups:
     @classmethod
     def read(cls, data: DataFile) -> CallGroups:
         """Group the calls of a data file."""
+        # No joins: of a long name, each row would read all of it anew.
+        ops, sites = dict(data.query("select id, name from op")), dict(data.query("select id, text from site"))
         contexts = {
             number: Context(
-                op, inputs, tuple(filter(None, dtypes.split(","))), shapes, module, Phase(phase), site, device
+                ops[op],
+                inputs,
+                tuple(filter(None, dtypes.split(","))),
+                shapes,
+                module,
+                Phase(phase),
+                sites[site],
+                device,
             )
             for number, op, inputs, dtypes, shapes, module, phase, site, device in data.query(_CONTEXTS)
         }
@@ -172,7 +181,7 @@ class CallGroups:
         groups = read_groups(data, medians.observe)
         return cls(
             rows=tuple(Row(contexts[g.context_id], outcomes[g.outcome_id], g) for g in groups),
-            skipped=tuple(Skipped(*row) for row in data.query(_SKIPPED)),
+            skipped=_skipped(data, ops),
             steps=tuple(
                 Step(step, decode_float(started), decode_float(wall)) for step, started, wall in data.query(_STEPS)
             ),
@@ -181,12 +190,17 @@ class CallGroups:
         )
 
 
-_CONTEXTS = """
-select context.id, name, inputs, dtypes, shapes, module, phase, text, device
-from context join op on op.id = op_id join site on site.id = site_id
-"""
+_CONTEXTS = "select id, op_id, inputs, dtypes, shapes, module, phase, site_id, device from context"
 
-# With a full order: reports on the same file are equal.
-_SKIPPED = "select name, device, reason, n from skipped join op on op.id = op_id order by n desc, name, device, reason"
+
+def _skipped(data: DataFile, ops: Mapping[int, str]) -> tuple[Skipped, ...]:
+    """With a full order: reports on the same file are equal."""
+    rank = {op: number for number, op in enumerate(sorted(ops, key=ops.__getitem__))}
+    rows = data.query("select op_id, device, reason, n from skipped")
+    return tuple(
+        Skipped(ops[op], device, reason, n)
+        for op, device, reason, n in sorted(rows, key=lambda row: (-row[3], rank[row[0]], *row[1:3]))
+    )
+
 
 _STEPS = "select step, min(started_s), max(wall_s) from step group by step order by step"

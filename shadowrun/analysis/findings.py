@@ -226,18 +226,20 @@ def collect_findings(
             grouped[key].append(row)
     # The query reads every difference: only if a mismatch needs it.
     tolerances = min_tolerances(data) if any(kind == "mismatch" for kind, *_ in grouped) else {}
+    # Once, and by group: a file may have as many findings as captured calls.
+    captured = _captured(data)
     found = [
         dataclasses.replace(
-            _finding(kind, cause, _worst(rows).outcome.explanation, rows, n_calls_of_op=totals[op], data=data),
+            _finding(kind, cause, _worst(rows).outcome.explanation, rows, totals[op], data, captured),
             min_tolerance=_passes_with(rows, tolerances) if kind == "mismatch" else None,
             known=known,
         )
         for (kind, op, cause, _, known), rows in grouped.items()
     ]
     # Slowness is a property of the operator, not of single calls, so all its modules have to be excused.
-    for slow in _slow(table, data, totals, slow_ratio):
-        modules = unique(row.context.module for row in table.rows if row.context.op == slow.op)
-        known = ledger.excuse("slow", slow.op, modules) if ledger else None
+    modules = _modules(table) if ledger else {}
+    for slow in _slow(table, data, totals, slow_ratio, captured):
+        known = ledger.excuse("slow", slow.op, tuple(modules[slow.op])) if ledger else None
         found.append(dataclasses.replace(slow, known=known))
     # By number of calls within a kind, but mismatches by severity: one wrong value weighs more than many roundings.
     found.sort(key=lambda f: (KINDS.index(f.kind), -f.severity, -_volume(f), f.first_seq))
@@ -273,7 +275,13 @@ def _volume(finding: Finding) -> int:
 
 
 def _finding(
-    kind: str, cause: Cause | None, explanation: str, rows: list[Row], *, n_calls_of_op: int, data: DataFile
+    kind: str,
+    cause: Cause | None,
+    explanation: str,
+    rows: list[Row],
+    n_calls_of_op: int,
+    data: DataFile,
+    captured: _Captured,
 ) -> Finding:
     worst_row = _worst(rows)
     worst_seq = worst_row.group.worst_seq
@@ -289,7 +297,7 @@ def _finding(
     ref_min = min((row.group.ref_us_min for row in rows if row.group.n_ref), default=-1.0)
     target_min = min((row.group.target_us_min for row in rows if row.group.n_target), default=-1.0)
     # Inputs are captured for some calls only, which need not include the worst.
-    kept = _kept(kind, rows, captured_calls(data))
+    kept = _kept(kind, rows, captured)
     advice = next_step(
         kind,
         cause,
@@ -344,10 +352,30 @@ def _commands(finding: Finding, number: int, data: DataFile) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def _kept(kind: str, rows: list[Row], kept: dict[int, tuple[int, int, str]]) -> tuple[int, ...]:
+_Captured = dict[tuple[int, int], list[int]]
+"""Context and outcome to the numbers of the calls whose inputs were captured."""
+
+
+def _captured(data: DataFile) -> _Captured:
+    found: _Captured = defaultdict(list)
+    for seq, (context, outcome, _) in captured_calls(data).items():
+        found[context, outcome].append(seq)
+    return found
+
+
+def _modules(table: CallGroups) -> dict[str, dict[str, None]]:
+    """Operator to its modules, each once and in order."""
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for row in table.rows:
+        if row.context.module:
+            found[row.context.op][row.context.module] = None
+    return found
+
+
+def _kept(kind: str, rows: list[Row], captured: _Captured) -> tuple[int, ...]:
     """Numbers of the calls whose inputs were captured; for a slow operator, a matching one first."""
     of = {(row.group.context_id, row.group.outcome_id): row.outcome.status for row in rows}
-    found = [(seq, of[context, outcome]) for seq, (context, outcome, _) in kept.items() if (context, outcome) in of]
+    found = sorted((seq, status) for key, status in of.items() for seq in captured.get(key, ()))
     if kind == "slow":
         found.sort(key=lambda call: call[1] is not Status.MATCH)
     return tuple(seq for seq, _ in found)
@@ -375,7 +403,9 @@ def _severity(cause: Cause | None, worst: float) -> float:
     return worst + (2e6 if cause in _FORM_CAUSES else 0.0)
 
 
-def _slow(table: CallGroups, data: DataFile, totals: Counter[str], slow_ratio: float) -> list[Finding]:
+def _slow(
+    table: CallGroups, data: DataFile, totals: Counter[str], slow_ratio: float, captured: _Captured
+) -> list[Finding]:
     """Operators whose fastest call on the target is far slower than on the reference."""
     by_op: dict[str, list[Row]] = defaultdict(list)
     for row in table.rows:
@@ -391,7 +421,7 @@ def _slow(table: CallGroups, data: DataFile, totals: Counter[str], slow_ratio: f
         n = sum(min(row.group.n_ref, row.group.n_target) for row in rows)
         if n >= MIN_TIMED_CALLS and target >= slow_ratio * ref and target - ref >= MIN_SLOWER_US:
             explanation = f"{target / ref:.3g} times as long as on the reference" if ref > 0 else "far slower"
-            slow = _finding("slow", Cause.SLOW, explanation, rows, n_calls_of_op=totals[op], data=data)
+            slow = _finding("slow", Cause.SLOW, explanation, rows, totals[op], data, captured)
             evidence = (
                 f"fastest of {n} calls: {target / 1000:.3g} ms on the target, {ref / 1000:.3g} ms on the reference"
             )

@@ -118,7 +118,9 @@ def _region(
     for row in rows:
         counts[row.outcome.status] += row.group.n
     status = next((s for s in _WORST_FIRST if counts[s]), Status.MATCH)
-    worst = max((row for row in rows if row.outcome.status is status), key=lambda r: r.group.severity)
+    # A region is never unsupported or skipped where shadowrun recorded it; a file may say so.
+    having = [row for row in rows if row.outcome.status is status] or rows
+    worst = max(having, key=lambda r: r.group.severity)
     # A match with an explanation (more accurate than eager) is more informative than the one that differs most.
     explained = next((r for r in rows if r.outcome.status is status and r.outcome.explanation), worst)
     shown = worst if status is not Status.MATCH else explained

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import say
 
 if TYPE_CHECKING:
     from shadowrun.studies.classes.platforms import Platform
@@ -132,7 +133,7 @@ def _known(platforms: list[Platform], args: argparse.Namespace) -> int:
     if args.write_known:
         classes = known.classes_to_know(platforms, args.outputs, args.reason)
         n_new = known.write_known(Path(args.write_known), classes)
-        print(f"{len(platforms)} recordings, {len(classes)} classes: wrote {n_new} new ones to {args.write_known}")
+        say(f"{len(platforms)} recordings, {len(classes)} classes: wrote {n_new} new ones to {args.write_known}")
         return 0
     classes = known.read_known(Path(args.known))
     checked = [known.check_platform(platform, classes) for platform in platforms]

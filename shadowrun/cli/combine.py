@@ -11,12 +11,11 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli.progress import progress_bar
-from shadowrun.report.sanitize import one_line
+from shadowrun.report.sanitize import say
 
 if TYPE_CHECKING:
     import argparse
@@ -59,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     for problem in combined.skipped:
-        print(f"shadowrun: left out: {one_line(str(problem))}", file=sys.stderr)
+        say(f"shadowrun: left out: {problem}", error=True)
     # Only now: the combined file is complete, and files that were skipped are not in it.
     if args.delete:
         _delete(combined, out)
-    print(f"{out}: {one_line(_described(combined))}")
+    say(f"{out}: {_described(combined)}")
     return 0
 
 

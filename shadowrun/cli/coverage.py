@@ -11,7 +11,6 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
     from shadowrun.analysis.gate import ended_by_exception
     from shadowrun.report.coverage_report import coverage_document
-    from shadowrun.report.sanitize import clip
+    from shadowrun.report.sanitize import clip, say
 
     recorded = shadowrun.load(args.data)
     coverage, info = recorded.coverage(), recorded.info
@@ -52,5 +51,5 @@ def run(args: argparse.Namespace) -> int:
     elif coverage.percent_operators < args.fail_under:
         problem = f"operator coverage {coverage.percent_operators:.1f} % is under {args.fail_under:g} %"
     if problem:
-        print(f"shadowrun: FAILED: {problem}", file=sys.stderr)
+        say(f"shadowrun: FAILED: {problem}", error=True)
     return int(bool(problem))

@@ -22,13 +22,12 @@ Exit status:
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import MAX_WHOLE, clip
+from shadowrun.report.sanitize import say
 
 if TYPE_CHECKING:
     import argparse
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     document, failures = _diff(args, paths)
     options.print_report(document, args)
     for failure in failures:
-        print(f"shadowrun: FAILED: {clip(failure, MAX_WHOLE)}", file=sys.stderr)
+        say(f"shadowrun: FAILED: {failure}", error=True)
     return int(bool(failures))
 
 

@@ -18,20 +18,20 @@ import argparse
 import contextlib
 import importlib
 import os
-import signal
 import sys
 import traceback
 from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
+from shadowrun.cli import supervised
 from shadowrun.errors import ShadowrunError
+from shadowrun.limits import Allowance
 from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["COMMANDS", "build_parser", "in_child", "main"]
+__all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
     *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "replay", "classes"),
@@ -40,6 +40,7 @@ COMMANDS = (
         "static",
         "sweep",
         "campaign",
+        "zoo",
         "support",
         "slowdown",
         "determinism",
@@ -50,6 +51,9 @@ COMMANDS = (
     ),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
+
+READ = ("report", "export", "combine", "diff", "classes", "coverage", "static", "support")
+"""Commands that only read files, in a process of their own with bounds on memory and time."""
 
 RUN_CALLS = ("explain", "repro", "slowdown", "replay")
 """Commands that run calls of a file, in a process of their own."""
@@ -94,7 +98,13 @@ def build_parser() -> argparse.ArgumentParser:
         text = module.__doc__ or ""
         command = _parser(commands.add_parser, name, text, help=text.partition("\n")[0].rstrip("."))
         module.add_arguments(command)
-        command.set_defaults(run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS)
+        command.set_defaults(
+            run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS, reads=name in READ
+        )
+        if name in READ:
+            command.add_argument(
+                "--no-limits", action="store_true", help="read without bounds on memory and time: only files you trust"
+            )
     return parser
 
 
@@ -113,8 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with forgiving():
             args = build_parser().parse_args(argv)
+        allowance = Allowance.of(_words(args)) if args.reads and not args.no_limits else None
         # Called by a test or a program, a command stays in its process.
-        if argv is None and args.runs_calls and (ended := in_child()) is not None:
+        is_child = argv is None and (args.runs_calls or allowance is not None)
+        if is_child and (ended := supervised.in_child(allowance)) is not None:
             return ended
         with contextlib.nullcontext() if args.runs_program else forgiving():
             # Before the command resolves a platform: the plug-in may register it.
@@ -122,7 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from shadowrun.platforms.plugins import import_plugins
 
                 import_plugins(args.imports, inherit=not args.runs_program)
-            status: int = args.run(args)
+            # What the user names, a package or a program, takes what it needs.
+            is_bounded = is_child and not getattr(args, "imports", None) and not getattr(args, "free", None)
+            with supervised.within(allowance) if is_bounded else contextlib.nullcontext():
+                status: int = args.run(args)
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
     except ShadowrunError as error:
         with forgiving():
@@ -145,6 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def _words(args: argparse.Namespace) -> Iterator[str]:
+    """All words of the command line, files among them."""
+    for value in vars(args).values():
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, str):
+                yield word
+
+
 def _parser(make: object, name: str, docstring: str, **options: str) -> argparse.ArgumentParser:
     summary, _, details = docstring.partition("\n\n")
     assert callable(make)
@@ -157,53 +180,3 @@ def _parser(make: object, name: str, docstring: str, **options: str) -> argparse
         **options,
     )
     return parser
-
-
-_FORWARDED = ("SIGTERM", "SIGHUP")
-_ENDED_BY_CALLS = ("SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL")
-
-
-def in_child() -> int | None:
-    """Run the command in a child process, so that a kernel that ends its process ends it with a message.
-
-    Inputs of a call of a file can make a kernel divide by zero or read where there is no memory, and then no exception
-    is raised. The child is forked before torch is imported: a later fork would inherit locks of threads, and an
-    accelerator that it cannot use.
-
-    Returns:
-        None in the child, and where processes cannot be forked; its exit status in the parent.
-
-    Raises:
-        ShadowrunError: A signal of a kernel ended the child.
-        KeyboardInterrupt: Ctrl-C ended it.
-    """
-    if not hasattr(os, "fork"):
-        return None
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if not pid:
-        return None
-    # Ctrl-C goes to both; the child decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def forward(number: int, _: FrameType | None) -> None:
-        os.kill(pid, number)
-
-    for name in _FORWARDED:
-        signal.signal(getattr(signal, name), forward)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status >= 0:
-        return status
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if -status == signal.SIGINT:
-        raise KeyboardInterrupt
-    names = {int(getattr(signal, name)): name for name in _ENDED_BY_CALLS if hasattr(signal, name)}
-    if -status not in names:
-        signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    raise ShadowrunError(
-        f"{names.get(-status, f'Signal {-status}')} ended the process while it worked on the file: a call of it has "
-        "inputs that a kernel does not check, or took all memory. `shadowrun report` runs no call.",
-        slug="calls-ended-process",
-    )

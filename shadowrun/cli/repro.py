@@ -255,6 +255,6 @@ def _chosen(wanted: list[str] | None, operators: Mapping[int, str]) -> list[int]
 def print_script(repro: Repro) -> None:
     """Print the path of a script, whether it shows the fault here, the first lines of its output, and notes."""
     shown = {True: "exits 1 here", False: "exits 0 here", None: "was not tried"}[repro.shows_fault]
-    print(f"{repro.script} ({one_line(repro.inputs)}), {shown}")
+    print(one_line(f"{repro.script} ({repro.inputs}), {shown}"))
     for line in (*repro.said.splitlines()[:4], *(f"note: {note}" for note in repro.notes)):
         print(f"     {one_line(line)}")

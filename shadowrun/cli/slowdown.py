@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Time and print; returns the exit status."""
+    from shadowrun.limits import bounded_memory
     from shadowrun.platforms import resolve
-    from shadowrun.repro.memory import bounded_memory
     from shadowrun.studies.slowdown.report import slowdown_document
     from shadowrun.studies.slowdown.table import Slowdown
 

@@ -17,12 +17,12 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import say
 
 if TYPE_CHECKING:
     import argparse
@@ -89,11 +89,11 @@ def _gate(coverage: StaticCoverage, least: float | None) -> int:
     status = 0
     # An empty run has 100 %, and must not pass.
     if least is not None and not coverage.operators:
-        print("shadowrun: FAILED: the run has no operators", file=sys.stderr)
+        say("shadowrun: FAILED: the run has no operators", error=True)
         return 1
     for device in coverage.devices:
         percent = coverage.percent(device)
         if least is not None and percent < least:
-            print(f"shadowrun: FAILED: {device} has {percent:.1f} %, under {least:g} %", file=sys.stderr)
+            say(f"shadowrun: FAILED: {device} has {percent:.1f} %, under {least:g} %", error=True)
             status = 1
     return status

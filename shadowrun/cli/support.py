@@ -15,13 +15,13 @@ Exit status:
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.cli.sweep import FILE
 from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import say
 
 if TYPE_CHECKING:
     import argparse
@@ -84,5 +84,5 @@ def _gate(args: argparse.Namespace, sweeps: list[Sweep], changes: Changes | None
         n = sum(change.direction == args.fail_on for change in changes.changes)
         failures += [f"{n} regressed"] if n else []
     for failure in failures:
-        print(f"shadowrun: FAILED: {failure}", file=sys.stderr)
+        say(f"shadowrun: FAILED: {failure}", error=True)
     return int(bool(failures))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from shadowrun.intercept.user_call import on_one_line
-from shadowrun.torch_versions import need, optional
+from shadowrun.torch_versions import need
 
 if TYPE_CHECKING:
     import threading
@@ -19,7 +17,6 @@ __all__ = [
     "drop_frames_of",
     "replace_module_call",
     "restore_module_call",
-    "same_for_dynamo",
     "skip_compilation_of",
 ]
 
@@ -81,24 +78,3 @@ def compiling_threads() -> set[threading.Thread]:
     if pool is None or made is None or not made().currsize:
         return set()
     return set(getattr(pool(), "_threads", ()))
-
-
-def same_for_dynamo(expected: torch.Tensor, actual: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether torch's own rule for compiled models accepts a result.
-
-    Args:
-        expected: Result of the reference.
-        actual: Result of the target.
-        exact: The result in float64, or `expected` again where there is none.
-    """
-    # Imported here: Dynamo takes seconds, and one report alone asks for its rule. Seen on 2.11 to 2.15.
-    same = optional("torch._dynamo.utils.same", _same_without_dynamo, "the rule of Dynamo for results is allclose")
-    return bool(same(expected, actual, exact, equal_nan=True, log_error=_not_logged))
-
-
-def _same_without_dynamo(expected: torch.Tensor, actual: torch.Tensor, _: torch.Tensor, **_options: Any) -> bool:
-    return torch.allclose(expected, actual, rtol=1e-4, atol=1e-4, equal_nan=True)
-
-
-def _not_logged(*_: Any) -> None:
-    """It would log each difference as an error."""

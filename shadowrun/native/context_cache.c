@@ -71,7 +71,7 @@ static uint64_t cache_mixed(uint64_t x) { /* the finaliser of MurmurHash3 */
     return x ^ (x >> 33);
 }
 
-static uint64_t cache_hash(const char *bytes, size_t n) {
+uint64_t sr_key_hash(const char *bytes, size_t n) {
     uint64_t hash = UINT64_C(0x243F6A8885A308D3) ^ n, word;
     while (n) {
         size_t taken = n < sizeof word ? n : sizeof word;
@@ -177,7 +177,7 @@ int sr_context_number(SrContextCache *cache, PyObject *contexts, PyObject *index
         size_t call_length = key.length;
         if (cache_put_addresses(&key, index, origin) == 0) {
             size_t length = key.length;
-            uint64_t hash = cache_hash(key.bytes, length) & cache->mask;
+            uint64_t hash = sr_key_hash(key.bytes, length) & cache->mask;
             CacheItem *item = cache_slot(cache->items, cache->room, hash, key.bytes, length);
             if (item->held != NULL) {
                 *number = item->number;

@@ -24,6 +24,7 @@ PyObject *sr_key_tuple(SrKey *key, PyObject *index, PyObject *device, const SrOr
 /* context_cache.c: contexts by the identity of what their keys hold. A hit makes no object; a miss may still be in the dict
  * of all contexts. */
 typedef struct SrContextCache SrContextCache;
+uint64_t sr_key_hash(const char *bytes, size_t n);
 SrContextCache *sr_new_context_cache(void); /* NULL without memory */
 void sr_drop_context_cache(SrContextCache *cache);
 int sr_visit_context_cache(const SrContextCache *cache, visitproc visit, void *arg);

@@ -3,9 +3,11 @@
 #include "digest.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FORMATS = 32, DLPACK_COMPLEX = 5, N_SAMPLES = SR_MOST_SAMPLES / 2, N_PARTS = 4 };
+enum { MOST_FORMATS = 32, DLPACK_COMPLEX = 5, N_SAMPLES = SR_MOST_SAMPLES / 2, N_PARTS = 4, MOST_DIMS = 16 };
+enum { MOST_GATHERED = 64 << 20 }; /* bytes of a tensor that is copied, as its elements do not lie in their order */
 
 typedef struct {
     int code, width, mantissa; /* code and width: as in DLPack */
@@ -86,7 +88,68 @@ typedef struct {
     size_t n_ladders; /* of its first rows, each with a ladder of its own */
     int parts;      /* of each sampled element: 2 of a complex number */
     const DigestFormat *format;
+    int n_dims; /* 0: dense */
+    int64_t sizes[MOST_DIMS], strides[MOST_DIMS];
 } DigestInput;
+
+static void digest_copy_run(unsigned char *to, const unsigned char *from, int64_t n, int64_t stride, size_t bytes) {
+    if (stride == 1) {
+        memcpy(to, from, (size_t)n * bytes);
+        return;
+    }
+#define DIGEST_COPY(size)                                                                                              \
+    for (int64_t i = 0; i < n; i++) {                                                                                  \
+        memcpy(to + i * (size), from + i * stride * (size), (size));                                                   \
+    }
+    switch (bytes) {
+    case 1: DIGEST_COPY(1) break;
+    case 2: DIGEST_COPY(2) break;
+    case 4: DIGEST_COPY(4) break;
+    default: DIGEST_COPY(8)
+    }
+#undef DIGEST_COPY
+}
+
+/* The elements of a strided tensor, in the order of a dense one. */
+static void digest_gather(const DigestInput *in, unsigned char *to) {
+    size_t bytes = (size_t)in->format->width / 8;
+    int last = in->n_dims - 1;
+    int64_t index[MOST_DIMS] = {0}, run = in->sizes[last];
+    const unsigned char *from = in->at;
+    for (int64_t done = 0; done < (int64_t)in->n; done += run, to += (size_t)run * bytes) {
+        digest_copy_run(to, from, run, in->strides[last], bytes);
+        for (int d = last - 1; d >= 0; d--) {
+            from += in->strides[d] * (int64_t)bytes;
+            if (++index[d] < in->sizes[d]) {
+                break;
+            }
+            from -= in->sizes[d] * in->strides[d] * (int64_t)bytes;
+            index[d] = 0;
+        }
+    }
+}
+
+/* Note how a tensor that is not dense lies; dimensions that are as one become one. 0 where Python has to prepare it. */
+static int digest_note_layout(DigestInput *in, const SrTensor *t) {
+    if (in->n == 0 || in->n > MOST_GATHERED / ((size_t)in->format->width / 8)) {
+        return 0;
+    }
+    int n = 0;
+    for (int32_t d = 0; d < t->ndim; d++) {
+        if (t->shape[d] == 1) {
+            continue;
+        }
+        if (n && in->strides[n - 1] == t->shape[d] * t->strides[d]) {
+            in->sizes[n - 1] *= t->shape[d], in->strides[n - 1] = t->strides[d];
+        } else if (n < MOST_DIMS) {
+            in->sizes[n] = t->shape[d], in->strides[n++] = t->strides[d];
+        } else {
+            return 0;
+        }
+    }
+    in->n_dims = n;
+    return n > 0;
+}
 
 /* Add the planes of n elements, and where `values` is given, these too. */
 static void digest_add(
@@ -185,17 +248,33 @@ static size_t digest_samples(const DigestInput *in, uint64_t *samples) {
     return n_samples * parts;
 }
 
-/* `row_rungs`: room for the ladders of rows. */
-static void digest_all(const DigestInput *in, sr_instructions instructions, SrDigest *found, uint64_t *row_rungs) {
-    found->n_rungs = (size_t)in->format->mantissa + 1;
-    if (in->n * (size_t)in->format->width / 8 <= SR_FEW_BYTES) {
-        digest_compute(in, instructions, found, row_rungs);
+static void digest_gather_and_compute(DigestInput *in, unsigned char *room, sr_instructions instructions, SrDigest *found, uint64_t *row_rungs) {
+    if (room != NULL) {
+        digest_gather(in, room);
+        in->at = room;
+    }
+    digest_compute(in, instructions, found, row_rungs);
+}
+
+/* `row_rungs`: room for the ladders of rows. 0 without memory. */
+static int digest_all(const DigestInput *given, sr_instructions instructions, SrDigest *found, uint64_t *row_rungs) {
+    DigestInput in = *given;
+    size_t n_bytes = in.n * (size_t)in.format->width / 8;
+    unsigned char *room = in.n_dims ? malloc(n_bytes) : NULL;
+    if (in.n_dims && room == NULL) {
+        return 0;
+    }
+    found->n_rungs = (size_t)in.format->mantissa + 1;
+    if (n_bytes <= SR_FEW_BYTES) {
+        digest_gather_and_compute(&in, room, instructions, found, row_rungs);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        digest_compute(in, instructions, found, row_rungs);
+        digest_gather_and_compute(&in, room, instructions, found, row_rungs);
         Py_END_ALLOW_THREADS
     }
-    found->n_samples = digest_samples(in, found->samples);
+    found->n_samples = digest_samples(&in, found->samples);
+    free(room);
+    return 1;
 }
 
 /* (statistics, rungs, samples, rungs of rows), as bytes. */
@@ -209,7 +288,10 @@ static PyObject *digest_memory(const DigestInput *in, sr_instructions instructio
     if (rows == NULL) {
         return NULL;
     }
-    digest_all(in, instructions, &found, (uint64_t *)(void *)PyBytes_AS_STRING(rows));
+    if (!digest_all(in, instructions, &found, (uint64_t *)(void *)PyBytes_AS_STRING(rows))) {
+        Py_DECREF(rows);
+        return PyErr_NoMemory();
+    }
     PyObject *parts[N_PARTS] = {
         PyBytes_FromStringAndSize((const char *)&found.statistics, sizeof found.statistics),
         PyBytes_FromStringAndSize((const char *)found.rungs, (Py_ssize_t)(n_rungs * sizeof *found.rungs)),
@@ -239,7 +321,7 @@ static const DigestFormat *digest_format(const SrTensor *t) {
 /* What is digested of a plain tensor: 1; 0 where Python has to prepare it; -1 with an exception. */
 static int digest_read(PyObject *tensor, const SrTensor *t, DigestInput *in) {
     *in = (DigestInput){.n = 1, .parts = 1};
-    if (!sr_is_on_cpu(t) || t->dtype.code == DLPACK_COMPLEX || !sr_is_contiguous(t) || (in->format = digest_format(t)) == NULL) {
+    if (!sr_is_on_cpu(t) || t->dtype.code == DLPACK_COMPLEX || (in->format = digest_format(t)) == NULL) {
         return 0;
     }
     for (int32_t d = 0; d < t->ndim; d++) {
@@ -250,6 +332,9 @@ static int digest_read(PyObject *tensor, const SrTensor *t, DigestInput *in) {
     }
     in->at = (const unsigned char *)t->data + t->byte_offset;
     in->n_rows = t->ndim ? (size_t)t->shape[0] : 0;
+    if (!sr_is_contiguous(t) && !digest_note_layout(in, t)) {
+        return 0;
+    }
     int negated = sr_is_negated(tensor);
     return negated < 0 ? -1 : !negated;
 }
@@ -258,7 +343,7 @@ int sr_digest_tensor(PyObject *tensor, const SrTensor *t, SrDigest *found) {
     DigestInput in;
     int done = digest_read(tensor, t, &in);
     if (done == 1) {
-        digest_all(&in, digest_best, found, NULL);
+        done = digest_all(&in, digest_best, found, NULL);
     }
     return done;
 }

@@ -20,7 +20,8 @@ uint64_t sr_mix(uint64_t value) {
 }
 
 static uint64_t ladder_factors[SR_MOST_PLANES];
-static uint64_t ladder_first_keys[SR_CHUNK_BLOCKS + 1]; /* most tensors need no others */
+enum { LADDER_KEPT = 8192 }; /* keys: most tensors need no others */
+static uint64_t ladder_first_keys[LADDER_KEPT + 1];
 
 /* Where the bytes of 32 elements, or of two blocks of 8-bit elements, come from: 32 of one byte of each element, then 32 of
  * the next byte or block. GFNI takes the rows of a matrix from the last one to the first, hence 7 - i of each 8. */
@@ -37,14 +38,14 @@ void sr_set_up_ladders(void) {
     for (uint64_t j = 0; j < SR_MOST_PLANES; j++) {
         ladder_factors[j] = sr_mix(j + FACTOR_SEED) | 1;
     }
-    for (uint64_t i = 0; i <= SR_CHUNK_BLOCKS; i++) {
+    for (uint64_t i = 0; i <= LADDER_KEPT; i++) {
         ladder_first_keys[i] = sr_mix(i * GAMMA) | 1;
     }
 }
 
 const uint64_t *sr_keys(size_t first, size_t n, uint64_t *room) {
-    if (first == 0) {
-        return ladder_first_keys;
+    if (first + n <= LADDER_KEPT) {
+        return ladder_first_keys + first;
     }
     for (size_t i = 0; i <= n; i++) { /* one more: kernels of 8-bit elements take two blocks at once */
         room[i] = sr_mix((first + i) * GAMMA) | 1;
@@ -146,104 +147,156 @@ static void ladder_planes_64_plain(const unsigned char *at, size_t n_blocks, con
 #ifdef SR_HAS_X86_SETS
 #include <immintrin.h>
 
-/* AVX2: the bytes of 32 elements that hold the same 8 bit planes are brought together, and each plane is the sign bits of
- * these bytes. Words wait in memory for a few blocks: one read back at once would stall for the stores. */
+/* AVX2: 256 bytes at a time, which are some blocks. Register r gets the bytes of the elements r, r + 8, r + 16 and r + 24 of
+ * each block; a transposition by halves across the 8 registers brings the bits of one plane together, and the four bytes of
+ * a word already lie side by side. Words wait in memory for a few groups, so that sums stay in registers. */
 
 #define AVX2 __attribute__((target("avx2")))
-enum { LADDER_BATCH = 16 };
+enum { LADDER_BATCH = 16, LADDER_GROUPS = 16, LADDER_GROUP_BYTES = 256 };
 
-AVX2 static inline void ladder_words_avx2(__m256i bytes, uint32_t *words) {
-    for (int j = 7; j >= 0; j--) {
-        words[j] = (uint32_t)_mm256_movemask_epi8(bytes);
-        bytes = _mm256_add_epi8(bytes, bytes);
+#define LADDER_SWAP_AVX2(a, b, j, mask)                                                                                \
+    {                                                                                                                  \
+        __m256i t = _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi16(a, j), b), mask);                              \
+        a = _mm256_xor_si256(a, _mm256_slli_epi16(t, j));                                                              \
+        b = _mm256_xor_si256(b, t);                                                                                    \
+    }
+
+/* Bit j of a byte of register i, and bit i of that byte of register j, change places. */
+AVX2 static inline void ladder_transpose_avx2(__m256i *x) {
+    const __m256i fours = _mm256_set1_epi8(0x0F), twos = _mm256_set1_epi8(0x33), ones = _mm256_set1_epi8(0x55);
+    for (int i = 0; i < 4; i++) {
+        LADDER_SWAP_AVX2(x[i], x[i + 4], 4, fours)
+    }
+    for (int i = 0; i < 8; i += 4) {
+        LADDER_SWAP_AVX2(x[i], x[i + 2], 2, twos)
+        LADDER_SWAP_AVX2(x[i + 1], x[i + 3], 2, twos)
+    }
+    for (int i = 0; i < 8; i += 2) {
+        LADDER_SWAP_AVX2(x[i], x[i + 1], 1, ones)
     }
 }
 
-AVX2 static void ladder_multiply_avx2(const uint32_t *words, int width, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
-    for (int first = 0; first < width; first += 8) {
-        __m256i even_low = _mm256_setzero_si256(), even_high = even_low, odd_low = even_low, odd_high = even_low;
-        for (size_t b = 0; b < n_blocks; b++) {
-            __m256i low = _mm256_set1_epi64x((long long)keys[b]), high = _mm256_srli_epi64(low, 32);
-            __m256i even = _mm256_loadu_si256((const void *)(words + b * (size_t)width + first));
-            __m256i odd = _mm256_srli_epi64(even, 32); /* a multiplication takes the lower half of each 64 bits */
-            even_low = _mm256_add_epi64(even_low, _mm256_mul_epu32(even, low));
-            even_high = _mm256_add_epi64(even_high, _mm256_mul_epu32(even, high));
-            odd_low = _mm256_add_epi64(odd_low, _mm256_mul_epu32(odd, low));
-            odd_high = _mm256_add_epi64(odd_high, _mm256_mul_epu32(odd, high));
+AVX2 static inline __m256i ladder_halves_avx2(const unsigned char *at, int lower, int upper) {
+    __m256i half = _mm256_castsi128_si256(_mm_loadu_si128((const void *)(at + lower)));
+    return _mm256_inserti128_si256(half, _mm_loadu_si128((const void *)(at + upper)), 1);
+}
+
+/* Two blocks of 32 bits, one in each half. Bytes of a half: of the lowest byte of the 4 elements first. */
+AVX2 static inline void ladder_load_32_avx2(const unsigned char *at, __m256i *x) {
+    for (int i = 0; i < 2; i++, at += 16) {
+        __m256i a = ladder_halves_avx2(at, 0, 128), b = ladder_halves_avx2(at, 32, 160);
+        __m256i c = ladder_halves_avx2(at, 64, 192), d = ladder_halves_avx2(at, 96, 224);
+        __m256i ab_low = _mm256_unpacklo_epi8(a, b), ab_high = _mm256_unpackhi_epi8(a, b);
+        __m256i cd_low = _mm256_unpacklo_epi8(c, d), cd_high = _mm256_unpackhi_epi8(c, d);
+        x[4 * i] = _mm256_unpacklo_epi16(ab_low, cd_low);
+        x[4 * i + 1] = _mm256_unpackhi_epi16(ab_low, cd_low);
+        x[4 * i + 2] = _mm256_unpacklo_epi16(ab_high, cd_high);
+        x[4 * i + 3] = _mm256_unpackhi_epi16(ab_high, cd_high);
+    }
+}
+
+/* Four blocks of 16 bits, two in each half: the word of the lower byte of the first, of its upper byte, then the second. */
+AVX2 static inline void ladder_load_16_avx2(const unsigned char *at, __m256i *x) {
+    __m256i quads[2][4]; /* elements 2 i and 2 i + 1, their bytes with those 8, 16 and 24 further on */
+    for (int i = 0; i < 2; i++, at += 64) {
+        __m256i a = ladder_halves_avx2(at, 0, 128), b = ladder_halves_avx2(at, 16, 144);
+        __m256i c = ladder_halves_avx2(at, 32, 160), d = ladder_halves_avx2(at, 48, 176);
+        __m256i ab_low = _mm256_unpacklo_epi8(a, b), ab_high = _mm256_unpackhi_epi8(a, b);
+        __m256i cd_low = _mm256_unpacklo_epi8(c, d), cd_high = _mm256_unpackhi_epi8(c, d);
+        quads[i][0] = _mm256_unpacklo_epi16(ab_low, cd_low);
+        quads[i][1] = _mm256_unpackhi_epi16(ab_low, cd_low);
+        quads[i][2] = _mm256_unpacklo_epi16(ab_high, cd_high);
+        quads[i][3] = _mm256_unpackhi_epi16(ab_high, cd_high);
+    }
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = _mm256_unpacklo_epi64(quads[0][i], quads[1][i]);
+        x[2 * i + 1] = _mm256_unpackhi_epi64(quads[0][i], quads[1][i]);
+    }
+}
+
+/* The planes of the groups of a batch: register p of each group has the words of planes p, p + 8, … of its blocks. */
+AVX2 static inline void ladder_multiply_avx2(
+    __m256i words[LADDER_GROUPS][8], const __m256i *low, const __m256i *high, size_t n_groups, int width, uint64_t *planes) {
+    for (int p = 0; p < 8; p++) {
+        __m256i even = _mm256_setzero_si256(), odd = even, upper = even;
+        for (size_t i = 0; i < n_groups; i++) {
+            __m256i word = words[i][p];
+            even = _mm256_add_epi64(even, _mm256_mul_epu32(word, low[i]));
+            odd = _mm256_add_epi64(odd, _mm256_mul_epu32(_mm256_srli_epi64(word, 32), low[i]));
+            upper = _mm256_add_epi32(upper, _mm256_mullo_epi32(word, high[i]));
         }
-        uint64_t sums[8];
-        _mm256_storeu_si256((void *)sums, _mm256_add_epi64(even_low, _mm256_slli_epi64(even_high, 32)));
-        _mm256_storeu_si256((void *)(sums + 4), _mm256_add_epi64(odd_low, _mm256_slli_epi64(odd_high, 32)));
-        for (int i = 0; i < 4; i++) {
-            planes[first + 2 * i] += sums[i];
-            planes[first + 2 * i + 1] += sums[4 + i];
+        even = _mm256_add_epi64(even, _mm256_slli_epi64(upper, 32));
+        odd = _mm256_add_epi64(odd, _mm256_slli_epi64(_mm256_srli_epi64(upper, 32), 32));
+        __m128i two_even = _mm_add_epi64(_mm256_castsi256_si128(even), _mm256_extracti128_si256(even, 1));
+        __m128i two_odd = _mm_add_epi64(_mm256_castsi256_si128(odd), _mm256_extracti128_si256(odd, 1));
+        uint64_t first = (uint64_t)_mm_cvtsi128_si64(two_even), third = (uint64_t)_mm_extract_epi64(two_even, 1);
+        uint64_t second = (uint64_t)_mm_cvtsi128_si64(two_odd), fourth = (uint64_t)_mm_extract_epi64(two_odd, 1);
+        if (width == 16) {
+            planes[p] += first + third;
+            planes[p + 8] += second + fourth;
+        } else {
+            planes[p] += first, planes[p + 8] += second, planes[p + 16] += third, planes[p + 24] += fourth;
         }
     }
-}
-
-AVX2 static inline void ladder_block_8_avx2(const unsigned char *at, uint32_t *words) {
-    ladder_words_avx2(_mm256_loadu_si256((const void *)at), words);
-}
-
-AVX2 static inline void ladder_block_16_avx2(const unsigned char *at, uint32_t *words) {
-    __m256i a = _mm256_loadu_si256((const void *)at), b = _mm256_loadu_si256((const void *)(at + 32));
-    __m256i byte = _mm256_set1_epi16(0xFF);
-    __m256i low = _mm256_packus_epi16(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte));
-    __m256i high = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
-    ladder_words_avx2(_mm256_permute4x64_epi64(low, 0xD8), words);
-    ladder_words_avx2(_mm256_permute4x64_epi64(high, 0xD8), words + 8);
-}
-
-/* Elements 4 k to 4 k + 3 and 16 + 4 k to 16 + 4 k + 3, their lowest bytes first. */
-AVX2 static inline __m256i ladder_quads_avx2(const unsigned char *at, int k) {
-    const __m256i by_byte = _mm256_setr_epi8(
-        0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m256i lower = _mm256_castsi128_si256(_mm_loadu_si128((const void *)(at + 16 * k)));
-    __m256i both = _mm256_inserti128_si256(lower, _mm_loadu_si128((const void *)(at + 64 + 16 * k)), 1);
-    return _mm256_shuffle_epi8(both, by_byte);
-}
-
-AVX2 static inline void ladder_block_32_avx2(const unsigned char *at, uint32_t *words) {
-    __m256i a = ladder_quads_avx2(at, 0), b = ladder_quads_avx2(at, 1);
-    __m256i c = ladder_quads_avx2(at, 2), d = ladder_quads_avx2(at, 3);
-    __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
-    __m256i cd_low = _mm256_unpacklo_epi32(c, d), cd_high = _mm256_unpackhi_epi32(c, d);
-    ladder_words_avx2(_mm256_unpacklo_epi64(ab_low, cd_low), words);
-    ladder_words_avx2(_mm256_unpackhi_epi64(ab_low, cd_low), words + 8);
-    ladder_words_avx2(_mm256_unpacklo_epi64(ab_high, cd_high), words + 16);
-    ladder_words_avx2(_mm256_unpackhi_epi64(ab_high, cd_high), words + 24);
-}
-
-AVX2 static inline void ladder_block_64_avx2(const unsigned char *at, uint32_t *words) {
-    uint32_t halves[2][SR_LANES];
-    for (int i = 0; i < SR_LANES; i += 8) {
-        __m256 a = _mm256_loadu_ps((const void *)(at + 8 * i)), b = _mm256_loadu_ps((const void *)(at + 8 * i + 32));
-        __m256i low = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
-        __m256i high = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD));
-        _mm256_storeu_si256((void *)(halves[0] + i), _mm256_permute4x64_epi64(low, 0xD8));
-        _mm256_storeu_si256((void *)(halves[1] + i), _mm256_permute4x64_epi64(high, 0xD8));
-    }
-    ladder_block_32_avx2((const unsigned char *)halves[0], words);
-    ladder_block_32_avx2((const unsigned char *)halves[1], words + 32);
 }
 
 #define LADDER_PLANES_AVX2(width)                                                                                      \
     AVX2 static void ladder_planes_##width##_avx2(                                                                     \
         const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {                            \
-        uint32_t words[LADDER_BATCH * width];                                                                          \
-        for (size_t first = 0; first < n_blocks; first += LADDER_BATCH) {                                              \
-            size_t n = n_blocks - first < LADDER_BATCH ? n_blocks - first : LADDER_BATCH;                              \
-            for (size_t b = 0; b < n; b++, at += width / 8 * SR_LANES) {                                               \
-                ladder_block_##width##_avx2(at, words + b * width);                                                    \
+        enum { EACH = 64 / width };                                                                                    \
+        __m256i words[LADDER_GROUPS][8], low[LADDER_GROUPS], high[LADDER_GROUPS];                                      \
+        while (n_blocks) {                                                                                             \
+            size_t n = 0;                                                                                              \
+            for (; n < LADDER_GROUPS && n_blocks; n++, at += LADDER_GROUP_BYTES, keys += EACH) {                       \
+                unsigned char last[LADDER_GROUP_BYTES] = {0};                                                          \
+                uint64_t last_keys[EACH] = {0};                                                                        \
+                const unsigned char *from = at;                                                                        \
+                const uint64_t *by = keys;                                                                             \
+                if (n_blocks < EACH) {                                                                                 \
+                    from = memcpy(last, at, n_blocks * (LADDER_GROUP_BYTES / EACH));                                   \
+                    by = memcpy(last_keys, keys, n_blocks * sizeof *keys);                                             \
+                }                                                                                                      \
+                n_blocks -= n_blocks < EACH ? n_blocks : EACH;                                                         \
+                ladder_load_##width##_avx2(from, words[n]);                                                            \
+                ladder_transpose_avx2(words[n]);                                                                       \
+                low[n] = width == 32 ? _mm256_permute4x64_epi64(_mm256_castsi128_si256(_mm_loadu_si128((const void *)by)), 0x50) \
+                                     : _mm256_loadu_si256((const void *)by);                                           \
+                high[n] = _mm256_shuffle_epi32(low[n], 0xF5);                                                          \
             }                                                                                                          \
-            ladder_multiply_avx2(words, width, n, keys + first, planes);                                               \
+            ladder_multiply_avx2(words, low, high, n, width, planes);                                                  \
         }                                                                                                              \
     }
 
-LADDER_PLANES_AVX2(8)
 LADDER_PLANES_AVX2(16)
 LADDER_PLANES_AVX2(32)
-LADDER_PLANES_AVX2(64)
+
+/* Of 8 bits a plane of a block is the sign bits of 32 bytes. */
+AVX2 static void ladder_planes_8_avx2(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    for (size_t b = 0; b < n_blocks; b++, at += SR_LANES) {
+        __m256i bytes = _mm256_loadu_si256((const void *)at);
+        for (int j = 7; j >= 0; j--) {
+            planes[j] += (uint32_t)_mm256_movemask_epi8(bytes) * keys[b];
+            bytes = _mm256_add_epi8(bytes, bytes);
+        }
+    }
+}
+
+/* Of 64 bits, both halves as of 32 bits. */
+AVX2 static void ladder_planes_64_avx2(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
+    for (size_t b = 0; b < n_blocks; b += LADDER_BATCH) {
+        size_t n = n_blocks - b < LADDER_BATCH ? n_blocks - b : LADDER_BATCH;
+        unsigned char lower[LADDER_BATCH * 4 * SR_LANES], upper[LADDER_BATCH * 4 * SR_LANES];
+        for (size_t i = 0; i < 4 * n; i++, at += 64) {
+            __m256 x = _mm256_loadu_ps((const void *)at), y = _mm256_loadu_ps((const void *)(at + 32));
+            __m256i low = _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88));
+            __m256i high = _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xDD));
+            _mm256_storeu_si256((void *)(lower + 32 * i), _mm256_permute4x64_epi64(low, 0xD8));
+            _mm256_storeu_si256((void *)(upper + 32 * i), _mm256_permute4x64_epi64(high, 0xD8));
+        }
+        ladder_planes_32_avx2(lower, n, keys + b, planes);
+        ladder_planes_32_avx2(upper, n, keys + b, planes + 32);
+    }
+}
 
 /* AVX-512 with GFNI and VBMI: bytes that hold the same 8 bit planes are brought together, 8 elements in 64 bits; an affine
  * transformation of the unit matrix transposes each 8 by 8 bits; and the bytes of each word are brought together. */

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <structmember.h>
 
-#define VERSION 21
+#define VERSION 22
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -78,7 +78,7 @@ static PyMethodDef functions[] = {
 static int exec_module(PyObject *module) {
     int failed = sr_add_origins_type(module) || sr_add_row_buffer_type(module) || sr_add_handler_type(module) ||
                  sr_add_method_type(module) || sr_add_storage_rows_type(module) || sr_add_tensor_rows_type(module) ||
-             sr_add_call_rows_type(module);
+                 sr_add_call_rows_type(module) || sr_add_watch_schedule_type(module);
     failed = failed || PyModule_AddIntConstant(module, "SOURCES", SOURCES);
     return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", VERSION);
 }

@@ -17,15 +17,14 @@ enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED, IS_UNSEEN, IS_WATCHING };
 
 typedef struct {
     PyObject *func, *plan, *run, *index; /* owned */
-    uint64_t n_calls;
-    int is_sampled; /* Python watches some of its calls; see recording/undeclared_writes.py */
+    int is_watched; /* Python watches some of its calls; see recording/watch_schedule.py */
 } RecordedOperator;
 
 struct SrCallRows {
     PyObject_HEAD
     PyObject *rows;        /* TensorRows */
     PyObject *operators;   /* dict: address of an operator to its place in `learnt` */
-    PyObject *state;       /* `_State` of recording/call_recorder.py */
+    PyObject *state;       /* `State` of recording/native_calls.py */
     PyObject *selection, *origins, *n_modes_below, *function_mode_on, *profiler_on;
     PyObject *acquire, *release; /* bound methods of a lock */
     PyObject *device;      /* "cpu" */
@@ -37,12 +36,12 @@ struct SrCallRows {
     PyObject *raised;      /* callable(plan, args, kwargs): the program's call raised */
     PyObject *failed;      /* callable(plan, error): a call could not be recorded */
     PyObject *look;        /* callable(): called after each 64 calls */
+    PyObject *schedule;    /* WatchSchedule */
     SrContextCache *cache;
     RecordedOperator *learnt;
     Py_ssize_t n_learnt;
     Py_ssize_t everything, slots[N_SLOTS];
     Py_ssize_t n_running; /* calls of the program that were made here and have not ended */
-    long long n_sampled;  /* first calls of each operator that go to Python, with some of the later ones; -1: none do */
 };
 
 static PyTypeObject *call_rows_type;
@@ -67,13 +66,6 @@ static int record_has_modes_below(SrCallRows *self) {
     int none = below != NULL && PyLong_AsLong(below) == 0;
     Py_XDECREF(below);
     return !none;
-}
-
-/* Whether Python is to decide if it watches this call: `is_sampled` of recording/undeclared_writes.py. */
-static int record_is_sampled(const SrCallRows *self, RecordedOperator *operator) {
-    uint64_t n = ++operator->n_calls;
-    return operator->is_sampled && self->n_sampled >= 0 &&
-           (n <= (uint64_t)self->n_sampled || !(n * UINT64_C(0x9E3779B97F4A7C15) >> 58));
 }
 
 static RecordedOperator *record_operator(SrCallRows *self, PyObject *func) {
@@ -111,7 +103,7 @@ static void record_leave(SrCallRows *self, PyObject *release) {
 }
 
 /* What is known before the call: its origin and the rows of its inputs. A fallback where Python has to look. */
-static sr_result record_before(SrCallRows *self, SrCall *call, PyObject **inputs) {
+static sr_result record_before(SrCallRows *self, const RecordedOperator *operator, SrCall *call, PyObject **inputs) {
     if (!record_enter(self)) {
         return sr_failed();
     }
@@ -120,9 +112,12 @@ static sr_result record_before(SrCallRows *self, SrCall *call, PyObject **inputs
     *inputs = NULL;
     if (sr_find_origin((SrOrigins *)self->origins, 0, &call->origin) == SR_DONE) {
         *inputs = sr_rows_of_inputs(self->rows, call->args, call->kwargs);
-        done = *inputs == NULL ? SR_FALLBACK : SR_DONE;
+        /* Last, since it counts the call: one that is left to Python is counted there. */
+        int is_left = *inputs == NULL || (operator->is_watched && sr_is_next_watched(self->schedule, operator->index, call->args, call->kwargs));
+        done = is_left ? SR_FALLBACK : SR_DONE;
         if (done != SR_DONE) {
             sr_drop_origin(&call->origin);
+            Py_CLEAR(*inputs);
         }
     }
     record_leave(self, release);
@@ -269,7 +264,7 @@ static int record_after(SrCallRows *self, const RecordedOperator *operator, SrCa
 /* Done, with the result or an exception of the operator; or a fallback, where nothing was done. */
 static sr_result record_call(SrCallRows *self, const RecordedOperator *operator, SrCall *call, PyObject **out) {
     PyObject *inputs;
-    sr_result done = record_before(self, call, &inputs);
+    sr_result done = record_before(self, operator, call, &inputs);
     if (done != SR_DONE) {
         return done;
     }
@@ -298,7 +293,7 @@ sr_result sr_record_call(SrCallRows *self, PyObject *const *args, Py_ssize_t n, 
         return SR_FALLBACK;
     }
     RecordedOperator *found = record_operator(self, args[0]);
-    if (found == NULL || record_is_sampled(self, found) || !record_is(self->function_mode_on, Py_False) || !record_is(self->profiler_on, Py_False) ||
+    if (found == NULL || !record_is(self->function_mode_on, Py_False) || !record_is(self->profiler_on, Py_False) ||
         record_has_modes_below(self)) {
         return sr_failed();
     }
@@ -316,11 +311,11 @@ sr_result sr_record_call(SrCallRows *self, PyObject *const *args, Py_ssize_t n, 
     return done;
 }
 
-/* learn(operator, plan, run, index, its calls before; -1: none of its calls is watched): its calls may come here. */
+/* learn(operator, plan, run, index, whether some of its calls are watched): its calls may come here. */
 static PyObject *record_learn(SrCallRows *self, PyObject *args) {
     PyObject *func, *plan, *run, *index;
-    long long n_before;
-    if (!PyArg_ParseTuple(args, "OOOO!L:learn", &func, &plan, &run, &PyLong_Type, &index, &n_before)) {
+    int is_watched;
+    if (!PyArg_ParseTuple(args, "OOOO!p:learn", &func, &plan, &run, &PyLong_Type, &index, &is_watched)) {
         return NULL;
     }
     PyObject *id = PyLong_FromVoidPtr(func), *place = PyLong_FromSsize_t(self->n_learnt);
@@ -330,8 +325,7 @@ static PyObject *record_learn(SrCallRows *self, PyObject *args) {
     }
     int failed = id == NULL || place == NULL || more == NULL || PyDict_SetItem(self->operators, id, place);
     if (!failed) {
-        self->learnt[self->n_learnt++] = (RecordedOperator){Py_NewRef(func), Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index),
-                                                            n_before < 0 ? 0 : (uint64_t)n_before, n_before >= 0};
+        self->learnt[self->n_learnt++] = (RecordedOperator){Py_NewRef(func), Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index), is_watched};
     }
     Py_XDECREF(id);
     Py_XDECREF(place);
@@ -370,7 +364,7 @@ static PyObject *record_guard(SrCallRows *self, PyObject *args) {
     apply(rows) apply(state) apply(selection) apply(origins) apply(n_modes_below) apply(function_mode_on)              \
         apply(profiler_on) apply(acquire) apply(release) apply(device) apply(contexts) apply(occurrences) apply(calls) \
             apply(inputs) apply(results) apply(rungs) apply(samples) apply(row_rungs) apply(new_context)               \
-                apply(conclude) apply(raised) apply(failed) apply(look)
+                apply(conclude) apply(raised) apply(failed) apply(look) apply(schedule)
 
 /* Where the slots of the state lie; -1 with an exception. */
 static int record_find_slots(SrCallRows *self) {
@@ -400,14 +394,12 @@ static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;                                                                                                   \
     }
     RECORD_FIELDS(RECORD_TAKE)
-    PyObject *n_sampled = PyDict_GetItemString(kwargs, "n_sampled");
-    self->n_sampled = n_sampled == NULL ? -1 : PyLong_AsLongLong(n_sampled);
     self->cache = sr_new_context_cache();
     self->operators = PyDict_New();
     if (!sr_is_tensor_rows(self->rows) || !sr_is_origins(self->origins) || !PyDict_Check(self->contexts) ||
         !PyDict_Check(self->occurrences) || !PyByteArray_Check(self->calls) || !PyByteArray_Check(self->inputs) ||
         !PyByteArray_Check(self->results) || !PyByteArray_Check(self->rungs) || !PyByteArray_Check(self->samples) ||
-        !PyByteArray_Check(self->row_rungs)) {
+        !PyByteArray_Check(self->row_rungs) || !sr_is_watch_schedule(self->schedule)) {
         PyErr_SetString(PyExc_TypeError, "CallRows: an argument is of the wrong type");
     }
     if (PyErr_Occurred() || self->cache == NULL || self->operators == NULL || record_find_slots(self)) {

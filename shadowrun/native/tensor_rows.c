@@ -1,4 +1,4 @@
-/* Rows of the tensors of a call, in and out: the fast half of recording/call_recorder.py and recording/data_flow.py.
+/* Rows of the tensors of a call, in and out: the fast half of recording/call_results.py and recording/data_flow.py.
  *
  * It answers for plain tensors on the CPU, which nearly all are, and leaves every other call to Python before anything is
  * done. Both work on the same objects: rows by storage, forms, and the columns of the block that is being filled.
@@ -17,9 +17,9 @@ enum { KIND_RESULT = 0, KIND_WRITTEN = 1, KIND_VIEW = 3 }; /* `Kind` of recordin
 /* A row of `RESULT` of recording/model.py. */
 enum { BASE_AT = 12, STATISTICS_AT = 20 };
 
-/* What is known of an operator: `_Returns` of recording/call_recorder.py. */
+/* What is known of an operator: `Returns` of recording/call_results.py. */
 typedef struct {
-    char is_known, has_values, is_view, counts;
+    char is_known, has_values, is_view, counts, is_item;
     int n_returns, n_written;
     int written[MAX_WRITTEN];       /* positions of the arguments that it writes to */
     uint64_t aliases, uninitialised; /* returns that are such arguments; returns without values */
@@ -30,6 +30,8 @@ typedef struct {
     PyObject *storages;                              /* dict: identity to StorageRows; of the data flow */
     PyObject *forms;                                 /* dict: bytes to number */
     PyObject *form, *digest;                         /* callables: number of a tensor's form; its packed digest, or None */
+    PyObject *number_form;                           /* callable: number of the form of a tensor with that number */
+    PyObject *number_forms;                          /* dict: its answers, by type */
     PyObject *results, *rungs, *samples, *row_rungs; /* bytearrays: columns of a block */
     PyObject *leaf;                                  /* type; its slot `row` */
     long long first_row;                             /* of the block */
@@ -432,6 +434,21 @@ static int rows_collect_all(TensorRows *self, const RowsOperator *operator, PyOb
     return done;
 }
 
+/* The number that a tensor of one element has: a view of it. */
+static sr_result rows_add_item(TensorRows *self, PyObject *out, long long base) {
+    PyObject *type = (PyObject *)Py_TYPE(out);
+    PyObject *form = Py_XNewRef(PyDict_GetItemWithError(self->number_forms, type));
+    if (form == NULL && !PyErr_Occurred()) {
+        form = PyObject_CallOneArg(self->number_form, out);
+        if (form != NULL && PyDict_SetItem(self->number_forms, type, form)) {
+            Py_CLEAR(form);
+        }
+    }
+    int failed = form == NULL || rows_put(self, KIND_VIEW, 0, form, base, NULL);
+    Py_XDECREF(form);
+    return failed ? SR_ERROR : SR_DONE;
+}
+
 sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject *out, long long base) {
     TensorRows *self = (TensorRows *)rows;
     Py_ssize_t number = PyLong_AsSsize_t(index);
@@ -439,6 +456,9 @@ sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject 
         return PyErr_Occurred() ? SR_ERROR : SR_FALLBACK;
     }
     RowsOperator operator = self->operators[number];
+    if (operator.is_item && base != NONE && (PyFloat_CheckExact(out) || PyLong_CheckExact(out) || PyBool_Check(out))) {
+        return rows_add_item(self, out, base);
+    }
     RowsValues found = {.values = found.first, .n = 0, .room = sizeof found.first / sizeof *found.first};
     int done = rows_collect_all(self, &operator, args, out, &found);
     for (Py_ssize_t i = 0; i < found.n && done == 1; i++) {
@@ -455,21 +475,21 @@ sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject 
 }
 
 /* learn(number, returns, returns that are arguments, returns without values, has values, is a view, counts as a write,
- * positions of the arguments that are written to) */
+ * positions of the arguments that are written to, whether it returns the number of a tensor) */
 static PyObject *rows_learn(TensorRows *self, PyObject *args) {
     Py_ssize_t index;
-    int n_returns, has_values, is_view, counts;
+    int n_returns, has_values, is_view, counts, is_item;
     unsigned long long aliases, uninitialised;
     PyObject *written;
-    if (!PyArg_ParseTuple(args, "niKKpppO!:learn", &index, &n_returns, &aliases, &uninitialised, &has_values, &is_view,
-                          &counts, &PyTuple_Type, &written)) {
+    if (!PyArg_ParseTuple(args, "niKKpppO!p:learn", &index, &n_returns, &aliases, &uninitialised, &has_values, &is_view,
+                          &counts, &PyTuple_Type, &written, &is_item)) {
         return NULL;
     }
     if (index < 0 || index > 1 << 20 || PyTuple_GET_SIZE(written) > MAX_WRITTEN) {
         PyErr_SetString(PyExc_ValueError, "learn: no such operator");
         return NULL;
     }
-    RowsOperator operator = {1, (char)has_values, (char)is_view, (char)counts, n_returns, (int)PyTuple_GET_SIZE(written), {0}, aliases, uninitialised};
+    RowsOperator operator = {1, (char)has_values, (char)is_view, (char)counts, (char)is_item, n_returns, (int)PyTuple_GET_SIZE(written), {0}, aliases, uninitialised};
     for (int i = 0; i < operator.n_written; i++) {
         operator.written[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(written, i));
         if (PyErr_Occurred() || operator.written[i] < 0) {
@@ -493,7 +513,7 @@ static PyObject *rows_learn(TensorRows *self, PyObject *args) {
 /* The type. */
 
 #define ROWS_FIELDS(apply)                                                                                             \
-    apply(storages) apply(form) apply(digest) apply(results) apply(rungs) apply(samples) apply(row_rungs) apply(leaf)
+    apply(storages) apply(form) apply(digest) apply(number_form) apply(results) apply(rungs) apply(samples) apply(row_rungs) apply(leaf)
 
 static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     if (PyTuple_GET_SIZE(args) || kwargs == NULL) {
@@ -514,13 +534,14 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     PyObject *plain = PyDict_GetItemString(kwargs, "plain_digests");
     self->plain_digests = plain == Py_True;
     self->forms = PyDict_New();
+    self->number_forms = PyDict_New();
     int fits = PyDict_Check(self->storages) && PyByteArray_Check(self->results) && PyByteArray_Check(self->rungs) &&
                PyByteArray_Check(self->samples) && PyByteArray_Check(self->row_rungs) && PyType_Check(self->leaf);
     if (!fits) {
         PyErr_SetString(PyExc_TypeError, "TensorRows: an argument is of the wrong type");
     }
     self->row_of_leaf = fits ? sr_slot_offset((PyTypeObject *)self->leaf, "row") : -1;
-    if (self->row_of_leaf < 0 || self->forms == NULL) {
+    if (self->row_of_leaf < 0 || self->forms == NULL || self->number_forms == NULL) {
         Py_DECREF(self);
         return NULL;
     }
@@ -545,6 +566,7 @@ static void rows_dealloc(TensorRows *self) {
     PyObject_GC_UnTrack(self);
     rows_clear(self);
     Py_CLEAR(self->forms);
+    Py_CLEAR(self->number_forms);
     PyMem_Free(self->operators);
     type->tp_free(self);
     Py_DECREF(type);

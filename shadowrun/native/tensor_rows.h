@@ -34,6 +34,12 @@ long long sr_row_number(PyObject *rows, PyObject *row); /* of such a list; -1, p
 sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject *out, long long base);
 int sr_append(PyObject *column, const void *bytes, size_t n); /* to a bytearray; -1 with an exception */
 
+/* watch_schedule.c */
+int sr_add_watch_schedule_type(PyObject *module);
+int sr_is_watch_schedule(PyObject *value);
+/* Whether the next call of a signature is to be watched, and is left to Python; if not, it counts as made. -1 with an exception. */
+int sr_is_next_watched(PyObject *schedule, PyObject *index, PyObject *args, PyObject *kwargs);
+
 /* record_call.c */
 typedef struct SrCallRows SrCallRows;
 int sr_add_call_rows_type(PyObject *module);

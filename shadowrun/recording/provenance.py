@@ -88,6 +88,10 @@ class Provenance:
             self.digests["input:more"] = self._more.hexdigest()[:_SHOWN]
         self.changed = True
 
+    def has_draw(self, device: torch.device) -> bool:
+        """Whether `add_draw` was called for a device."""
+        return device in self._drawn_from
+
     def add_draw(self, device: torch.device) -> None:
         """Note the state of a device's default generator before the first draw from it.
 

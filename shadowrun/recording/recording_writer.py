@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError
+from shadowrun.limits import head
 from shadowrun.recording.model import width_of
 from shadowrun.store import connect
 from shadowrun.store.codec import jsonable
@@ -209,11 +210,7 @@ class Writer:
 
 def is_recording(path: Path) -> bool:
     """Whether a file has the header of a recording."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(72)
-    except OSError:
-        return False
+    start = head(path, 72)
     return start.startswith(b"SQLite format 3\0") and start[68:] == APPLICATION_ID.to_bytes(4, "big")
 
 

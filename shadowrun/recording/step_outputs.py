@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.block_buffer import BlockBuffer, LastRow
     from shadowrun.recording.data_flow import DataFlow
 
-__all__ = ["StepOutputs", "content_of"]
+__all__ = ["StepOutputs", "content_of", "is_captured"]
 
 _STEP_BYTES: Final = OUTPUTS_BYTES // 4
 _LEAST: Final = OUTPUTS_BYTES // 256
@@ -95,7 +95,7 @@ class StepOutputs:
             if storage is None or found is None:
                 continue
             t = _tensor(storage, offset, *found)
-            if not 0 < t.numel() * t.itemsize <= min(_STEP_BYTES - n_bytes, self._left) or _is_captured(t):
+            if not 0 < t.numel() * t.itemsize <= min(_STEP_BYTES - n_bytes, self._left) or is_captured(t):
                 continue
             packed = pack(t)
             if packed is None:
@@ -119,7 +119,7 @@ def _tensor(storage: Any, offset: int, dtype: torch.dtype, shape: torch.Size, st
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
 
 
-def _is_captured(t: torch.Tensor) -> bool:
+def is_captured(t: torch.Tensor) -> bool:
     """Whether a CUDA graph is being captured: no value can be fetched then."""
     return t.is_cuda and torch.cuda.is_current_stream_capturing()
 

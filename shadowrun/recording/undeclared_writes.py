@@ -2,11 +2,7 @@
 
 Values of results do not show them, and torch does not count them: what reads the memory later would differ without a
 cause. So the memory of a call's arguments is digested before and after the call, but for elements that the call may
-write to, and `GUARD_BYTES` on either side with it.
-
-The first calls of each signature are watched, and later ones ever more seldom; an operator that did it once is watched
-in each call. After its first calls, an operator's calls are sampled, since to know a signature takes 1 µs. Only counts
-decide, so that two recordings of one program watch the same calls.
+write to, and `GUARD_BYTES` on either side with it. `watch_schedule` decides for which calls.
 """
 
 from __future__ import annotations
@@ -20,37 +16,22 @@ import torch
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import StorageWatch, storage_key
 from shadowrun.recording.digests import pack
-from shadowrun.recording.recorder import context_key
+from shadowrun.recording.watch_schedule import make_schedule
 from shadowrun.replay.copies import tensors_in, written_to
-from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain, is_power
+from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
 
-__all__ = ["ALL", "Overwritten", "UndeclaredWrites", "Watched"]
+__all__ = ["Overwritten", "UndeclaredWrites", "Watched", "may_watch"]
 
-_FIRST: Final = 2
-"""Calls of one signature that are watched; later, those whose number is a power of `_RARER`."""
-_RARER: Final = 8
-ALL: Final = 512
-"""Calls of an operator whose signatures are counted; later, those of one in 64."""
-_FREE: Final = 64
-"""Calls of an operator that may be watched at once; later, at most one in `_SHARE` of its calls.
-
-A program whose shapes change makes new signatures for ever.
-"""
-_SHARE: Final = 64
-_MAX_SIGNATURES: Final = 50_000
 _MAX_BYTES: Final = 64 << 20
 """Of one call: its other arguments are not watched."""
 _MAX_TENSORS: Final = 256
 _PURGE_AT: Final = 1024
-_ANYWHERE: Final[Origin] = ("", "", "")  # type: ignore[assignment]
-_CPU: Final = torch.device("cpu")
 _PLACE = tuple[int, tuple[int, ...], tuple[int, ...], int]
 
 
@@ -90,27 +71,15 @@ class Overwritten(NamedTuple):
     digest: Packed | None
 
 
-class _Counts:
-    """Calls of one operator."""
-
-    __slots__ = ("always", "n_calls", "n_watched", "signatures")
-
-    def __init__(self) -> None:
-        self.n_calls = self.n_watched = 0
-        self.always = False
-        self.signatures: dict[Any, int] = {}
-
-
 class UndeclaredWrites:
     """Watches the memory of arguments in some calls. Not safe to use from several threads at once.
 
     Attributes:
-        samples: Later calls of an operator are sampled here; False where `native/record_call.c` does it.
+        schedule: Decides which calls; it outlasts a recording that is stopped and started again.
     """
 
     def __init__(self) -> None:
-        self.samples = True
-        self._counts: dict[int, _Counts] = {}
+        self.schedule = make_schedule()
         self._n_running = self._n_begun = 0
         self._others: dict[int, StorageWatch] = {}
 
@@ -132,13 +101,19 @@ class UndeclaredWrites:
         """
         watched: list[Watched] = []
         # Not while another thread makes a call, which may write to the same memory with every right.
-        if self._is_due(plan, args, kwargs) and alone and not self._n_running:
+        if may_watch(plan) and self._is_due(plan, args, kwargs) and alone and not self._n_running:
             # No memory for copies, say: what is not watched counts as unchanged.
             with suppress(RuntimeError, NotImplementedError, TypeError):
                 watched += self._watched(plan, args, kwargs)
         self._n_running += 1
         self._n_begun += 1
         return self._n_begun, watched
+
+    def _is_due(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        try:
+            return bool(self.schedule.is_due(plan.index, args, kwargs))
+        except RuntimeError:  # a nested tensor has no sizes
+            return False
 
     def ended(self) -> None:
         """A call has ended, by itself or with an exception."""
@@ -162,7 +137,7 @@ class UndeclaredWrites:
                 memory = t if is_all else _memory(t, part.begin, part.end)
                 found.append(Overwritten(part.argument, t, memory, pack(memory)))
         if found:
-            self._counts[plan.index].always = True
+            self.schedule.watch_always(plan.index)
         return found
 
     def leave_out(self, t: torch.Tensor) -> None:
@@ -170,45 +145,6 @@ class UndeclaredWrites:
         self._others[storage_key(t)] = StorageWatch(t)
         if len(self._others) >= _PURGE_AT:
             self._others = {key: watch for key, watch in self._others.items() if not watch.freed}
-
-    # -- which calls ---------------------------------------------------------------------------------
-
-    def calls_before(self, plan: OpPlan) -> int:
-        """Calls of an operator that came here so far; -1 where none is watched."""
-        if not _may_watch(plan):
-            return -1
-        counts = self._counts.get(plan.index)
-        return 0 if counts is None else counts.n_calls
-
-    def wants_all(self, plan: OpPlan) -> bool:
-        """Whether each call of an operator comes here: it has made an undeclared write."""
-        counts = self._counts.get(plan.index)
-        return counts is not None and counts.always
-
-    def _is_due(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if not _may_watch(plan):
-            return False
-        counts = self._counts.get(plan.index)
-        if counts is None:
-            counts = self._counts[plan.index] = _Counts()
-        n = counts.n_calls = counts.n_calls + 1
-        if self.samples and n > ALL and not _is_sampled(n) and not counts.always:
-            return False
-        try:
-            key = context_key(plan.index, _CPU, _ANYWHERE, args, kwargs)
-        except RuntimeError:  # a nested tensor has no sizes
-            return False
-        n = counts.signatures[key] = counts.signatures.get(key, 0) + 1
-        if counts.always:
-            return True
-        if n > _FIRST and not is_power(n, _RARER):
-            return False
-        if len(counts.signatures) > _MAX_SIGNATURES:
-            counts.signatures.clear()
-        if counts.n_watched >= _FREE + counts.n_calls // _SHARE:
-            return False
-        counts.n_watched += 1
-        return True
 
     # -- what of a call ------------------------------------------------------------------------------
 
@@ -234,14 +170,9 @@ class UndeclaredWrites:
                 yield Watched(argument, (storage.data_ptr(), storage.nbytes()), begin, end, inside, digest)
 
 
-def _may_watch(plan: OpPlan) -> bool:
+def may_watch(plan: OpPlan) -> bool:
     """Whether calls of an operator may be watched: it computes values."""
     return plan.action is Action.REPLAY or plan.action is Action.RANDOM
-
-
-def _is_sampled(number: int) -> bool:
-    """One number in 64, without a period: a training step may have a multiple of 64 calls."""
-    return not number * 0x9E3779B97F4A7C15 & 0xFC00000000000000
 
 
 def _parts(

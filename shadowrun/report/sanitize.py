@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MAX_WHOLE", "clip", "forgiving", "one_line", "sanitize", "show"]
+__all__ = ["MAX_WHOLE", "clip", "forgiving", "one_line", "sanitize", "say", "show"]
 
 MAX_NAME = 120
 MAX_TEXT = 400
@@ -75,6 +75,11 @@ def _sanitized(value: Any, field: str | None, cleaned: Callable[[str, str | None
         fields = [f.name for f in dataclasses.fields(value)]
         return dataclasses.replace(value, **{name: _sanitized(getattr(value, name), name, cleaned) for name in fields})
     return value
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print one line, to standard output or error: names of files and platforms are a file's, or its sender's."""
+    print(clip(text, MAX_WHOLE), file=sys.stderr if error else sys.stdout)
 
 
 def show(text: str) -> None:

@@ -21,6 +21,7 @@ from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.ladder import Trace, recorded_steps
+from shadowrun.limits import bounded_memory
 from shadowrun.operators.vendor_ops import for_reference
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
@@ -30,7 +31,6 @@ from shadowrun.replay.comparator import Comparator, bytes_for_oracle
 from shadowrun.replay.copies import copy_mutated
 from shadowrun.replay.executor import Executor
 from shadowrun.replay.platform_runs import PlatformRuns
-from shadowrun.repro.memory import bounded_memory
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless
 from shadowrun.store import captured_inputs
 from shadowrun.types import Cause, Status, TensorDiff, Verdict

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import DataFileError
+from shadowrun.limits import head
 from shadowrun.store import validation
 
 if TYPE_CHECKING:
@@ -49,14 +50,8 @@ class FileKind:
 
     def is_one(self, path: Path) -> bool:
         """Whether a file is of this kind, by its first bytes."""
-        if not path.is_file():  # opening a pipe would block
-            return False
-        try:
-            with path.open("rb") as file:
-                # The header of SQLite: its magic string at byte 0, the application id at byte 68.
-                start = file.read(72)
-        except OSError:
-            return False
+        # The header of SQLite: its magic string at byte 0, the application id at byte 68.
+        start = head(path, 72)
         return start.startswith(_MAGIC) and start[68:] == self.application_id.to_bytes(4, "big")
 
     def connect_to_write(self, path: Path) -> tuple[sqlite3.Connection, bool]:

@@ -179,6 +179,8 @@ class Pages:
         number = -1
         if not in_index:
             number, at = _varint(page, at)
+        if length < 0:  # it would be given back to `_left`
+            raise ValueError("no length")
         self._left -= length
         if self._left < 0:
             raise ValueError("too much")

@@ -46,6 +46,7 @@ __all__ = [
 
 
 MAX_VALUE_BYTES = 2**28
+_LONG = 200
 _STEPS_AT_ONCE = 100_000
 _STEPS = 100_000_000
 _STEPS_PER_BYTE = 50
@@ -91,6 +92,16 @@ def one_of(*values: str) -> str:
     return f"typeof({{0}}) = 'text' and {{0}} in ({', '.join(repr(str(value)) for value in values)})"
 
 
+class _Texts(dict[bytes, str]):
+    """Texts of a file: a long one that many rows refer to is one object, not a copy for each row."""
+
+    def __missing__(self, data: bytes) -> str:
+        text = data.decode("utf-8")
+        if len(data) >= _LONG:
+            self[data] = text
+        return text
+
+
 class GuardedConnection(sqlite3.Connection):
     """A connection to an untrusted file: each query is bounded.
 
@@ -113,6 +124,7 @@ class GuardedConnection(sqlite3.Connection):
         self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         self.create_function("is_shape", 1, _is_shape, deterministic=True)
         self.create_function("is_text", 1, lambda _: True, deterministic=True)  # the call fails for invalid UTF-8
+        self.text_factory = _Texts().__getitem__
         for pragma in ("trusted_schema = off", "cell_size_check = on", "mmap_size = 0"):
             super().execute(f"pragma {pragma}")
         if hasattr(self, "setconfig"):  # from Python 3.12 on
@@ -305,6 +317,9 @@ _NUMBERED = f"{COUNT} and {{0}} < {2**63 // POSITIONS}"
 _TIME = f"{NUMBER} and {{0}} < 1e300"  # nan is greater
 _FIGURE = "(typeof({0}) = 'integer' or typeof({0}) = 'real' and abs({0}) < 1e300)"
 
+_SHORT = f"{TEXT} and length({{0}}) <= 1000"
+"""What torch or shadowrun itself names; queries compare it for each row of ``diff``."""
+
 _OF_DIFF = {
     "Count": COUNT,
     "UnknownOrCount": SIGNED,
@@ -322,9 +337,10 @@ COLUMNS: Columns = {
     "source": {"id": COUNT, "file": TEXT, "info": TEXT, "first_seq": _NUMBERED},
     "op": {"name": TEXT},
     "site": {"text": TEXT},
-    "form": {"dtype": TEXT, "shape": SHAPE, "stride": SHAPE, "device": TEXT, "layout": TEXT},
+    "form": {"dtype": _SHORT, "shape": SHAPE, "stride": SHAPE, "device": _SHORT, "layout": _SHORT},
     "context": {
-        **dict.fromkeys(("inputs", "dtypes", "shapes", "module", "device"), TEXT),
+        **dict.fromkeys(("inputs", "dtypes", "shapes", "module"), TEXT),
+        "device": _SHORT,
         "phase": one_of(*Phase),
     },
     "outcome": {
@@ -342,7 +358,7 @@ COLUMNS: Columns = {
         "drift_abs": optional(NUMBER),
         "drift_rel": optional(NUMBER),
     },
-    "tensor": {"name": TEXT, "n_elements": COUNT},
+    "tensor": {"name": _SHORT, "n_elements": COUNT},
     "diff": {
         "seq": _NUMBERED,
         "position": f"{COUNT} and {{0}} < {POSITIONS}",

@@ -189,6 +189,20 @@ def test_a_tensor_digests_as_its_contiguous_values(dtype, shape, way, monkeypatc
     agree(found, wanted)
 
 
+@pytest.mark.skipif(core is None, reason="no C extension")
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda t: t.permute(3, 1, 0, 2), lambda t: t[:, ::2, :, 1], lambda t: t[:1, :, :1].expand(3, 5, 4, -1)),
+        *(lambda t: t.transpose(1, 2)[1], lambda t: t.flip(0).as_strided((3, 4), (1, 0))),
+    ],
+)
+def test_c_digests_what_does_not_lie_in_order(make):
+    t = make(torch.randn(7, 5, 90, 11))
+    assert not t.is_contiguous()
+    assert core.digest(t, 2) == core.digest(t.contiguous(), 2)
+
+
 def test_lazy_conjugation_and_negation_are_carried_out():
     z = torch.randn(100, dtype=torch.complex64)
     agree(digest(z.conj()), digest(z.conj().resolve_conj()))

@@ -14,7 +14,7 @@ import torch
 import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.native import core, tensors
-from shadowrun.recording import block_buffer, call_recorder, data_flow, undeclared_writes
+from shadowrun.recording import block_buffer, call_recorder, data_flow, native_calls, undeclared_writes
 from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
@@ -24,14 +24,14 @@ needs_c = pytest.mark.skipif(core is None or not tensors.reads_places, reason="n
 @pytest.fixture(autouse=True)
 def all_in_c(monkeypatch):
     """No call goes to Python only to be watched."""
-    monkeypatch.setattr(undeclared_writes, "ALL", -1)
+    monkeypatch.setattr(undeclared_writes, "may_watch", lambda plan: False)
 
 
 @contextlib.contextmanager
 def in_python():
     """Recordings that begin inside use C for digests only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(call_recorder, "core", None)
+        patch.setattr(native_calls, "core", None)
         patch.setattr(attribution, "core", None)
         patch.setattr(data_flow, "_new_storage_rows", data_flow._StorageRows)
         patch.setattr(block_buffer, "_key", block_buffer._python_key)
@@ -160,6 +160,21 @@ def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch):
     one, other = read(tmp_path / "c.shadowrec"), read(tmp_path / "python.shadowrec")
     assert one.processes[0].provenance == other.processes[0].provenance
     assert len(n_left) < len(one.calls)  # some went through C
+
+
+@needs_c
+def test_numbers_of_tensors_and_all_but_the_first_draw_go_by_c(tmp_path, monkeypatch):
+    left, note = [], call_recorder.CallRecorder._note_device
+    monkeypatch.setattr(call_recorder.CallRecorder, "_note_device", lambda *args: left.append(1) or note(*args))
+    concluded = []
+    monkeypatch.setattr(call_recorder.CallRecorder, "_conclude", lambda *_: concluded.append(1))
+    x = torch.rand(4)
+    with shadowrun.record(tmp_path / "a.shadowrec"):
+        x.add_(0)
+        for _ in range(5):
+            x.bernoulli_(0.5)
+            x.sum().item(), x.sum().long().item(), x.sum().bool().item()
+    assert (len(left), concluded) == (5, [])  # the first call of each operator
 
 
 @needs_c

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.recording.call_recorder import CallRecorder
+from shadowrun.recording.call_inputs import CallInputs
 from shadowrun.recording.digests import digest, pack
 from shadowrun.recording.model import Kind
 from shadowrun.recording.recording_file import read
@@ -222,16 +222,16 @@ def test_what_an_unrecorded_call_wrote_to_is_a_leaf(path):
 def true_inputs(monkeypatch):
     """For each recorded call, ladders and shapes of its inputs as they are."""
     seen = []
-    original = CallRecorder._note_inputs
+    original = CallInputs.note
 
-    def note(self, noted, a):
+    def note(self, noted, a, form):
         if isinstance(a, torch.Tensor):
             known = digest(a)
             seen.append((tuple(a.shape), None if known is None else known.rungs.tolist()))
-        original(self, noted, a)
+        original(self, noted, a, form)
 
-    monkeypatch.setattr(CallRecorder, "_note_inputs", note)
-    monkeypatch.setattr("shadowrun.recording.call_recorder.core", None)  # test_native_rows.py holds C against this
+    monkeypatch.setattr(CallInputs, "note", note)
+    monkeypatch.setattr("shadowrun.recording.native_calls.core", None)  # test_native_rows.py holds C against this
     return seen
 
 
@@ -391,7 +391,7 @@ def test_a_failure_of_ours_is_one_warning(path, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("shadowrun.recording.call_recorder.pack", broken)
+    monkeypatch.setattr("shadowrun.recording.call_results.pack", broken)
     with warnings.catch_warnings(record=True) as warned, shadowrun.record(path) as run:
         warnings.simplefilter("always")
         x = torch.ones(3) + torch.ones(3)
@@ -430,7 +430,7 @@ def test_an_interrupt_in_the_middle_of_a_call_leaves_whole_calls(path, monkeypat
             raise KeyboardInterrupt
         return pack(t, n_rows)
 
-    monkeypatch.setattr("shadowrun.recording.call_recorder.pack", interrupted)
+    monkeypatch.setattr("shadowrun.recording.call_results.pack", interrupted)
     with pytest.raises(KeyboardInterrupt), shadowrun.record(path):
         for _ in range(3):
             torch.ones(3).topk(2)
@@ -587,18 +587,18 @@ with shadowrun.record("a.shadowrec") as run:
 
 def test_compiled_code_is_recorded_where_it_calls_operators_and_nothing_is_stale(tmp_path):
     body = """
-from shadowrun.recording.call_recorder import CallRecorder
+from shadowrun.recording.call_inputs import CallInputs
 from shadowrun.recording.digests import digest
 from shadowrun.recording.recording_file import read
 from pathlib import Path
-seen, note = [], CallRecorder._note_inputs
-def noting(self, noted, a):
+seen, note = [], CallInputs.note
+def noting(self, noted, a, form):
     if isinstance(a, torch.Tensor):
         seen.append(digest(a).rungs.tolist())
-    note(self, noted, a)
-CallRecorder._note_inputs = noting
-import shadowrun.recording.call_recorder as call_recorder
-call_recorder.core = None
+    note(self, noted, a, form)
+CallInputs.note = noting
+import shadowrun.recording.native_calls as native_calls
+native_calls.core = None
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
 compiled, x = torch.compile(lambda x: net(x).sin().sum()), torch.randn(3, 8)

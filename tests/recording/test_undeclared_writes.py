@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun import native, sim
+from shadowrun import sim
 from shadowrun.intercept.plan import make_plan
-from shadowrun.recording import undeclared_writes
+from shadowrun.recording import undeclared_writes, watch_schedule
 from shadowrun.recording.digests import digest
 from shadowrun.recording.model import Kind
 from shadowrun.recording.recording_file import read
@@ -33,8 +33,11 @@ ADD, ADD_, COPY_, MM_OUT = (
 )
 
 
-@pytest.fixture
-def watch():
+@pytest.fixture(params=["native", "pure"])
+def watch(request, monkeypatch):
+    """One whose schedule is that of C, and one whose is that of Python."""
+    if request.param == "pure":
+        monkeypatch.setattr(watch_schedule, "core", None)
     return UndeclaredWrites()
 
 
@@ -154,13 +157,13 @@ def watched(watch, plan, n, make):
 
 def test_later_calls_of_a_signature_are_watched_ever_more_seldom(watch):
     x = torch.rand(4)
-    assert watched(watch, ADD, 600, lambda _: (x, x)) == [1, 2, 8, 64, 512]  # of the others, one in 16 counts
+    assert watched(watch, ADD, 600, lambda _: (x, x)) == [1, 2, 8, 64, 512]
 
 
 def test_shapes_that_change_for_ever_are_watched_at_a_bounded_rate(watch):
     numbers = watched(watch, ADD, 4000, lambda number: (torch.empty(1, number), 1))
-    assert numbers[: undeclared_writes._FREE] == list(range(1, undeclared_writes._FREE + 1))
-    assert len(numbers) <= undeclared_writes._FREE + 4000 // undeclared_writes._SHARE
+    assert numbers[: watch_schedule.FREE] == list(range(1, watch_schedule.FREE + 1))
+    assert len(numbers) <= watch_schedule.FREE + 4000 // watch_schedule.SHARE
     assert numbers[-1] > 3800
 
 
@@ -266,9 +269,10 @@ def erfinv():
         library._destroy()
 
 
-@pytest.mark.parametrize("first", [undeclared_writes.ALL, -1])
-def test_on_the_cpu_too_a_result_on_known_memory_is_noted(tmp_path, erfinv, monkeypatch, first):
-    monkeypatch.setattr(undeclared_writes, "ALL", first)  # -1: each call goes by C
+@pytest.mark.parametrize("watches", [True, False])
+def test_on_the_cpu_too_a_result_on_known_memory_is_noted(tmp_path, erfinv, monkeypatch, watches):
+    if not watches:  # then each call goes by C
+        monkeypatch.setattr(undeclared_writes, "may_watch", lambda _: False)
     erfinv(lambda x: x.detach())
     x = torch.rand(5)
     with shadowrun.record(tmp_path / "a.shadowrec"):
@@ -285,27 +289,46 @@ def test_on_the_cpu_too_a_write_is_noted_in_each_call(tmp_path, erfinv):
     erfinv(kernel)
     x = torch.zeros(5)
     with shadowrun.record(tmp_path / "a.shadowrec"):
-        for _ in range(undeclared_writes.ALL + 20):
+        for _ in range(80):
             torch.erfinv(x)
     found = read(tmp_path / "a.shadowrec")
-    assert undeclared(found) == ["aten::erfinv"] * (undeclared_writes.ALL + 20)
+    assert undeclared(found) == ["aten::erfinv"] * 80
     # What a call reads is what the one before has left.
     rows = np.flatnonzero(found.results["kind"] == Kind.OVERWRITTEN)
-    assert found.results["max"][rows].tolist() == list(range(1, undeclared_writes.ALL + 21))
+    assert found.results["max"][rows].tolist() == list(range(1, 81))
     assert found.inputs.tolist()[1:] == rows.tolist()[:-1]
 
 
-@pytest.mark.skipif(native.core is None, reason="all calls come to Python")
-def test_a_recording_that_is_started_again_does_not_watch_the_first_calls_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(undeclared_writes, "ALL", 4)
+@pytest.fixture
+def seen(monkeypatch):
+    """Names of the operators whose calls were watched."""
+    found, watched = [], UndeclaredWrites._watched
+
+    def noted(self, plan, args, kwargs):
+        found.append(plan.name)
+        return watched(self, plan, args, kwargs)
+
+    monkeypatch.setattr(UndeclaredWrites, "_watched", noted)
+    return found
+
+
+def test_in_a_recording_the_same_calls_are_watched(tmp_path, seen):
+    x, y = torch.zeros(5), torch.zeros(2, 3)
+    with shadowrun.record(tmp_path / "a.shadowrec"):
+        for _ in range(100):
+            x + 1
+            y.add_(1)
+    assert sorted(seen) == ["aten::add.Tensor"] * 4 + ["aten::add_.Tensor"] * 4  # the first, second, 8th and 64th
+
+
+def test_a_recording_that_is_started_again_does_not_watch_the_first_calls_again(tmp_path, seen):
     x = torch.zeros(5)
     run = shadowrun.record(tmp_path / "a.shadowrec")
     for _ in range(5):
         with run:
             for _ in range(3):
                 x + 1
-    (counts,) = run._recorder._undeclared._counts.values()
-    assert 4 <= counts.n_calls <= 8  # of 15: four, and the first of each start, whose context is new
+    assert len(seen) == 3  # the first, second and 8th
     assert run.n_calls == 15
 
 

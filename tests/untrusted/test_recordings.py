@@ -410,7 +410,7 @@ def test_a_line_of_published_results_is_bounded(capsys, monkeypatch):
 
     from shadowrun.studies.classes import importer
 
-    monkeypatch.setattr(importer, "_MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(importer, "_MAX_LINE", 1 << 16)
     longest = []
     opened = lzma.open
 

@@ -151,7 +151,7 @@ def root_causes(findings: Iterable[Seen], n_targets: int) -> list[RootCause]:
 
     Args:
         findings: All findings of a campaign, in any order.
-        n_targets: Number of its targets.
+        n_targets: Number of its platforms; targets of higher numbers are compiled code.
     """
     groups: dict[Signature, _Group] = {}
     for seen in findings:
@@ -163,7 +163,7 @@ def root_causes(findings: Iterable[Seen], n_targets: int) -> list[RootCause]:
 def _root_cause(key: Signature, group: _Group, n_targets: int) -> RootCause:
     assert group.smallest is not None
     targets: Sequence[int] = sorted(group.targets)
-    everywhere = n_targets > 1 and len([t for t in targets if t >= 0]) == n_targets
+    everywhere = n_targets > 1 and sum(0 <= t < n_targets for t in targets) == n_targets
     by_itself = -1 in targets or key.kind == Kind.REFERENCE
     explained = sorted(filter(None, group.explanations), key=lambda text: (-group.explanations[text], text))
     return RootCause(

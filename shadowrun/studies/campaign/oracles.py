@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from shadowrun.intercept.torch_compiler import same_for_dynamo
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ def differing(
         return frozenset({*ORACLES} - {"shadowrun"} | names)
     if _same_bits(actual, expected):
         return frozenset(names)  # by no rule do equal bits differ
+    from shadowrun.compiled.torchcompile import same_for_dynamo  # imports Dynamo, which takes a second
+
     names.add("bitwise")
     pairs = list(zip(actual, expected, strict=True))
     if not all(_close(a, e, 1e-4, 1e-4) for a, e in pairs):

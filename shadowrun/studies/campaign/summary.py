@@ -10,14 +10,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from shadowrun.studies.campaign.findings import Seen, root_causes, signature
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
+from shadowrun.studies.campaign.runner import VariantFinding
+from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shadowrun.studies.campaign.findings import RootCause
+    from shadowrun.studies.campaign.store import CampaignStore, ResultRow
 
-__all__ = ["DEFINITIONS", "OracleCount", "Platform", "Summary", "count_oracles", "upper_bound"]
+__all__ = ["DEFINITIONS", "OracleCount", "Platform", "Summary", "count_oracles", "summarise", "upper_bound"]
 
 DEFINITIONS: Final = {
     "program": "a graph of operator calls, distinct by its hash: operators, attributes, shapes, dtypes and layouts",
@@ -32,6 +36,7 @@ DEFINITIONS: Final = {
     "framework flaw": "a root cause that every platform shows, or that the reference shows against itself",
     "platform issue": "any other root cause",
 }
+_OP_ORDER: Final = {"ok": 0, "fallback": 1, "error": 2, "unsupported": 3}
 _CONFIDENCE: Final = 3.0
 """-ln 0.05 = 2.996: of n trials without an event, the rate is below 3 / n at 95 % (rule of three)."""
 
@@ -180,3 +185,139 @@ def count_oracles(masks: Iterable[tuple[int, int]]) -> tuple[tuple[OracleCount, 
                 missed[name] += n
     counts = tuple(OracleCount(name, differ[name], missed[name], alone[name]) for name in ORACLES)
     return counts, n_compared, n_fired
+
+
+def summarise(
+    store: CampaignStore,
+    *,
+    stages: Iterable[tuple[str, int, int, Mapping[str, int]]] = (),
+    flaws: Sequence[str] = (),
+    before: CampaignStore | None = None,
+) -> Summary:
+    """The figures of a store.
+
+    Args:
+        store: The store.
+        stages: Of the programs.
+        flaws: Flaws that were planted in the simulated target.
+        before: Store of an earlier campaign.
+    """
+    variants = _Variants(store)
+    counted = [_Counted() for _ in store.info.targets]
+    seen: list[Seen] = []
+    valid: Counter[str] = Counter()
+    for result in store.results():
+        counted[result.target].add(result)
+        seen += (
+            Seen(result.number, result.target, result.n_calls, VariantFinding(*found)) for found in result.findings
+        )
+    for mutators in variants.valid_mutators():
+        valid.update(mutators)
+    causes = root_causes(seen, sum(", " not in name.partition(" (")[0] for name in store.info.targets))
+    reference = {op for c in counted for op in c.ops}
+    sessions = store.sessions()
+    return Summary(
+        title=f"{', '.join(store.info.targets)} against {store.info.ref}",
+        stages=(*stages, *variants.stages(counted)),
+        platforms=tuple(c.platform(n, len(reference)) for n, c in zip(store.info.targets, counted, strict=True)),
+        root_causes=tuple(causes),
+        validity={name: (n, valid[name]) for name, n in variants.mutators.items()},
+        n_variants=variants.n_distinct,
+        n_duplicates=variants.n_duplicates,
+        invalid=tuple(variants.invalid.most_common()),
+        wall_s=sum(s[3] for s in sessions),
+        jobs=max((s[1] for s in sessions), default=1),
+        is_simulated=bool(flaws),
+        flaws=tuple(flaws),
+        new=None if before is None else frozenset(map(_text, causes)) - _signatures(before),
+    )
+
+
+def _text(cause: RootCause) -> str:
+    return str(cause.signature)
+
+
+def _signatures(store: CampaignStore) -> set[str]:
+    return {str(signature(VariantFinding(*found))) for result in store.results() for found in result.findings}
+
+
+class _Variants:
+    """Counts of the variants of a store.
+
+    Attributes:
+        n_distinct: Without duplicates.
+        n_duplicates: Equal to an earlier one.
+        invalid: Number by reason.
+        mutators: Number of distinct variants by mutator.
+    """
+
+    def __init__(self, store: CampaignStore) -> None:
+        self.n_distinct = self.n_duplicates = 0
+        self.invalid: Counter[str] = Counter()
+        self.mutators: Counter[str] = Counter()
+        self._valid: list[tuple[str, ...]] = []
+        for row in store.variants():
+            if row.duplicate_of >= 0:
+                self.n_duplicates += 1
+                continue
+            self.n_distinct += 1
+            self.mutators.update(dict.fromkeys(row.mutators, 1))
+            if row.invalid is None:
+                self._valid.append(row.mutators)
+            else:
+                self.invalid[row.invalid.partition(": ")[0]] += 1
+
+    def valid_mutators(self) -> Iterable[Iterable[str]]:
+        """Names of the mutators of each valid variant, each once."""
+        return map(dict.fromkeys, self._valid)
+
+    def stages(self, counted: Sequence[_Counted]) -> Iterable[tuple[str, int, int, Mapping[str, int]]]:
+        """Recipes, valid variants, results that were compared."""
+        n_made = self.n_distinct + self.n_duplicates
+        yield "recipes", n_made, self.n_distinct, {"duplicate": self.n_duplicates}
+        n_valid = len(self._valid)
+        yield "variants", self.n_distinct, n_valid, dict(self.invalid.most_common())
+        for c in counted:
+            left = {s: n for s, n in c.statuses.items() if s in ("unsupported", "unverified", "failed")}
+            yield "results", n_valid, c.statuses["ok"] + c.statuses["finding"], left
+
+
+class _Counted:
+    """Counts of the results on one target."""
+
+    def __init__(self) -> None:
+        self.statuses: Counter[str] = Counter()
+        self.ops: dict[str, str] = {}
+        self.masks: Counter[int] = Counter()
+        self.causes: Counter[str] = Counter()
+        self.n_failed = 0
+        self.cpu_us = 0
+
+    def add(self, result: ResultRow) -> None:
+        """One more."""
+        self.statuses[result.status] += 1
+        self.masks[result.oracles] += 1
+        self.cpu_us += result.cpu_us
+        self.n_failed += any(f.kind == Kind.ERROR for f in result.findings)
+        self.causes.update(f.cause for f in result.findings if f.kind in (Kind.MISMATCH, Kind.FORM))
+        for op, status in result.ops.items():
+            # The worst of all variants.
+            if _OP_ORDER.get(status, 0) >= _OP_ORDER.get(self.ops.get(op, ""), -1):
+                self.ops[op] = status
+
+    def platform(self, name: str, n_ops: int) -> Platform:
+        """The figures of a target."""
+        oracles, n_compared, n_fired = count_oracles(self.masks.items())
+        return Platform(
+            name,
+            dict(self.statuses),
+            dict(Counter(self.ops.values())),
+            n_ops,
+            tuple(sorted(op for op, status in self.ops.items() if status == "unsupported")),
+            oracles,
+            n_compared,
+            n_fired,
+            dict(self.causes),
+            self.n_failed,
+            self.cpu_us / 1e3,
+        )

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError, UsageError, brief
+from shadowrun.limits import read_text
 from shadowrun.numerics.ladder import ladder, mantissa_of
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, sample_positions
 from shadowrun.recording.recording_file import in_memory
@@ -52,7 +53,12 @@ EXPERIMENTS: Final = ("equivalence_classes", "precision", "race_conditions", "ra
 
 OPERATOR: Final = "prediction"
 _DTYPES: Final = ("float16", "float32", "float64")
-_MAX_BYTES: Final = 1 << 30
+_MAX_LINE: Final = 1 << 24
+_MIN_BYTES: Final = 1 << 26
+_MAX_RATIO: Final = 64
+"""Bytes of lines for each byte of a compressed file; the published ones have 26."""
+_MAX_RESULTS: Final = 1 << 18
+"""Of all files: each is digested, which takes 0.1 ms."""
 _MAX_REPEATS: Final = 65_535
 """Results of one call in a recording."""
 _MAX_DIMENSIONS: Final = 64
@@ -134,6 +140,7 @@ def _sorted_out(source: Path, experiment: str) -> tuple[list[str], list[_Machine
             f"There is no published experiment {experiment!r}; use one of {', '.join(EXPERIMENTS)}.", slug="bad-option"
         )
     machines: dict[str, _Machine] = {}
+    n_results = 0
     try:
         for path, data in _files(source, experiment):
             records = data if isinstance(data, list) else [data]
@@ -141,6 +148,9 @@ def _sorted_out(source: Path, experiment: str) -> tuple[list[str], list[_Machine
             place = path.split("/")[1] if path.count("/") > 1 and experiment != "precision" else ""
             machine = machines.setdefault(name, _Machine(_fingerprint(name, records[0], place)))
             machine.inferences.append(_inference(model, sample, records))
+            n_results += len(machine.inferences[-1].results)
+            if n_results > _MAX_RESULTS:
+                raise ValueError(f"more than {_MAX_RESULTS:,} results")
     except _ERRORS as error:
         raise DataFileError(
             f"The published results {str(source)!r} cannot be read ({type(error).__name__}: {clip(str(error))}). Use "
@@ -160,15 +170,17 @@ def _files(source: Path, experiment: str) -> Iterator[tuple[str, Any]]:
     """Path below the results and content of each JSON file of an experiment."""
     if source.is_dir():
         for file in sorted((source / experiment).rglob("*.json")):
-            yield file.relative_to(source).as_posix(), json.loads(file.read_text(encoding="utf-8"))
+            yield file.relative_to(source).as_posix(), json.loads(read_text(file))
         return
-    n_bytes = 0
+    if source.exists() and not source.is_file():
+        raise ValueError("no folder and no file")
+    n_bytes, most = 0, max(_MIN_BYTES, _MAX_RATIO * source.stat().st_size)
     with lzma.open(source) if source.suffix == ".xz" else source.open("rb") as lines:
-        # A few kilobytes may unpack to any size, without a line break.
-        while line := lines.readline(_MAX_BYTES + 1):
+        # A few kilobytes may unpack to any size, without a line break; lists of a line take twenty times as much.
+        while line := lines.readline(_MAX_LINE + 1):
             n_bytes += len(line)
-            if n_bytes > _MAX_BYTES:
-                raise ValueError(f"more than {_MAX_BYTES >> 20} MiB")
+            if len(line) > _MAX_LINE or n_bytes > most:
+                raise ValueError(f"a line of more than {_MAX_LINE >> 20} MiB, or {most >> 20} MiB in all")
             if not line.strip():
                 continue
             entry = json.loads(line)
@@ -253,7 +265,8 @@ def _predictions(record: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...],
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if n_repeats > _MAX_REPEATS:
             raise ValueError(f"{brief(n_repeats)} results of shape {brief(shape)}")
-        if size * n_repeats != len(data) or not n_repeats:
+        # A result has elements: nothing would bound the repeats of nothing.
+        if size * n_repeats != len(data) or not data:
             raise binascii.Error(
                 f"{len(data)} bytes for {brief(n_repeats)} results of shape {brief(shape)} and dtype {dtype}"
             )

@@ -16,7 +16,6 @@ import datetime as dt
 import fnmatch
 import glob
 import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError, brief
+from shadowrun.limits import read_toml
 from shadowrun.numerics.ladder import mantissa_of
 from shadowrun.recording.model import Key
 from shadowrun.recording.recording_file import read
@@ -222,7 +222,7 @@ def read_known(path: Path) -> list[KnownClass]:
         DataFileError: It is missing or wrong.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml(path)[1]
         return [_class(entry) for entry in content.get("class", [])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -17,11 +17,11 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError, brief
+from shadowrun.limits import read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ def read_names(path: Path) -> NameMap:
         UsageError: It cannot be read, or has an entry that it cannot have.
     """
     try:
-        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+        whole = read_toml(path)[1]
     # ValueError: also a number of thousands of digits. RecursionError: a list of lists without end.
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"The map {str(path)!r} cannot be read: {error}.", slug="bad-map") from error

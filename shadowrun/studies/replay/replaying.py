@@ -19,6 +19,7 @@ from shadowrun.errors import DataFileError
 from shadowrun.intercept.op_allowlist import Refused, check_arguments
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import as_in_handler
+from shadowrun.limits import bounded_memory
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
@@ -30,7 +31,6 @@ from shadowrun.recording.recording_writer import Block
 from shadowrun.recording.step_outputs import content_of
 from shadowrun.replay.call import argument
 from shadowrun.repro.call_replayer import CallReplayer, operator
-from shadowrun.repro.memory import bounded_memory
 from shadowrun.settings import fits_operator
 from shadowrun.studies.diff.align import Alignment
 from shadowrun.studies.diff.compare import Outcome as DiffOutcome

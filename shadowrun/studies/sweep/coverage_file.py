@@ -95,14 +95,9 @@ create table result_finding (   -- the worst of a case has position 0
 ALL = -1
 """No limit of samples."""
 _COMMIT_S = 0.5  # a commit per case would cost more than the case; a kill loses at most this much work
-_RESULTS = """
-select result.id, operator.name, dtype, part, sample, result.kind, inputs
-from result join operator on operator.id = operator_id order by operator.name, dtype, part, sample
-"""
-_FINDINGS = """
-select result_id, kind, op, kernel, cause, explanation, message
-from result_finding join finding on finding.id = finding_id order by result_id, position
-"""
+# No joins with texts: of a long one, each row would read all of it anew.
+_RESULTS = "select id, operator_id, dtype, part, sample, inputs from result"
+_FINDINGS = "select result_id, finding_id from result_finding order by result_id, position"
 
 
 COLUMNS: Columns = {
@@ -295,11 +290,17 @@ class CoverageFile:
 
     def results(self) -> Iterator[tuple[Case, CaseOutcome]]:
         """All cases that were run, by operator, dtype, part and sample."""
+        sql = "select id, kind, op, kernel, cause, explanation, message from finding"
+        known = {number: CaseFinding(Kind(kind), *rest) for number, kind, *rest in self._rows(sql)}
         findings: dict[int, list[CaseFinding]] = {}
-        for number, kind, *rest in self._rows(_FINDINGS):
-            findings.setdefault(number, []).append(CaseFinding(Kind(kind), *rest))
-        for number, operator, dtype, part, sample, _kind, inputs in self._rows(_RESULTS):
-            yield Case(operator, dtype, Part(part), sample), CaseOutcome(tuple(findings.get(number, ())), inputs)
+        for number, finding in self._rows(_FINDINGS):
+            findings.setdefault(number, []).append(known[finding])
+        names = dict(self._rows("select id, name from operator"))
+        rank = {operator: place for place, operator in enumerate(sorted(names, key=names.__getitem__))}
+        rows = sorted(self._rows(_RESULTS), key=lambda row: (rank[row[1]], *row[2:5]))
+        for number, operator, dtype, part, sample, inputs in rows:
+            case = Case(names[operator], dtype, Part(part), sample)
+            yield case, CaseOutcome(tuple(findings.get(number, ())), inputs)
 
     def finished(self) -> dict[tuple[str, str, Part], int]:
         """Parts that were run to their end, with the limit of samples that they were run under."""
@@ -309,8 +310,9 @@ class CoverageFile:
     def done(self) -> dict[tuple[str, str], set[tuple[Part, int]]]:
         """Part and sample of the cases in the file, by operator and dtype."""
         cases: dict[tuple[str, str], set[tuple[Part, int]]] = {}
-        for _, operator, dtype, part, sample, *_rest in self._rows(_RESULTS):
-            cases.setdefault((operator, dtype), set()).add((Part(part), sample))
+        names = dict(self._rows("select id, name from operator"))
+        for _, operator, dtype, part, sample, _inputs in self._rows(_RESULTS):
+            cases.setdefault((names[operator], dtype), set()).add((Part(part), sample))
         return cases
 
     @contextlib.contextmanager

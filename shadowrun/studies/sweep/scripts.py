@@ -17,6 +17,7 @@ import torch
 
 from shadowrun import sim
 from shadowrun.errors import UsageError
+from shadowrun.limits import bounded_memory
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.untrusted_specs import simulated_flaws
@@ -24,7 +25,6 @@ from shadowrun.repro import calls
 from shadowrun.repro.builder import run_story, run_versions
 from shadowrun.repro.call_replayer import ReplayOutcome, operator
 from shadowrun.repro.checks import Check, checks_of
-from shadowrun.repro.memory import bounded_memory
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless, platform_setups
 from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, Repro, ReproOptions, ScriptSpec, publish

@@ -22,7 +22,7 @@ from shadowrun.replay.call import argument, draws_random
 from shadowrun.studies.zoo import values
 from shadowrun.studies.zoo.fills import described
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref
-from shadowrun.studies.zoo.portable import ALIASES, NotPortable, plain, portable
+from shadowrun.studies.zoo.portable import ALIASES, NotPortable, portable
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def named_tensors(function: Any, args: Iterable[Any] = (), kwargs: Mapping[str, 
 def fill_with_generated(tensors: Iterable[Named], seed: int = 0) -> list[Named]:
     """Replace values, in place, by generated ones of the same kind: the function then runs as its graph will.
 
-    Tensors that no memory of their own holds (expanded ones, views of another one in the list) stay as they are.
+    A tensor with a fill gets values of that. Tensors that no memory of their own holds (expanded ones, views of another
+    one in the list) stay as they are.
 
     Returns:
         The same, with the fills that were used.
@@ -130,6 +131,7 @@ def fill_with_generated(tensors: Iterable[Named], seed: int = 0) -> list[Named]:
             if not _unusable(t) and t.numel() and torchapi.storage_key(t) not in done and _has_own_memory(t):
                 done.add(torchapi.storage_key(t))
                 form = described(one.name, t, role=one.role)
+                form = replace(form, fill=one.fill or form.fill)
                 t.copy_(values.make(form, seed))
                 filled.append(one._replace(fill=form.fill))
             else:
@@ -171,13 +173,13 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         tensors: Inputs that have names. Others are called ``constant.0``, and ``random.0`` if an operator drew them.
-        portable_calls: Replace operators of one backend. A backward pass needs them as they are.
+        differentiable: Whether the graph is one that autograd differentiates. One with a backward pass in it is not.
 
     Attributes:
         random: Names of the operators whose results became inputs.
     """
 
-    def __init__(self, tensors: Iterable[Named] = (), *, portable_calls: bool = True) -> None:
+    def __init__(self, tensors: Iterable[Named] = (), *, differentiable: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.random: list[str] = []
         self._inputs: list[Input] = []
@@ -193,7 +195,7 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                 self._named.setdefault(torchapi.storage_key(one.tensor), []).append(one)
         self._input_storages: list[int] = []
         self._written: set[int] = set()
-        self._portable, self._differentiable = portable_calls, portable_calls
+        self._differentiable = differentiable
         self._plans: dict[torch._ops.OpOverload, OpPlan] = {}
         self._broken = ""
         self._path: list[str] = []
@@ -295,7 +297,7 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         same = None
         if plan.name in ALIASES or (plan.name in _SAME_MEMORY and not args[0].requires_grad):
             same = given[0]
-        return _Call(plan, given, named, written, draws_random(plan, args, kwargs), same)
+        return _Call(plan, given, named, written, draws_random(plan, args, kwargs), same, args)
 
     def _after(self, call: _Call, out: Any) -> None:
         outs = out if isinstance(out, (tuple, list)) else (out,)
@@ -306,14 +308,11 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             self._drawn(call, outs)
         else:
             op, args, kwargs = call.plan.func, call.args, call.kwargs
-            if self._portable:
-                node, results = portable(op, args, kwargs, self._module)
-            else:
-                node, results = plain(op, args, kwargs, self._module), {}
+            node, results = portable(op, args, kwargs, self._module, call.real)
             at = self._add(node)
             for k, t in enumerate(outs):
-                if isinstance(t, torch.Tensor) and (not results or len(outs) > len(results) or k in results):
-                    self._know(t, Ref(at, results.get(k, k)), is_alias=call.plan.name in _SAME_MEMORY)
+                if isinstance(t, torch.Tensor) and k in results:
+                    self._know(t, Ref(at, results[k]), is_alias=call.plan.name in _SAME_MEMORY)
 
     def _drawn(self, call: _Call, outs: Iterable[Any]) -> None:
         """A random call: what it drew becomes an input."""
@@ -415,11 +414,18 @@ class _Call(NamedTuple):
     is_random: bool
     same: Ref | None
     """The argument that its result is, where it leaves no call."""
+    real: tuple[Any, ...]
 
 
 _SAME_MEMORY: Final = ("aten::detach", "aten::alias")
-_ASSERTS: Final = ("aten::_assert", "aten::_functional_assert", "aten::sym_constrain", "aten::_fused_sdp_choice")
-"""They only raise, or return a choice of the device's."""
+_ASSERTS: Final = (
+    "profiler::",
+    "aten::_assert",
+    "aten::_functional_assert",
+    "aten::sym_constrain",
+    "aten::_fused_sdp_choice",
+)
+"""They only raise, name a stretch of a profile, or return a choice of the device's."""
 
 
 def _has_gradient(described: Input) -> bool:

@@ -14,9 +14,9 @@ from shadowrun.studies.zoo.graph import DEVICE, Node
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["ALIASES", "NotPortable", "plain", "portable"]
+__all__ = ["ALIASES", "NotPortable", "portable"]
 
 _aten: Final = torch.ops.aten
 
@@ -32,6 +32,7 @@ class _Call(NamedTuple):
     op: torch._ops.OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    real: tuple[Any, ...]
 
     def by_name(self) -> dict[str, Any]:
         """All arguments, defaults included."""
@@ -42,8 +43,12 @@ class _Call(NamedTuple):
 
 
 def portable(
-    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], module: str = ""
-) -> tuple[Node, dict[int, int]]:
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    module: str = "",
+    real: tuple[Any, ...] = (),
+) -> tuple[Node, Mapping[int, int]]:
     """A call as a node.
 
     Args:
@@ -51,6 +56,7 @@ def portable(
         args: Its arguments, as those of `Node`.
         kwargs: Those by name.
         module: As `Node.module`.
+        real: The positional arguments as they were, with tensors.
 
     Returns:
         The node, and which of its results stand for those of the operator; a result that is missing there has no
@@ -61,17 +67,22 @@ def portable(
     """
     name = op.name()  # type: ignore[no-untyped-call]
     rewrite = _REWRITES.get(name.partition(".")[0])
-    results = {k: k for k in range(max(len(schema_of(op).returns), 1))}
+    results: Mapping[int, int] = _Same()
     if rewrite is not None:
-        op, args, kwargs, results = rewrite(_Call(op, args, kwargs))
+        op, args, kwargs, results = rewrite(_Call(op, args, kwargs, real))
     elif name.startswith(_OF_ONE_BACKEND):
         raise NotPortable(f"{name} is of one backend")
-    return plain(op, args, kwargs, module), results
+    return Node(op, args, _in_order(op, args, kwargs), module), results
 
 
-def plain(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], module: str = "") -> Node:
-    """A call as a node of the same operator; see `portable`."""
-    return Node(op, args, _in_order(op, args, kwargs), module)
+class _Same(dict[int, int]):
+    """Each result stands for itself, however many there are."""
+
+    def __contains__(self, k: object) -> bool:
+        return True
+
+    def __missing__(self, k: int) -> int:
+        return k
 
 
 _OF_ONE_BACKEND: Final = (
@@ -107,6 +118,9 @@ def _attention(call: _Call) -> _Rewritten:
     mask = given.get("attn_mask", given.get("attn_bias"))
     args = (given["query"], given["key"], given["value"], mask, given["dropout_p"], given["is_causal"])
     named = {} if given.get("scale") is None else {"scale": given["scale"]}
+    # Grouped queries: the fused operators see it by the numbers of heads.
+    if len(call.real) > 1 and call.real[0].shape[-3] != call.real[1].shape[-3]:
+        named["enable_gqa"] = True
     return _aten.scaled_dot_product_attention.default, args, named, {0: 0}
 
 
@@ -117,8 +131,11 @@ def _attention_math(call: _Call) -> _Rewritten:
     return _aten.scaled_dot_product_attention.default, args, named, {0: 0}
 
 
-def _view(call: _Call) -> _Rewritten:
-    return _aten.view.default, call.args[:2], {}, {0: 0}
+def _reshape(call: _Call) -> _Rewritten:
+    """A view of what has other strides on another device, as the output of attention has, is a copy there."""
+    if call.op is _aten.view.dtype:
+        return call.op, call.args, call.kwargs, {0: 0}
+    return _aten.reshape.default, call.args[:2], {}, {0: 0}
 
 
 def _zeros(call: _Call) -> _Rewritten:
@@ -148,7 +165,7 @@ _REWRITES: Final[dict[str, Callable[[_Call], _Rewritten]]] = {
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
     "aten::_scaled_dot_product_attention_math": _attention_math,
-    "aten::_reshape_alias": _view,
+    **dict.fromkeys(("aten::_reshape_alias", "aten::_unsafe_view", "aten::view"), _reshape),
     "aten::_efficientzerotensor": _zeros,
     "aten::empty": _zeros,
     "aten::empty_like": _zeros_like,

@@ -13,6 +13,7 @@ import torch
 
 from shadowrun import sim
 from shadowrun.platforms.device import resolve
+from shadowrun.sim.catalogue import CATALOGUE
 from shadowrun.studies.campaign.generate import Generator
 from shadowrun.studies.campaign.metamorphic import RELATIONS, Metamorphic
 from shadowrun.studies.campaign.tracing import Values, copied
@@ -65,8 +66,10 @@ def main():
     for flaw in args.flaws:
         with sim.flaws(flaw):
             for i, relation, found, _, _ in checked(generator, Metamorphic(resolve("sim")), range(args.n), seeds):
-                if found:
-                    print(f"{flaw}: variant {i}, {relation}: {found[0].op} {found[0].message[:90]}", flush=True)
+                # True faults of the CPU, which `sim` has as well, are no sign of the flaw.
+                mine = [v for v in found if v.op.startswith(CATALOGUE[flaw].operators)]
+                if mine:
+                    print(f"{flaw}: variant {i}, {relation}: {mine[0].op} {mine[0].message[:90]}", flush=True)
                     break
             else:
                 print(f"{flaw}: not found by {args.n} variants", flush=True)

@@ -177,3 +177,11 @@ def test_dead_calls_and_the_order_of_results():
         (Node(aten.sin.default, (Ref(-1),)), Node(aten.exp.default, (Ref(-1),))),
         (Ref(0), Ref(1)),
     )
+
+
+def test_a_view_is_a_reshape_that_other_strides_do_not_refuse():
+    # Attention's output has other strides on another device.
+    graph = capture(lambda x: x.view(6), torch.ones(2, 3))
+    (out,) = Runner(graph)([torch.arange(6.0).reshape(3, 2).t()])
+    assert out.tolist() == [0, 2, 4, 1, 3, 5]
+    assert [n.name for n in capture(lambda x: x.view(torch.int32), torch.ones(2)).nodes] == ["aten::view.dtype"]

@@ -15,7 +15,7 @@ from shadowrun.studies.zoo.graph import Graph, Runner, from_json, to_json
 from shadowrun.studies.zoo.program import Program, Stage, program_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["RUNS", "Collected", "LeftOut", "checked", "reason_of"]
 
@@ -38,9 +38,9 @@ class Collected:
         self._source = source
         self._stages: dict[str, tuple[int, int, list[tuple[str, str]]]] = {}
 
-    def add(self, name: str, graph: Graph) -> None:
+    def add(self, name: str, graph: Graph, count: int = 1) -> None:
         """Take a graph as a program if it runs on generated values; else note why not."""
-        self.tried(RUNS, name, lambda: self._add(name, checked(graph)))
+        self.tried(RUNS, name, lambda: self._add(name, checked(graph), (), count))
 
     def add_checked(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
         """Take a graph that was `checked`."""
@@ -66,6 +66,15 @@ class Collected:
         if why_not:
             left_out.append((name, why_not))
         self._stages[step] = n_in + 1, n_out + (not why_not), left_out
+
+    def sort(self, names: Sequence[str]) -> None:
+        """Order programs by the first word of their names, whatever process was first."""
+        order = {name: k for k, name in enumerate(names)}
+        self.programs.sort(key=lambda p: order[p.name.partition("/")[0]])
+
+    def counted(self, step: str, n_in: int, left_out: Sequence[tuple[str, str]]) -> None:
+        """Add a step that was counted elsewhere."""
+        self._stages[step] = n_in, n_in - len(left_out), list(left_out)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

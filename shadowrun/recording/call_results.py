@@ -1,0 +1,166 @@
+"""Rows of what a call returned and wrote to: their form, digest, and the tensor whose memory they lie in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.platforms.backends import FUNCTIONALIZING
+from shadowrun.recording.data_flow import DataFlow, Leaf
+from shadowrun.recording.digests import pack
+from shadowrun.recording.model import NONE, Kind
+from shadowrun.replay.call import argument
+from shadowrun.torch_private import is_zero_tensor, schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shadowrun.recording.block_buffer import BlockBuffer
+    from shadowrun.recording.digests import Packed
+
+__all__ = ["ITEM", "CallResults", "Returns", "flat", "has_memory", "number_form"]
+
+_NUMBERS: Final = frozenset({bool, int, float, complex})
+_WIDE: Final = {float: torch.float64, complex: torch.complex128}
+ITEM: Final = "aten::_local_scalar_dense"
+"""The operator that returns the number of a tensor."""
+
+
+class Returns(NamedTuple):
+    """What an operator's schema says of its results.
+
+    Attributes:
+        written: Number of the returns that are arguments which the call writes to.
+        outs: Names of keyword arguments that are written to and not read.
+        has_values: The results have values that mean something.
+        is_view: Results may lie on the memory of an argument.
+    """
+
+    written: frozenset[int]
+    outs: frozenset[str]
+    has_values: bool
+    is_view: bool
+
+
+class CallResults:
+    """Adds rows to a buffer. `native/tensor_rows.c` does the same for plain tensors on the CPU.
+
+    Args:
+        flow: Which row has the values of a tensor.
+        n_rows: See `rows=` of `shadowrun.record`.
+
+    Attributes:
+        returns: By number of the operator.
+    """
+
+    def __init__(self, flow: DataFlow, n_rows: int) -> None:
+        self._flow = flow
+        self._n_rows = n_rows
+        self.returns: dict[int, Returns] = {}
+
+    def learn(self, plan: OpPlan) -> None:
+        """Read the schema of an operator."""
+        schema = schema_of(plan.func)
+        written = (i for i, r in enumerate(schema.returns) if r.alias_info is not None and r.alias_info.is_write)
+        self.returns[plan.index] = Returns(
+            frozenset(written) if plan.mutated else frozenset(),
+            frozenset(a.name for a in plan.mutated if a.kwarg_only),
+            plan.action is not Action.EMPTY,
+            plan.action is Action.VIEW,
+        )
+
+    def add(
+        self, buffer: BlockBuffer, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, base: int
+    ) -> None:
+        """Add the rows of what a call returned and wrote to."""
+        returns, n_known = self.returns[plan.index], buffer.n_results
+        for position, (number, value) in enumerate(_results(out, plan.n_returns)):
+            if number not in returns.written:
+                has_values = returns.has_values and number not in plan.uninitialised
+                self._add_result(buffer, plan, position, value, base, n_known, has_values=has_values)
+        position = 0
+        for mutated in plan.mutated:
+            for value in flat(argument(mutated, args, kwargs)):
+                if returns.is_view:  # `t_`: the form of the tensor changes, and no value
+                    self._add_result(buffer, plan, position, value, base, n_known, has_values=False)
+                else:
+                    self._add_written(buffer, position, value, has_values=returns.has_values)
+                position += 1
+
+    def _add_result(
+        self, buffer: BlockBuffer, plan: OpPlan, position: int, value: Any, base: int, n_known: int, *, has_values: bool
+    ) -> None:
+        returns = self.returns[plan.index]
+        if plan.name == ITEM and base != NONE:  # the value is that of its tensor
+            buffer.add_result(Kind.VIEW, position, number_form(buffer, value), None, base)
+        elif type(value) in _NUMBERS:
+            # On the CPU: the program may have set another default device.
+            t = torch.tensor(value, dtype=_WIDE.get(type(value)), device="cpu")
+            buffer.add_result(Kind.RESULT, position, buffer.form(t), self.digest(t))
+        elif isinstance(value, torch.Tensor):
+            form = buffer.form(value)
+            if not has_memory(value):
+                buffer.add_result(Kind.RESULT, position, form, None)
+            elif returns.is_view and self._flow.viewed(value, form, buffer.n_results, counts=bool(plan.mutated)):
+                buffer.add_result(Kind.VIEW, position, form, None, base)
+            else:
+                found = self.digest(value) if has_values or returns.is_view else None
+                known = None if returns.is_view else self._flow.row_of(value, form)
+                row = known.row if isinstance(known, Leaf) else known
+                if row is None or row >= n_known:  # not in the memory of a tensor that was there before the call
+                    self._flow.made(value, form, buffer.add_result(Kind.RESULT, position, form, found))
+                else:
+                    self._flow.written(value, form, buffer.n_results)
+                    buffer.add_result(Kind.RESULT, position, form, found, row)
+
+    def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
+        if not isinstance(value, torch.Tensor):
+            return
+        form = buffer.form(value)
+        if not has_memory(value):
+            buffer.add_result(Kind.WRITTEN, position, form, None)
+            return
+        found = self.digest(value) if has_values else None
+        base = self._flow.written(value, form, buffer.n_results)
+        buffer.add_result(Kind.WRITTEN, position, form, found, base)
+
+    def digest(self, t: torch.Tensor) -> Packed | None:
+        """Digest a tensor, with the ladders of rows that are wanted."""
+        n_rows = self._n_rows
+        if n_rows:
+            # A batch of one: its rows are those of what is in it.
+            while t.dim() > 1 and t.shape[0] == 1:
+                t = t[0]
+            n_rows = n_rows if t.dim() > 1 else 0
+        return pack(t, n_rows)
+
+
+def number_form(buffer: BlockBuffer, value: Any) -> int:
+    """Number of the form of a tensor that has a number for its only element."""
+    return buffer.form(torch.empty((), dtype=_WIDE.get(type(value), torch.int64), device="cpu"))
+
+
+def has_memory(t: torch.Tensor) -> bool:
+    """Whether a tensor lies on a storage of its own device."""
+    if t.layout is not torch.strided or t.is_nested or t.is_meta or is_zero_tensor(t):
+        return False
+    return t.is_cpu or t.device.type not in FUNCTIONALIZING
+
+
+def _results(out: Any, n_returns: int) -> Iterator[tuple[int, Any]]:
+    """Results with the numbers of their returns; lists are taken apart."""
+    returned = (out,) if n_returns == 1 else out if isinstance(out, (list, tuple)) else ()
+    for number, value in enumerate(returned):
+        for v in flat(value):
+            yield number, v
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """A value, or what is in its lists and tuples, without None."""
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            yield from flat(v)
+    elif value is not None:
+        yield value

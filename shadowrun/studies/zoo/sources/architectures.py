@@ -1,0 +1,292 @@
+"""Every architecture of the installed transformers, scaled down, as programs: a forward pass, and a training step.
+
+The models are made from their configurations: nothing is downloaded. Each architecture runs in a worker process with
+limits of time and memory, so that one that crashes or hangs costs itself only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrize import remove_parametrizations
+
+from shadowrun.errors import UsageError
+from shadowrun.studies.isolation.pool import Limits, Pool
+from shadowrun.studies.zoo.capture import Named, Recorder, fill_with_generated, named_tensors, tensors_in
+from shadowrun.studies.zoo.graph import Graph, from_json, to_json
+from shadowrun.studies.zoo.sources.model_inputs import candidates
+from shadowrun.studies.zoo.sources.scaled_config import LEVELS, scaled
+from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.studies.isolation.pool import Loss, Rest
+    from shadowrun.studies.isolation.serving import Channel
+
+__all__ = ["SOURCE", "collect", "worker"]
+
+SOURCE: Final = "transformers"
+ARCHITECTURE, MODEL, INPUTS, STEP = "architectures", "models built", "forward and backward", "optimizer step"
+_PROGRAMS: Final = ("forward", "training-step")
+_MAX_PARAMETERS: Final = 12_000_000
+_LIMITS: Final = Limits(seconds=120.0, n_bytes=3 << 30)
+_MAX_TRIES: Final = 12
+"""Inputs that are tried with one model."""
+_HEADS: Final = (
+    *("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_SPEECH_SEQ_2_SEQ"),
+    *("MODEL_FOR_IMAGE_CLASSIFICATION", "MODEL_FOR_CTC", "MODEL_FOR_AUDIO_CLASSIFICATION", "MODEL_FOR_PRETRAINING"),
+    *("MODEL_FOR_IMAGE_TEXT_TO_TEXT", "MODEL_FOR_SEQUENCE_CLASSIFICATION", "MODEL_FOR_OBJECT_DETECTION"),
+    *("MODEL_FOR_SEMANTIC_SEGMENTATION", "MODEL_FOR_UNIVERSAL_SEGMENTATION", "MODEL_FOR_DEPTH_ESTIMATION"),
+    *("MODEL_FOR_VIDEO_CLASSIFICATION", "MODEL_FOR_TOKEN_CLASSIFICATION", "MODEL_FOR_QUESTION_ANSWERING"),
+    *("MODEL_FOR_MULTIPLE_CHOICE", "MODEL_FOR_MASKED_IMAGE_MODELING", "MODEL_FOR_TIME_SERIES_PREDICTION"),
+    *("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION", "MODEL_FOR_TEXT_TO_SPECTROGRAM", "MODEL_FOR_KEYPOINT_DETECTION"),
+    *("MODEL", "MODEL_FOR_BACKBONE"),
+)
+"""Tables of transformers, by the kind of head: those with a loss first."""
+
+
+def collect(
+    wanted: Callable[[str], bool], on_progress: Callable[..., None], *, all_heads: bool = False, n_workers: int = 1
+) -> Collected:
+    """Programs of the architectures whose names fit.
+
+    Args:
+        wanted: Whether an architecture such as ``bert`` is.
+        on_progress: Called with done, total and name.
+        all_heads: Make a program of each head; else of the first that works.
+        n_workers: Processes.
+
+    Raises:
+        UsageError: Transformers is not installed.
+        PlatformError: The system has no processes that inherit pipes.
+    """
+    names = [name for name in _architectures() if wanted(name)]
+    found = Collected(SOURCE)
+    work = _Work(names, found, on_progress, all_heads)
+    pool = Pool(f"{__name__}:worker", {}, n_workers, _LIMITS, work)
+    try:
+        pool.run()
+    finally:
+        pool.close()
+    found.sort(names)
+    return found
+
+
+class _Work:
+    """What the pool runs, and what comes of it."""
+
+    def __init__(self, names: list[str], found: Collected, on_progress: Callable[..., None], all_heads: bool) -> None:
+        self._names, self._all_heads = names, all_heads
+        self._found = found
+        self._on_progress = on_progress
+        self._n_given = 0
+        self._has: dict[str, set[str]] = {}
+        self._why: dict[str, str] = {}
+
+    def next(self) -> str | None:
+        if self._n_given == len(self._names):
+            return None
+        self._n_given += 1
+        self._on_progress(self._n_given - 1, len(self._names), self._names[self._n_given - 1])
+        return self._names[self._n_given - 1]
+
+    def line(self, task: str) -> dict[str, Any]:
+        return {"name": task, "all_heads": self._all_heads}
+
+    def receive(self, task: str, line: Any) -> None:
+        if "graph" in line:
+            self._has.setdefault(task, set()).add(line["program"].rpartition(" ")[2])
+            self._found.add_checked(line["program"], from_json(line["graph"]))
+        else:
+            self._found.note(line["step"], line["program"], line["why"])
+            if line["why"]:
+                self._why[task] = line["why"]
+
+    def ended(self, task: str) -> None:
+        worked = len(self._has.get(task, ())) == len(_PROGRAMS)
+        self._found.note(ARCHITECTURE, task, "" if worked else self._why.get(task, "it has no model"))
+
+    def lost(self, task: str, loss: Loss) -> Rest[str] | None:
+        self._why[task] = f"{loss.ending.value}: {loss.explanation}"
+        self.ended(task)
+        return None
+
+    def pause(self) -> bool:
+        return False
+
+
+def _architectures() -> list[str]:
+    try:
+        return sorted(_table("configuration_auto", "CONFIG_MAPPING_NAMES"))
+    except ImportError as error:
+        raise UsageError(
+            f"Transformers cannot be imported ({error}): pip install transformers. Other sources do without it.",
+            slug="zoo-source",
+        ) from None
+
+
+def _table(module: str, name: str) -> dict[str, Any]:
+    return dict(getattr(importlib.import_module(f"transformers.models.auto.{module}"), name, {}))
+
+
+def worker(_: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any]], None]:
+    """The function of a worker process: makes the programs of one architecture."""
+    # Nothing may come from the net.
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TRANSFORMERS_VERBOSITY="critical")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    configs = _table("configuration_auto", "CONFIG_MAPPING_NAMES")
+    tables = [_table("modeling_auto", f"{head}_MAPPING_NAMES") for head in _HEADS]
+
+    def run(line: dict[str, Any]) -> None:
+        name = line["name"]
+        channel.step.begin(name)
+        maker = _Maker(name, channel)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                maker.make(configs[name], tables, all_heads=line["all_heads"])
+        except Exception as error:
+            channel.send({"step": MODEL, "program": name, "why": reason_of(error)})
+        gc.collect()
+        channel.step.end()
+
+    return run
+
+
+class _Maker:
+    """Makes the programs of one architecture."""
+
+    def __init__(self, name: str, channel: Channel) -> None:
+        self._name, self._channel = name, channel
+
+    def make(self, config_name: str, tables: list[dict[str, Any]], *, all_heads: bool) -> None:
+        package = importlib.import_module("transformers")
+        kind = getattr(package, config_name)
+        heads: dict[str, None] = {}
+        for table in tables:
+            found = table.get(self._name, ())
+            heads.update(dict.fromkeys((found,) if isinstance(found, str) else found))
+        if not heads:
+            raise LeftOut("transformers lists no model for its configuration")
+        for head in heads:
+            if self._head(getattr(package, head), kind) and not all_heads:
+                break
+
+    def _head(self, cls: Any, kind: Any) -> bool:
+        """Make the programs of one head; returns whether it worked."""
+        name = f"{self._name}/{cls.__name__}"
+        why: Exception = LeftOut("no inputs")
+        built = False
+        for level in range(LEVELS):
+            try:
+                model = _built(cls, kind, level)
+            except Exception as error:
+                why = why if built else error
+                continue
+            built = True
+            try:
+                given = _working_inputs(model)
+            except Exception as error:
+                why = error
+                continue
+            self._note(MODEL, name)
+            self._note(INPUTS, name)
+            return self._programs(name, model, given)
+        self._note(MODEL, name, "" if built else reason_of(why))
+        if built:
+            self._note(INPUTS, name, reason_of(why))
+        return False
+
+    def _programs(self, name: str, model: Any, given: dict[str, Any]) -> bool:
+        tensors = fill_with_generated(named_tensors(model, (), given))
+        for step, suffix, record in ((RUNS, _PROGRAMS[0], _forward), (STEP, _PROGRAMS[1], _training_step)):
+            try:
+                graph = checked(record(model, given, tensors))
+            except Exception as error:
+                self._note(step, f"{name} {suffix}", reason_of(error))
+                return False
+            if step is not RUNS:
+                self._note(step, f"{name} {suffix}")
+            self._channel.send({"program": f"{name} {suffix}", "graph": to_json(graph)})
+            tensors = fill_with_generated(tensors)
+        return True
+
+    def _note(self, step: str, program: str, why: str = "") -> None:
+        self._channel.send({"step": step, "program": program, "why": why})
+
+
+def _built(cls: Any, kind: Any, level: int) -> Any:
+    config = scaled(kind, level)
+    # Counted first without memory: a configuration whose sizes have other names stays large.
+    with torch.device("meta"):
+        n = sum(p.numel() for p in cls(config).parameters())
+    if n > _MAX_PARAMETERS:
+        raise LeftOut(f"{n:,} parameters are left when it is scaled down")
+    torch.manual_seed(0)
+    model = cls(config).train()
+    # Weight norm makes its weight by an operator whose backward pass no file may name.
+    for module in model.modules():
+        for parameter in list(getattr(module, "parametrizations", ())):
+            remove_parametrizations(module, parameter)
+    return model
+
+
+def _working_inputs(model: Any) -> dict[str, Any]:
+    """The first inputs with which forward and backward pass run.
+
+    Raises:
+        LeftOut: There are none; the reason is that of the first.
+    """
+    why: Exception | None = None
+    for number, given in enumerate(candidates(model)):
+        if number == _MAX_TRIES:
+            break
+        try:
+            _loss(model(**given)).backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            why = why or error
+        else:
+            model.zero_grad(set_to_none=True)
+            return given
+    raise why or LeftOut("no inputs are known for it")
+
+
+def _loss(out: Any) -> torch.Tensor:
+    """Its own loss, or the mean square of what it returns."""
+    loss = getattr(out, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        return loss.sum()
+    results = [t for t in tensors_in(out) if t.requires_grad and (t.is_floating_point() or t.is_complex())]
+    if not results:
+        raise LeftOut("none of its results has a gradient")
+    total: torch.Tensor = torch.stack([t.abs().square().mean() for t in results]).sum()
+    return total
+
+
+def _forward(model: Any, given: dict[str, Any], tensors: list[Named]) -> Graph:
+    recorder = Recorder(tensors)
+    with recorder, recorder.paths_of(model):
+        out = model(**given)
+    return recorder.graph(tensors_in(out))
+
+
+def _training_step(model: Any, given: dict[str, Any], tensors: list[Named]) -> Graph:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=True)
+    recorder = Recorder(tensors, differentiable=False)
+    # Attention as plain operators: the backward pass of a fused one is a device's own.
+    with sdpa_kernel(SDPBackend.MATH), recorder, recorder.paths_of(model):
+        loss = _loss(model(**given))
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        optimizer.step()
+    return recorder.graph([loss, *gradients])

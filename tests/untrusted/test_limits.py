@@ -1,0 +1,403 @@
+"""What a file costs is bounded by its bytes: in each reader as far as it thought of it, and in one place for all.
+
+The files here are of a few megabytes. Before, each took all memory, or more than a minute.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+import shadowrun
+from shadowrun import limits
+from shadowrun.cli import main as cli
+from shadowrun.cli.main import main
+from shadowrun.errors import DataFileError, UsageError
+from shadowrun.limits import Allowance
+from shadowrun.recording.recording_writer import is_recording
+from shadowrun.settings import read_settings
+from shadowrun.store import DataFile
+from shadowrun.store.salvage import OnDisk, Pages
+from shadowrun.studies.classes.importer import read_published
+from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
+from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
+from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
+
+LONG = 100_000
+MANY = 1_000
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def edit(path, *statements):
+    connection = sqlite3.connect(path)
+    for statement, *values in statements:
+        connection.execute(statement, values)
+    connection.commit()
+    connection.close()
+
+
+def run_file(path="x.shadowrun", info=None):
+    data = DataFile.create(Path(path), info or RunInfo("npu", "cpu", wall_s=1.0))
+    verdict = Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "x", "y", 0.5)
+    place = data.context_id("aten::cat", "f32[2]", ("f32",), "[2]", "m", Phase.FORWARD, "x.py:1", "npu")
+    data.add((0, 0, place, data.verdict_id(verdict, ""), 1.0, 1.0, 1.0, 1.0))
+    data.close()
+    return Path(path)
+
+
+def many(n, columns, table):
+    """Insert `n` rows into a table; `i` counts them."""
+    return (
+        f"with recursive n(i) as (select 1 union all select i + 1 from n where i < {n}) "
+        f"insert into {table} select {columns} from n, {table} where {table}.rowid = (select min(rowid) from {table})"
+    )
+
+
+def taken(act):
+    """Peak of the memory that a call takes, in bytes."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# -- one place for all ---------------------------------------------------------------------------------
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is not bounded")
+
+
+@linux
+def test_memory_of_a_command_that_reads_is_bounded():
+    """Whatever takes it: here, a reader that knows no bounds."""
+    run_file()
+    code = (
+        "import sys, shadowrun.cli.report as report\n"
+        "from shadowrun import limits\n"
+        "limits._MEMORY = 1 << 20\n"
+        "report.run = lambda args: bytearray(200 << 20) and 0\n"
+        "from shadowrun.cli.main import main; sys.exit(main())"
+    )
+    words = [sys.executable, "-c", code, "report", "x.shadowrun"]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2, ended
+    assert "file-too-costly" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    unbounded = subprocess.run([*words, "--no-limits"], check=False, capture_output=True, text=True, timeout=100)
+    assert (unbounded.returncode, unbounded.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes")
+def test_time_of_a_command_that_reads_is_bounded():
+    """Also where nothing of Python runs, as in a pattern or a query."""
+    run_file()
+    code = (
+        "import sys, re, shadowrun.cli.report as report\n"
+        "from shadowrun import limits\n"
+        "limits._SECONDS = 1\n"
+        "report.run = lambda args: bool(re.match('(a*)*b', 'a' * 60))\n"
+        "from shadowrun.cli.main import main; sys.exit(main())"
+    )
+    words = [sys.executable, "-c", code, "report", "x.shadowrun"]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2, ended
+    assert "file-too-costly" in ended.stderr
+
+
+@pytest.mark.parametrize("name", cli.READ)
+def test_each_command_that_reads_has_the_option(name, capsys):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert "--no-limits" in capsys.readouterr().out
+
+
+def test_an_allowance_grows_with_the_files():
+    Path("a").write_bytes(b"x" * 3_000_000)
+    Path("folder").mkdir()
+    Path("folder/b").write_bytes(b"x" * 1_000_000)
+    with Path("holes").open("wb") as file:
+        file.truncate(1 << 40)
+    Path("folder/up").symlink_to(Path.cwd())
+    none = Allowance.of(["", "no such file", "x" * 9000, "a\0b", "*nothing*"])
+    assert none.n_bytes == 0
+    assert Allowance.of(["a", "a", "./a"]).n_bytes == 3_000_000
+    assert Allowance.of(["a", "folder"]).n_bytes == 4_000_000
+    assert Allowance.of(["fold*"]).n_bytes == 1_000_000
+    assert Allowance.of(["holes"]).n_bytes < 1_000_000
+    assert Allowance.of(["a"]).memory > none.memory
+    assert Allowance.of(["a"]).seconds > none.seconds
+
+
+def test_a_bound_of_the_user_stays(monkeypatch):
+    """Who limits the processor time of a shell means it."""
+    set_to = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: set_to.append((kind, limit)))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (7, 9))
+    Allowance.of([]).bound_time()
+    (soft,) = [limit for kind, limit in set_to if kind == resource.RLIMIT_CPU]
+    assert soft == (7, 9)
+
+
+# -- texts that many rows refer to ---------------------------------------------------------------------
+
+
+def test_contexts_of_an_operator_with_a_long_name():
+    path = run_file()
+    columns = "i + 10, op_id, inputs, dtypes, shapes, 'm' || i, phase, site_id, device"
+    edit(
+        path,
+        (many(MANY, columns, "context"),),
+        (many(MANY, "i, 0, i + 10, verdict_id, 1, 1, null, null", "call"),),
+        ("update op set name = ?", "aten::" + "a" * LONG),
+        ("update site set text = ?", "b" * LONG),
+    )
+    assert taken(lambda: shadowrun.load(path).findings()) < 60 * LONG
+
+
+def test_calls_of_a_context_with_long_texts():
+    path = run_file()
+    edit(
+        path,
+        (many(MANY, "i, 0, context_id, verdict_id, 1, 1, null, null", "call"),),
+        ("update verdict set evidence = ?", "e" * LONG),
+        ("update context set inputs = ?, module = ?", "i" * LONG, "m" * LONG),
+    )
+    assert taken(lambda: list(shadowrun.load(path).records())) < 60 * LONG
+
+
+def test_cases_of_a_finding_with_long_texts():
+    path = Path("x.shadowcov")
+    file = CoverageFile.begin(path, SweepInfo("npu", "cpu"))
+    for sample in range(MANY):
+        found = CaseFinding(Kind.MISMATCH, "aten::exp", "", "implementation", "x", "y")
+        file.add(Case("exp", "float32", Part.FORWARD, sample), CaseOutcome((found,)))
+    file.close()
+    edit(
+        path,
+        ("update finding set message = ?, op = ?", "m" * LONG, "o" * LONG),
+        ("update operator set name = ?", "n" * LONG),
+    )
+    file = CoverageFile.open(path)
+    assert taken(lambda: list(file.results())) < 60 * LONG
+    file.close()
+
+
+def test_captured_calls_of_many_findings(monkeypatch):
+    """All of them were read again for each finding."""
+    from shadowrun.analysis import findings
+
+    path = run_file()
+    numbers = "with recursive n(i) as (select 10 union all select i + 1 from n where i < 300)"
+    ops = f"{numbers} insert into op select i, 'o' || i from n"
+    edit(
+        path,
+        (ops,),
+        (many(200, "i + 10, i + 10, inputs, dtypes, shapes, module, phase, site_id, device", "context"),),
+        (many(200, "i, 0, i + 10, verdict_id, 1, 1, null, null", "call"),),
+        ("insert into capture select seq, seq || '.pt', 1 from call",),
+    )  # fmt: skip
+    asked = []
+    read = findings.captured_calls
+    monkeypatch.setattr(findings, "captured_calls", lambda data: asked.append(1) or read(data))
+    found = shadowrun.load(path).findings()
+    assert len(found) == 201
+    assert all(finding.kept == (finding.first_seq,) for finding in found)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [("form", "dtype"), ("form", "layout"), ("tensor", "name"), ("context", "device")]
+)
+def test_what_torch_names_is_short(table, column):
+    """Queries compare it for each difference."""
+    path = run_file()
+    edit(
+        path,
+        ("insert into form values (0, 'f32', '[2]', '[1]', 'cpu', 'strided')",),
+        ("insert into tensor values (0, 'output 0', 0, 0, 2)",),
+        (f"update {table} set {column} = ?", "a" * LONG),
+    )
+    with pytest.raises(DataFileError, match=f"{table}.{column}"):
+        DataFile.open(path)
+
+
+# -- salvage -------------------------------------------------------------------------------------------
+
+
+def varint(value):
+    """As SQLite writes a whole number of 64 bits, in nine bytes."""
+    value &= 2**64 - 1
+    first = [128 | (value >> 8) >> 7 * k & 127 for k in reversed(range(8))]
+    return bytes([*first, value & 255])
+
+
+def test_a_row_of_negative_length_gives_nothing_back(tmp_path):
+    """What a file may have read was a sum of lengths, and a negative one made it any number."""
+    size = 4096
+    header = bytearray(b"SQLite format 3\0".ljust(100, b"\0"))
+    header[16:18] = size.to_bytes(2, "big")
+    first = (bytes(header) + b"\x0d" + bytes(7)).ljust(size, b"\0")
+    leaf = bytearray(size)
+    negative, row = varint(-(2**62)) + varint(1) + bytes(4), varint(3) + varint(2) + b"\x02\x0fa"
+    leaf[size - 100 : size - 100 + len(negative)] = negative
+    leaf[size - 60 : size - 60 + len(row)] = row
+    leaf[:8] = b"\x0d\0\0" + (2).to_bytes(2, "big") + bytes(3)
+    leaf[8:12] = (size - 100).to_bytes(2, "big") + (size - 60).to_bytes(2, "big")
+    path = tmp_path / "x"
+    path.write_bytes(first + bytes(leaf))
+    with path.open("rb") as file:
+        pages = Pages(OnDisk(file))
+        most = pages._left
+        assert list(pages.rows(2)) == [(2, ("a",))]
+        assert pages._left <= most
+        assert pages.bad == {2}
+
+
+# -- published results ---------------------------------------------------------------------------------
+
+
+def published(**changes):
+    result = {"cpu_info": {"flags": [], "vendor_id_raw": "x", "brand_raw": "x", "count": 2}, "model_type": "m"}
+    result |= {"prediction": {"dtype": "float32", "shape": [1], "bytes": "AAAAAA=="}} | changes
+    return json.dumps({"path": "equivalence_classes/a.json", "data": result})
+
+
+def test_published_repeats_have_elements():
+    """A line of two hundred bytes had 65,000 results of nothing, each of which was digested."""
+    Path("x.jsonl").write_text(published(all_predictions={"dtype": "float32", "shape": [65_000, 0], "bytes": ""}))
+    with pytest.raises(DataFileError, match="0 bytes"):
+        read_published("x.jsonl")
+
+
+def test_published_results_are_counted_over_all_lines(monkeypatch):
+    from shadowrun.studies.classes import importer
+
+    monkeypatch.setattr(importer, "_MAX_RESULTS", 3)
+    Path("x.jsonl").write_text("\n".join([published()] * 3))
+    assert read_published("x.jsonl")
+    Path("x.jsonl").write_text("\n".join([published()] * 4))
+    with pytest.raises(DataFileError, match="more than 3 results"):
+        read_published("x.jsonl")
+
+
+def test_published_lines_unpack_in_proportion(monkeypatch):
+    import lzma
+
+    from shadowrun.studies.classes import importer
+
+    monkeypatch.setattr(importer, "_MIN_BYTES", 1 << 16)
+    Path("x.jsonl.xz").write_bytes(lzma.compress((b" " * 1000 + b"\n") * 1000))
+    with pytest.raises(DataFileError, match="in all"):
+        read_published("x.jsonl.xz")
+
+
+# -- what is recorded never, and a file may say --------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", Status)
+@pytest.mark.parametrize("op", ["compiled::graph 0", "aten::cat"])
+def test_any_status_of_any_call(status, op, capsys):
+    """A region that was unsupported was an internal error of `report`."""
+    path = run_file()
+    edit(path, ("update op set name = ?", op), ("update outcome set status = ?", status))
+    for words in (["report"], ["export", "-f", "json"], ["coverage"], ["diff", str(path)], ["repro"], ["explain"]):
+        main([words[0], str(path), *words[1:]])
+        assert "internal error" not in capsys.readouterr().err
+
+
+# -- files that are none -------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["pipe", "device", "large", "key"])
+def endless(request):
+    """A file without an end, as an archive can bring it."""
+    path = Path("x.toml")
+    if request.param == "pipe":
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("no pipes")
+        os.mkfifo(path)
+    elif request.param == "device":
+        if not Path("/dev/zero").exists():
+            pytest.skip("no such device")
+        path.symlink_to("/dev/zero")
+    elif request.param == "key":
+        # It took memory of the square of its length: a gigabyte.
+        path.write_text(".".join("a" * 20_000) + " = 1")
+    else:
+        path.write_bytes(b"# " + b"x" * (limits._MAX_TEXT + 1))
+    return path
+
+
+def test_settings_without_end(endless):
+    with pytest.raises(UsageError, match=r"regular file|more than"):
+        read_settings(endless)
+
+
+@pytest.mark.parametrize(
+    "words", [("diff", "a.shadowrec", "a.shadowrec", "--map"), ("classes", "a.shadowrec", "--known")]
+)
+def test_maps_and_known_classes_without_end(endless, words, capsys):
+    from shadowrun.recording.model import Process
+    from shadowrun.recording.recording_writer import Writer
+
+    Writer(Path("a.shadowrec"), Process("a")).finish(Process("a", complete=True))
+    assert main([*words, str(endless)]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+@pytest.mark.parametrize("words", [("diff", "x.shadowrec", "x.shadowrec"), ("support", "x.shadowrec")])
+def test_a_pipe_is_no_recording(words, capsys):
+    """To open it waited for somebody who writes."""
+    os.mkfifo("x.shadowrec")
+    assert not is_recording(Path("x.shadowrec"))
+    assert main(list(words)) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# -- what is printed beside reports --------------------------------------------------------------------
+
+EVIL = "\x1b]0;own\x07\x1b[31m\u202e"
+
+
+def test_a_gate_prints_a_platform_as_text(capsys):
+    file = CoverageFile.begin(Path("x.shadowcov"), SweepInfo(f"npu{EVIL}", "cpu"))
+    file.add(Case("exp", "float32", Part.FORWARD, 0), CaseOutcome((CaseFinding(Kind.MISMATCH, "aten::exp"),)))
+    file.close()
+    assert main(["support", "x.shadowcov", "--fail-under", "99"]) == 1
+    err = capsys.readouterr().err
+    assert "FAILED" in err
+    assert err.strip().isprintable()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="such names are POSIX's")
+def test_combine_prints_a_name_as_text(capsys):
+    """The name of the output follows from the files that lie there."""
+    for rank in range(2):
+        run_file(f"{EVIL}.{rank}.shadowrun", RunInfo("npu", "cpu", rank=rank, world_size=2, wall_s=1.0))
+    assert main(["combine"]) == 0
+    assert capsys.readouterr().out.strip().isprintable()
+
+
+@pytest.mark.parametrize("name", cli.READ)
+def test_commands_that_read_print_by_one_function(name):
+    """`print` hands on what a terminal obeys; `say` does not."""
+    tree = ast.parse(Path(cli.__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))
+    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"]
