@@ -8,6 +8,8 @@ Examples:
   shadowrun zoo add modules                       torch's own modules, with inputs of its tests
   shadowrun zoo add modules 'nn.*Norm*'           some of them
   shadowrun zoo add transformers --jobs 2         every architecture of the installed transformers, scaled down
+  shadowrun zoo add traces calls.txt              operator calls with shapes, in BackendBench's text format
+  shadowrun zoo add run run.shadowrun             distinct calls of a recorded run
   shadowrun zoo add subgraphs                     frequent subgraphs of all that is in the zoo
   shadowrun zoo list                              counts of each step and source
   shadowrun zoo list --left-out transformers      what was left out, and why
@@ -42,8 +44,12 @@ _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
     "modules": "torch's module database; WHAT: patterns of names such as 'nn.Conv*'",
     "transformers": "models of the installed transformers; WHAT: patterns of architectures such as bert 'qwen*'",
+    "traces": "calls of a text trace of BackendBench; WHAT: the file, patterns of operators such as 'aten::add*'",
+    "run": "calls of a recorded run, without their values; WHAT: the .shadowrun file, patterns of operators",
     "subgraphs": "frequent subgraphs of the programs in the zoo; WHAT: patterns of names of programs",
 }
+
+_OF_FILES: Final = ("traces", "run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,14 +81,18 @@ def _add(args: argparse.Namespace) -> None:
     from shadowrun.cli.progress import progress_bar
     from shadowrun.studies.zoo.program import Zoo, read_zoo, unique, write_zoo
 
-    source, patterns = args.what[0], args.what[1:] or ["*"]
+    source, *rest = args.what
+    if source in _OF_FILES and not rest:
+        raise UsageError(f"Name the file: shadowrun zoo add {source} FILE.", slug="zoo-source")
+    path = Path(rest.pop(0)) if source in _OF_FILES else Path()
+    patterns = rest or ["*"]
     zoo = read_zoo(args.zoo) if args.zoo.exists() else Zoo({}, ())
 
     def wanted(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     with progress_bar(f"zoo: {source}") as update:
-        found = _collected(source, args, zoo, wanted, update)
+        found = _collected(source, path, args, zoo, wanted, update)
     others = [program for program in zoo.programs.values() if program.source != source]
     kept, twice = unique(found.programs, (p.id for p in others))
     if not found.stages:
@@ -97,7 +107,12 @@ def _add(args: argparse.Namespace) -> None:
 
 
 def _collected(
-    source: str, args: argparse.Namespace, zoo: Zoo, wanted: Callable[[str], bool], update: ProgressUpdate
+    source: str,
+    path: Path,
+    args: argparse.Namespace,
+    zoo: Zoo,
+    wanted: Callable[[str], bool],
+    update: ProgressUpdate,
 ) -> Collected:
     if source == "modules":
         from shadowrun.studies.zoo.sources import modules
@@ -107,6 +122,11 @@ def _collected(
         from shadowrun.studies.zoo.sources import architectures
 
         return architectures.collect(wanted, update, all_heads=args.all_heads, n_workers=args.jobs)
+    if source in _OF_FILES:
+        from shadowrun.studies.zoo.sources import call_lists
+
+        collect = call_lists.collect_traces if source == "traces" else call_lists.collect_run
+        return collect(path, wanted, update)
     from shadowrun.studies.zoo import subgraphs
 
     return subgraphs.mine([p for p in zoo.programs.values() if wanted(p.name)], update)

@@ -38,9 +38,9 @@ class Collected:
         self._source = source
         self._stages: dict[str, tuple[int, int, list[tuple[str, str]]]] = {}
 
-    def add(self, name: str, graph: Graph) -> None:
+    def add(self, name: str, graph: Graph, count: int = 1) -> None:
         """Take a graph as a program if it runs on generated values; else note why not."""
-        self.tried(RUNS, name, lambda: self._add(name, checked(graph)))
+        self.tried(RUNS, name, lambda: self._add(name, checked(graph), (), count))
 
     def add_checked(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
         """Take a graph that was `checked`."""
