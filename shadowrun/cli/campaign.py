@@ -9,13 +9,15 @@ Examples:
   shadowrun campaign run c --target npu --minutes 60 --zoo .shadowzoo --programs 'bert*,llama*'
   shadowrun campaign run c --target sim --flaws matmul-in-bf16 --n 1000    (no hardware needed)
   shadowrun campaign status c                                   how far it is, also while it runs
+  shadowrun campaign report c -o report.html                    root causes, oracles side by side, definitions
   shadowrun campaign resume c --jobs 8
   shadowrun campaign resume c --executor dask://host:8786       chunks on a cluster
   shadowrun campaign run c --target npu --shard 3/8             the third of eight machines, without a broker
   shadowrun campaign combine c other/shards/*.shadowcampaign    one store of all shards
 
 Exit status:
-  0 all was run, or time was over; 1 an executor failed on some chunks; 2 wrong usage; 130 after Ctrl-C
+  0 all was run, or time was over; 1 an executor failed on some chunks, or a report has verdicts of
+  --fail-on; 2 wrong usage; 130 after Ctrl-C
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from shadowrun.cli.progress import ProgressUpdate
     from shadowrun.studies.campaign.engine import Outcome, Progress
     from shadowrun.studies.campaign.folder import Folder, Settings, Shard
+    from shadowrun.studies.campaign.store import CampaignStore
 
 __all__ = ["add_arguments", "run"]
 
@@ -350,9 +353,51 @@ def _combine(args: argparse.Namespace) -> int:
     return 0
 
 
+# -- report --------------------------------------------------------------------------------------------
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--before", metavar="DIR", help="folder of an earlier campaign: mark what it did not find")
+    parser.add_argument(
+        "--fail-on",
+        type=options.words,
+        default=[],
+        metavar="KINDS",
+        help="verdicts that make the exit status 1, such as mismatch,error,crash (default: none)",
+    )
+    options.add_output_arguments(parser)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.report import campaign_document
+    from shadowrun.studies.campaign.summary import summarise
+
+    options.check_outputs(args.output)
+    folder = Folder.open(Path(args.folder))
+    store = _store(folder)
+    before = None if args.before is None else _store(Folder.open(Path(args.before)))
+    document = campaign_document(
+        summarise(store, flaws=folder.settings.flaws, before=before), fail_on=frozenset(args.fail_on)
+    )
+    options.print_report(document, args)
+    return 1 if document.gate is not None and not document.gate.passed else 0
+
+
+def _store(folder: Folder) -> CampaignStore:
+    """The combined store, made of the shards that are there if it is missing."""
+    from shadowrun.studies.campaign.combining import combine
+    from shadowrun.studies.campaign.store import CampaignStore
+
+    if not folder.combined.exists():
+        combine(folder.combined, folder.shards(), folder.info())
+    return CampaignStore.open(folder.combined)
+
+
 _ACTIONS = {
     "run": ("make or continue a campaign", _add_run, _run),
     "resume": ("run what is missing", _add_resume, _resume),
     "status": ("say how far it is, also while it runs", options.add_output_arguments, _status),
+    "report": ("report what was found, by root cause, platform and oracle", _add_report, _report),
     "combine": ("make one store of all shards", _add_combine, _combine),
 }

@@ -23,7 +23,7 @@ from shadowrun.replay.copies import move, without_strides
 from shadowrun.replay.executor import Executor
 from shadowrun.studies.campaign.oracles import FIRED, differing, to_mask
 from shadowrun.studies.sweep.cases import FAILURES, CaseFinding, Kind, Part
-from shadowrun.studies.sweep.run_case import CaseRunner
+from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
 from shadowrun.studies.sweep.sweep_findings import finding_of_row
 from shadowrun.studies.zoo.graph import Graph, Input, Runner
 from shadowrun.studies.zoo.values import make, make_all
@@ -43,6 +43,9 @@ _MAX_BYTES: Final = 1 << 30
 _UNSUPPORTED: Final = (Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE)
 _WRONG: Final = (Kind.MISMATCH, Kind.FORM)
 _CPU: Final = torch.device("cpu")
+_BY_DEVICE: Final = frozenset({"aten::scaled_dot_product_attention"})
+"""Operators that torch splits into others for each device: each of these is judged, and the result of the whole program
+may differ. On the clean simulated device all 62 of 400 variants that differed in bits had one."""
 _STATUS_OF_OP: Final = {"unsupported": "unsupported", "fallback": "fallback", "error": "error"}
 
 
@@ -195,6 +198,8 @@ class _Pair:
 
         program = program_of(variant, call, lambda: on_op(""))
         found = self._cases.run(Part.FORWARD, program) or []
+        if any(node.name in _BY_DEVICE for node in variant.graph.nodes):
+            found = [f for f in found if f.explanation != AS_A_WHOLE]
         observed = self._cases.observed
         refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
         if refused is not None and observed is None:

@@ -269,7 +269,7 @@ class _Variants:
 
     def valid_mutators(self) -> Iterable[Iterable[str]]:
         """Names of the mutators of each valid variant, each once."""
-        return map(dict.fromkeys, self._valid)
+        return map(set, self._valid)
 
     def stages(self, counted: Sequence[_Counted]) -> Iterable[tuple[str, int, int, Mapping[str, int]]]:
         """Recipes, valid variants, results that were compared."""

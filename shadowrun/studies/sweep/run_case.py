@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.programs import Program
     from shadowrun.studies.sweep.sweep_findings import Row
 
-__all__ = ["CaseRunner", "ErrorCatcher", "NotDispatched", "Observed"]
+__all__ = ["AS_A_WHOLE", "CaseRunner", "ErrorCatcher", "NotDispatched", "Observed"]
 
 
 _MAX_BYTES = 1 << 28  # far above the samples of the database
@@ -127,7 +127,7 @@ class _FailedCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
 
 _CPU = torch.device("cpu")
 _COPY = "aten::_to_copy"
-_AS_A_WHOLE = "as a whole"
+AS_A_WHOLE = "as a whole"
 _VALUE_KINDS = (Kind.MISMATCH, Kind.REFERENCE)
 _LAYOUTS = (Part.TRANSPOSED, Part.STRIDED, Part.STRIDED_INPLACE, Part.CHANNELS_LAST)
 _POISONS = (0x11, 0x7E, 0xC1)  # different signs and magnitudes as floats, and different integers
@@ -338,7 +338,7 @@ class CaseRunner:
                     return [_wrong_form(f"result {k}: {form}")]
                 if exact and not bits_equal(here, there) and not self._is_other_decomposition(program, k, here):
                     evidence = f"result {k} differs, while each operator by itself is right"
-                    return [CaseFinding(Kind.MISMATCH, "", "", Cause.IMPLEMENTATION, _AS_A_WHOLE, evidence)]
+                    return [CaseFinding(Kind.MISMATCH, "", "", Cause.IMPLEMENTATION, AS_A_WHOLE, evidence)]
             except (Uncomparable, NotImplementedError, KeyError, TypeError):
                 continue
             except RuntimeError as error:
@@ -405,7 +405,7 @@ def _reference_failed(part: Part, error: Exception) -> CaseFinding:
 
 
 def _wrong_form(text: str) -> CaseFinding:
-    return CaseFinding(Kind.FORM, "", "", Cause.METADATA, _AS_A_WHOLE, text)
+    return CaseFinding(Kind.FORM, "", "", Cause.METADATA, AS_A_WHOLE, text)
 
 
 def _exception_difference(error: Exception, expected: Exception) -> list[CaseFinding]:

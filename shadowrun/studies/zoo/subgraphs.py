@@ -8,6 +8,8 @@ fills fitted to the values that were there.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +35,8 @@ _EACH: Final = 6
 """Subgraphs of one size that are looked at for one operator: of hubs there would be millions."""
 _FORMS: Final = 3
 """Programs made of one pattern, with inputs of different sizes."""
+_NAMED: Final = 8
+"""Programs that a subgraph names as its origin."""
 _MAX_NODES: Final = 3000
 """Calls of a program that are looked at."""
 
@@ -43,11 +47,13 @@ class _Pattern:
 
     Attributes:
         count: How many.
-        programs: Ids of the programs with one.
+        n_programs: Programs with one.
+        programs: Ids of some of them.
         graphs: Of different sizes, with a name, by these.
     """
 
     count: int = 0
+    n_programs: int = 0
     programs: dict[str, None] = field(default_factory=dict)
     graphs: dict[Any, tuple[str, Graph]] = field(default_factory=dict)
 
@@ -73,41 +79,58 @@ def mine(
         Programs in the order of their counts, and what was left out.
     """
     found = Collected(SOURCE)
-    patterns: dict[Any, _Pattern] = {}
-    for number, program in enumerate(programs):
-        on_progress(number, len(programs), program.name)
-        # Of a subgraph of a subgraph, the larger one's program is counted already.
-        if program.source != SOURCE:
-            found.tried("program run", program.name, lambda: _look(program, patterns, max_operators))  # noqa: B023
+    patterns: dict[bytes, _Pattern] = {}
+    # Twice over the programs: of a million patterns only counts are kept, and graphs of the frequent ones are cut then.
+    usable = [p for p in programs if p.source != SOURCE]
+    for number, program in enumerate(usable):
+        on_progress(number, 2 * len(usable), program.name)
+        found.tried("program run", program.name, lambda: _count(program, patterns, max_operators))  # noqa: B023
     # The sort is stable: patterns of one count stay in the order of the programs.
-    for rank, pattern in enumerate(
-        sorted(patterns.values(), key=lambda p: -p.count * (len(p.programs) >= min_programs))
-    ):
-        name = next(iter(pattern.graphs.values()))[0]
-        why = "" if rank < most else f"it is none of the {most} most frequent"
-        why = f"fewer than {min_programs} programs have it" if len(pattern.programs) < min_programs else why
-        found.note("frequent", name, why)
-        for form, graph in pattern.graphs.values() if not why else ():
-            _take(found, form, graph, pattern)
+    frequent = sorted((p for p in patterns.values() if p.n_programs >= min_programs), key=lambda p: -p.count)
+    kept = {id(p) for p in frequent[:most]}
+    found.counted(f"patterns that {min_programs} programs have", len(patterns), n_out=len(frequent))
+    found.counted(f"the {most} most frequent", len(frequent), n_out=len(kept))
+    chosen = {key: p for key, p in patterns.items() if id(p) in kept}
+    for number, program in enumerate(usable):
+        on_progress(len(usable) + number, 2 * len(usable), program.name)
+        with contextlib.suppress(Exception):  # counted above
+            _cut(program, chosen, max_operators)
+    for pattern in frequent[:most]:
+        for name, graph in pattern.graphs.values():
+            _take(found, name, graph, pattern)
     return found
 
 
 def _take(found: Collected, name: str, graph: Graph, pattern: _Pattern) -> None:
     try:
-        found.add_checked(name, checked(graph), tuple(list(pattern.programs)[:8]), pattern.count)
+        found.add_checked(name, checked(graph), tuple(pattern.programs), pattern.count)
     except LeftOut as error:
         found.note(RUNS, name, reason_of(error))
 
 
-def _look(program: Program, patterns: dict[Any, _Pattern], max_operators: int) -> None:
-    """Add the occurrences of a program."""
+def _count(program: Program, patterns: dict[bytes, _Pattern], max_operators: int) -> None:
+    """Count the occurrences in a program."""
+    one = _Ran(program.graph)
+    seen: set[bytes] = set()
+    for chosen in one.connected(max_operators):
+        key = one.key(one.with_views(chosen))
+        pattern = patterns.setdefault(key, _Pattern())
+        pattern.count += 1
+        if key not in seen:
+            seen.add(key)
+            pattern.n_programs += 1
+
+
+def _cut(program: Program, patterns: dict[bytes, _Pattern], max_operators: int) -> None:
+    """Make graphs of the occurrences in a program, of those patterns."""
     one = _Ran(program.graph)
     for chosen in one.connected(max_operators):
         members = one.with_views(chosen)
-        key = one.key(members)
-        pattern = patterns.setdefault(key, _Pattern())
-        pattern.count += 1
-        pattern.programs[program.id] = None
+        pattern = patterns.get(one.key(members))
+        if pattern is None:
+            continue
+        if len(pattern.programs) < _NAMED:
+            pattern.programs[program.id] = None
         if len(pattern.graphs) < _FORMS:
             forms = one.forms(members)
             if forms not in pattern.graphs:
@@ -186,8 +209,8 @@ class _Ran:
                 waiting += [r.node for r in self._graph.nodes[node].refs()]
         return sorted(members)
 
-    def key(self, members: list[int]) -> Any:
-        """Operators, attributes and wiring, without sizes."""
+    def key(self, members: list[int]) -> bytes:
+        """Hash of operators, attributes and wiring, without sizes."""
         numbers: dict[Any, Any] = {}
 
         def local(ref: Ref) -> Any:
@@ -201,7 +224,7 @@ class _Ran:
             sizes = self._is_view[at]  # a view's attributes are sizes and places
             rows.append((node.name, tuple(_attribute(a, local, sizes=sizes) for a in node.args), kwargs))
             numbers[at] = place
-        return tuple(rows)
+        return hashlib.blake2b(repr(rows).encode(), digest_size=12).digest()
 
     def forms(self, members: list[int]) -> Any:
         """Shapes and dtypes of what it takes."""

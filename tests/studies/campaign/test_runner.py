@@ -109,3 +109,11 @@ def test_another_instruction_set_differs_in_bits_only():
 def test_compiled_code_is_a_target_of_its_own():
     compiled = VariantRunner(RunnerSettings(("cpu[threads=1]",), backends=("aot_eager",)))
     assert compiled.run(variant(backward=True), 1).status == "ok"
+
+
+@pytest.mark.parametrize("execution", [{"backward": True}, {"autocast": "bfloat16"}])
+def test_attention_that_each_device_computes_by_other_operators_is_no_finding(runner, execution):
+    x = Input("x", (2, 4, 8, 16), requires_grad=True)
+    attention = Node(aten.scaled_dot_product_attention.default, (Ref(-1), Ref(-1), Ref(-1)))
+    graph = Graph((x,), (attention, Node(aten.mul.Tensor, (Ref(0), Ref(0)))), (Ref(1),))
+    assert runner.run(variant(graph, **execution)).status == "ok"

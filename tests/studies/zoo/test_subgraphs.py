@@ -66,4 +66,6 @@ def test_operators_are_limited(found):
     assert max(p.name.count("→") for p in subgraphs.mine(programs, max_operators=2).programs) == 1
     few = subgraphs.mine(programs, most=1)
     assert len({p.name for p in few.programs}) == 1
-    assert any("most frequent" in why for s in few.stages for _, why in s.left_out)
+    steps = {s.name: s for s in few.stages}
+    assert steps["the 1 most frequent"].n_in > steps["the 1 most frequent"].n_out == 1
+    assert steps["the 1 most frequent"].n_in == steps["patterns that 2 programs have"].n_out

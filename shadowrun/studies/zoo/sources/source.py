@@ -72,9 +72,11 @@ class Collected:
         order = {name: k for k, name in enumerate(names)}
         self.programs.sort(key=lambda p: order[p.name.partition("/")[0]])
 
-    def counted(self, step: str, n_in: int, left_out: Sequence[tuple[str, str]]) -> None:
-        """Add a step that was counted elsewhere."""
-        self._stages[step] = n_in, n_in - len(left_out), list(left_out)
+    def counted(
+        self, step: str, n_in: int, left_out: Sequence[tuple[str, str]] = (), *, n_out: int | None = None
+    ) -> None:
+        """Add a step that was counted elsewhere; with `n_out`, what was left out is too much to name."""
+        self._stages[step] = n_in, n_in - len(left_out) if n_out is None else n_out, list(left_out)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
