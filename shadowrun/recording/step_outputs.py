@@ -9,6 +9,7 @@ nothing could be kept, one step is not looked at, then two, four, and so on unti
 from __future__ import annotations
 
 import ctypes
+import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -30,6 +31,7 @@ _STEP_BYTES: Final = OUTPUTS_BYTES // 4
 _LEAST: Final = OUTPUTS_BYTES // 256
 """A step counts as so many bytes at least: to find a tensor takes some 0.1 ms, and there may be a million steps."""
 _MAX_FAILURES: Final = 3
+_AT_ONCE: Final = 64
 _MADE: Final = (Kind.RESULT, Kind.WRITTEN)
 
 
@@ -89,11 +91,13 @@ class StepOutputs:
 
     def _keep_former(self, buffer: BlockBuffer, flow: DataFlow) -> int:
         """Keep what the last call made whose first result was not freed."""
-        calls = [[row for row in rows if row.kind in _MADE and row.n_rungs] for rows in buffer.waiting_calls()]
-        places = flow.places({rows[0].number for rows in calls if rows})
-        for rows in calls:
-            if rows and rows[0].number in places and live_storage(places[rows[0].number][0]) is not None:
-                return self._write(buffer, flow.places({row.number for row in rows if row.n_samples >= N_SAMPLES}))
+        calls = ([row for row in rows if row.kind in _MADE and row.n_rungs] for rows in buffer.waiting_calls())
+        # Some at a time: mostly one of the last few is there, and each look goes over all storages.
+        while some := list(itertools.islice(calls, _AT_ONCE)):
+            places = flow.places({rows[0].number for rows in some if rows})
+            for rows in some:
+                if rows and rows[0].number in places and live_storage(places[rows[0].number][0]) is not None:
+                    return self._write(buffer, flow.places({row.number for row in rows if row.n_samples >= N_SAMPLES}))
         return 0
 
     def _write(self, buffer: BlockBuffer, places: Mapping[int, tuple[int, int, int]]) -> int:
