@@ -121,11 +121,11 @@ class BlockBuffer:
 
     def waiting_calls(self) -> Iterator[list[LastRow]]:
         """The rows of each call that is not written yet, the last one first."""
-        rows = list(_unpacked(bytes(self.results), self._first_row))
-        end = len(rows)
-        for call in reversed(list(_CALL.iter_unpack(bytes(self.calls)))):
-            end -= call[4]
-            yield rows[end : end + call[4]]
+        end = len(self.results)
+        for at in range(len(self.calls) - _CALL.size, -1, -_CALL.size):  # one by one: few are asked for
+            begin = end - _CALL.unpack_from(self.calls, at)[4] * _ROW_BYTES
+            yield list(_unpacked(bytes(self.results[begin:end]), self._first_row + begin // _ROW_BYTES))
+            end = begin
 
     def _rows_of_last_call(self) -> bytes:
         n_results = _CALL.unpack_from(self.calls, len(self.calls) - _CALL.size)[4]

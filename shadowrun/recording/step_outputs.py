@@ -2,12 +2,14 @@
 
 No tensor is held for it, which would change when the program's memory is freed. At the end of a step the results of its
 last call are looked up among the tensors that are alive; if none of them is, those of the last call whose first result
-is. Results of less than 64 elements need no place of their own: all their elements are samples.
+is. Results of less than 64 elements need no place of their own: all their elements are samples. After a step of which
+nothing could be kept, one step is not looked at, then two, four, and so on until one has something.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -29,6 +31,7 @@ _STEP_BYTES: Final = OUTPUTS_BYTES // 4
 _LEAST: Final = OUTPUTS_BYTES // 256
 """A step counts as so many bytes at least: to find a tensor takes some 0.1 ms, and there may be a million steps."""
 _MAX_FAILURES: Final = 3
+_AT_ONCE: Final = 64
 _MADE: Final = (Kind.RESULT, Kind.WRITTEN)
 
 
@@ -49,12 +52,20 @@ class StepOutputs:
         self.n_steps = self.n_bytes = 0
         self._left = budget
         self._n_failures = 0
+        # Steps whose end is not looked at, after one that had nothing: twice as many each time.
+        self._n_resting, self._rest = 0, 1
         self._known: set[str] = set()
 
     def end_step(self, buffer: BlockBuffer, flow: DataFlow) -> None:
         """Keep what the last call of a step made, as far as it is there; raises no `Exception`."""
+        if self._n_resting:
+            self._n_resting -= 1
+            return
         try:
-            n_bytes = undisturbed(self._keep, buffer, flow)
+            last = buffer.last_call()
+            if all(_is_sampled_whole(row) for row in last):
+                return
+            n_bytes = undisturbed(self._keep, buffer, flow, last)
         except Exception:  # of a kind of tensor that nobody thought of: the recording goes on without it
             self._n_failures += 1
             self.wanted = self._n_failures < _MAX_FAILURES
@@ -64,11 +75,11 @@ class StepOutputs:
             self.n_bytes += n_bytes
             self._left -= max(n_bytes, _LEAST)
             self.wanted = self._left > 0
+            self._rest = 1
+        else:  # a step like the others: to look for tensors in vain may take longer than the step
+            self._n_resting, self._rest = self._rest, 2 * self._rest
 
-    def _keep(self, buffer: BlockBuffer, flow: DataFlow) -> int:
-        last = buffer.last_call()
-        if all(_is_sampled_whole(row) for row in last):
-            return 0
+    def _keep(self, buffer: BlockBuffer, flow: DataFlow, last: list[LastRow]) -> int:
         places = flow.places({row.number for row in last if row.kind != Kind.LEAF})
         views = {row.number for row in last if row.kind == Kind.VIEW} & places.keys()
         # Of a view, what it is a view of has the values.
@@ -80,11 +91,13 @@ class StepOutputs:
 
     def _keep_former(self, buffer: BlockBuffer, flow: DataFlow) -> int:
         """Keep what the last call made whose first result was not freed."""
-        calls = [[row for row in rows if row.kind in _MADE and row.n_rungs] for rows in buffer.waiting_calls()]
-        places = flow.places({rows[0].number for rows in calls if rows})
-        for rows in calls:
-            if rows and rows[0].number in places and live_storage(places[rows[0].number][0]) is not None:
-                return self._write(buffer, flow.places({row.number for row in rows if row.n_samples >= N_SAMPLES}))
+        calls = ([row for row in rows if row.kind in _MADE and row.n_rungs] for rows in buffer.waiting_calls())
+        # Some at a time: mostly one of the last few is there, and each look goes over all storages.
+        while some := list(itertools.islice(calls, _AT_ONCE)):
+            places = flow.places({rows[0].number for rows in some if rows})
+            for rows in some:
+                if rows and rows[0].number in places and live_storage(places[rows[0].number][0]) is not None:
+                    return self._write(buffer, flow.places({row.number for row in rows if row.n_samples >= N_SAMPLES}))
         return 0
 
     def _write(self, buffer: BlockBuffer, places: Mapping[int, tuple[int, int, int]]) -> int:

@@ -93,6 +93,19 @@ def test_where_the_last_result_is_gone_that_of_an_earlier_call_is_kept(path):
     assert (op, data) == ("aten::arange", y.numpy().tobytes())
 
 
+def test_steps_of_which_nothing_is_there_are_looked_at_ever_more_seldom(path, monkeypatch):
+    looked, keep = [], step_outputs.StepOutputs._keep
+    monkeypatch.setattr(step_outputs.StepOutputs, "_keep", lambda *args: looked.append(step) or keep(*args))
+    results = []
+    with shadowrun.record(path) as run:
+        for step in range(22):
+            results += [torch.full((N,), float(step))] if step >= 19 else []
+            torch.ones(N)
+            run.step()
+    assert looked == [0, 2, 5, 10, 19, 20, 21]
+    assert run.outputs.n_steps == 3
+
+
 def test_small_results_need_no_place(path):
     with shadowrun.record(path) as run:
         big = torch.ones(N)
