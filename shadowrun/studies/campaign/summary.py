@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.studies.campaign.findings import Seen, root_causes, signature
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
-from shadowrun.studies.campaign.runner import VariantFinding
+from shadowrun.studies.campaign.runner import TARGET, VariantFinding
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
@@ -209,7 +209,8 @@ def summarise(
     for result in store.results():
         counted[result.target].add(result)
         seen += (
-            Seen(result.number, result.target, result.n_calls, VariantFinding(*found)) for found in result.findings
+            Seen(result.number, result.target if f.role == TARGET else -1, result.n_calls, VariantFinding(*f))
+            for f in result.findings
         )
     for mutators in variants.valid_mutators():
         valid.update(mutators)
@@ -299,7 +300,9 @@ class _Counted:
         self.masks[result.oracles] += 1
         self.cpu_us += result.cpu_us
         self.n_failed += any(f.kind == Kind.ERROR for f in result.findings)
-        self.causes.update(f.cause for f in result.findings if f.kind in (Kind.MISMATCH, Kind.FORM))
+        self.causes.update(
+            f.cause for f in result.findings if f.kind in (Kind.MISMATCH, Kind.FORM) and f.role == TARGET
+        )
         for op, status in result.ops.items():
             # The worst of all variants.
             if _OP_ORDER.get(status, 0) >= _OP_ORDER.get(self.ops.get(op, ""), -1):

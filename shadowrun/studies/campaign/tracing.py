@@ -303,8 +303,8 @@ def _check_fragile(node: Node, args: list[Any], kwargs: dict[str, Any]) -> None:
                 raise Invalid(f"{base}: {name} has not one value for each channel")
     key, value = given.get("key"), given.get("value")
     if "scaled_dot_product" in base and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor):
-        # The kernel for the CPU reads as many keys as there are values (pytorch/pytorch#193728).
-        if key.shape[-2:-1] != value.shape[-2:-1]:
+        n_keys, n_values = key.shape[-2:-1], value.shape[-2:-1]
+        if n_keys != n_values:  # the kernel for the CPU reads as many keys as values (pytorch/pytorch#193728)
             raise Invalid(f"{base}: not as many keys as values")
     labels, classes = given.get("targets"), given.get("log_probs")
     if "ctc_loss" in base and isinstance(labels, torch.Tensor) and isinstance(classes, torch.Tensor):
