@@ -6,6 +6,7 @@ the report prints them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.store import CampaignStore, ResultRow
 
-__all__ = ["DEFINITIONS", "OracleCount", "Platform", "Summary", "count_oracles", "summarise", "upper_bound"]
+__all__ = [
+    "DEFINITIONS",
+    "OracleCount",
+    "Platform",
+    "Summary",
+    "causes_of",
+    "count_oracles",
+    "is_compiled",
+    "summarise",
+    "upper_bound",
+]
 
 DEFINITIONS: Final = {
     "program": "a graph of operator calls, distinct by its hash: operators, attributes, shapes, dtypes and layouts",
@@ -37,8 +48,14 @@ DEFINITIONS: Final = {
     "platform issue": "any other root cause",
 }
 _OP_ORDER: Final = {"ok": 0, "fallback": 1, "error": 2, "unsupported": 3}
+_FLAWS: Final = re.compile(r" \([^)]*\)")
 _CONFIDENCE: Final = 3.0
 """-ln 0.05 = 2.996: of n trials without an event, the rate is below 3 / n at 95 % (rule of three)."""
+
+
+def is_compiled(target: str) -> bool:
+    """Whether a target of a store is compiled code: ``npu, inductor``, ``sim (a-flaw, another), inductor``."""
+    return ", " in _FLAWS.sub("", target)
 
 
 def upper_bound(n_events: int, n: int) -> float | None:
@@ -95,8 +112,8 @@ class Platform:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it is compiled code; its name then has a comma."""
-        return ", " in self.name
+        """Whether it is compiled code."""
+        return is_compiled(self.name)
 
     @property
     def n_run(self) -> int:
@@ -204,16 +221,12 @@ def summarise(
     """
     variants = _Variants(store)
     counted = [_Counted() for _ in store.info.targets]
-    seen: list[Seen] = []
     valid: Counter[str] = Counter()
     for result in store.results():
         counted[result.target].add(result)
-        seen += (
-            Seen(result.number, result.target, result.n_calls, VariantFinding(*found)) for found in result.findings
-        )
     for mutators in variants.valid_mutators():
         valid.update(mutators)
-    causes = root_causes(seen, sum(", " not in name.partition(" (")[0] for name in store.info.targets))
+    causes = causes_of(store)
     reference = {op for c in counted for op in c.ops}
     sessions = store.sessions()
     return Summary(
@@ -231,6 +244,16 @@ def summarise(
         flaws=tuple(flaws),
         new=None if before is None else frozenset(map(_text, causes)) - _signatures(before),
     )
+
+
+def causes_of(store: CampaignStore) -> list[RootCause]:
+    """The root causes of a store, in the order in which the report numbers them."""
+    seen = [
+        Seen(result.number, result.target, result.n_calls, VariantFinding(*found))
+        for result in store.results()
+        for found in result.findings
+    ]
+    return root_causes(seen, sum(not is_compiled(name) for name in store.info.targets))
 
 
 def _text(cause: RootCause) -> str:
