@@ -393,6 +393,9 @@ def _combine(args: argparse.Namespace) -> int:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cause", type=options.count, metavar="N", help="only the page of this root cause, for an issue tracker"
+    )
     parser.add_argument("--before", metavar="DIR", help="folder of an earlier campaign: mark what it did not find")
     parser.add_argument(
         "--fail-on",
@@ -401,21 +404,43 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help="verdicts that make the exit status 1, such as mismatch,error,crash (default: none)",
     )
+    options.add_known_arguments(parser)
     options.add_output_arguments(parser)
 
 
 def _report(args: argparse.Namespace) -> int:
+    from shadowrun.settings import read_settings
+    from shadowrun.studies.campaign.cause_files import SCRIPTS, read_causes
+    from shadowrun.studies.campaign.cause_report import cause_document
     from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.program_stages import program_stages
     from shadowrun.studies.campaign.report import campaign_document
     from shadowrun.studies.campaign.summary import summarise
+    from shadowrun.studies.sweep.cases import FAILURES, Kind
 
     options.check_outputs(args.output)
+    for kind in args.fail_on:
+        if not any(known.startswith(kind) for known in Kind):
+            raise UsageError(
+                f"--fail-on {kind}: no verdict begins so. Verdicts: {', '.join(FAILURES)}.", slug="bad-option"
+            )
     folder = Folder.open(Path(args.folder))
     store = campaign_findings.opened_store(folder)
     before = None if args.before is None else campaign_findings.opened_store(Folder.open(Path(args.before)))
-    document = campaign_document(
-        summarise(store, flaws=folder.settings.flaws, before=before), fail_on=frozenset(args.fail_on)
+    summary = summarise(
+        store,
+        stages=program_stages(folder.programs),
+        simulated=folder.settings.simulated,
+        flaws=folder.settings.flaws,
+        before=before,
+        ledger=read_settings(options.known_ledger(args)).known,
+        scripts=read_causes(folder.path / SCRIPTS),
     )
+    if args.cause is not None:
+        ((number, cause),) = campaign_findings.chosen_causes(summary.root_causes, [str(args.cause)])
+        options.print_report(cause_document(number, cause, summary), args)
+        return 0
+    document = campaign_document(summary, folder=args.folder, fail_on=frozenset(args.fail_on))
     options.print_report(document, args)
     return 1 if document.gate is not None and not document.gate.passed else 0
 

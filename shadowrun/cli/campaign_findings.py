@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ACTIONS", "RUNS_CALLS", "chosen_causes", "may_start", "opened_store"]
 
 _LEDGER: Final = "shadowrun.toml"
+_ISSUE: Final = "issue.md"
 
 
 def may_start(folder: Folder, args: argparse.Namespace) -> None:
@@ -121,15 +122,21 @@ def _add_repro(parser: argparse.ArgumentParser) -> None:
 
 
 def _repro(args: argparse.Namespace) -> int:
+    import dataclasses
+
+    from shadowrun import report
+    from shadowrun.report.document import render
     from shadowrun.studies.campaign.cause_files import SCRIPTS, folder_name
+    from shadowrun.studies.campaign.cause_report import cause_document
     from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.script_jobs import write_scripts
-    from shadowrun.studies.campaign.summary import causes_of
+    from shadowrun.studies.campaign.summary import summarise
 
     folder = Folder.open(Path(args.folder))
     may_start(folder, args)
     store = opened_store(folder)
-    chosen = chosen_causes(causes_of(store), args.causes)
+    summary = summarise(store)
+    chosen = chosen_causes(summary.root_causes, args.causes)
     if not chosen:
         print("There are no root causes.")
         return 0
@@ -147,7 +154,10 @@ def _repro(args: argparse.Namespace) -> int:
     def show(number: int, cause: RootCause, made: CauseFile) -> None:
         nonlocal written
         written += bool(made.inputs)
-        _print_script(number, cause, made, out / folder_name(cause.signature))
+        to = out / folder_name(cause.signature)
+        _print_script(number, cause, made, to)
+        with_script = dataclasses.replace(summary, scripts={made.signature: made})
+        report.save(render(cause_document(number, cause, with_script), "md"), to / _ISSUE)
 
     write_scripts(
         folder,

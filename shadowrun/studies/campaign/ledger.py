@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import MAX_NAME, clip
 from shadowrun.settings import fits_operator, fits_platform, read_settings
-from shadowrun.studies.campaign.summary import is_compiled
+from shadowrun.studies.campaign.findings import is_compiled
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:

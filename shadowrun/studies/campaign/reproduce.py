@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.store import FindingRow, ResultRow, VariantRow
     from shadowrun.studies.isolation.serving import Channel
 
-__all__ = ["ENTRY", "Again", "Asked", "asked", "reproduce", "start"]
+__all__ = ["ENTRY", "Again", "Asked", "asked", "difference", "hex_of", "oracle_words", "reproduce", "start"]
 
 ENTRY: Final = "shadowrun.studies.campaign.reproduce:start"
 _LEAST_DIGITS: Final = 6

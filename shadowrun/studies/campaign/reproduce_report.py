@@ -137,6 +137,18 @@ def _gate(wanted: Asked, differences: dict[int, str]) -> GateLine | None:
     return GateLine("the same as the recorded result", passed=True)
 
 
+def _finding_data(f: FindingRow) -> dict[str, str]:
+    return {
+        "op": f.op,
+        "dtype": f.dtype,
+        "kind": f.kind,
+        "cause": f.cause,
+        "explanation": f.explanation,
+        "message": f.message,
+        "phase": f.phase,
+    }
+
+
 def _data(wanted: Asked, again: Again, targets: Sequence[str], differences: dict[int, str]) -> dict[str, Any]:
     return {
         "format": 1,
@@ -152,7 +164,7 @@ def _data(wanted: Asked, again: Again, targets: Sequence[str], differences: dict
                 "reason": r.reason,
                 "oracles": oracle_words(r.oracles),
                 "ops": dict(r.ops),
-                "findings": [f._asdict() for f in r.findings],
+                "findings": list(map(_finding_data, r.findings)),
                 "difference": differences.get(r.target),
             }
             for r in again.results
