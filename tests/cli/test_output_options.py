@@ -67,6 +67,7 @@ def files(tmp_path_factory):
     for name in ("c.shadowrec", "d.shadowrec"):
         with shadowrun.record(folder / name):
             torch.ones(3, 3) @ torch.ones(3, 3)
+    assert main(["zoo", "add", "modules", "nn.Linear", "--zoo", str(folder / "z.shadowzoo")]) == 0
     return folder
 
 
@@ -95,6 +96,7 @@ READING = {
     "diff": ["diff", "c.shadowrec", "d.shadowrec"],
     "classes": ["classes", "c.shadowrec", "d.shadowrec"],
     "replay": ["replay", "c.shadowrec", "--target", "cpu"],
+    "zoo list": ["zoo", "list", "--zoo", "z.shadowzoo"],
     "platforms": ["platforms"],
     "platforms --flaws": ["platforms", "--flaws"],
 }
