@@ -49,7 +49,7 @@ def test_every_command_with_a_report_has_both_options(name):
 def test_the_actions_of_a_campaign_that_report_have_both_options():
     (commands,) = (a for a in cli.build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     (actions,) = (a for a in commands.choices["campaign"]._actions if isinstance(a, argparse._SubParsersAction))
-    for name in ("run", "resume", "status"):
+    for name in ("run", "resume", "status", "report", "reproduce"):
         assert {"-o", "--output", "-f", "--format"} <= {
             o for a in actions.choices[name]._actions for o in a.option_strings
         }
