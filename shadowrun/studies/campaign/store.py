@@ -465,8 +465,8 @@ class CampaignStore:
             "select number, target, op, dtype, kind, cause, explanation, message, phase from finding join outcome "
             "on outcome.id = outcome_id order by number, target, position"
         ):
-            role = "target" if target >= 0 else "reference"
-            findings.setdefault((number, target), []).append(FindingRow(*found, role=role))
+            row = FindingRow(*found)._replace(role="target" if target >= 0 else "reference")
+            findings.setdefault((number, target), []).append(row)
         for number, target, status, reason, oracles, n_calls, cpu_us, used in self._rows(
             "select * from result order by number, target"
         ):
