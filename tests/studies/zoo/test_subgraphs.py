@@ -69,3 +69,12 @@ def test_operators_are_limited(found):
     steps = {s.name: s for s in few.stages}
     assert steps["the 1 most frequent"].n_in > steps["the 1 most frequent"].n_out == 1
     assert steps["the 1 most frequent"].n_in == steps["patterns that 2 programs have"].n_out
+
+
+def test_memory_is_bounded_and_what_most_programs_have_stays(found, monkeypatch):
+    programs, collected = found
+    monkeypatch.setattr(subgraphs, "_MAX_COUNTED", 3)
+    bounded = subgraphs.mine(programs)
+    assert {p.name for p in bounded.programs} == {"addmm", "gelu"}
+    counts = {p.name: p.count for p in collected.programs}
+    assert all(p.count <= counts[p.name] for p in bounded.programs)
