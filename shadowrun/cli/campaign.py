@@ -118,7 +118,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--n", type=options.count, metavar="N", help=f"variants (default: {_N:,}, or no limit with --minutes)"
     )
     what.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the recipes (default: %(default)s)")
-    what.add_argument("--zoo", metavar="FILE", help="programs to mutate (default: torch's own modules and their subgraphs)")
+    what.add_argument(
+        "--zoo", metavar="FILE", help="programs to mutate (default: torch's own modules and their subgraphs)"
+    )
     what.add_argument(
         "--programs",
         type=options.words,

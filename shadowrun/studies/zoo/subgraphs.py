@@ -40,8 +40,8 @@ _NAMED: Final = 8
 _MAX_NODES: Final = 3000
 """Calls of a program that are looked at."""
 _MAX_COUNTED: Final = 1 << 20
-"""Patterns whose counts are kept, some 200 bytes each. Above, those of the fewest programs are forgotten: one that
-comes again is counted from then on."""
+"""Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs:
+one that comes again is counted from then on."""
 
 
 _Counts: TypeAlias = dict[bytes, tuple[int, int]]
@@ -123,12 +123,12 @@ def _count(program: Program, counts: _Counts, max_operators: int) -> None:
 
 
 def _forget(counts: _Counts, most: int) -> None:
-    """Leave the patterns that most programs have."""
-    few = 1
-    while len(counts) > most:
-        for key in [key for key, (_, n_programs) in counts.items() if n_programs <= few]:
-            del counts[key]
-        few += 1
+    """Where there are too many patterns, keep half: those that most programs have."""
+    if len(counts) > most:
+        best = sorted(counts, key=lambda key: counts[key][::-1], reverse=True)[: most // 2]
+        kept = {key: counts[key] for key in best}
+        counts.clear()
+        counts.update(kept)
 
 
 def _cut(program: Program, patterns: dict[bytes, _Pattern], max_operators: int) -> None:

@@ -73,8 +73,9 @@ def test_operators_are_limited(found):
 
 def test_memory_is_bounded_and_what_most_programs_have_stays(found, monkeypatch):
     programs, collected = found
-    monkeypatch.setattr(subgraphs, "_MAX_COUNTED", 3)
+    monkeypatch.setattr(subgraphs, "_MAX_COUNTED", 12)
     bounded = subgraphs.mine(programs)
-    assert {p.name for p in bounded.programs} == {"addmm", "gelu"}
+    assert {"addmm", "gelu"} <= {p.name for p in bounded.programs}
+    assert len({p.name for p in bounded.programs}) <= 12 < len({p.name for p in collected.programs})
     counts = {p.name: p.count for p in collected.programs}
     assert all(p.count <= counts[p.name] for p in bounded.programs)
