@@ -133,7 +133,7 @@ def _replayed(args: argparse.Namespace, path: Path, recording: Recording, target
     import warnings
 
     from shadowrun.recording.captured_reader import CapturedFile
-    from shadowrun.studies.replay.replaying import Wanted, replay
+    from shadowrun.studies.replay.replaying import CallFilter, replay
 
     ops = options.operators(args.ops) if args.ops else []
     with CapturedFile(path) as captured, progress_bar("replaying") as progress, warnings.catch_warnings():
@@ -142,7 +142,7 @@ def _replayed(args: argparse.Namespace, path: Path, recording: Recording, target
         def show(done: int, total: int, op: str) -> None:
             progress(done, total, op)
 
-        return replay(recording, captured, target, args.ref, Wanted(frozenset(args.call), ops), progress=show)
+        return replay(recording, captured, target, args.ref, CallFilter(frozenset(args.call), ops), progress=show)
 
 
 def _with_free_run(args: argparse.Namespace, recording: Recording, found: Replay, target: str) -> Replay:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from shadowrun.intercept import torch_compiler, torchapi
-from shadowrun.intercept.call_sites import Mark, Sites
+from shadowrun.intercept.call_sites import CallSites, FrameMark
 from shadowrun.native import core
 from shadowrun.types import Phase
 
@@ -104,7 +104,7 @@ class Attribution:
 
     def __init__(self) -> None:
         self._threads = _Threads()
-        self._sites = Sites()
+        self._sites = CallSites()
         self._links: dict[int, tuple[str, str]] = {}
         self._earlier_links: dict[int, tuple[str, str]] = {}
         self._state: _ThreadState | None = None
@@ -125,7 +125,7 @@ class Attribution:
             threads=self._threads,
             kinds=self._sites.kinds,
             found=self._sites.known,
-            mark=Mark,
+            mark=FrameMark,
             phases=(_FORWARD, _BACKWARD, _OPTIMIZER),
             node=_autograd_node,
             number=_next_number,

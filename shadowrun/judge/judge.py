@@ -233,7 +233,7 @@ class _Judgement:
             return None
         # Each call is counted, also one that a ULP bound decides: a bias of small results shows in the number of calls
         # only.
-        if self.bias_over_calls.note(self.case, position) or self.cheap is not None:
+        if self.bias_over_calls.note(self.case, position) or self.ulp_bound is not None:
             return None
         verdict = self.closeness.verdict(position, d)
         if self.trace is not None:
@@ -242,7 +242,7 @@ class _Judgement:
         return verdict
 
     @cached_property
-    def cheap(self) -> int | None:
+    def ulp_bound(self) -> int | None:
         """ULP bound of the operator for this call; None where it has no bound."""
         dtypes = [t.dtype for t in tensors((*self.case.expected, *self.case.args), self.case.kwargs)]
         return ulp_bound(self.case.op, dtypes, self.case.arguments())
@@ -296,11 +296,13 @@ class _Judgement:
             )
             result_diff.classes = result_diff.classes[result_diff.classes]
             return (yield from self._by_oracle(result_diff))
-        if self.cheap is not None:
-            decided = self._by_bound(result_diff, self.cheap)
+        if self.ulp_bound is not None:
+            decided = self._by_bound(result_diff, self.ulp_bound)
             if self.trace is not None:
                 figure = decided.evidence if decided is not None else f"max {d.max_ulp} ULP"
-                self.trace.note(Rung.BOUND, result_diff.name, figure, f"{self.cheap} ULP: {self.facts.source}", decided)
+                self.trace.note(
+                    Rung.BOUND, result_diff.name, figure, f"{self.ulp_bound} ULP: {self.facts.source}", decided
+                )
             if decided is not None:
                 return decided
         return (yield from self._by_oracle(result_diff))
@@ -337,9 +339,9 @@ class _Judgement:
             return Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
         return Verdict(Status.MATCH, Cause.ROUNDING, "", f"within rtol {rtol:g}, atol {atol:g}")
 
-    def _by_bound(self, result_diff: ResultDiff, cheap: int) -> Verdict | None:
+    def _by_bound(self, result_diff: ResultDiff, bound: int) -> Verdict | None:
         """The cheap bound; None if the oracle has to decide."""
-        if cheap == 0:
+        if bound == 0:
             result_diff.bad = result_diff.where
             result_diff.exact = True
             # The neighbour in float64 is another number than that in float32.
@@ -362,9 +364,9 @@ class _Judgement:
             a, e = (t[where].view(result_diff.fmt.view).numpy() for t in (result_diff.actual, result_diff.expected))
             ulp = ulp_distance(a, e, 8 * a.itemsize)
         # Truncation stays within one ULP of each element; only all elements together show it.
-        if ulp > cheap or may_be_biased(self.case, result_diff.position, d):
+        if ulp > bound or may_be_biased(self.case, result_diff.position, d):
             return None
-        return Verdict(Status.MATCH, Cause.ROUNDING, "", f"max {ulp} ULP, within {cheap} of the operator")
+        return Verdict(Status.MATCH, Cause.ROUNDING, "", f"max {ulp} ULP, within {bound} of the operator")
 
     def _oracle_agrees(self, result_diff: ResultDiff) -> bool:
         """Whether the oracle equals the target's result at every differing element of an exact operator."""

@@ -129,7 +129,7 @@ def pack(tensor: torch.Tensor, n_rows: int = 0) -> Packed | None:
     found = _quickly(tensor, n_rows)
     if found is not None or not _has_values(tensor):
         return found
-    return torchapi.undisturbed(_pack, tensor, n_rows)  # type: ignore[no-any-return]
+    return torchapi.hidden_from_program(_pack, tensor, n_rows)  # type: ignore[no-any-return]
 
 
 def _has_values(t: torch.Tensor) -> bool:

@@ -63,7 +63,7 @@ class NativeCalls(NamedTuple):
     results: CallResults
     undeclared: UndeclaredWrites
 
-    def teach(self, plan: OpPlan, *, draws_noted: bool) -> None:
+    def add_operator(self, plan: OpPlan, *, draws_noted: bool) -> None:
         """What the fast path needs to know of an operator; without that it leaves its calls to Python.
 
         Args:

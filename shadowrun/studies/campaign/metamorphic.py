@@ -24,7 +24,7 @@ from shadowrun.studies.sweep.invariance import (
     Invariance,
     LayoutVariant,
     Pair,
-    Refused,
+    TargetUnsupported,
     batch_arguments,
     flattened,
     map_tensors,
@@ -113,7 +113,7 @@ class Metamorphic:
                         violations.append(_violation(relation, plan, args, mismatch))
                         break
             # A form that the target does not take: that it lacks the operator is found where it runs the program.
-            except Refused:
+            except TargetUnsupported:
                 continue
         return violations, n_pairs
 

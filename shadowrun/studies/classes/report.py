@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.equivalence import Classes
     from shadowrun.studies.classes.explain import Claim, FlagClusters
     from shadowrun.studies.classes.graph import Change
-    from shadowrun.studies.classes.known import Checked
+    from shadowrun.studies.classes.known import ClassCheck
     from shadowrun.studies.classes.layer_kernels import LayerKernels
-    from shadowrun.studies.classes.study import OfOutput, Study
+    from shadowrun.studies.classes.study import OutputStudy, Study
 
 __all__ = ["classes_document", "known_document", "plots_of"]
 
@@ -65,7 +65,7 @@ def classes_document(study: Study) -> Document:
     return Document(title, tuple(blocks), _data(study), _records(study))
 
 
-def known_document(checked: Sequence[Checked], file: str) -> Document:
+def known_document(checked: Sequence[ClassCheck], file: str) -> Document:
     """Report of platforms against known classes."""
     n_new = sum(not found.known for found in checked)
     columns = (Column("platform", "name"), Column("class"), Column("distance"))
@@ -175,7 +175,7 @@ def _outputs(study: Study) -> Section:
     return Section("Outputs", (Table(columns, tuple(rows), noun="outputs", limits=_ALL),), lead, len(study.outputs))
 
 
-def _ulp(output: OfOutput) -> str:
+def _ulp(output: OutputStudy) -> str:
     if output.max_ulp is None:
         return "-"
     if output.is_exact or output.classes.n_classes == 1:
@@ -218,7 +218,7 @@ def _repeats(study: Study) -> Section:
     return Section("Platforms that do not repeat themselves", (table,), lead, len(rows))
 
 
-def _explained(output: OfOutput) -> Section:
+def _explained(output: OutputStudy) -> Section:
     columns = (Column("fact", "name"), Column("explains"), Column("values: platforms, classes"))
     rows: list[tuple[Cell, ...]] = []
     for fact in output.facts:
@@ -263,7 +263,7 @@ def _flags(flags: FlagClusters) -> Section:
     return Section(f"CPU flags of {flags.n_platforms} platforms", (table,), lead, len(rows))
 
 
-def _nearness(study: Study, output: OfOutput) -> Section:
+def _nearness(study: Study, output: OutputStudy) -> Section:
     classes = output.classes
     who = _who(study, classes)
     columns = (Column("bits", "number"), Column("classes", "number"), Column("agree to so many bits"))
@@ -385,7 +385,7 @@ def _data(study: Study) -> dict[str, object]:
     }
 
 
-def _output_data(output: OfOutput) -> dict[str, object]:
+def _output_data(output: OutputStudy) -> dict[str, object]:
     c = output.classes
     return {
         "output": c.output.name,

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.model import Context
     from shadowrun.studies.diff.rounding import Judgement
-    from shadowrun.studies.replay.propagated import Propagated
+    from shadowrun.studies.replay.propagated import PropagatedError
     from shadowrun.types import Verdict
 
-__all__ = ["FAIL_ON", "NOT_RUN", "OfOperator", "Outcome", "Replay", "ReplayedCall"]
+__all__ = ["FAIL_ON", "NOT_RUN", "OperatorReplays", "Outcome", "Replay", "ReplayedCall"]
 
 FAIL_ON: Final = ("any", "not-rounding", "mismatch", "error", "missing", "provenance")
 _FAULTS: Final = (Status.MISMATCH, Status.UNSUPPORTED, Status.ERROR, Status.FALLBACK)
@@ -96,7 +96,7 @@ class ReplayedCall:
 
 
 @dataclass(slots=True)
-class OfOperator:
+class OperatorReplays:
     """All calls of one operator.
 
     Attributes:
@@ -120,7 +120,7 @@ class OfOperator:
     remaining: int = NONE
     min_ulp: float = math.nan
     max_ulp: float = math.nan
-    propagated: Propagated | None = None
+    propagated: PropagatedError | None = None
 
     @property
     def n_flagged(self) -> int:
@@ -174,7 +174,7 @@ class Replay:
     n_random: int = 0
     n_without_values: int = 0
     n_unselected: int = 0
-    propagated: Mapping[str, Propagated] | None = None
+    propagated: Mapping[str, PropagatedError] | None = None
     warnings: tuple[str, ...] = ()
     same_provenance: bool = True
     n_left: int = 0
@@ -189,12 +189,12 @@ class Replay:
         """Calls with one of these outcomes."""
         return sum(call.outcome in outcomes for call in self.calls)
 
-    def by_operator(self) -> list[OfOperator]:
+    def by_operator(self) -> list[OperatorReplays]:
         """All operators with results to compare: those that are flagged first, then those that differ, by name."""
-        found: dict[str, OfOperator] = {}
+        found: dict[str, OperatorReplays] = {}
 
-        def of(op: str) -> OfOperator:
-            return found.setdefault(op, OfOperator(op))
+        def of(op: str) -> OperatorReplays:
+            return found.setdefault(op, OperatorReplays(op))
 
         for call in self.calls:
             of(call.context.op).n_calls += 1
@@ -236,7 +236,7 @@ class Replay:
         return found
 
 
-def _order(row: OfOperator) -> tuple[int, str]:
+def _order(row: OperatorReplays) -> tuple[int, str]:
     faults = sum(row.verdicts[status] for status in _FAULTS)
     if row.n_flagged or faults:
         return 0, row.op

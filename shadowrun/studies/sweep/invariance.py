@@ -38,7 +38,7 @@ __all__ = [
     "Invariance",
     "LayoutVariant",
     "Pair",
-    "Refused",
+    "TargetUnsupported",
     "VariantMismatch",
     "batch_arguments",
     "flattened",
@@ -309,7 +309,7 @@ class Invariance:
                 for pair in self.pairs(part, plan, args, kwargs):
                     n += 1
                     findings += self._findings(part, plan, pair)
-            except Refused as refused:
+            except TargetUnsupported as refused:
                 findings.append(refused.finding)
         return findings if n or findings else None
 
@@ -338,7 +338,7 @@ class Invariance:
                 mismatch = self.compare(plan, pair)
                 if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
                     return mismatch
-        except Refused:
+        except TargetUnsupported:
             return None
         return None
 
@@ -433,7 +433,7 @@ class Invariance:
             finding = finding_of_error(error, plan.name)
             if first and not isinstance(error, WorkerDied):
                 finding = CaseFinding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", finding.message)
-            raise Refused(finding) from None
+            raise TargetUnsupported(finding) from None
         return names, tuple(as_contiguous(v) if isinstance(v, torch.Tensor) else v for v in values)
 
     def compare(self, plan: OpPlan, pair: Pair) -> VariantMismatch | None:
@@ -498,7 +498,7 @@ def _printed(value: Value, k: int, n: int) -> str:
     return f"{flat[k if flat.numel() == n else 0].item():.9g}"
 
 
-class Refused(Exception):  # noqa: N818 - a reason, caught inside
+class TargetUnsupported(Exception):  # noqa: N818 - a reason, caught inside
     """The target cannot run an operator."""
 
     def __init__(self, finding: CaseFinding) -> None:

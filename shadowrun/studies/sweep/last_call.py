@@ -72,7 +72,7 @@ class CasePlatform:
 
 def last_call(
     sweep_finding: SweepFinding, origin: Origin, platform: CasePlatform, seconds: float
-) -> captured_inputs.Captured | None:
+) -> captured_inputs.StoredCall | None:
     """The call that was running when the process of a case died or timed out; None if no call was running.
 
     Args:
@@ -166,7 +166,7 @@ class _LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload):
-            call = captured_inputs.Captured(str(func.name()), self._on_cpu(args), self._on_cpu(kwargs))  # type: ignore[no-untyped-call]
+            call = captured_inputs.StoredCall(str(func.name()), self._on_cpu(args), self._on_cpu(kwargs))  # type: ignore[no-untyped-call]
             try:
                 # Before the call: a process that dies in it writes nothing afterwards.
                 captured_inputs.save(self._folder, _NAME, call)

@@ -6,13 +6,13 @@ import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.studies.isolation.pool import Rest
+from shadowrun.studies.isolation.pool import RemainingTask
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from shadowrun.studies.isolation.pool import Loss
+    from shadowrun.studies.isolation.pool import WorkerFailure
 
 __all__ = ["ENTRY", "SweepWork"]
 
@@ -80,14 +80,14 @@ class SweepWork:
         del self._parts[task], self._done[task]
         self._on_task(task)
 
-    def lost(self, task: Task, loss: Loss) -> Rest[Task] | None:
+    def lost(self, task: Task, failure: WorkerFailure) -> RemainingTask[Task] | None:
         """Record the outcome of the case in hand, and give what is left."""
-        finding = CaseFinding(Kind(loss.ending), explanation=loss.explanation, message=loss.message)
-        case = loss.step.case
+        finding = CaseFinding(Kind(failure.kind), explanation=failure.explanation, message=failure.message)
+        case = failure.step.case
         # The process may have ended after it had sent the outcome.
         if case is not None and (Part(case[0]), case[1]) not in self._done[task]:
             # Until the reference has run the case, nothing is known against the target.
-            if not loss.step.on_target:
+            if not failure.step.on_target:
                 words = f"on the reference: {finding.kind}, {finding.explanation}"
                 finding = CaseFinding(Kind.HARNESS, explanation=words, message=finding.message)
             self._result(task, case, [finding])
@@ -100,7 +100,7 @@ class SweepWork:
                 self._give_up(task, rest[0], finding)
                 rest = rest[1:]
         if rest:
-            return Rest(dataclasses.replace(task, parts=rest, done=task.done | done))
+            return RemainingTask(dataclasses.replace(task, parts=rest, done=task.done | done))
         self._on_task(task)
         return None
 
