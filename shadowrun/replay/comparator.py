@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.config import Config
-    from shadowrun.judge.judge import Examined
+    from shadowrun.judge.judgement import Examined
     from shadowrun.platforms.fallback import Evidence
     from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.context import RecordSink

@@ -26,7 +26,7 @@ from shadowrun.types import Cause, Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.judge.judge import Examined, Parts
+    from shadowrun.judge.judgement import Examined, Parts
     from shadowrun.operators.case import Case, Value
 
 __all__ = ["PostponedCalls"]

@@ -129,7 +129,7 @@ class Copies:
         """Wait until all are there.
 
         Raises:
-            Stale: One that was kept is not what the device had.
+            StaleCopy: One that was kept is not what the device had.
         """
         for snapshot in self.snapshots:
             if snapshot.mark is not None:
@@ -177,7 +177,7 @@ class Snapshots:
             written: The tensors that the call writes to: copies of what shares their memory share it too.
 
         Raises:
-            Unsuitable: One is no plain piece of memory.
+            NotCopyable: One is no plain piece of memory.
             OverBudget: They exceed the budget.
         """
         for t in tensors_in((*args, *kwargs.values())):

@@ -18,6 +18,7 @@ from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.numerics.form import dtype_name
 from shadowrun.studies.campaign.mutators.execution import RELATIONS
 from shadowrun.studies.campaign.mutators.tensors import in_place_form
+from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.cases import Part
 from shadowrun.studies.sweep.inputs import transposed
 from shadowrun.studies.sweep.invariance import (
@@ -25,7 +26,6 @@ from shadowrun.studies.sweep.invariance import (
     LayoutVariant,
     Pair,
     TargetUnsupported,
-    batch_arguments,
     flattened,
     map_tensors,
 )

@@ -23,8 +23,8 @@ from shadowrun.operators.case import Case, flat_results, tensors
 from shadowrun.recording.digests import digest
 from shadowrun.replay.call import draws_random
 from shadowrun.studies.determinism.stability import Stability
+from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.inputs import channels_last, is_plain, transposed
-from shadowrun.studies.sweep.invariance import batch_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -67,7 +67,7 @@ class Call:
         """The call with newly sampled values.
 
         Raises:
-            Unreadable: The call cannot be rebuilt.
+            UnreadableCall: The call cannot be rebuilt.
         """
         try:
             plan = operator(self.op)

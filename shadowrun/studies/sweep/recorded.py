@@ -70,7 +70,7 @@ def function(name: str) -> Callable[..., Any]:
     Its attribute ``operator`` is the operator itself.
 
     Raises:
-        Unreadable: This torch has no such operator, or the operator does more than compute tensors.
+        UnreadableCall: This torch has no such operator, or the operator does more than compute tensors.
     """
     operator = _operator(name)
 
@@ -101,7 +101,7 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
             get these shapes and the dtype of the last tensor before them.
 
     Raises:
-        Unreadable: The text is incomplete, has a value without a literal, or asks for a forbidden operation.
+        UnreadableCall: The text is incomplete, has a value without a literal, or asks for a forbidden operation.
     """
     operator = _operator(name)
     # Seeded per call, so that a script can rebuild one call without the others.
