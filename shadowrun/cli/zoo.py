@@ -143,7 +143,7 @@ def _list(args: argparse.Namespace) -> None:
             f"The zoo has nothing of the source {args.left_out!r}; it has {', '.join(known)}.", slug="zoo-source"
         )
     document: Any = left_out_document(zoo, args.left_out) if args.left_out else zoo_document(zoo, str(args.zoo))
-    options.print_report(document, args, always=True)
+    options.print_report(document, args)
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -152,9 +152,7 @@ def _show(args: argparse.Namespace) -> None:
 
     if len(args.what) != 1:
         raise UsageError("Name one program: shadowrun zoo show PROGRAM.", slug="zoo-unknown-program")
-    options.print_report(
-        program_document(_named(read_zoo(args.zoo), args.what[0]), calls=args.script), args, always=True
-    )
+    options.print_report(program_document(_named(read_zoo(args.zoo), args.what[0]), calls=args.script), args)
 
 
 def _named(zoo: Zoo, text: str) -> Program:

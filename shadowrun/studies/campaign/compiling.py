@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.campaign.variant import Variant
 
-__all__ = ["check_compiled"]
+__all__ = ["check_compiled", "compiled"]
 
 _LIMIT_S: Final = 120.0
 _FAILED: Final = {
@@ -39,6 +39,25 @@ def check_compiled(variant: Variant, backend: str, device: torch.device) -> tupl
     Returns:
         Status (as in `runner.Result`), the reason, and findings as op, dtype, kind, cause, explanation, message.
     """
+    try:
+        report = compiled(variant, backend, device)
+    except UsageError as error:  # it fails in eager mode
+        return "invalid", str(error)[:300], []
+    return _read(report, backend)
+
+
+def compiled(variant: Variant, backend: str, device: torch.device, *, regions: bool = False) -> CompileReport:
+    """Compile a variant as one function.
+
+    Args:
+        variant: The variant.
+        backend: Of torch.compile; ``inductor:dynamic`` with sizes as symbols.
+        device: Where it runs.
+        regions: Whether to look for the operator at fault, which takes a compilation for each step.
+
+    Raises:
+        UsageError: It fails in eager mode.
+    """
     name, _, option = backend.partition(":")
     graph = variant.graph
     runner = Runner(graph, device)
@@ -50,20 +69,16 @@ def check_compiled(variant: Variant, backend: str, device: torch.device) -> tupl
     def program(*given: torch.Tensor) -> list[Any]:
         return runner(given)
 
-    try:
-        report = compile_check(
-            program,
-            *inputs,
-            backend=name,
-            dynamic=True if option == "dynamic" else None,
-            train=variant.execution.backward,
-            ladder=False,
-            regions=False,
-            time_limit_s=_LIMIT_S,
-        )
-    except UsageError as error:  # it fails in eager mode
-        return "invalid", str(error)[:300], []
-    return _read(report, backend)
+    return compile_check(
+        program,
+        *inputs,
+        backend=name,
+        dynamic=True if option == "dynamic" else None,
+        train=variant.execution.backward,
+        ladder=False,
+        regions=regions,
+        time_limit_s=_LIMIT_S,
+    )
 
 
 def _read(report: CompileReport, backend: str) -> tuple[str, str, list[tuple[str, ...]]]:

@@ -10,6 +10,7 @@ issue*.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.campaign.runner import VariantFinding
 
-__all__ = ["PUBLISHED_CAUSES", "RootCause", "Seen", "Signature", "published_cause", "root_causes", "signature"]
+__all__ = [
+    "PUBLISHED_CAUSES",
+    "RootCause",
+    "Seen",
+    "Signature",
+    "is_compiled",
+    "published_cause",
+    "root_causes",
+    "signature",
+]
 
 _CLASSES: Final = {
     **dict.fromkeys(("f16", "bf16"), "16-bit float"),
@@ -30,6 +40,7 @@ _CLASSES: Final = {
     "b8": "bool",
 }
 _RAISED: Final = (Kind.ERROR, Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE, Kind.MISSING_ERROR, Kind.WRONG_ERROR)
+_FLAWS: Final = re.compile(r" \([^)]*\)")
 _ORDER: Final = {kind: n for n, kind in enumerate(Kind)}
 
 PUBLISHED_CAUSES: Final = ("operator implementation", "exceptional values", "instruction scheduling", "undefined")
@@ -43,6 +54,11 @@ _PUBLISHED: Final = {
     "undefined behaviour": "undefined",
     "randomness": "undefined",
 }
+
+
+def is_compiled(target: str) -> bool:
+    """Whether a target of a store is compiled code: ``npu, inductor``, ``sim (a-flaw, another), inductor``."""
+    return ", " in _FLAWS.sub("", target)
 
 
 def published_cause(cause: str) -> str:

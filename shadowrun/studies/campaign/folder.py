@@ -221,6 +221,21 @@ class Folder:
                 slug="campaign-other",
             )
 
+    def check_torch(self) -> None:
+        """Look that torch is that of the campaign: another one makes other variants, and other results.
+
+        Raises:
+            DataFileError: It is not.
+        """
+        import torch
+
+        if self.settings.torch not in ("", str(torch.__version__)):
+            raise DataFileError(
+                f"{str(self.path)!r} is a campaign with torch {brief(self.settings.torch)}, and this is torch "
+                f"{torch.__version__}: use that version, or start a new campaign.",
+                slug="campaign-other",
+            )
+
     @property
     def programs(self) -> Path:
         """File with the programs."""

@@ -19,10 +19,11 @@ from shadowrun.studies.campaign.claims import Claims
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shadowrun.studies.campaign.runner import RunnerSettings
     from shadowrun.studies.campaign.variant import Variant
     from shadowrun.studies.isolation.serving import Channel
 
-__all__ = ["ENTRY", "Maker", "VariantWorker", "Verdicts", "start"]
+__all__ = ["ENTRY", "Maker", "VariantWorker", "Verdicts", "runner_settings", "start"]
 
 ENTRY: Final = "shadowrun.studies.campaign.worker:start"
 _MAX_TEXT: Final = 300
@@ -54,21 +55,30 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
     """
     from shadowrun.studies.campaign.generate import Generator
     from shadowrun.studies.campaign.programs import lazily
-    from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+    from shadowrun.studies.campaign.runner import VariantRunner
 
-    flaws = settings["flaws"]
-    runner = VariantRunner(
-        RunnerSettings(
-            targets=tuple(settings["targets"]),
-            ref=settings["ref"],
-            flaws=None if flaws is None else tuple(flaws),
-            backends=tuple(settings["compile"]),
-            threads=settings["threads"],
-            call_limit_s=settings["call_limit_s"],
-        )
-    )
+    runner = VariantRunner(runner_settings(settings))
     maker = Generator(lazily(Path(settings["programs"])), settings["seed"], settings["mutators"])
     return VariantWorker(settings, channel, maker, runner).run
+
+
+def runner_settings(settings: dict[str, Any]) -> RunnerSettings:
+    """Platforms as `runner.VariantRunner` takes them.
+
+    Args:
+        settings: Of `Settings.for_workers`, as JSON has it.
+    """
+    from shadowrun.studies.campaign.runner import RunnerSettings
+
+    flaws = settings["flaws"]
+    return RunnerSettings(
+        targets=tuple(settings["targets"]),
+        ref=settings["ref"],
+        flaws=None if flaws is None else tuple(flaws),
+        backends=tuple(settings["compile"]),
+        threads=settings["threads"],
+        call_limit_s=settings["call_limit_s"],
+    )
 
 
 class VariantWorker:

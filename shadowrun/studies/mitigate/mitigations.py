@@ -130,20 +130,21 @@ _WRAPPERS: Final = ("channels_last", "float64")
 
 
 def chosen(
-    only: Sequence[str] = (), bits: Sequence[int] = DEFAULT_BITS, further: Sequence[str] = ()
+    only: Sequence[str] = (), bits: Sequence[int] | None = None, further: Sequence[str] = ()
 ) -> list[Mitigation]:
     """The mitigations of a sweep.
 
     Args:
         only: Names of those that are wanted; all by default.
-        bits: Numbers of low mantissa bits to truncate, each a mitigation.
+        bits: Numbers of low mantissa bits to truncate, each a mitigation, with `only` too; `DEFAULT_BITS` by default.
         further: Settings of the CPU, such as ``onednn_isa=AVX2``, each a mitigation.
 
     Raises:
         UsageError: There is no such mitigation, or a wrong number of bits.
         PlatformError: There is no such setting of the CPU, or it has no such value.
     """
-    known = {m.name: m for m in (*_EVERY, *map(_truncation, bits))}
+    truncations = [_truncation(n_bits) for n_bits in (DEFAULT_BITS if bits is None else bits)]
+    known = {m.name: m for m in (*_EVERY, *truncations)}
     for name in only:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
@@ -151,7 +152,9 @@ def chosen(
             raise UsageError(
                 f"--only {name!r} is no mitigation.{hint} There are: {', '.join(known)}.", slug="bad-option"
             )
-    found = {name: m for name, m in known.items() if not only or name in only}
+    # Bits that were asked for are wanted, even where --only names other mitigations.
+    wanted = {*only, *(m.name for m in truncations if bits is not None)} if only else known
+    found = {name: m for name, m in known.items() if name in wanted}
     for text in further:
         for key, value in parse(f"cpu[{text}]").settings:
             setting = str(PlatformSpec("cpu", None, ((key, value),)))[len("cpu[") : -1]

@@ -33,7 +33,7 @@ from shadowrun.studies.sweep.sweep_findings import SweepFinding
 if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
 
-__all__ = ["CasePlatform", "last_call", "main"]
+__all__ = ["CasePlatform", "LastCallRecorder", "last_call", "load_last_call", "main"]
 
 _CPU = torch.device("cpu")
 _NAME = "0.pt"
@@ -102,11 +102,16 @@ def last_call(
         )
         with process:
             _wait_or_kill(process, seconds)
-        try:
-            # The process may have died while it wrote the file.
-            return captured_inputs.load(Path(folder), _NAME)
-        except DataFileError:
-            return None
+        return load_last_call(Path(folder))
+
+
+def load_last_call(folder: Path) -> captured_inputs.Captured | None:
+    """The call that a `LastCallRecorder` left in a folder; None if its process ended between two calls."""
+    try:
+        # The process may have died while it wrote the file.
+        return captured_inputs.load(folder, _NAME)
+    except DataFileError:
+        return None
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -143,7 +148,7 @@ def main(facts: dict[str, Any], folder: str) -> None:
     sys.stdout.write("begins\n")
     sys.stdout.flush()
     torch.manual_seed(0)
-    with platform.context(), _LastCallRecorder(Path(folder), platform):
+    with platform.context(), LastCallRecorder(Path(folder), platform):
         prepared()
     # What was launched last may crash after the program has returned.
     platform.synchronize()
@@ -155,8 +160,13 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-class _LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """Writes the inputs of the current call to a file, and deletes the file after the call."""
+class LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
+    """Writes the inputs of the current call to a file, and deletes the file after the call.
+
+    Args:
+        folder: Where to.
+        platform: Where the calls run.
+    """
 
     def __init__(self, folder: Path, platform: Platform) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
