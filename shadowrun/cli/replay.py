@@ -99,12 +99,14 @@ def run(args: argparse.Namespace) -> int:
     if simulated:
         options.enable_simulation(target, args.flaws, args.preset)
     found = _replayed(args, path, recording, target)
+    # After Ctrl-C nothing more is begun.
     if args.free and not found.n_left:
         found = _with_free_run(args, recording, found, target)
 
     from shadowrun.studies.replay.report import replay_document
 
     options.print_report(replay_document(found, path, args.limit, _platforms(args)), args)
+    # After the report: the command then ends by the signal, as Python does.
     if found.n_left:
         raise KeyboardInterrupt
     failures = found.failures(args.fail_on)

@@ -44,6 +44,7 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
     """
     if not hasattr(os, "fork"):
         return None
+    # What waits in the buffers would be written by both processes.
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

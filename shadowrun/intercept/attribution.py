@@ -43,6 +43,7 @@ _frame = sys._getframe
 NOWHERE: Origin = "", Phase.FORWARD, ""
 # A program that never ends a step would collect the forward calls of its whole run.
 _MAX_LINKS = 100_000
+# A program may start a thread for each batch: of those that ended, the links of so many are kept.
 _MAX_CHAINS = 64
 
 
@@ -80,6 +81,7 @@ class _Chain:
         self.oldest = self.mark = 0
 
     def end_step(self) -> None:
+        # Numbers of nodes grow: those below `oldest` were made before the last step began.
         numbers = list(self.links)
         for number in [number for number in numbers if number < self.oldest]:
             self.links.pop(number, None)

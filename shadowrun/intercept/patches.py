@@ -44,6 +44,7 @@ class Patches:
     def restore(self) -> None:
         """Put the originals back, except where other code has replaced the patch since (and may still call it)."""
         while self._made:
+            # The last one first: two patches of one attribute lie on each other.
             owner, name, original, patched = self._made.pop()
             # Another library's patch calls ours: removing it would remove that library's work.
             if vars(owner)[name] is patched:

@@ -133,6 +133,7 @@ def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]
             running.append((event.name(), len(found)))
         elif event.kind() == "pop" and running:
             name, n_before = running.pop()
+            # Nothing was added since it began: it is an innermost one.
             if len(found) == n_before and "::" in name and name not in skipped:
                 found.append(name)
 

@@ -81,6 +81,7 @@ class CallInputs:
             for v in a:
                 self.note(noted, v, form)
         elif kind in _PLAIN or isinstance(a, torch.Tensor):
+            # A call with tensors on both is the accelerator's: the CPU's are numbers, or indices of it.
             if noted.first is None or (noted.first.is_cpu and not a.is_cpu):
                 noted.first = a
             noted.inputs.append(self._row(noted, a, form))

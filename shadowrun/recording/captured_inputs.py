@@ -243,6 +243,7 @@ def _rows(tensors: list[torch.Tensor], memories: dict[int, _Memory], numbers: di
         if t.numel():
             key = torchapi.storage_key(t)
             number = numbers[key]
+            # No remainder: every element size divides ALIGNMENT.
             offset = int(t.storage_offset()) - memories[key].begin // t.element_size()
         dtype = str(t.dtype).removeprefix("torch.")
         bits = f"{'conj' * t.is_conj()}{'neg' * t.is_neg()}"

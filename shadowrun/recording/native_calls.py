@@ -75,10 +75,12 @@ class NativeCalls(NamedTuple):
         # Python splits composite operators under inference mode.
         if plan.kind is OpKind.PASS or plan.composite or plan.custom or returns.outs:
             return
+        # Python notes the state of the generator before the first draw.
         if plan.action is Action.RANDOM and not draws_noted:
             return
         if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
             return
+        # Each of its calls is watched, which Python does.
         if self.undeclared.schedule.is_always(plan.index):
             return
         self.rows.learn(

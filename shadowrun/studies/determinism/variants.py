@@ -244,6 +244,7 @@ class Variants:
     def _note(self, call: _Call, dimension: str, variant: str, counts: Counter[bytes], bits: tuple[int, int]) -> None:
         of_op = self.found.setdefault(dimension, defaultdict(Stability))[call.plan.name]
         if len(counts) > 1:
+            # How many there are of each is what counts, not which hash it was.
             of_op.add_break(Counter(dict(enumerate(counts.values()))), variant)
             self.broken.append(ChangedVariant(call.plan.name, dimension, variant, call.printed(), bits, len(counts)))
         else:

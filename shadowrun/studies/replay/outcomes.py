@@ -91,6 +91,7 @@ class ReplayedCall:
         """Which of the two machines is off, where the reference decides it: ``here``, ``recorded`` or empty."""
         if self.is_fault:
             return "here"
+        # Right by the reference of this machine, and far from the recording: then the recording is off.
         is_right_here = self.verdict is not None and self.verdict.status is Status.MATCH
         return "recorded" if is_right_here and self.outcome in (Outcome.BEYOND, Outcome.FORM) else ""
 
@@ -142,6 +143,7 @@ class OperatorReplays:
 
 
 def _greater(a: float, b: float) -> float:
+    # NaN stands for not measured.
     return b if math.isnan(a) else a if math.isnan(b) else max(a, b)
 
 

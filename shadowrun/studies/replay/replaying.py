@@ -388,6 +388,7 @@ class ResultRows:
         dtype = str(value.dtype).removeprefix("torch.")
         form = Form(dtype, tuple(value.shape), tuple(value.stride()) if is_strided else (), str(value.layout)[6:])
         number = self._forms.setdefault(form, len(self._forms))
+        # As the recorder counts them: the column has one byte.
         found, position = digest(value), min(position, _MAX_POSITION)
         if found is not None and (int(kind), position) in self._kept:
             self._outputs[len(self._results)] = content_of(value)
