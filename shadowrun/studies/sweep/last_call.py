@@ -105,7 +105,7 @@ def last_call(
         return load_last_call(Path(folder))
 
 
-def load_last_call(folder: Path) -> captured_inputs.Captured | None:
+def load_last_call(folder: Path) -> captured_inputs.StoredCall | None:
     """The call that a `LastCallRecorder` left in a folder; None if its process ended between two calls."""
     try:
         # The process may have died while it wrote the file.
