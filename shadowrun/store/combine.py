@@ -91,6 +91,7 @@ def name_together(paths: Sequence[Path]) -> Path:
 
 def _of_folder(folder: Path) -> list[Path]:
     found = sorted((file for file in folder.iterdir() if _is_data(file)), key=_natural)
+    # Next to the files of ranks, `run.shadowrun` is what an earlier `combine` made of them.
     return [file for file in found if _RANK.fullmatch(file.name)] or found
 
 
