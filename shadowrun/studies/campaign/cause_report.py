@@ -103,9 +103,9 @@ def _seen(number: int, cause: RootCause, summary: Summary, made: CauseFile | Non
     yield Fact("first", f"variant {cause.first}")
     yield Fact("smallest", f"variant {cause.smallest.number}, {plural(cause.smallest.size, 'call')}")
     if recipe := summary.recipes.get(cause.smallest.number):
-        yield Fact("recipe", recipe)
+        yield Fact("recipe", recipe, command=True)
     if made is not None and made.recipe and made.recipe != recipe:
-        yield Fact("minimised", made.recipe)
+        yield Fact("minimised", made.recipe, command=True)
 
 
 def cause_data(number: int, cause: RootCause, summary: Summary) -> dict[str, Any]:

@@ -30,6 +30,7 @@ __all__ = [
     "published_cause",
     "root_causes",
     "signature",
+    "without_flaws",
 ]
 
 _CLASSES: Final = {
@@ -58,7 +59,12 @@ _PUBLISHED: Final = {
 
 def is_compiled(target: str) -> bool:
     """Whether a target of a store is compiled code: ``npu, inductor``, ``sim (a-flaw, another), inductor``."""
-    return ", " in _FLAWS.sub("", target)
+    return ", " in without_flaws(target)
+
+
+def without_flaws(target: str) -> str:
+    """The name of a target of a store without the flaws of a simulated one, which reports name once."""
+    return _FLAWS.sub("", target)
 
 
 def published_cause(cause: str) -> str:

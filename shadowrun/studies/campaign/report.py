@@ -26,7 +26,8 @@ from shadowrun.report.document import (
     Table,
 )
 from shadowrun.studies.campaign.cause_report import cause_data, target_name
-from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause
+from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause, without_flaws
+from shadowrun.studies.campaign.oracles import RULES
 from shadowrun.studies.campaign.summary import DEFINITIONS, upper_bound
 from shadowrun.studies.sweep.cases import Kind
 
@@ -62,6 +63,7 @@ def campaign_document(summary: Summary, *, folder: str = "DIR", fail_on: frozens
         Facts(tuple(_headline(summary))),
         _causes_section("Root causes", [pair for pair in causes if pair not in known], summary, folder),
         *([_causes_section("Known issues", known, summary, folder)] if known else []),
+        *([_gone(summary)] if summary.gone else []),
         Section("Platforms", (_platforms(summary),), f"{_sentence('support')} Fewer: {DEFINITIONS['fewer']}."),
         Section("Discrepancy rate by oracle", tuple(_oracle_blocks(summary)), f"{_sentence('discrepancy rate')}"),
         Section(
@@ -86,7 +88,11 @@ def campaign_document(summary: Summary, *, folder: str = "DIR", fail_on: frozens
         Section("Definitions", (Facts(tuple(Fact(k, v) for k, v in DEFINITIONS.items())),)),
     ]
     return Document(
-        f"campaign: {summary.title}", tuple(blocks), _data(summary), _records(summary), _gate(summary, fail_on)
+        f"campaign: {without_flaws(summary.title)}",
+        tuple(blocks),
+        _data(summary),
+        _records(summary),
+        _gate(summary, fail_on),
     )
 
 
@@ -96,7 +102,7 @@ def _headline(summary: Summary) -> Iterator[Fact]:
         yield Fact("planted flaws", ", ".join(summary.flaws) or "none")
     for platform in summary.platforms:
         counted = ", ".join(f"{n:,} {status}" for status, n in sorted(platform.statuses.items(), key=lambda i: -i[1]))
-        yield Fact(_short(platform.name), counted or "nothing was run")
+        yield Fact(without_flaws(platform.name), counted or "nothing was run")
     wrong = list(summary.findings)
     n_flaws = sum(c.is_framework for c in wrong)
     counted = f"{plural(len(wrong) - n_flaws, 'platform issue')}, {plural(n_flaws, 'framework flaw')}"
@@ -112,12 +118,6 @@ def _headline(summary: Summary) -> Iterator[Fact]:
         yield Fact("throughput", f"{rate:,.0f} variants an hour of processor time{wall}")
 
 
-def _short(name: str) -> str:
-    """A target without its flaws, which are named before."""
-    head, _, rest = name.partition(" (")
-    return head + rest.partition(")")[2]
-
-
 def _causes_section(title: str, causes: list[tuple[int, RootCause]], summary: Summary, folder: str) -> Section:
     entries = Entries(
         tuple(_cause(n, cause, summary, folder) for n, cause in causes),
@@ -125,16 +125,18 @@ def _causes_section(title: str, causes: list[tuple[int, RootCause]], summary: Su
         limits=Limits(15, 100, 300),
     )
     blocks: list[Block] = [entries] if causes else [Note("None.", "dim")]
-    if summary.gone and title == "Root causes":
-        gone = "; ".join(summary.gone[:5]) + (f"; {len(summary.gone) - 5} more" if len(summary.gone) > 5 else "")
-        blocks.append(Note(f"Only the earlier campaign has: {gone}", "dim"))
     lead = "Accepted by the ledger; they fail no gate." if title == "Known issues" else _sentence("root cause")
     return Section(title, tuple(blocks), lead, len(causes))
 
 
+def _gone(summary: Summary) -> Section:
+    table = Table((Column("root cause"),), tuple((text,) for text in summary.gone), noun="root causes", limits=_LIMITS)
+    return Section("Not found again", (table,), "Only the earlier campaign has these.", len(summary.gone))
+
+
 def _cause(number: int, cause: RootCause, summary: Summary, folder: str) -> Entry:
     s, f = cause.signature, cause.smallest.finding
-    where = ", ".join(target_name(summary, t) for t in cause.targets)
+    where = ", ".join(without_flaws(target_name(summary, t)) for t in cause.targets)
     facts = [
         Fact(
             "seen in",
@@ -195,7 +197,7 @@ def _platforms(summary: Summary) -> Table:
     )
     rows: list[tuple[Cell, ...]] = [
         (
-            _short(p.name),
+            without_flaws(p.name),
             f"{p.n_run:,}",
             f"{p.n_ops_of_reference:,}",
             f"{p.n_ops_of_reference - p.ops.get('unsupported', 0):,}",
@@ -222,15 +224,16 @@ def _oracle_blocks(summary: Summary) -> Iterator[Block]:
                 Column("false negatives", "number"),
                 Column("false positives", "number"),
             ]
+        columns.append(Column("two results differ if", detail=1))
         rows = []
         for o in p.oracles:
             row = [o.name, f"{o.n_differ:,}", _share(o.n_differ, p.n_compared)]
             if summary.is_simulated:
                 clean = p.n_compared - p.n_fired
                 row += [f"{o.n_missed:,}", _share(o.n_missed, p.n_fired), _share(o.n_alone, clean)]
-            rows.append(tuple(row))
+            rows.append((*row, RULES.get(o.name, "")))
         yield Note(
-            f"{_short(p.name)}: {p.n_compared:,} variants compared"
+            f"{without_flaws(p.name)}: {p.n_compared:,} variants compared"
             + (f"; an operator returned other bits in {p.n_fired:,} of them" if p.n_fired else "")
         )
         yield Table(tuple(columns), tuple(rows), noun="oracles", limits=_LIMITS)
@@ -256,7 +259,7 @@ def _share(n: int, of: int) -> str:
 def _published(summary: Summary) -> Table:
     columns = (Column("published cause", "name"), Column("ours"), Column("platform"), Column("findings", "number"))
     rows: list[tuple[Cell, ...]] = [
-        (name, cause or "none named", _short(p.name), f"{n:,}")
+        (name, cause or "none named", without_flaws(p.name), f"{n:,}")
         for name in PUBLISHED_CAUSES
         for p in summary.platforms
         for cause, n in sorted(p.causes.items(), key=lambda item: -item[1])

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.studies.campaign.findings import Seen, is_compiled, root_causes, signature
+from shadowrun.studies.campaign.findings import Seen, is_compiled, root_causes, signature, without_flaws
 from shadowrun.studies.campaign.ledger import known_causes
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
 from shadowrun.studies.campaign.runner import VariantFinding
@@ -264,7 +264,7 @@ def summarise(
     wanted = {cause.smallest.number for cause in causes}
     return Summary(
         title=f"{', '.join(store.info.targets)} against {store.info.ref}",
-        stages=(*stages, *variants.stages(counted)),
+        stages=(*stages, *variants.stages(dict(zip(store.info.targets, counted, strict=True)))),
         platforms=tuple(c.platform(n, len(reference)) for n, c in zip(store.info.targets, counted, strict=True)),
         root_causes=tuple(causes),
         validity={name: (n, valid[name]) for name, n in variants.mutators.items()},
@@ -333,15 +333,15 @@ class _Variants:
         """Names of the mutators of each valid variant, each once."""
         return map(set, self._valid)
 
-    def stages(self, counted: Sequence[_Counted]) -> Iterable[tuple[str, int, int, Mapping[str, int]]]:
+    def stages(self, counted: Mapping[str, _Counted]) -> Iterable[tuple[str, int, int, Mapping[str, int]]]:
         """Recipes, valid variants, results that were compared."""
         n_made = self.n_distinct + self.n_duplicates
         yield "recipes", n_made, self.n_distinct, {"duplicate": self.n_duplicates}
         n_valid = len(self._valid)
         yield "variants", self.n_distinct, n_valid, dict(self.invalid.most_common())
-        for c in counted:
+        for name, c in counted.items():
             left = {s: n for s, n in c.statuses.items() if s in ("unsupported", "unverified", "failed")}
-            yield "results", n_valid, c.statuses["ok"] + c.statuses["finding"], left
+            yield f"results on {without_flaws(name)}", n_valid, c.statuses["ok"] + c.statuses["finding"], left
 
 
 class _Counted:
