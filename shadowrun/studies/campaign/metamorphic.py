@@ -85,7 +85,11 @@ class Metamorphic:
         self._plans: dict[torch._ops.OpOverload, OpPlan] = {}
 
     def check(
-        self, program: Callable[[], Any], relation: str, on_target: Callable[[], None] = lambda: None
+        self,
+        program: Callable[[], Any],
+        relation: str,
+        on_target: Callable[[], None] = lambda: None,
+        on_op: Callable[[str], None] = lambda _: None,
     ) -> tuple[list[Violation], int]:
         """Check a relation on each operator call of a program.
 
@@ -93,6 +97,7 @@ class Metamorphic:
             program: Runs the variant on the CPU.
             relation: One of `RELATIONS`.
             on_target: Called when the program has run on the CPU and before the target runs.
+            on_op: Called with the name of each operator before it is called on the target.
 
         Returns:
             The violations, and the number of pairs that were compared.
@@ -105,6 +110,7 @@ class Metamorphic:
         violations: list[Violation] = []
         n_pairs = 0
         for plan, args, kwargs in calls:
+            on_op(plan.name)
             try:
                 for pair, of in self._pairs(relation, plan, args, kwargs):
                     n_pairs += 1

@@ -194,6 +194,11 @@ class CaseRunner:
         """The platform under test."""
         return self._target
 
+    @property
+    def reference(self) -> Platform:
+        """The platform that is trusted."""
+        return self._ref
+
     def watch(self, program: Program) -> Run:
         """Run a case on the target, and return the comparison, which also recorded any exception of the case."""
         with warnings.catch_warnings():
