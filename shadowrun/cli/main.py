@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shadowrun.cli import supervised
 from shadowrun.errors import ShadowrunError
-from shadowrun.limits import Allowance
+from shadowrun.limits import ResourceLimits
 from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with forgiving():
             args = build_parser().parse_args(argv)
-        allowance = Allowance.of(_words(args)) if args.reads and not args.no_limits else None
+        allowance = ResourceLimits.of(_words(args)) if args.reads and not args.no_limits else None
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)
         if is_child and (ended := supervised.in_child(allowance)) is not None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from shadowrun.analysis import Finding
     from shadowrun.compiled.compile_spec import CompileSpec
-    from shadowrun.compiled.localise import Culprit
+    from shadowrun.compiled.localise import FaultyNode
     from shadowrun.compiled.outcome import CompileReport, RegionReport
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
@@ -101,7 +101,7 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
     return made
 
 
-def _wanted(report: CompileReport) -> Iterator[tuple[RegionReport, Culprit | None]]:
+def _wanted(report: CompileReport) -> Iterator[tuple[RegionReport, FaultyNode | None]]:
     for region in report.regions:
         if region.shown is None:
             continue
@@ -131,7 +131,7 @@ class GraphScriptMaker:
         self,
         compile_spec: CompileSpec,
         shown: FaultyGraph,
-        culprit: Culprit | None,
+        culprit: FaultyNode | None,
         *,
         name: str,
         seen: str,
@@ -377,7 +377,7 @@ class _RegionSearch:
         self.compile_spec = region.compile_spec
         self.notes: list[str] = []
         self.others: list[str] = []
-        self.culprit: Culprit | None = None
+        self.culprit: FaultyNode | None = None
         if region.compile_spec.left_out:
             self.notes.append(
                 f"a script cannot hold these options of the backend: {', '.join(region.compile_spec.left_out)}"

@@ -204,6 +204,7 @@ def operator_named(name: Any, *, checked: bool = True) -> torch._ops.OpOverload:
     if match is None:
         raise Refused(f"{ascii(name)[:80]} is no name of an operator")
     space, packet, overload = match["space"], match["packet"], match["overload"] or "default"
+    # `torch.ops.load_library` and the other methods of its class would be taken for namespaces.
     if (checked and space in _SPACES_OF_TORCH) or hasattr(type(torch.ops), space):
         raise Refused(f"{name} does more than compute, or is internal to torch")
     try:
@@ -309,6 +310,7 @@ def _overlaps_itself(t: torch.Tensor) -> bool:
     if t.layout is not torch.strided or t.numel() < 2:
         return False
     reach = 0
+    # In the order of strides: each has to step over all that the smaller ones reach.
     for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
         if stride <= reach:
             return True
@@ -365,6 +367,7 @@ def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
     if not any(a.name == "device" for a in schema_of(func).arguments):
         return
     try:
+        # The meta device finds the form and takes no memory.
         made = func(*args, **{**kwargs, "device": _META})
     except Exception:  # without a rule for forms, or wrong: the call itself then raises
         return
@@ -373,6 +376,7 @@ def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
 
 
 def _n_held(t: torch.Tensor) -> int:
+    # Strides may reach far beyond the elements: `empty_strided((2,), (10**9,))` holds all that is between.
     return max(t.numel(), t.untyped_storage().nbytes() // t.element_size() if t.layout is torch.strided else 0)
 
 

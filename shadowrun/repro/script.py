@@ -20,7 +20,7 @@ from shadowrun.replay.memory_effects import GUARD_BYTES
 from shadowrun.repro.calls import needs_layout
 from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, literal
 from shadowrun.store.captured_inputs import write_private
-from shadowrun.types import Allowed
+from shadowrun.types import Permissions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,7 +91,7 @@ class ReproOptions:
 
     minimise: bool = True
     time_limit_s: float = 30.0
-    allowed: Allowed = Allowed()  # noqa: RUF009 - frozen
+    allowed: Permissions = Permissions()  # noqa: RUF009 - frozen
 
     @property
     def seconds(self) -> float:

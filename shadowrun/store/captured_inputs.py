@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_KEPT",
-    "Captured",
     "NotStorable",
+    "StoredCall",
     "captured_calls",
     "check_number",
     "clear",
@@ -59,7 +59,7 @@ from capture join call using (seq) join verdict on verdict.id = verdict_id order
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class StoredCall:
     """The inputs of one call before it ran, copied to the CPU.
 
     Attributes:
@@ -109,7 +109,7 @@ def clear(path: Path) -> None:
         folder.rmdir()
 
 
-def save(folder: Path, name: str, call: Captured) -> int:
+def save(folder: Path, name: str, call: StoredCall) -> int:
     """Write the inputs of one call, atomically.
 
     Returns:
@@ -174,7 +174,7 @@ def file_of(folder: Path, name: str) -> Path:
     return path
 
 
-def load(folder: Path, name: str) -> Captured:
+def load(folder: Path, name: str) -> StoredCall:
     """Read the inputs of one call.
 
     Raises:
@@ -191,7 +191,7 @@ def load(folder: Path, name: str) -> Captured:
         return _read(file, path)
 
 
-def _read(file: BinaryIO, path: Path) -> Captured:
+def _read(file: BinaryIO, path: Path) -> StoredCall:
     import torch
 
     try:
@@ -205,7 +205,7 @@ def _read(file: BinaryIO, path: Path) -> Captured:
         op, args, kwargs, tensors = (_of_type(content[k], t) for k, t in _PARTS.items())
         _check_plain(tensors)
         check_number([args, list(kwargs.values())])
-        return Captured(
+        return StoredCall(
             op,
             tuple(decode_value(a, tensors) for a in args),
             {_of_type(k, str): decode_value(v, tensors) for k, v in kwargs.items()},

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shadowrun.studies.campaign.cause_files import CauseFile, folder_name, write_cause
 from shadowrun.studies.campaign.findings import Signature
 from shadowrun.studies.campaign.recipe import Recipe
-from shadowrun.studies.isolation.pool import Limits, Loss, Pool, Rest
+from shadowrun.studies.isolation.pool import Limits, Pool, RemainingTask, WorkerFailure
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
@@ -132,11 +132,11 @@ class _Work:
         if task.stage == _CATCH:
             self._write(task, self._without(task, "the variant does not end its process any more"))
 
-    def lost(self, task: Job, loss: Loss) -> Rest[Job] | None:
+    def lost(self, task: Job, failure: WorkerFailure) -> RemainingTask[Job] | None:
         """The process of a job has ended: on purpose, or its root cause gets no script."""
         if task.stage == _CATCH:
-            return Rest(dataclasses.replace(task, stage=_END), fresh=True)
-        why = f"{loss.ending} while its script was made: {loss.explanation}"
+            return RemainingTask(dataclasses.replace(task, stage=_END), fresh=True)
+        why = f"{failure.kind} while its script was made: {failure.explanation}"
         self._write(task, self._without(task, f"{why}; run the variant again with `shadowrun campaign reproduce`"))
         return None
 

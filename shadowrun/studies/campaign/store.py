@@ -50,6 +50,7 @@ _MAX_TEXT: Final = 400
 _MAX_NAMES: Final = 60_000
 """Ids have two bytes where they are many. Reasons with figures in them could be any number."""
 _MANY: Final = "(one of too many texts)"
+_REFERENCE: Final = -1
 _ID: Final = struct.Struct("<H")
 
 SCHEMA: Final = """\
@@ -110,7 +111,7 @@ create table outcome (              -- what findings share
 
 create table finding (
     number integer not null references variant (number),
-    target integer not null,
+    target integer not null,        -- -1: the reference, against itself
     position integer not null,
     outcome_id integer not null references outcome (id),
     message text not null,
@@ -225,7 +226,7 @@ class VariantRow(NamedTuple):
 
 
 class FindingRow(NamedTuple):
-    """A finding: see the table ``outcome``."""
+    """A finding: see the tables ``finding`` and ``outcome``; its role is ``reference`` where the target is -1."""
 
     op: str
     dtype: str
@@ -234,6 +235,7 @@ class FindingRow(NamedTuple):
     explanation: str
     message: str
     phase: str
+    role: str = "target"
 
 
 class ResultRow(NamedTuple):
@@ -385,7 +387,8 @@ class CampaignStore:
         if not cursor.rowcount:
             return False
         for position, found in enumerate(row.findings):
-            values = (row.number, row.target, position, self._outcome(found), storable(found.message)[:_MAX_TEXT])
+            target = row.target if found.role == "target" else _REFERENCE
+            values = (row.number, target, position, self._outcome(found), storable(found.message)[:_MAX_TEXT])
             self._connection.execute("insert into finding values (?, ?, ?, ?, ?)", values)
         if recipe is not None:
             self._connection.execute("update variant set recipe = ? where number = ?", (recipe, row.number))
@@ -462,14 +465,16 @@ class CampaignStore:
             "select number, target, op, dtype, kind, cause, explanation, message, phase from finding join outcome "
             "on outcome.id = outcome_id order by number, target, position"
         ):
-            findings.setdefault((number, target), []).append(FindingRow(*found))
+            row = FindingRow(*found)._replace(role="target" if target >= 0 else "reference")
+            findings.setdefault((number, target), []).append(row)
         for number, target, status, reason, oracles, n_calls, cpu_us, used in self._rows(
             "select * from result order by number, target"
         ):
             yield ResultRow(
                 *(number, target, status, texts.get(reason, ""), oracles, n_calls, cpu_us),
                 dict(ops[n] for n in _ids(used)),
-                tuple(findings.get((number, target), ())),
+                # The reference is compared with itself once, with the first target.
+                (*findings.get((number, target), ()), *(() if target else findings.get((number, _REFERENCE), ()))),
             )
 
     def events(self) -> Iterator[Event]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.studies.campaign.findings import Seen, is_compiled, root_causes, signature, without_flaws
 from shadowrun.studies.campaign.ledger import known_causes
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
-from shadowrun.studies.campaign.runner import VariantFinding
+from shadowrun.studies.campaign.runner import TARGET, VariantFinding
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
@@ -288,9 +288,9 @@ def summarise(
 def causes_of(store: CampaignStore) -> list[RootCause]:
     """The root causes of a store, in the order in which the report numbers them."""
     seen = [
-        Seen(result.number, result.target, result.n_calls, VariantFinding(*found))
+        Seen(result.number, result.target if f.role == TARGET else -1, result.n_calls, VariantFinding(*f))
         for result in store.results()
-        for found in result.findings
+        for f in result.findings
     ]
     return root_causes(seen, sum(not is_compiled(name) for name in store.info.targets))
 
@@ -361,7 +361,9 @@ class _Counted:
         self.masks[result.oracles] += 1
         self.cpu_us += result.cpu_us
         self.n_failed += any(f.kind == Kind.ERROR for f in result.findings)
-        self.causes.update(f.cause for f in result.findings if f.kind in (Kind.MISMATCH, Kind.FORM))
+        self.causes.update(
+            f.cause for f in result.findings if f.kind in (Kind.MISMATCH, Kind.FORM) and f.role == TARGET
+        )
         for op, status in result.ops.items():
             # The worst of all variants.
             if _OP_ORDER.get(status, 0) >= _OP_ORDER.get(self.ops.get(op, ""), -1):

@@ -8,6 +8,7 @@ target. Which case is in hand stands in the page that it shares with the pool, a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -140,7 +141,7 @@ class VariantWorker:
         """Run it on a target and send the result; False if it needs no other target."""
         try:
             r = self._runner.run(variant, target, self._channel.step.on_target, self._channel.step.in_op)
-            findings = [[f.op, f.dtype, f.kind, f.cause, f.explanation, f.message, f.phase] for f in r.findings]
+            findings = [list(dataclasses.astuple(f)) for f in r.findings]
             line = [r.status, r.reason, findings, r.oracles, dict(r.ops), r.n_calls, int(r.cpu_ms * 1000)]
         except ShadowrunError as error:
             line = ["failed", f"{error}"[:_MAX_TEXT], [], -1, {}, 0, 0]
