@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
     specs = [spec for text in args.platforms for spec in _specs(text)]
     platforms = platforms_of(args.grid, [*specs, *args.each])
     if len(platforms) < 2:
+        # argparse takes all that comes after the program for the program's own arguments.
         late = "--platforms" in (args.module or args.script)
         raise UsageError(
             f"Give two platforms or more, such as --platforms 'cpu cpu[threads=1]'; there are {len(platforms)}."

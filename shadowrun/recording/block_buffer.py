@@ -227,11 +227,11 @@ class BlockBuffer:
         self.inputs += struct.pack(f"<{len(inputs)}q", *inputs)
 
     @property
-    def is_to_be_looked_at(self) -> bool:
-        """Whether `flush_at_times` is due: after some calls, or many results."""
+    def flush_may_be_due(self) -> bool:
+        """Whether `flush_if_due` is due: after some calls, or many results."""
         return not len(self.calls) // _CALL.size % LOOK_EVERY or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
 
-    def flush_at_times(self) -> None:
+    def flush_if_due(self) -> None:
         """Write a block that is full, or that has waited long."""
         if self.n_holding:
             return

@@ -20,7 +20,7 @@ from shadowrun.intercept.generated_code import GeneratedCode
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.user_call import own_call
 from shadowrun.recording.block_buffer import placement
-from shadowrun.recording.call_inputs import CallInputs, NewLeaf, Noted
+from shadowrun.recording.call_inputs import CallInputs, NewLeaf, NotedCall
 from shadowrun.recording.call_results import CallResults, flat, has_memory
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
@@ -123,7 +123,7 @@ class CallRecorder:
         self._native = self._make_native(buffer)
         self.native_handler = None if self._native is None else self._native.handler
         for plan in self.plans.values():
-            self._teach(plan)
+            self._add_to_native(plan)
         self._state.running = True
 
     def _make_native(self, buffer: BlockBuffer) -> NativeCalls | None:
@@ -145,9 +145,9 @@ class CallRecorder:
             n_rows=self._n_rows,
         )
 
-    def _teach(self, plan: OpPlan) -> None:
+    def _add_to_native(self, plan: OpPlan) -> None:
         if self._native is not None:
-            self._native.teach(plan, draws_noted=self._provenance.has_draw(_CPU))
+            self._native.add_operator(plan, draws_noted=self._provenance.has_draw(_CPU))
 
     def stop(self) -> None:
         """Only run calls from here on."""
@@ -217,10 +217,10 @@ class CallRecorder:
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def learn(self, plan: OpPlan) -> None:
+    def add_operator(self, plan: OpPlan) -> None:
         """An operator has got its plan."""
-        self._results.learn(plan)
-        self._teach(plan)
+        self._results.add_operator(plan)
+        self._add_to_native(plan)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
@@ -281,7 +281,7 @@ class CallRecorder:
         if kind is Kind.LEAF or isinstance(t, torch.nn.Parameter):
             self._provenance.add_placement(t, text, self.attribution.modules())
 
-    def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Noted | None:
+    def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NotedCall | None:
         """Find the rows of the inputs; None for a call that is not recorded."""
         with self.lock:
             if self._state.busy:  # the garbage collector may run code of the program inside ours
@@ -297,7 +297,7 @@ class CallRecorder:
             finally:
                 self._state.busy = False
 
-    def _noted(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Noted | None:
+    def _noted(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NotedCall | None:
         selection = self._selection
         if not selection.everything and (reason := selection.unwanted(plan)):
             self.attribution.note_origin(_FRAMES + 1)  # its backward may be recorded
@@ -312,7 +312,7 @@ class CallRecorder:
             self._inputs.has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
-        noted = Noted(origin, [])
+        noted = NotedCall(origin, [])
         if plan.action is Action.RANDOM:
             self._note_draw(plan, args, kwargs)
         outs, inputs, buffer = self._results.returns[plan.index].outs, self._inputs, self._buffer
@@ -328,7 +328,7 @@ class CallRecorder:
         if noted.watched[1]:
             self._state.watching = True
         if self._captured.takes_inputs:
-            noted.taken = self._captured.before(plan, origin, args, kwargs)
+            noted.captured = self._captured.before(plan, origin, args, kwargs)
         return noted
 
     def _note_draw(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -342,9 +342,9 @@ class CallRecorder:
             if is_first and device == _CPU:
                 for known in self.plans.values():
                     if known.action is Action.RANDOM:
-                        self._teach(known)
+                        self._add_to_native(known)
 
-    def _note_device(self, noted: Noted, kwargs: dict[str, Any]) -> None:
+    def _note_device(self, noted: NotedCall, kwargs: dict[str, Any]) -> None:
         """Where the call runs: a tensor of an accelerator decides, then `device=` of a factory."""
         first = noted.first
         wanted = kwargs.get("device") if first is None or first.is_cpu else None
@@ -356,7 +356,7 @@ class CallRecorder:
         noted.device = name
         noted.first = None  # the program's tensor must not be held while its call runs
 
-    def _after(self, noted: Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _after(self, noted: NotedCall, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record a call that has run."""
         with self.lock:
             buffer = self._buffer
@@ -377,7 +377,13 @@ class CallRecorder:
                 self._state.busy = False
 
     def _add(
-        self, buffer: BlockBuffer, noted: Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        self,
+        buffer: BlockBuffer,
+        noted: NotedCall,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
     ) -> None:
         first_row = buffer.n_results
         for new in noted.leaves:
@@ -402,16 +408,16 @@ class CallRecorder:
         self._state.has_recorded = True
         kernel = NONE if self._kernels is None else buffer.kernel(self._kernels.name)
         buffer.add_call(self._state.step, context, occurrence, n_results, inputs, kernel)
-        if noted.taken is not None:
-            self._captured.after(buffer.n_calls - 1, noted.taken)
-        if buffer.is_to_be_looked_at:
+        if noted.captured is not None:
+            self._captured.after(buffer.n_calls - 1, noted.captured)
+        if buffer.flush_may_be_due:
             self._look()
 
     def _look(self) -> None:
         """After some calls: write what has waited long enough, and forget what was freed."""
         self._flow.purge()
         if self._buffer is not None:
-            self._buffer.flush_at_times()
+            self._buffer.flush_if_due()
 
     # -- what the fast path in C leaves to Python -------------------------------------------------------
 
@@ -425,7 +431,7 @@ class CallRecorder:
         out: Any,
     ) -> None:
         """A call that has run returned something else than plain tensors."""
-        self._after(Noted(origin, inputs), plan, args, kwargs, out)
+        self._after(NotedCall(origin, inputs), plan, args, kwargs, out)
 
     def _raised(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The program's call raised: what it has written to until then is not known."""

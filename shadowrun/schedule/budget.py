@@ -222,7 +222,7 @@ class Budget:
         taken_ns = factor * (clock.spent_in_step_ns / clock.factor + cost_ns) + passing_ns
         return taken_ns <= max(_MAX_IN_STEP, self._ratio - 1) * plain_ns
 
-    def wants(self, signature: Hashable, operator: Hashable = None) -> bool:
+    def selects(self, signature: Hashable, operator: Hashable = None) -> bool:
         """Whether a call with this signature should be replayed; if so, it counts as verified.
 
         In steps on credit, each operator is replayed only once until all calls of a step were looked at: a faulty
@@ -351,9 +351,9 @@ class Budget:
             return 0
         return max(0, min(int(-clock.credit_ns / clock.allowed_ns) - 1, _MAX_UNWATCHED))
 
-    def end_unwatched_steps(self, now: int, n_steps: int, own_ns: int, *, by_hook: bool = False) -> None:
-        """Count unwatched steps; arguments as for `OverheadClock.end_unwatched`."""
-        self._clock.end_unwatched(now, n_steps, own_ns, by_hook=by_hook)
+    def add_unwatched_steps(self, now: int, n_steps: int, own_ns: int, *, by_hook: bool = False) -> None:
+        """Count unwatched steps; arguments as for `OverheadClock.add_unwatched_steps`."""
+        self._clock.add_unwatched_steps(now, n_steps, own_ns, by_hook=by_hook)
         self._n_steps += n_steps
         self._n_unwatched += n_steps
 

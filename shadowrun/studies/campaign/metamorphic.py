@@ -18,14 +18,14 @@ from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.numerics.form import dtype_name
 from shadowrun.studies.campaign.mutators.execution import RELATIONS
 from shadowrun.studies.campaign.mutators.tensors import in_place_form
+from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.cases import Part
 from shadowrun.studies.sweep.inputs import transposed
 from shadowrun.studies.sweep.invariance import (
     Invariance,
     LayoutVariant,
     Pair,
-    Refused,
-    batch_arguments,
+    TargetUnsupported,
     flattened,
     map_tensors,
 )
@@ -119,7 +119,7 @@ class Metamorphic:
                         violations.append(_violation(relation, plan, args, mismatch))
                         break
             # A form that the target does not take: that it lacks the operator is found where it runs the program.
-            except Refused:
+            except TargetUnsupported:
                 continue
         return violations, n_pairs
 

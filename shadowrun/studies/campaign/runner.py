@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from shadowrun.platforms.device import Platform
     from shadowrun.studies.campaign.variant import Variant
-    from shadowrun.studies.sweep.run_case import Observed
+    from shadowrun.studies.sweep.run_case import CaseRun
 
 __all__ = ["REFERENCE", "TARGET", "Result", "RunnerSettings", "VariantFinding", "VariantRunner", "program_of"]
 
@@ -270,7 +270,7 @@ class _Pair:
             status, reason, found = check_compiled(variant, backend, self._platform.device)
         return Result(status, reason, tuple(VariantFinding(*f) for f in found))
 
-    def _findings(self, found: list[CaseFinding], observed: Observed | None) -> Iterator[VariantFinding]:
+    def _findings(self, found: list[CaseFinding], observed: CaseRun | None) -> Iterator[VariantFinding]:
         places: dict[tuple[str, ...], tuple[str, str]] = {}
         for row in observed.rows if observed is not None else ():
             if (shown := finding_of_row(row)) is not None:
@@ -286,7 +286,7 @@ class _Pair:
                 seen.add(key)
                 yield one
 
-    def _oracles(self, variant: Variant, observed: Observed | None, *, condemned: bool) -> int:
+    def _oracles(self, variant: Variant, observed: CaseRun | None, *, condemned: bool) -> int:
         if observed is None or (self._cases.is_on_device and observed.actual is None):
             return -1  # it raised
         expected = _tensors(observed.expected)

@@ -60,6 +60,7 @@ class Mitigation:
 _EVERY: Final = (
     Mitigation(
         "deterministic",
+        # cuBLAS repeats itself only with a workspace of fixed size: without the variable, torch raises.
         "deterministic=on,env:CUBLAS_WORKSPACE_CONFIG=:4096:8",
         kind="deterministic",
         applied="deterministic algorithms from the start; an operator that has none raises an error",
@@ -74,6 +75,7 @@ _EVERY: Final = (
     ),
     Mitigation(
         "tf32=off",
+        # It overrides what a program asks of NVIDIA's libraries, so it works for an unchanged one.
         "env:NVIDIA_TF32_OVERRIDE=0",
         applied="environment of the process",
         in_a_program="NVIDIA_TF32_OVERRIDE=0",
@@ -157,6 +159,7 @@ def chosen(
     found = {name: m for name, m in known.items() if name in wanted}
     for text in further:
         for key, value in parse(f"cpu[{text}]").settings:
+            # The canonical text: one that is known is the same mitigation.
             setting = str(PlatformSpec("cpu", None, ((key, value),)))[len("cpu[") : -1]
             found.setdefault(setting, Mitigation(setting, setting, kind=key, applied="setting of the platform"))
     return list(found.values())

@@ -72,7 +72,7 @@ class CasePlatform:
 
 def last_call(
     sweep_finding: SweepFinding, origin: Origin, platform: CasePlatform, seconds: float
-) -> captured_inputs.Captured | None:
+) -> captured_inputs.StoredCall | None:
     """The call that was running when the process of a case died or timed out; None if no call was running.
 
     Args:
@@ -105,7 +105,7 @@ def last_call(
         return load_last_call(Path(folder))
 
 
-def load_last_call(folder: Path) -> captured_inputs.Captured | None:
+def load_last_call(folder: Path) -> captured_inputs.StoredCall | None:
     """The call that a `LastCallRecorder` left in a folder; None if its process ended between two calls."""
     try:
         # The process may have died while it wrote the file.
@@ -176,7 +176,7 @@ class LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload):
-            call = captured_inputs.Captured(str(func.name()), self._on_cpu(args), self._on_cpu(kwargs))  # type: ignore[no-untyped-call]
+            call = captured_inputs.StoredCall(str(func.name()), self._on_cpu(args), self._on_cpu(kwargs))  # type: ignore[no-untyped-call]
             try:
                 # Before the call: a process that dies in it writes nothing afterwards.
                 captured_inputs.save(self._folder, _NAME, call)
