@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _N = 100_000
+_READ = ("status", "report", "combine", "add-known")
+"""Actions that only read what is in the folder, in a process of their own with bounds on memory and time."""
 _EXAMPLES = {
     "repro": """\
 Examples:
@@ -96,7 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("folder", metavar="DIR", help="folder of the campaign")
         add(action)
         # Of this action, not of the command: the others read only, or have workers of their own.
-        action.set_defaults(act=act, runs_calls=name in campaign_findings.RUNS_CALLS)
+        action.set_defaults(act=act, runs_calls=name in campaign_findings.RUNS_CALLS, reads=name in _READ)
+        if name in _READ:
+            options.add_no_limits_argument(action)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,7 +122,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--n", type=options.count, metavar="N", help=f"variants (default: {_N:,}, or no limit with --minutes)"
     )
     what.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the recipes (default: %(default)s)")
-    what.add_argument("--zoo", metavar="FILE", help="programs to mutate (default: torch's own modules)")
+    what.add_argument(
+        "--zoo", metavar="FILE", help="programs to mutate (default: torch's own modules and their subgraphs)"
+    )
     what.add_argument(
         "--programs",
         type=options.words,

@@ -30,11 +30,12 @@ _ISSUE: Final = "issue.md"
 
 
 def may_start(folder: Folder, args: argparse.Namespace) -> None:
-    """Look whether the platforms of a folder, which may come from anyone, may be started.
+    """Look whether what a folder names, which may come from anyone, may be started: its platforms and compilers.
 
     Raises:
         PlatformError: A file may not name one, and the user did not.
     """
+    from shadowrun.compiled.torchcompile import OWN_BACKENDS
     from shadowrun.platforms.untrusted_specs import trusted_spec
 
     s = folder.settings
@@ -42,6 +43,14 @@ def may_start(folder: Folder, args: argparse.Namespace) -> None:
     for spec in s.targets:
         trusted_spec(spec, names, simulated=s.simulated)
     trusted_spec(s.ref, names, option="--ref")
+    for backend in s.compile:
+        # To look for another one, torch imports what installed packages register under its name.
+        if backend.partition(":")[0] not in OWN_BACKENDS and not args.imports:
+            raise UsageError(
+                f"The backend {ascii(backend)[:80]} of torch.compile is not torch's own, and only the folder names it, "
+                "which may come from another person. If you know what it is, name its module: --import MODULE.",
+                slug="module-refused",
+            )
     folder.check_programs()
     folder.check_torch()
 
@@ -49,13 +58,17 @@ def may_start(folder: Folder, args: argparse.Namespace) -> None:
 def opened_store(folder: Folder) -> CampaignStore:
     """The combined store, made of the shards that are there if it is missing or older than one of them."""
     from shadowrun.studies.campaign.combining import combine
-    from shadowrun.studies.campaign.store import CampaignStore
+    from shadowrun.studies.campaign.store import CampaignStore, other_campaign
 
     shards = folder.shards()
     made = folder.combined.stat().st_mtime_ns if folder.combined.exists() else -1
     if made < 0 or any(path.stat().st_mtime_ns > made for path in shards):
         combine(folder.combined, shards, folder.info())
-    return CampaignStore.open(folder.combined)
+    store = CampaignStore.open(folder.combined)
+    if store.info.campaign != folder.settings.campaign:
+        store.close()
+        raise other_campaign(folder.combined)
+    return store
 
 
 def chosen_causes(causes: Sequence[RootCause], wanted: Sequence[str]) -> list[tuple[int, RootCause]]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.zoo.program import Program, Zoo
     from shadowrun.studies.zoo.sources.source import Collected
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "does", "run"]
 
 _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
@@ -68,7 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--left-out", metavar="SOURCE", help="list: what a source left out, with the reason")
     parser.add_argument("--script", action="store_true", help="show: with its calls")
+    options.add_no_limits_argument(parser)
     options.add_output_arguments(parser)
+
+
+def does(args: argparse.Namespace) -> tuple[bool, bool]:
+    """Whether it only reads, and whether it runs calls of a file."""
+    return args.action != "add", args.action == "add" and args.what[:1] in [[s] for s in (*_OF_FILES, "subgraphs")]
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,7 +36,8 @@ from shadowrun.repro.call_replayer import load_captured
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import check_harmless
 from shadowrun.repro.quoting import code, dotted_name, graph_function, joined
-from shadowrun.repro.script import Repro, ReproOptions, ScriptSpec, publish, versions_text, write_new
+from shadowrun.repro.script import Repro, ReproOptions, ScriptSpec, publish, versions_text
+from shadowrun.store.atomic_write import write_text
 from shadowrun.store.captured_inputs import NotStorable
 from shadowrun.types import Status
 
@@ -350,7 +351,7 @@ def write_region_script(
         made = maker.write(directory, search.seconds_left())
     # `write` has put the versions of this machine there; the finding was seen with those of the run.
     versions = directory / "versions.json"
-    write_new(versions, _versions_of_run(data.info, versions.read_text(encoding="utf-8")))
+    write_text(versions, _versions_of_run(data.info, versions.read_text(encoding="utf-8")))
     return replace(made, notes=(*search.notes, *made.notes))
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shadowrun.errors import DataFileError
 from shadowrun.store import plain_json
+from shadowrun.store.atomic_write import atomic_write
 from shadowrun.store.plain_json import NotStorable
 
 if TYPE_CHECKING:
@@ -141,15 +142,8 @@ def write_private(content: Any, path: Path) -> None:
     """
     import torch
 
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    try:
-        # O_EXCL: a link that another user put there is not followed.
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            torch.save(content, file)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(path, 0o600) as file:
+        torch.save(content, file)
 
 
 def file_of(folder: Path, name: str) -> Path:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.repro.script import write_new
+from shadowrun.store.atomic_write import write_text
 from shadowrun.store.codec import decode_facts
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def folder_name(signature: Signature) -> str:
 def write_cause(folder: Path, cause: CauseFile) -> None:
     """Write it into its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_new(folder / _NAME, json.dumps(dataclasses.asdict(cause), indent=1) + "\n")
+    write_text(folder / _NAME, json.dumps(dataclasses.asdict(cause), indent=1) + "\n")
 
 
 def read_causes(scripts: Path) -> dict[str, CauseFile]:

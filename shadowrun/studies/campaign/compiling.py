@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from shadowrun.compiled.check import compile_check
 from shadowrun.compiled.outcome import CompileReport, RegionOutcome
 from shadowrun.errors import UsageError
@@ -15,8 +17,6 @@ from shadowrun.studies.zoo.graph import Runner
 from shadowrun.studies.zoo.values import make_all
 
 if TYPE_CHECKING:
-    import torch
-
     from shadowrun.studies.campaign.variant import Variant
 
 __all__ = ["check_compiled", "compiled"]
@@ -60,8 +60,9 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
     """
     name, _, option = backend.partition(":")
     graph = variant.graph
-    runner = Runner(graph, device)
-    inputs = [t.to(device) for t in make_all(graph.inputs, variant.recipe.seed)]
+    _check_eager(variant, device)
+    runner = Runner(graph, device, checked=False)
+    inputs = _inputs(variant, device)
     if variant.execution.backward:
         for described, t in zip(graph.inputs, inputs, strict=True):
             t.requires_grad_(described.requires_grad)
@@ -79,6 +80,23 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
         regions=regions,
         time_limit_s=_LIMIT_S,
     )
+
+
+def _check_eager(variant: Variant, device: torch.device) -> None:
+    """Run it once without compilation, where each call is looked at: compiled code does not look.
+
+    Raises:
+        UsageError: It fails.
+    """
+    try:
+        with torch.no_grad():
+            Runner(variant.graph, device)(_inputs(variant, device))
+    except Exception as error:  # whatever the graph does on its values
+        raise UsageError(f"It fails in eager mode: {type(error).__name__}: {error}", slug="no-repro") from error
+
+
+def _inputs(variant: Variant, device: torch.device) -> list[torch.Tensor]:
+    return [t.to(device) for t in make_all(variant.graph.inputs, variant.recipe.seed)]
 
 
 def _read(report: CompileReport, backend: str) -> tuple[str, str, list[tuple[str, ...]]]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
@@ -19,7 +21,6 @@ from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from shadowrun.settings import KnownLine
     from shadowrun.studies.campaign.findings import RootCause, Signature
@@ -34,8 +35,8 @@ _STATUS: Final = {
 }
 _PYPROJECT: Final = "pyproject.toml"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:]{1,200}")
-_SPEC: Final = re.compile(r"[A-Za-z0-9_.:=,+\[\]()/ -]{1,200}")
-"""The store may come from anyone: a name with ``*`` in it would be a pattern that covers other operators."""
+_SPEC: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:]+=[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
+"""The store may come from anyone: a name with ``*`` or ``[a-z]`` would be a pattern that covers others as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +119,13 @@ def add_lines(path: Path, lines: Sequence[NewLine], expires: dt.date | None = No
         gap = "" if not old else "\n" if old.endswith("\n") else "\n\n"
         text = old + gap + "\n".join(_toml(line, header, expires) for line in lines)
         # Under its own name: whether the table has a prefix depends on it.
-        part = path.with_name(f".{path.stem}.part")
-        part.mkdir(exist_ok=True)
-        new = part / path.name
-        try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:
+            new = Path(folder) / path.name
             new.write_text(text, encoding="utf-8")
             read_settings(new)  # what is written can be read
             if path.exists():
                 new.chmod(path.stat().st_mode)
             new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
-            part.rmdir()
     except (OSError, UnicodeError) as error:
         raise UsageError(
             f"The ledger {str(path)!r} cannot be written ({error}): name another with --ledger.", slug="bad-settings"

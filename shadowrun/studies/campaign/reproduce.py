@@ -16,7 +16,7 @@ from shadowrun.errors import UsageError, brief
 from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
 from shadowrun.studies.campaign.recipe import Recipe
-from shadowrun.studies.campaign.store import CampaignStore
+from shadowrun.studies.campaign.store import KIND, CampaignStore
 from shadowrun.studies.campaign.work import Chunk, ChunkWork
 from shadowrun.studies.isolation.pool import Limits, Pool
 
@@ -94,12 +94,20 @@ def asked(store: CampaignStore, text: str) -> Asked:
             '\'["9d0c1b2a3f4e",[["insert",3,0,"tanh"]],2]\'.',
             slug="unknown-variant",
         )
-    return _with_results(store, rows[0], rows[0].recipe)
+    recipe = rows[0].recipe
+    try:
+        return _with_results(store, rows[0], None if recipe is None else _checked(recipe))
+    except (ValueError, RecursionError) as error:
+        raise KIND.damaged(store.path, error) from error
+
+
+def _checked(recipe: str) -> str:
+    return json.dumps(Recipe.from_json(json.loads(recipe)).to_json(), separators=(",", ":"))
 
 
 def _by_recipe(store: CampaignStore, text: str) -> Asked:
     try:
-        recipe = json.dumps(Recipe.from_json(json.loads(text)).to_json(), separators=(",", ":"))
+        recipe = _checked(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{brief(text)} is no recipe: {error}.", slug="unknown-variant") from error
     found = next((v for v in store.variants() if v.recipe == recipe), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +35,6 @@ _WRITE, _CATCH, _END = "write", "catch", "end"
 _ENDS: Final = (Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY)
 _SLACK_S: Final = 300.0
 """For mutations that are dropped, and for the script, which is run once."""
-_CAUGHT: Final = "caught"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +79,22 @@ def write_scripts(
         PlatformError: A platform is absent.
     """
     s = folder.settings
-    settings = s.for_workers(folder.programs.absolute(), 1) | {
-        "out": str(out.absolute()),
-        "minimise": minimise,
-        "time_limit_s": time_limit_s,
-        "limits": [s.timeout_s, s.memory_bytes],
-    }
-    work = _Work(chosen, out, on_written)
-    pool: Pool[Job] = Pool(ENTRY, settings, jobs, Limits(_SLACK_S + s.timeout_s + time_limit_s, s.memory_bytes), work)
-    try:
-        pool.run()
-    finally:
-        pool.close()
+    # Not in the folder of the scripts, which may have such a file from elsewhere: any operator is called again from it.
+    with tempfile.TemporaryDirectory(prefix="shadowrun-") as caught:
+        settings = s.for_workers(folder.programs.absolute(), 1) | {
+            "out": str(out.absolute()),
+            "caught": caught,
+            "minimise": minimise,
+            "time_limit_s": time_limit_s,
+            "limits": [s.timeout_s, s.memory_bytes],
+        }
+        work = _Work(chosen, out, on_written)
+        limits = Limits(_SLACK_S + s.timeout_s + time_limit_s, s.memory_bytes)
+        pool: Pool[Job] = Pool(ENTRY, settings, jobs, limits, work)
+        try:
+            pool.run()
+        finally:
+            pool.close()
 
 
 class _Work:
@@ -181,7 +185,8 @@ class _Writer:
 
     def run(self, task: dict[str, Any]) -> None:
         """Do one job."""
-        from shadowrun.repro.script import ReproOptions, write_new
+        from shadowrun.repro.script import ReproOptions
+        from shadowrun.store.atomic_write import write_text
         from shadowrun.studies.campaign import scripts
 
         self._channel.step.begin([task["number"], task["target"]])
@@ -189,17 +194,18 @@ class _Writer:
             Signature(*task["signature"]), tuple(task["explanations"]), task["target"], Recipe.from_json(task["recipe"])
         )
         folder = Path(self._settings["out"]) / task["folder"]
+        caught = Path(self._settings["caught"]) / task["folder"]
         seconds, n_bytes = self._settings["limits"]
         try:
             if task["stage"] == _CATCH:
                 # A kernel may hold the interpreter's lock: the default action of the signal needs no Python.
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.setitimer(signal.ITIMER_REAL, seconds)
-                scripts.catch_call(wanted, self._library, self._platforms, folder / _CAUGHT)
+                scripts.catch_call(wanted, self._library, self._platforms, caught)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 return
             if task["stage"] == _END:
-                made = scripts.write_end_script(wanted, self._platforms, folder / _CAUGHT, folder, (seconds, n_bytes))
+                made = scripts.write_end_script(wanted, self._platforms, caught, folder, (seconds, n_bytes))
             else:
                 options = ReproOptions(self._settings["minimise"], self._settings["time_limit_s"])
                 made = scripts.write_script(wanted, self._library, self._platforms, folder, options)
@@ -208,7 +214,7 @@ class _Writer:
             made = scripts.CauseScript(wanted.recipe, note=f"{type(error).__name__}: {error}"[:400])
         repro = made.repro
         if made.text and repro is not None:
-            write_new(repro.script.with_name(SHORT), made.text)
+            write_text(repro.script.with_name(SHORT), made.text)
         exits = -1 if repro is None or repro.shows_fault is None else int(repro.shows_fault)
         self._channel.send(
             {

@@ -320,6 +320,11 @@ class CampaignStore:
         return store
 
     def _check_same(self, info: CampaignInfo) -> None:
+        try:
+            self._check()
+        except ValueError as error:
+            self._connection.close()
+            raise KIND.damaged(self.path, error) from error
         if self.info.campaign != info.campaign:
             self._connection.close()
             raise other_campaign(self.path)
@@ -336,6 +341,11 @@ class CampaignStore:
             ((most,),) = self._rows(f"select coalesce(max(target), 0) from {table}")  # noqa: S608 - names from above
             if most >= n_targets:
                 raise ValueError(f"a row of {table} is of no target")
+        for table in ("name", "op"):
+            # Numbers are given one after the other, and those in blobs have two bytes.
+            ((most, n),) = self._rows(f"select coalesce(max(id), 0), count(*) from {table}")  # noqa: S608 - from above
+            if most > n or n > _MAX_NAMES + 1:
+                raise ValueError(f"a row of {table} has a number that shadowrun does not give")
         for blobs, ids in (("mutators from variant", self._names), ("ops from result", self._ops)):
             known = set(ids.values())
             for (blob,) in self._rows(f"select distinct {blobs}"):
@@ -533,6 +543,8 @@ class CampaignStore:
     def _op(self, name: str, status: str) -> int:
         key = self._name(name) or 0, status
         number = self._ops.get(key)
+        if number is None and len(self._ops) >= _MAX_NAMES - len(OPS) and name != _MANY:
+            return self._op(_MANY, status)
         if number is None:
             cursor = self._connection.execute("insert into op (name_id, status) values (?, ?)", key)
             number = self._ops[key] = int(cursor.lastrowid or 0)

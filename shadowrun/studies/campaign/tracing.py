@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.operators.facts import base_name, facts
-from shadowrun.studies.zoo.graph import DEVICE, Ref
+from shadowrun.studies.zoo.graph import DEVICE, Ref, check_call, check_dense
 from shadowrun.studies.zoo.values import make
 from shadowrun.torch_private import schema_of
 
@@ -256,7 +256,9 @@ def run_node(node: Node, known: Trace) -> Any:
     if about.fragile:
         _check_fragile(node, args, kwargs)
     try:
+        check_call(node.op, args, kwargs)
         value = node.op(*args, **kwargs)
+        check_dense(node.op, value)
     # A mutated call may raise anything.
     except Exception as error:
         raise Invalid(f"{about.base}: {first_line(error)}") from None
