@@ -302,7 +302,7 @@ def nodes(data):
         (lambda d: nodes(d)[0].update(target="torch.ops.aten.from_file.default"), "from_file"),
         (lambda d: nodes(d)[0].update(target="os.system"), "does more than compute"),
         (lambda d: nodes(d)[0].update(target=["x"]), "a call of no operator"),
-        (lambda d: nodes(d)[0].update(inputs=[]), "it does not run"),
+        (lambda d: nodes(d)[0].update(inputs=[]), "is missing value for argument"),
         (lambda d: nodes(d)[0]["inputs"][0]["arg"].update(as_tensor={"name": "none"}), "another form"),
         (lambda d: d["graph_module"].pop("graph"), "another form"),
         (lambda _: [1], "another form"),
