@@ -170,8 +170,9 @@ def _fill(name: str, facts: dict[str, Any], dtype: torch.dtype) -> Fill:
     if dtype is torch.bool:
         return Fill("bools", 0.5)
     if not (dtype.is_floating_point or dtype.is_complex):
-        has_range = type(low) is int and type(high) is int and low <= high
-        return Fill("integers", low, high) if has_range else Fill("integers", 0, 1)
+        if isinstance(low, int) and isinstance(high, int) and low <= high:
+            return Fill("integers", low, high)
+        return Fill("integers", 0, 1)
     mean, std = (float(v) if isinstance(v, (int, float)) else 0.0 for v in (facts.get("mean"), facts.get("std")))
     if "running_var" in name:
         return Fill("uniform", 0.5, 1.5)  # never negative, whatever its spread
@@ -256,7 +257,7 @@ class _Translator:
                 return [self._value(e) for e in elements]
             case ast.Slice(lower=lower, upper=upper, step=step):
                 return {"slice": [self._value(lower), self._value(upper), self._value(step)]}
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if type(value) in (int, float):
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value) | float(value))):
                 return plain(-value)
             case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
                 return self._rows.call(f"operator.{_UNARY[type(op)]}", [self._value(operand)])
