@@ -211,6 +211,7 @@ class RecordRun(RunHandle):
                 options=self._printable(),
             )
             self._start_digests = at_start()
+            # The host's facts are in each recording, also where all calls run on an accelerator.
             self._first_call_on(torch.device("cpu"))
             self._writer = Writer(claim.path, self._described(complete=False))
         except BaseException:
@@ -243,6 +244,7 @@ class RecordRun(RunHandle):
         return dataclasses.replace(
             self._process,
             complete=complete,
+            # `classes` explains platforms by single flags, of which a fingerprint has a digest only.
             fingerprint=facts | {"cpu_flag_list": instruction_sets()},
             provenance=self._start_digests | self._provenance.digests,
             skipped=dict(self._recorder.skipped),

@@ -108,6 +108,7 @@ class CallRecorder:
         self._n_generated = 0
         self._occurrences: dict[tuple[int, str, str], int] = {}
         self._warned = False
+        # A thread may come back while it holds it: the garbage collector runs code of the program inside ours.
         self.lock = threading.RLock()
 
     def start(self, buffer: BlockBuffer) -> None:
@@ -165,6 +166,7 @@ class CallRecorder:
         """In a forked child: the thread that held the lock may not exist."""
         self.lock = threading.RLock()
         if self._native is not None:
+            # It has the methods of the lock of before.
             self._native.handler.guard(self.lock.acquire, self.lock.release)
         self._state.running = False
         if self._kernels is not None:
@@ -181,6 +183,7 @@ class CallRecorder:
     def step(self, step: int) -> None:
         self._keep_outputs()
         self._state.step = step
+        # They are parts of keys: counted by step, a call more in one step leaves the keys of later steps as they are.
         self._occurrences.clear()
         self._state.has_recorded = False
 
@@ -308,6 +311,7 @@ class CallRecorder:
             self._skip(reason, plan, args, kwargs)
             return None
         first = next(flat(args), None)
+        # Its kernels run when the graph is replayed: there are no values now.
         if isinstance(first, torch.Tensor) and is_captured(first):
             self._inputs.has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
@@ -320,9 +324,11 @@ class CallRecorder:
         for a in args:
             inputs.note(noted, a, buffer.form)
         for name, a in kwargs.items():
+            # What `out=` is given is a result.
             if name not in outs:
                 inputs.note(noted, a, buffer.form)
         self._note_device(noted, kwargs)
+        # Calls that C runs on other threads do not come here.
         alone = self._native is None or not self._native.handler.n_running
         noted.watched = self._undeclared.before(plan, args, kwargs, alone=alone)
         if noted.watched[1]:
@@ -339,6 +345,7 @@ class CallRecorder:
             device = wanted if isinstance(wanted, torch.device) else first
             is_first = not self._provenance.has_draw(device)
             self._provenance.add_draw(device)
+            # From the second draw on, C records random calls: the state of the generator has been noted.
             if is_first and device == _CPU:
                 for known in self.plans.values():
                     if known.action is Action.RANDOM:
@@ -398,6 +405,7 @@ class CallRecorder:
             form = buffer.form(written.memory)
             buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
         n_results = buffer.n_results - first_row
+        # The column has 16 bits.
         if n_results > _MAX_ROWS:
             raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
         module, phase, _ = noted.origin
@@ -456,6 +464,7 @@ class CallRecorder:
     def _leave_generated(self, out: Any) -> None:
         """Generated code has run."""
         with self.lock, suppress(Exception):
+            # The code may have been running when the recording started.
             self._n_generated = max(0, self._n_generated - 1)
             self._state.unseen = self._n_generated > 0
             self._note_unseen((out,))
@@ -480,6 +489,7 @@ class CallRecorder:
         """Count a call that is not recorded, and forget what it may write to."""
         with self.lock, suppress(Exception):
             self.skipped[reason] += 1
+            # Others write to nothing. A leaf that no recorded call has must not be referred to later.
             if plan.mutated or plan.custom or plan.action is Action.PASS or leaves:
                 for value in (*args, *kwargs.values()):
                     for t in flat(value):
@@ -497,6 +507,7 @@ class CallRecorder:
         if not self._warned:
             self._warned = True
             what = "The recording ends here" if self.failure else "The call is not in the recording"
+            # The program may have warnings raised as errors.
             with suppress(ShadowrunWarning):
                 warnings.warn(
                     f"shadowrun failed while recording {text}. {what}; your program continues unchanged. "

@@ -51,7 +51,7 @@ _MAX_NAMED: Final = 100
 """Patterns of outputs that a recording may name; further ones are left out."""
 
 _BEYOND: Final = 255
-"""Position of all results beyond the first 255: they cannot be told apart from repeats."""
+"""Position of all results beyond the first 255: they cannot be distinguished from repeats."""
 
 
 KEY_FIELDS: Final = {"rank": int, "step": int, "phase": str, "module": str, "op": str, "occurrence": int}
@@ -279,6 +279,7 @@ def classes_of(platforms: Sequence[Platform], output: Output, *, by_value: bool 
     values: list[Value] = []
     members = []
     every = [list(values_of(platform, output)) for platform in platforms]
+    # Of all or of none: samples of one platform cannot be compared with all elements of another.
     if all(value.all_bits is not None for found in every for value in found):
         every = [[v._replace(bits=v.all_bits) for v in found if v.all_bits is not None] for found in every]
     for platform, found in zip(platforms, every, strict=True):
