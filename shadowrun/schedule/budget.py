@@ -45,8 +45,14 @@ more often than the others."""
 _RECENT_CALLS = 64
 _FACTOR_AT_FIRST = 2.0
 """`OverheadClock.factor` that is assumed until it has been measured; high, since caches are coldest at first."""
-_OVERDRAFT_NS = 5e6
-"""Debt up to which each step is watched while some signatures were never verified."""
+_OVERDRAFT_NS, _OVERDRAFT = 5e6, 0.03
+"""Debt up to which each step is watched while some signatures were never verified, and the same as a part of the
+program's time so far: else the first few hundred short steps would exceed the budget."""
+_FIRST_LOOK_NS = 1e6
+"""Time of a first replay that is assumed until some were seen."""
+_UNSEEN_NS, _UNSEEN_OF_CALL_NS = 5e6, 0.1e6
+"""Most overhead of the first step that no clock has seen, and of each of its calls: code runs for the first time, and
+torch makes its operators ready for modes."""
 _SHORT_STEP_NS = 5e6
 _MAX_UNWATCHED = 64
 """Most steps that end without a new decision."""
@@ -134,7 +140,7 @@ class Budget:
         self._passing_ns = handing_over_ns
         self._passes = self._is_full = False
         self._n_passes = 0
-        self._n_looked = self._looked_at = self._looked_at_next = self._calls_in_step = 0
+        self._n_looked = self._n_over = self._looked_at = self._looked_at_next = self._calls_in_step = 0
         self._first_looks_ns = 0.0
         self._has_new = False
         self._n_first_looks = 0
@@ -166,6 +172,13 @@ class Budget:
             took_ns = (own_ns + self._handing_over_ns) * self._clock.factor
             self._passing_ns += (took_ns - self._passing_ns) / _RECENT_CALLS
 
+    def spend_on_passed(self, n_calls: int, own_ns: int) -> None:
+        """Count the overhead of calls that were passed on, and that `spend` was not told of."""
+        spent_ns = own_ns + n_calls * self._handing_over_ns
+        self._clock.spend(spent_ns)
+        mean_ns = spent_ns * self._clock.factor / n_calls
+        self._passing_ns += (mean_ns - self._passing_ns) * min(n_calls / _RECENT_CALLS, 1.0)
+
     def spend_on_step(self, began: int, now: int) -> None:
         """Count the overhead of ending a step."""
         self._clock.advance(now)
@@ -190,7 +203,12 @@ class Budget:
         over = self._is_over() if self._sparse else not self._discovers and self._clock.credit_ns <= 0
         self._passes = over
         self._n_looked += not over
+        self._n_over += over
         return over
+
+    def pass_view(self) -> None:
+        """Count a call that has no values to compare."""
+        self._n_calls += 1
 
     def _is_over(self) -> bool:
         """Whether a step on credit leaves this call out: it was looked at in an earlier step, or the step is full."""
@@ -215,12 +233,18 @@ class Budget:
     def _fits(self, cost_ns: float) -> bool:
         """Whether a step on credit can pay this cost, and pass the rest of its calls on."""
         clock = self._clock
-        # In the first step, a lower bound: a call takes at least as long as its way through the dispatcher.
-        plain_ns = clock.plain_step_ns or min(clock.step_so_far_ns, self._n_in_step * self._handing_over_ns)
+        plain_ns = clock.plain_step_ns or self._least_ns
         passing_ns = max(self._calls_in_step - self._n_in_step, 0) * self._passing_ns
         factor = clock.factor if clock.weighed else _FACTOR_AT_FIRST
         taken_ns = factor * (clock.spent_in_step_ns / clock.factor + cost_ns) + passing_ns
         return taken_ns <= max(_MAX_IN_STEP, self._ratio - 1) * plain_ns
+
+    @property
+    def _least_ns(self) -> float:
+        """Least time of the program itself in the first step so far."""
+        n, so_far_ns = self._n_in_step, self._clock.step_so_far_ns
+        # A call takes at least as long as its way through the dispatcher.
+        return min(so_far_ns, max(n * self._handing_over_ns, so_far_ns - _UNSEEN_NS - n * _UNSEEN_OF_CALL_NS))
 
     def wants(self, signature: Hashable, operator: Hashable = None) -> bool:
         """Whether a call with this signature should be replayed; if so, it counts as verified.
@@ -238,13 +262,14 @@ class Budget:
             self._signatures[signature] = self._signatures.pop(signature)
         is_new = signature in self._new
         # A first replay is slower (it compiles kernels, fills caches): take the mean cost of first replays so far.
-        cost_ns = self._first_looks_ns / max(self._n_first_looks, 1) if is_new else known.cost_ns
+        mean_ns = (_FIRST_LOOK_NS + self._first_looks_ns) / (1 + self._n_first_looks)
+        cost_ns = mean_ns if is_new else known.cost_ns
         waits = self._sparse and is_new and not self._n_passes and operator in self._operators
         if waits or not (may_spend and (is_new or signature in self._chosen)):
             return False
         # The first call looked at in a step is replayed at any cost: one that costs more than a step allows would
-        # never be replayed.
-        if self._sparse and self._n_looked > 1 and not self._fits(cost_ns):
+        # never be replayed. Not in the first step, which is slow enough.
+        if self._sparse and (self._n_looked > 1 or not self._window) and not self._fits(cost_ns):
             self._fill()
             return False
         known.verified_in = self._window
@@ -323,7 +348,7 @@ class Budget:
     def judging_ns(self) -> float:
         """Time for judging postponed calls at the end of one step."""
         clock = self._clock
-        if clock.credit_ns <= -_OVERDRAFT_NS:
+        if clock.credit_ns <= -self._overdraft_ns:
             return 0.0
         if self._sparse:
             return _MAX_FOR_JUDGING * clock.plain_step_ns
@@ -362,9 +387,14 @@ class Budget:
         credit_ns = self._clock.credit_ns
         if not self._sparse:
             return credit_ns + self._clock.allowed_ns / 2 >= 0
-        if self._has_new and credit_ns > -_OVERDRAFT_NS:
+        if self._has_new and credit_ns > -self._overdraft_ns:
             return True
         return credit_ns >= ceiling_ns * self._random.random() / 2
+
+    @property
+    def _overdraft_ns(self) -> float:
+        clock = self._clock
+        return min(_OVERDRAFT_NS, _OVERDRAFT * (clock.elapsed_ns - clock.spent_ns))
 
     def _calibrates(self) -> bool:
         """Whether the next step stays unwatched for calibration, to time a plain step."""
@@ -385,8 +415,8 @@ class Budget:
         self._calls_in_step = n_calls
         self._looked_at, self._looked_at_next = self._looked_at_next, 0
         # A pass is over where nothing is left for a later step, and nothing was passed for want of credit.
-        self._n_passes += not self._looked_at and (self._sparse or self._n_looked >= n_calls)
-        self._n_looked, self._is_full = 0, False
+        self._n_passes += not self._looked_at and (self._sparse or not self._n_over)
+        self._n_looked, self._n_over, self._is_full = 0, 0, False
         self._watching_ns = n_calls * self._handing_over_ns * clock.factor
         spent_ns, self._spent_before_ns = clock.spent_ns - self._spent_before_ns, clock.spent_ns
         self._looking_ns = max(spent_ns - self._replays_ns * clock.factor, self._watching_ns)
