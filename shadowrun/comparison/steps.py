@@ -437,7 +437,8 @@ class Steps:
         may = self._selection.compares_step
         was_watched = budget.watched
         self._replayer.charge_passed()
-        wanted = budget.end_step(began_ns, must_watch=must, may_watch=may, is_stretch=is_stretch)
+        by_hook = not self.marked and not is_stretch
+        wanted = budget.end_step(began_ns, must_watch=must, may_watch=may, is_stretch=is_stretch, by_hook=by_hook)
         judges = wanted and self._replayer.has_postponed and (must or not was_watched)
         # Time goes to postponed calls first: they may be findings already.
         if wanted and self._replayer.has_postponed and not must:

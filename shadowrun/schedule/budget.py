@@ -147,7 +147,8 @@ class Budget:
         self._sparse = False
         self._plain_wanted = 0
         self._discovers = True
-        self._ended_watched = False
+        self._ended_watched = self._by_hook = False
+        self._draw = self._wanted_ns = 0.0
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -308,7 +309,15 @@ class Budget:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def end_step(self, now: int, *, must_watch: bool = False, may_watch: bool = True, is_stretch: bool = False) -> bool:
+    def end_step(
+        self,
+        now: int,
+        *,
+        must_watch: bool = False,
+        may_watch: bool = True,
+        is_stretch: bool = False,
+        by_hook: bool = False,
+    ) -> bool:
         """End a step, and decide on the next one.
 
         Args:
@@ -316,18 +325,21 @@ class Budget:
             must_watch: The next step cannot be left out.
             may_watch: Calls of the next step are selected for comparison.
             is_stretch: A stretch ended, not a step.
+            by_hook: An optimizer's hook ended the step.
 
         Returns:
             Whether the next step is to be watched.
         """
         clock = self._clock
         clock.advance(now)
-        clock.end_step(watched=self.watched)
+        clock.end_step(watched=self.watched, by_hook=by_hook)
+        self._by_hook = by_hook
         self._ended_watched = self.watched
         self._n_stretches += is_stretch
         self._n_steps += not is_stretch
         if self.watched:
             self._end_window()
+            self._draw = self._random.random()
         else:
             self._n_unwatched += 1
         allowed_ns = clock.allowed_ns
@@ -336,7 +348,9 @@ class Budget:
         self._sparse = not clock.calibrated or self._watching_ns > allowed_ns * _MAX_FOR_WATCHING
         ceiling_ns = self._watching_ns + allowed_ns if self._sparse else 0.0
         clock.cap_credit(ceiling_ns)
-        self.watched = must_watch or (may_watch and self._affords(ceiling_ns) and not self._calibrates())
+        # Drawn once for each watched step, so that the steps until then can be counted together.
+        self._wanted_ns = ceiling_ns * self._draw / 2
+        self.watched = must_watch or (may_watch and self._affords() and not self._calibrates())
         return self.watched
 
     @property
@@ -374,7 +388,9 @@ class Budget:
             return 0
         if clock.in_cold_steps:  # these steps are timed, to learn how much slower they are
             return 0
-        return max(0, min(int(-clock.credit_ns / clock.allowed_ns) - 1, _MAX_UNWATCHED))
+        earned_ns = clock.allowed_ns - clock.passed_ns(by_hook=self._by_hook)
+        wanted_ns = -self._overdraft_ns if self._has_new else self._wanted_ns
+        return max(0, min(int((wanted_ns - clock.credit_ns) / earned_ns) - 1, _MAX_UNWATCHED))
 
     def end_unwatched_steps(self, now: int, n_steps: int, own_ns: int, *, by_hook: bool = False) -> None:
         """Count unwatched steps; arguments as for `OverheadClock.end_unwatched`."""
@@ -382,14 +398,14 @@ class Budget:
         self._n_steps += n_steps
         self._n_unwatched += n_steps
 
-    def _affords(self, ceiling_ns: float) -> bool:
+    def _affords(self) -> bool:
         """Whether the next step can be paid, at the latest afterwards: the program's time in it earns credit too."""
         credit_ns = self._clock.credit_ns
         if not self._sparse:
             return credit_ns + self._clock.allowed_ns / 2 >= 0
         if self._has_new and credit_ns > -self._overdraft_ns:
             return True
-        return credit_ns >= ceiling_ns * self._random.random() / 2
+        return credit_ns >= self._wanted_ns
 
     @property
     def _overdraft_ns(self) -> float:

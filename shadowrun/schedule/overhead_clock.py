@@ -148,7 +148,11 @@ class OverheadClock:
             return 0.0
         return min(_COLD_NS / self.plain_step_ns, _MAX_COLD_STEPS) if self.plain_step_ns > 0 else 1.0
 
-    def end_step(self, *, watched: bool) -> None:
+    def passed_ns(self, *, by_hook: bool) -> float:
+        """Unmeasured overhead of an unwatched step; `by_hook` if an optimizer's hook ended it."""
+        return min(_PASSED_NS + (_PASSED_BY_HOOK_NS if by_hook else 0.0), self.allowed_ns / 2)
+
+    def end_step(self, *, watched: bool, by_hook: bool = False) -> None:
         """End a step, and update all estimates."""
         began_ns, spent_before_ns, estimated_before_ns = self._step_began
         if watched:
@@ -163,7 +167,9 @@ class OverheadClock:
             self._weigh_watched(elapsed_ns, spent_ns)
             self.begin_cold_steps()
         else:
-            self._steps_plain_ns.append(self._count_unwatched(began_ns, elapsed_ns - spent_ns))
+            unseen_ns = self.passed_ns(by_hook=by_hook) if self.knows_plain else 0.0
+            self.spent_ns += unseen_ns
+            self._steps_plain_ns.append(self._count_unwatched(began_ns, elapsed_ns - spent_ns - unseen_ns))
         if watched or self._n_steps <= CALIBRATIONS or not self._n_steps % _LOOK_EVERY:
             self.plain_step_ns = max(statistics.median(self._steps_plain_ns), 0.0)
         if self._early and self.calibrated:
@@ -199,7 +205,7 @@ class OverheadClock:
         # A call of another thread may have advanced the clock since the last of these steps ended.
         self.advance(max(now, self._now))
         self.spend_seen(by_our_clock_ns)
-        self.spent_ns += n_steps * min(_PASSED_NS + (_PASSED_BY_HOOK_NS if by_hook else 0.0), self.allowed_ns / 2)
+        self.spent_ns += n_steps * self.passed_ns(by_hook=by_hook)
         self._n_steps += n_steps
         self.since_plain += n_steps
         self._step_began = (self.elapsed_ns, self._by_our_clock_ns, self.spent_ns)

@@ -14,6 +14,15 @@ COLD = (1.0, 0.35, 0.24, 0.15)
 """As measured after watched steps of a small network of 0.4 ms."""
 
 
+PASSED_NS = overhead_clock._PASSED_NS
+
+
+@pytest.fixture(autouse=True)
+def no_unseen_overhead(monkeypatch):
+    """These programs are slowed by nothing that the clock does not see, unless they say so."""
+    monkeypatch.setattr(overhead_clock, "_PASSED_NS", 0.0)
+
+
 class Program:
     """Steps of operator calls; replaying a call takes as long as the call, noting it takes a microsecond.
 
@@ -364,7 +373,8 @@ def test_calls_that_were_passed_on_unseen_are_charged():
     assert budget._passing_ns > 2000.0
 
 
-def test_what_a_step_that_is_only_counted_costs_unseen_is_paid_for():
+def test_what_a_step_that_is_only_counted_costs_unseen_is_paid_for(monkeypatch):
+    monkeypatch.setattr(overhead_clock, "_PASSED_NS", PASSED_NS)
     budget = Budget(1.2, 1000.0)
     budget.start(0)
     budget.watched = False
@@ -380,7 +390,8 @@ def test_what_a_step_that_is_only_counted_costs_unseen_is_paid_for():
 
 
 @pytest.mark.parametrize("by_hook", [False, True])
-def test_where_an_optimizer_s_hook_ends_the_steps_they_cost_more(by_hook):
+def test_where_an_optimizer_s_hook_ends_the_steps_they_cost_more(by_hook, monkeypatch):
+    monkeypatch.setattr(overhead_clock, "_PASSED_NS", PASSED_NS)
     budget = Budget(1.2, 1000.0)
     budget.start(0)
     budget.watched = False
@@ -390,3 +401,29 @@ def test_where_an_optimizer_s_hook_ends_the_steps_they_cost_more(by_hook):
     budget.end_unwatched_steps(9_000_000 + 49 * 1_000_000, 50, 0, by_hook=by_hook)
     cost = overhead_clock._PASSED_NS + by_hook * overhead_clock._PASSED_BY_HOOK_NS
     assert budget._clock.spent_ns == spent + 50 * cost
+
+
+def test_an_unwatched_step_that_is_timed_is_charged_what_it_costs_unseen_too(monkeypatch):
+    monkeypatch.setattr(overhead_clock, "_PASSED_NS", PASSED_NS)
+    clock = overhead_clock.OverheadClock(0.2)
+    clock.start(0)
+    for n in range(1, 33):
+        clock.advance(n * US * 1000)
+        clock.end_step(watched=False)
+    n_known = 32 - overhead_clock.CALIBRATIONS
+    assert clock.spent_ns == n_known * PASSED_NS
+    assert clock.plain_step_ns == US * 1000 - PASSED_NS
+
+
+def test_steps_until_the_next_watched_one_are_counted_together_however_late_it_is():
+    program = Program(1.2, {f"op{k}": 2.0 for k in range(100)})
+    for _ in range(500):
+        program.step()
+    budget = program.budget
+    while program.watched or budget.n_unwatched_next:
+        program.step()
+    n_asked = 0
+    while not program.watched:
+        program.step()
+        n_asked += 1
+    assert n_asked <= 3
