@@ -301,7 +301,7 @@ class Steps:
         for ended_ns in ends_ns:
             self._begin_step(ended_ns / 1e9)
         own_ns = time.perf_counter_ns() - began_ns
-        self._budget.end_unwatched_steps(ends_ns[-1], len(ends_ns), own_ns, by_hook=not self.marked)
+        self._budget.end_unwatched_steps(ends_ns, own_ns, by_hook=not self.marked)
         ends_ns.clear()
 
     def end(self, began_ns: int) -> None:
@@ -313,6 +313,7 @@ class Steps:
                 self._attribution.end_step()
                 if self._budget is not None:
                     self._watch(self._budget, began_ns)
+                    self._n_unwatched_next = self._budget.n_unwatched_next
             except Exception:  # noqa: S110 - a wrong count of steps must not end the user's program
                 pass
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from shadowrun.schedule.overhead_clock import CALIBRATIONS, OverheadClock
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
 __all__ = ["Budget", "BudgetReport"]
 
@@ -45,14 +45,11 @@ more often than the others."""
 _RECENT_CALLS = 64
 _FACTOR_AT_FIRST = 2.0
 """`OverheadClock.factor` that is assumed until it has been measured; high, since caches are coldest at first."""
-_OVERDRAFT_NS, _OVERDRAFT = 5e6, 0.03
+_OVERDRAFT_NS, _OVERDRAFT = 5e6, 0.01
 """Debt up to which each step is watched while some signatures were never verified, and the same as a part of the
 program's time so far: else the first few hundred short steps would exceed the budget."""
 _FIRST_LOOK_NS = 1e6
 """Time of a first replay that is assumed until some were seen."""
-_UNSEEN_NS, _UNSEEN_OF_CALL_NS = 5e6, 0.1e6
-"""Most overhead of the first step that no clock has seen, and of each of its calls: code runs for the first time, and
-torch makes its operators ready for modes."""
 _SHORT_STEP_NS = 5e6
 _MAX_UNWATCHED = 64
 """Most steps that end without a new decision."""
@@ -234,18 +231,12 @@ class Budget:
     def _fits(self, cost_ns: float) -> bool:
         """Whether a step on credit can pay this cost, and pass the rest of its calls on."""
         clock = self._clock
-        plain_ns = clock.plain_step_ns or self._least_ns
+        # In the first step, a lower bound: a call takes at least as long as its way through the dispatcher.
+        plain_ns = clock.plain_step_ns or min(clock.step_so_far_ns, self._n_in_step * self._handing_over_ns)
         passing_ns = max(self._calls_in_step - self._n_in_step, 0) * self._passing_ns
         factor = clock.factor if clock.weighed else _FACTOR_AT_FIRST
         taken_ns = factor * (clock.spent_in_step_ns / clock.factor + cost_ns) + passing_ns
         return taken_ns <= max(_MAX_IN_STEP, self._ratio - 1) * plain_ns
-
-    @property
-    def _least_ns(self) -> float:
-        """Least time of the program itself in the first step so far."""
-        n, so_far_ns = self._n_in_step, self._clock.step_so_far_ns
-        # A call takes at least as long as its way through the dispatcher.
-        return min(so_far_ns, max(n * self._handing_over_ns, so_far_ns - _UNSEEN_NS - n * _UNSEEN_OF_CALL_NS))
 
     def wants(self, signature: Hashable, operator: Hashable = None) -> bool:
         """Whether a call with this signature should be replayed; if so, it counts as verified.
@@ -384,19 +375,18 @@ class Budget:
         clock = self._clock
         # Short steps only: a decision at the end of each takes 10 µs and more, which long ones do not notice.
         is_short = 0 < clock.plain_step_ns < _SHORT_STEP_NS
-        if self.watched or not is_short or not clock.knows_plain or clock.n_plain < self._plain_wanted:
-            return 0
-        if clock.in_cold_steps:  # these steps are timed, to learn how much slower they are
+        if self.watched or not is_short or not clock.knows_plain:
             return 0
         earned_ns = clock.allowed_ns - clock.passed_ns(by_hook=self._by_hook)
         wanted_ns = -self._overdraft_ns if self._has_new else self._wanted_ns
         return max(0, min(int((wanted_ns - clock.credit_ns) / earned_ns) - 1, _MAX_UNWATCHED))
 
-    def end_unwatched_steps(self, now: int, n_steps: int, own_ns: int, *, by_hook: bool = False) -> None:
+    def end_unwatched_steps(self, ends_ns: Sequence[int], own_ns: int, *, by_hook: bool = False) -> None:
         """Count unwatched steps; arguments as for `OverheadClock.end_unwatched`."""
-        self._clock.end_unwatched(now, n_steps, own_ns, by_hook=by_hook)
-        self._n_steps += n_steps
-        self._n_unwatched += n_steps
+        self._clock.end_unwatched(ends_ns, own_ns, by_hook=by_hook)
+        self._ended_watched = False
+        self._n_steps += len(ends_ns)
+        self._n_unwatched += len(ends_ns)
 
     def _affords(self) -> bool:
         """Whether the next step can be paid, at the latest afterwards: the program's time in it earns credit too."""

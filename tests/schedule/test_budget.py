@@ -226,8 +226,8 @@ def test_while_in_debt_steps_pass_without_a_look_and_no_more_than_it_takes():
         if n:
             assert not budget.watched
             assert budget._clock.credit_ns < 0
+            budget.end_unwatched_steps([now + k * step_ns for k in range(1, n + 1)], n * 1000)
             now += n * step_ns
-            budget.end_unwatched_steps(now, n, n * 1000)
             uncounted.append(n)
             assert budget._clock.credit_ns <= budget._clock.allowed_ns, "the step after is not too late"
     report = budget.report()
@@ -297,13 +297,13 @@ def test_where_to_look_at_all_calls_takes_too_long_the_next_step_goes_on_where_o
 
 
 def test_until_all_calls_were_looked_at_each_operator_is_verified_once():
-    budget = Budget(1.2, 3000.0)
+    budget = Budget(1.2, 300_000.0)  # so that the first step is known to be long
     budget.start(0)
     first = [(f"line {k}", f"op{k % 5}") for k in range(50)]
     replayed = []
     now = 0
     for signature, operator in first:
-        now += 10_000_000  # long enough to pay for it in the first step
+        now += 10_000_000
         if not budget.exhausted(now) and budget.wants(signature, operator):
             replayed.append(operator)
             budget.verified(signature, 1000)
@@ -327,8 +327,8 @@ def test_calls_that_wait_are_judged_on_credit_and_no_longer_than_a_step_may_take
     assert budget.judging_ns == 0.0, "5 ms in debt"
 
 
-@pytest.mark.parametrize(("first_us", "charged_us"), [(250, 100), (400, 200), (5000, 200)])
-def test_what_our_clock_did_not_see_of_the_first_step_is_ours_up_to_as_much_again(first_us, charged_us):
+@pytest.mark.parametrize(("first_us", "charged_us"), [(250, 100), (400, 250), (5000, 300)])
+def test_what_our_clock_did_not_see_of_the_first_step_is_ours_up_to_twice_as_much(first_us, charged_us):
     clock = overhead_clock.OverheadClock(0.2)
     clock.start(0)
     now = first_us * US
@@ -355,10 +355,9 @@ def test_what_is_new_is_verified_in_consecutive_steps_up_to_a_debt_that_the_firs
     assert program.mean(2000) <= 1.22
 
 
-@pytest.mark.parametrize(("call_us", "compares"), [(2.0, False), (20_000.0, True)])
-def test_the_first_step_compares_only_what_it_can_pay(call_us, compares):
-    program = costly({f"op{k}": 5000.0 for k in range(20)} | {f"plain{k}": call_us for k in range(20)})
-    program.plain_us = {name: 2.0 if name.startswith("op") else call_us for name in reversed(program.plain_us)}
+@pytest.mark.parametrize(("n_calls", "compares"), [(20, False), (600, True)])
+def test_the_first_step_compares_only_what_it_can_pay(n_calls, compares):
+    program = costly({f"op{k}": 500.0 for k in range(n_calls)})
     program.step()
     assert (len(program.replayed[0]) > 0) is compares
 
@@ -377,11 +376,11 @@ def test_what_a_step_that_is_only_counted_costs_unseen_is_paid_for(monkeypatch):
     monkeypatch.setattr(overhead_clock, "_PASSED_NS", PASSED_NS)
     budget = Budget(1.2, 1000.0)
     budget.start(0)
-    budget.watched = False
     for n in range(1, 9):
+        budget.watched = False
         budget.end_step(n * 100_000)
     spent = budget._clock.spent_ns
-    budget.end_unwatched_steps(900_000 + 49 * 100_000, 50, 0)
+    budget.end_unwatched_steps([800_000 + n * 100_000 for n in range(1, 51)], 0)
     half = budget._clock.allowed_ns / 2
     assert 0 < half < overhead_clock._PASSED_NS, (
         "no more than half of what a step allows: else none would ever be watched"
@@ -394,11 +393,11 @@ def test_where_an_optimizer_s_hook_ends_the_steps_they_cost_more(by_hook, monkey
     monkeypatch.setattr(overhead_clock, "_PASSED_NS", PASSED_NS)
     budget = Budget(1.2, 1000.0)
     budget.start(0)
-    budget.watched = False
     for n in range(1, 9):
+        budget.watched = False
         budget.end_step(n * 1_000_000)
     spent = budget._clock.spent_ns
-    budget.end_unwatched_steps(9_000_000 + 49 * 1_000_000, 50, 0, by_hook=by_hook)
+    budget.end_unwatched_steps([8_000_000 + n * 1_000_000 for n in range(1, 51)], 0, by_hook=by_hook)
     cost = overhead_clock._PASSED_NS + by_hook * overhead_clock._PASSED_BY_HOOK_NS
     assert budget._clock.spent_ns == spent + 50 * cost
 
