@@ -22,7 +22,7 @@ from shadowrun.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Allowance", "bounded_memory", "head", "read_text", "read_toml"]
+__all__ = ["ResourceLimits", "bounded_memory", "head", "read_text", "read_toml"]
 
 _OF_TORCH = "DefaultCPUAllocator"
 """In what torch says of memory that it did not get."""
@@ -45,7 +45,7 @@ _MAX_DOTS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class ResourceLimits:
     """What a command that only reads files may take.
 
     Attributes:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from shadowrun.recording.model import Recording
-    from shadowrun.studies.classes.known import Checked
+    from shadowrun.studies.classes.known import ClassCheck
 
 __all__ = ["KnownClasses", "known_classes", "pytest_addoption", "pytest_configure", "pytest_terminal_summary"]
 
@@ -100,7 +100,7 @@ class KnownClasses:
         """
         return _Recorded(self, self._folder / f"known_classes.{self._n_checks}.shadowrec", outputs, name, options)
 
-    def check(self, recording: Recording | str | Path, *, outputs: tuple[str, ...] = (), name: str = "") -> Checked:
+    def check(self, recording: Recording | str | Path, *, outputs: tuple[str, ...] = (), name: str = "") -> ClassCheck:
         """Check a recording.
 
         Args:

@@ -31,7 +31,7 @@ from shadowrun.store.combine import choose, combine_files
 from shadowrun.store.connect import SALVAGED
 from shadowrun.store.datafile import ENDED_EARLY, DataFile
 from shadowrun.store.records import REGION, first_mismatch, read_records
-from shadowrun.types import Allowed, Cause, Status
+from shadowrun.types import Cause, Permissions, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -278,15 +278,15 @@ class Run:
         kept = call in self.captured() and not record.call.op.startswith(REGION)
         return explain(self._data, record, kept=kept, allowed=self._allowed(allow))
 
-    def _allowed(self, names: Iterable[str] | str) -> Allowed:
+    def _allowed(self, names: Iterable[str] | str) -> Permissions:
         """Platforms and modules that may be started and imported: those of this process, and the named ones."""
         own = self._allowed_by_process()
         named = (names,) if isinstance(names, str) else tuple(names)
         return dataclasses.replace(own, names=(*own.names, *named))
 
-    def _allowed_by_process(self) -> Allowed:
+    def _allowed_by_process(self) -> Permissions:
         """Nothing for a run that was read from a file: another person may have written it."""
-        return Allowed()
+        return Permissions()
 
     def captured(self) -> dict[int, Finding]:
         """Calls whose inputs were captured, the first and the worst of each finding: number to finding."""
@@ -325,7 +325,7 @@ class Run:
             )
         return self._found[1]
 
-    def _signatures(self) -> dict[analysis.Signature, analysis.Seen]:
+    def _signatures(self) -> dict[analysis.Signature, analysis.FindingInRun]:
         slow = (finding for finding in self._all_findings() if finding.kind == "slow")
         return analysis.signatures(self._read(), slow, self._ledger())
 

@@ -48,6 +48,8 @@ FAIL_ON = ("unsupported", "error", "mismatch")
 
 _MAX_PATTERN = 1000
 _PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
+_SETTINGS = re.compile(r"\[[^\[\]*?]+=[^\[\]*?]*\]\Z")
+"""Settings in a platform's name: ``[threads=1]`` is no set of characters."""
 _SHORT = {
     "float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32", "float64": "f64",
     "double": "f64", "complex32": "c32", "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8e4m3fn",
@@ -126,7 +128,8 @@ def fits_operator(pattern: str, op: str) -> bool:
 def fits_platform(pattern: str, platform: str) -> bool:
     """Whether a pattern names a platform: by its spec, its device type, or a glob pattern (``npu*``)."""
     # A spec such as cpu[threads=1] would be a set of characters if it were only read as a glob.
-    return pattern in (platform, re.split(r"[:\[]", platform)[0]) or fnmatchcase(platform, pattern)
+    is_named = pattern in (platform, re.split(r"[:\[]", platform)[0])
+    return is_named or (not _SETTINGS.search(pattern) and fnmatchcase(platform, pattern))
 
 
 def read_settings(where: str | PathLike[str] | bool | None = None, start: Path | None = None) -> Settings:

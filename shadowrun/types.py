@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "Allowed",
     "Cause",
     "Count",
     "Excess",
     "OpCall",
     "OpRecord",
+    "Permissions",
     "Phase",
     "RunInfo",
     "SignedFloat",
@@ -292,7 +292,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class Permissions:
     """What a data file may start and import: see docs/security.md.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
-from shadowrun.analysis.changes import Change, FindingChange, Seen, Signature, changes, signatures
+from shadowrun.analysis.changes import Change, FindingChange, FindingInRun, Signature, changes, signatures
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
     KINDS,
@@ -26,6 +26,7 @@ __all__ = [
     "DriftStep",
     "Finding",
     "FindingChange",
+    "FindingInRun",
     "Gate",
     "KnownIssues",
     "LedgerLineUse",
@@ -37,7 +38,6 @@ __all__ = [
     "OperatorSummary",
     "RegionSummary",
     "Regions",
-    "Seen",
     "Signature",
     "Skipped",
     "Step",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shadowrun.analysis.findings import Finding
     from shadowrun.analysis.known_issues import KnownIssues
 
-__all__ = ["Change", "FindingChange", "Seen", "Signature", "changes", "signatures"]
+__all__ = ["Change", "FindingChange", "FindingInRun", "Signature", "changes", "signatures"]
 
 WORSE: Final = 2.0
 """A finding is worse if its error or its share of the operator's calls is more than so many times as large."""
@@ -53,7 +53,7 @@ class Signature(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FindingInRun:
     """A finding in one run.
 
     Attributes:
@@ -88,8 +88,8 @@ class FindingChange:
 
     signature: Signature
     change: Change
-    before: Seen | None
-    after: Seen | None
+    before: FindingInRun | None
+    after: FindingInRun | None
 
     @property
     def is_known(self) -> bool:
@@ -97,7 +97,9 @@ class FindingChange:
         return self.after is not None and bool(self.after.known)
 
 
-def signatures(table: CallGroups, slow: Iterable[Finding], ledger: KnownIssues | None = None) -> dict[Signature, Seen]:
+def signatures(
+    table: CallGroups, slow: Iterable[Finding], ledger: KnownIssues | None = None
+) -> dict[Signature, FindingInRun]:
     """Findings of a run by signature.
 
     Args:
@@ -117,7 +119,7 @@ def signatures(table: CallGroups, slow: Iterable[Finding], ledger: KnownIssues |
     found = {}
     for signature, rows in grouped.items():
         excuse = ledger.excuse(signature.kind, signature.op, (signature.module,)) if ledger else None
-        found[signature] = Seen(
+        found[signature] = FindingInRun(
             sum(row.group.n for row in rows),
             totals[signature.op, signature.module, signature.phase],
             max(row.group.severity for row in rows),
@@ -127,13 +129,15 @@ def signatures(table: CallGroups, slow: Iterable[Finding], ledger: KnownIssues |
     for finding in slow:
         ratio = finding.target_min_us / finding.ref_min_us if finding.ref_min_us > 0 else 0.0
         reason = finding.known.reason if finding.known else ""
-        found[Signature("slow", finding.op, "", "", str(finding.cause or ""))] = Seen(
+        found[Signature("slow", finding.op, "", "", str(finding.cause or ""))] = FindingInRun(
             finding.n_calls, finding.n_calls_of_op, ratio, finding.first_seq, reason
         )
     return found
 
 
-def changes(before: Mapping[Signature, Seen], after: Mapping[Signature, Seen]) -> tuple[FindingChange, ...]:
+def changes(
+    before: Mapping[Signature, FindingInRun], after: Mapping[Signature, FindingInRun]
+) -> tuple[FindingChange, ...]:
     """All findings of two runs, new and worse ones first."""
     found = [_change(signature, before.get(signature), after.get(signature)) for signature in {**before, **after}]
     order = list(Change)
@@ -141,7 +145,7 @@ def changes(before: Mapping[Signature, Seen], after: Mapping[Signature, Seen]) -
     return tuple(found)
 
 
-def _change(signature: Signature, before: Seen | None, after: Seen | None) -> FindingChange:
+def _change(signature: Signature, before: FindingInRun | None, after: FindingInRun | None) -> FindingChange:
     if before is None or after is None:
         return FindingChange(signature, Change.NEW if before is None else Change.GONE, before, after)
     ranks, errors = zip(*(divmod(seen.severity, _RANK) for seen in (before, after)), strict=True)

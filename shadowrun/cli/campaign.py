@@ -10,6 +10,9 @@ Examples:
   shadowrun campaign run c --target sim --flaws matmul-in-bf16 --n 1000    (no hardware needed)
   shadowrun campaign status c                                   how far it is, also while it runs
   shadowrun campaign report c -o report.html                    root causes, oracles side by side, definitions
+  shadowrun campaign repro c 1 'aten::*mm*'                     scripts of two root causes of the report
+  shadowrun campaign reproduce c 4711                           one variant again
+  shadowrun campaign add-known c                                accept what was found, in shadowrun.toml
   shadowrun campaign resume c --jobs 8
   shadowrun campaign resume c --executor dask://host:8786       chunks on a cluster
   shadowrun campaign run c --target npu --shard 3/8             the third of eight machines, without a broker
@@ -30,7 +33,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shadowrun.cli import options
+from shadowrun.cli import campaign_findings, options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 
@@ -40,21 +43,64 @@ if TYPE_CHECKING:
     from shadowrun.cli.progress import ProgressUpdate
     from shadowrun.studies.campaign.engine import Outcome, Progress
     from shadowrun.studies.campaign.folder import Folder, Settings, Shard
-    from shadowrun.studies.campaign.store import CampaignStore
 
 __all__ = ["add_arguments", "run"]
 
 _N = 100_000
+_READ = ("status", "report", "combine", "add-known")
+"""Actions that only read what is in the folder, in a process of their own with bounds on memory and time."""
+_EXAMPLES = {
+    "repro": """\
+Examples:
+  shadowrun campaign repro c                    all root causes, in c/scripts
+  shadowrun campaign repro c 1 3                two of them, as `shadowrun campaign report c` numbers them
+  shadowrun campaign repro c 'aten::*mm*'       by operator
+  shadowrun campaign repro c 'crash *' -o out   by verdict
+""",
+    "reproduce": """\
+Examples:
+  shadowrun campaign reproduce c 4711           by its number
+  shadowrun campaign reproduce c 0f3a9c         by the start of its identity
+  shadowrun campaign reproduce c '["9d0c1b2a3f4e",[["insert",3,0,"tanh"]],2]' --script
+
+Exit status: 0 as recorded, or nothing is recorded; 1 another result than the recorded one.
+""",
+    "add-known": """\
+Examples:
+  shadowrun campaign add-known c --dry-run      what would be written
+  shadowrun campaign add-known c 2 --reason 'vendor ticket 123' --expires 2027-01-31
+  shadowrun campaign add-known c --ledger ci/known.toml
+
+What a line of the ledger covers already is not written again. `shadowrun campaign report` marks known root causes, and
+--fail-on leaves them out.
+""",
+    "report": """\
+Examples:
+  shadowrun campaign report c -o report.html
+  shadowrun campaign report c --fail-on mismatch,error,crash --before old-campaign
+  shadowrun campaign report c --cause 3 -o issue.md     the page of one root cause, for an issue tracker
+""",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A command for each action."""
     actions = parser.add_subparsers(metavar="ACTION", title="actions", required=True)
-    for name, (text, add, act) in _ACTIONS.items():
-        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+    for name, (text, add, act) in (_ACTIONS | campaign_findings.ACTIONS).items():
+        action = actions.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=_EXAMPLES.get(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         action.add_argument("folder", metavar="DIR", help="folder of the campaign")
         add(action)
-        action.set_defaults(act=act)
+        # Of this action, not of the command: the others read only, or have workers of their own.
+        action.set_defaults(act=act, runs_calls=name in campaign_findings.RUNS_CALLS, reads=name in _READ)
+        if name in _READ:
+            options.add_no_limits_argument(action)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +122,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--n", type=options.count, metavar="N", help=f"variants (default: {_N:,}, or no limit with --minutes)"
     )
     what.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the recipes (default: %(default)s)")
-    what.add_argument("--zoo", metavar="FILE", help="programs to mutate (default: torch's own modules)")
+    what.add_argument(
+        "--zoo", metavar="FILE", help="programs to mutate (default: torch's own modules and their subgraphs)"
+    )
     what.add_argument(
         "--programs",
         type=options.words,
@@ -159,17 +207,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from shadowrun.platforms.untrusted_specs import trusted_spec
     from shadowrun.studies.campaign.folder import Folder
 
     options.check_outputs(args.output)
     folder = Folder.open(Path(args.folder))
-    s = folder.settings
-    # The folder may come from anyone: what it names is not started unless a file may name it, or the user does.
-    names = (*args.target, *([args.ref] if args.ref else []), *args.imports)
-    for spec in s.targets:
-        trusted_spec(spec, names, simulated=s.simulated)
-    trusted_spec(s.ref, names, option="--ref")
+    campaign_findings.may_start(folder, args)
     return _start(folder, args)
 
 
@@ -357,6 +399,9 @@ def _combine(args: argparse.Namespace) -> int:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cause", type=options.count, metavar="N", help="only the page of this root cause, for an issue tracker"
+    )
     parser.add_argument("--before", metavar="DIR", help="folder of an earlier campaign: mark what it did not find")
     parser.add_argument(
         "--fail-on",
@@ -365,33 +410,45 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help="verdicts that make the exit status 1, such as mismatch,error,crash (default: none)",
     )
+    options.add_known_arguments(parser)
     options.add_output_arguments(parser)
 
 
 def _report(args: argparse.Namespace) -> int:
+    from shadowrun.settings import read_settings
+    from shadowrun.studies.campaign.cause_files import SCRIPTS, read_causes
+    from shadowrun.studies.campaign.cause_report import cause_document
     from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.program_stages import program_stages
     from shadowrun.studies.campaign.report import campaign_document
     from shadowrun.studies.campaign.summary import summarise
+    from shadowrun.studies.sweep.cases import FAILURES, Kind
 
     options.check_outputs(args.output)
+    for kind in args.fail_on:
+        if not any(known.startswith(kind) for known in Kind):
+            raise UsageError(
+                f"--fail-on {kind}: no verdict begins so. Verdicts: {', '.join(FAILURES)}.", slug="bad-option"
+            )
     folder = Folder.open(Path(args.folder))
-    store = _store(folder)
-    before = None if args.before is None else _store(Folder.open(Path(args.before)))
-    document = campaign_document(
-        summarise(store, flaws=folder.settings.flaws, before=before), fail_on=frozenset(args.fail_on)
+    store = campaign_findings.opened_store(folder)
+    before = None if args.before is None else campaign_findings.opened_store(Folder.open(Path(args.before)))
+    summary = summarise(
+        store,
+        stages=program_stages(folder.programs),
+        simulated=folder.settings.simulated,
+        flaws=folder.settings.flaws,
+        before=before,
+        ledger=read_settings(options.known_ledger(args)).known,
+        scripts=read_causes(folder.path / SCRIPTS),
     )
+    if args.cause is not None:
+        ((number, cause),) = campaign_findings.chosen_causes(summary.root_causes, [str(args.cause)])
+        options.print_report(cause_document(number, cause, summary), args)
+        return 0
+    document = campaign_document(summary, folder=args.folder, fail_on=frozenset(args.fail_on))
     options.print_report(document, args)
     return 1 if document.gate is not None and not document.gate.passed else 0
-
-
-def _store(folder: Folder) -> CampaignStore:
-    """The combined store, made of the shards that are there if it is missing."""
-    from shadowrun.studies.campaign.combining import combine
-    from shadowrun.studies.campaign.store import CampaignStore
-
-    if not folder.combined.exists():
-        combine(folder.combined, folder.shards(), folder.info())
-    return CampaignStore.open(folder.combined)
 
 
 _ACTIONS = {

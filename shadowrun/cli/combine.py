@@ -20,7 +20,7 @@ from shadowrun.report.sanitize import say
 if TYPE_CHECKING:
     import argparse
 
-    from shadowrun.store.combine import Combined
+    from shadowrun.store.combine import CombineResult
 
 __all__ = ["add_arguments", "run"]
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _described(combined: Combined) -> str:
+def _described(combined: CombineResult) -> str:
     from shadowrun.store.sources import are_ranks, name_runs
 
     sources = combined.sources
@@ -77,7 +77,7 @@ def _described(combined: Combined) -> str:
     return f"{text}, {combined.n_calls:,} calls"
 
 
-def _delete(combined: Combined, out: Path) -> None:
+def _delete(combined: CombineResult, out: Path) -> None:
     for path in combined.files:
         if path.resolve() != out.resolve():  # never delete the output
             path.unlink(missing_ok=True)

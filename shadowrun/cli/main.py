@@ -23,9 +23,9 @@ import traceback
 from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
-from shadowrun.cli import supervised
+from shadowrun.cli import options, supervised
 from shadowrun.errors import ShadowrunError
-from shadowrun.limits import Allowance
+from shadowrun.limits import ResourceLimits
 from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 
 if TYPE_CHECKING:
@@ -101,10 +101,10 @@ def build_parser() -> argparse.ArgumentParser:
         command.set_defaults(
             run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS, reads=name in READ
         )
+        if hasattr(module, "does"):  # what it does depends on its action
+            command.set_defaults(does=module.does)
         if name in READ:
-            command.add_argument(
-                "--no-limits", action="store_true", help="read without bounds on memory and time: only files you trust"
-            )
+            options.add_no_limits_argument(command)
     return parser
 
 
@@ -123,7 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with forgiving():
             args = build_parser().parse_args(argv)
-        allowance = Allowance.of(_words(args)) if args.reads and not args.no_limits else None
+        if hasattr(args, "does"):
+            args.reads, args.runs_calls = args.does(args)
+        allowance = ResourceLimits.of(_words(args)) if args.reads and not args.no_limits else None
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)
         if is_child and (ended := supervised.in_child(allowance)) is not None:

@@ -52,7 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     platforms.add_argument("--each", action="append", default=[], metavar="SPEC", help="one more platform")
     what = parser.add_argument_group("mitigations")
-    what.add_argument("--only", type=options.words, default=[], metavar="A,B", help="only these, such as threads=1")
+    what.add_argument(
+        "--only",
+        type=options.words,
+        default=[],
+        metavar="A,B",
+        help="only these, and those of --truncate and --try, such as threads=1",
+    )
     what.add_argument(
         "--truncate", type=_numbers, metavar="8,16", help="low mantissa bits to truncate, each a mitigation"
     )
@@ -95,20 +101,21 @@ def run(args: argparse.Namespace) -> int:
 
     from shadowrun.cli.program import Program
     from shadowrun.studies.grid import RECORDED, platforms_of
-    from shadowrun.studies.mitigate.mitigations import DEFAULT_BITS, chosen
+    from shadowrun.studies.mitigate.mitigations import chosen
     from shadowrun.studies.mitigate.report import mitigation_document
     from shadowrun.studies.mitigate.sweep import run_sweep
 
     specs = [spec for text in args.platforms for spec in _specs(text)]
     platforms = platforms_of(args.grid, [*specs, *args.each])
     if len(platforms) < 2:
+        # argparse takes all that comes after the program for the program's own arguments.
         late = "--platforms" in (args.module or args.script)
         raise UsageError(
             f"Give two platforms or more, such as --platforms 'cpu cpu[threads=1]'; there are {len(platforms)}."
             + late * " Options of shadowrun come before the program.",
             slug="bad-option",
         )
-    mitigations = chosen(args.only, args.truncate or DEFAULT_BITS, args.further)
+    mitigations = chosen(args.only, args.truncate, args.further)
     Program(args.module or args.script, is_module=bool(args.module))  # raises where there is no such program
     with options.kept_folder(args.keep) as folder, progress_bar("mitigate") as bar:
         sweep = run_sweep(

@@ -27,6 +27,7 @@ __all__ = [
     "add_data_argument",
     "add_import_argument",
     "add_known_arguments",
+    "add_no_limits_argument",
     "add_output_arguments",
     "add_outputs_argument",
     "add_program_arguments",
@@ -111,6 +112,13 @@ def add_import_argument(parser: argparse._ActionsContainer) -> None:
         default=[],
         metavar="MODULE",
         help="import this package first: it registers a device, operators or a backend (may be repeated)",
+    )
+
+
+def add_no_limits_argument(parser: argparse._ActionsContainer) -> None:
+    """What lifts the bounds of a command that only reads; `main` sets them."""
+    parser.add_argument(
+        "--no-limits", action="store_true", help="read without bounds on memory and time: only files you trust"
     )
 
 

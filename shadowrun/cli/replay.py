@@ -99,12 +99,14 @@ def run(args: argparse.Namespace) -> int:
     if simulated:
         options.enable_simulation(target, args.flaws, args.preset)
     found = _replayed(args, path, recording, target)
+    # After Ctrl-C nothing more is begun.
     if args.free and not found.n_left:
         found = _with_free_run(args, recording, found, target)
 
     from shadowrun.studies.replay.report import replay_document
 
     options.print_report(replay_document(found, path, args.limit, _platforms(args)), args)
+    # After the report: the command then ends by the signal, as Python does.
     if found.n_left:
         raise KeyboardInterrupt
     failures = found.failures(args.fail_on)
@@ -133,7 +135,7 @@ def _replayed(args: argparse.Namespace, path: Path, recording: Recording, target
     import warnings
 
     from shadowrun.recording.captured_reader import CapturedFile
-    from shadowrun.studies.replay.replaying import Wanted, replay
+    from shadowrun.studies.replay.replaying import CallFilter, replay
 
     ops = options.operators(args.ops) if args.ops else []
     with CapturedFile(path) as captured, progress_bar("replaying") as progress, warnings.catch_warnings():
@@ -142,7 +144,7 @@ def _replayed(args: argparse.Namespace, path: Path, recording: Recording, target
         def show(done: int, total: int, op: str) -> None:
             progress(done, total, op)
 
-        return replay(recording, captured, target, args.ref, Wanted(frozenset(args.call), ops), progress=show)
+        return replay(recording, captured, target, args.ref, CallFilter(frozenset(args.call), ops), progress=show)
 
 
 def _with_free_run(args: argparse.Namespace, recording: Recording, found: Replay, target: str) -> Replay:

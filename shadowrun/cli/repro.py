@@ -137,7 +137,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     from shadowrun.studies.sweep.rebuild_case import Origin
     from shadowrun.studies.sweep.scripts import write_script
     from shadowrun.studies.sweep.sweep_findings import findings_of_sweep
-    from shadowrun.types import Allowed
+    from shadowrun.types import Permissions
 
     file = CoverageFile.open(Path(args.data))
     try:
@@ -153,7 +153,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     allow = named_platforms(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
 
     def write(number: str, folder: Path) -> Repro:
-        wanted = ReproOptions(not args.no_minimise, args.time_limit, Allowed(allow))
+        wanted = ReproOptions(not args.no_minimise, args.time_limit, Permissions(allow))
         return write_script(found[int(number) - 1], info, origin, folder, wanted)
 
     shown = {str(n): found[n - 1] for n in chosen}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from shadowrun.platforms.device import Platform
     from shadowrun.studies.slowdown.calls import Call, Entry
-    from shadowrun.studies.slowdown.measuring import Measured
+    from shadowrun.studies.slowdown.measuring import TimedCall
 
 __all__ = ["add_arguments", "run"]
 
@@ -163,7 +163,7 @@ def _check_no_process(*platforms: Platform) -> None:
             )
 
 
-def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, seed: int) -> list[Measured]:
+def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, seed: int) -> list[TimedCall]:
     import warnings
 
     from shadowrun.studies.slowdown.measuring import measure

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from shadowrun.limits import Allowance
+    from shadowrun.limits import ResourceLimits
 
 __all__ = ["in_child", "within"]
 
@@ -29,7 +29,7 @@ _FORWARDED = ("SIGTERM", "SIGHUP")
 _ENDED_BY_CALLS = ("SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL")
 
 
-def in_child(allowance: Allowance | None = None) -> int | None:
+def in_child(allowance: ResourceLimits | None = None) -> int | None:
     """Fork, and wait for the child.
 
     Args:
@@ -44,6 +44,7 @@ def in_child(allowance: Allowance | None = None) -> int | None:
     """
     if not hasattr(os, "fork"):
         return None
+    # What waits in the buffers would be written by both processes.
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -79,7 +80,7 @@ def in_child(allowance: Allowance | None = None) -> int | None:
 
 
 @contextlib.contextmanager
-def within(allowance: Allowance | None) -> Iterator[None]:
+def within(allowance: ResourceLimits | None) -> Iterator[None]:
     """Inside, a command that reads may take the memory of its allowance (Linux); one that runs calls, what is free.
 
     Raises:
@@ -98,7 +99,7 @@ def within(allowance: Allowance | None) -> Iterator[None]:
         raise _too_costly(allowance) from error
 
 
-def _too_costly(allowance: Allowance) -> ShadowrunError:
+def _too_costly(allowance: ResourceLimits) -> ShadowrunError:
     return ShadowrunError(
         f"To read what is named here takes more than {allowance.words}: a file may have been made to take all that "
         "there is. If you trust the files, add --no-limits.",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.zoo.program import Program, Zoo
     from shadowrun.studies.zoo.sources.source import Collected
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "does", "run"]
 
 _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
@@ -64,7 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--left-out", metavar="SOURCE", help="list: what a source left out, with the reason")
     parser.add_argument("--script", action="store_true", help="show: with its calls")
+    options.add_no_limits_argument(parser)
     options.add_output_arguments(parser)
+
+
+def does(args: argparse.Namespace) -> tuple[bool, bool]:
+    """Whether it only reads, and whether it runs calls of a file."""
+    return args.action != "add", args.action == "add" and args.what[:1] in [[s] for s in (*_OF_FILES, "subgraphs")]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,7 +149,7 @@ def _list(args: argparse.Namespace) -> None:
             f"The zoo has nothing of the source {args.left_out!r}; it has {', '.join(known)}.", slug="zoo-source"
         )
     document: Any = left_out_document(zoo, args.left_out) if args.left_out else zoo_document(zoo, str(args.zoo))
-    options.print_report(document, args, always=True)
+    options.print_report(document, args)
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -152,9 +158,7 @@ def _show(args: argparse.Namespace) -> None:
 
     if len(args.what) != 1:
         raise UsageError("Name one program: shadowrun zoo show PROGRAM.", slug="zoo-unknown-program")
-    options.print_report(
-        program_document(_named(read_zoo(args.zoo), args.what[0]), calls=args.script), args, always=True
-    )
+    options.print_report(program_document(_named(read_zoo(args.zoo), args.what[0]), calls=args.script), args)
 
 
 def _named(zoo: Zoo, text: str) -> Program:

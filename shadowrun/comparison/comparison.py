@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from shadowrun.comparison.output import Output, run_info
-from shadowrun.comparison.running import Running, Startable, begin, end, prepare_process, running
+from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
 from shadowrun.errors import ShadowrunWarning, UsageError
@@ -27,7 +27,7 @@ from shadowrun.run import Run
 from shadowrun.schedule.budget import Budget
 from shadowrun.schedule.selection import Selection, check_operators
 from shadowrun.torch_versions import warn_of_untested
-from shadowrun.types import Allowed
+from shadowrun.types import Permissions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ _SAMPLED = (
 _MAX_EXCEPTION_TEXT = 200
 
 
-class Comparison(Startable, Run):
+class Comparison(RunHandle, Run):
     """A comparison of two platforms, running or finished. Made by `compare`; holds what `Run` offers.
 
     Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a
@@ -72,9 +72,9 @@ class Comparison(Startable, Run):
         self._marks_steps = False
         self._raised = ""
 
-    def _allowed_by_process(self) -> Allowed:
+    def _allowed_by_process(self) -> Permissions:
         # An appended file has records of earlier runs, perhaps of another person: they may not name modules.
-        return Allowed((str(self._target.spec), str(self._ref.spec)), modules=not self._config.append)
+        return Permissions((str(self._target.spec), str(self._ref.spec)), modules=not self._config.append)
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Comparison(Startable, Run):
             self._ref.start()
             self._output.open()
             self._reassemble()
-            self._steps.listen(None if self._marks_steps else self._end_step)
+            self._steps.start_detection(None if self._marks_steps else self._end_step)
             self._attribution.start()
             self._replayer.start()
             self._threads.start()
@@ -119,7 +119,7 @@ class Comparison(Startable, Run):
         mode, self._mode = self._mode, None
         if mode is None:
             return self
-        self._threads.look()
+        self._threads.find_untracked()
         # The mode leaves the stack first: the calls below must not be intercepted.
         try:
             self._steps.leave()
@@ -136,12 +136,12 @@ class Comparison(Startable, Run):
     def _end_step(self) -> None:
         steps = self._steps
         # Fast paths for unwatched steps: in a short step, each microsecond counts against the budget.
-        if steps.end_uncounted():
+        if steps.end_and_record_later():
             return
         began_ns = time.perf_counter_ns()
-        if self._budget is not None and steps.end_unwatched(began_ns):
+        if self._budget is not None and steps.end_if_unwatched(began_ns):
             return
-        self._threads.look_if_new()
+        self._threads.find_untracked_if_new()
         if self._config.file is not None:
             self._output.follow_rank()
         steps.end(began_ns)

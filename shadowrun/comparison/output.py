@@ -137,6 +137,7 @@ class Output:
         if world < 2:
             return
         wanted = file_of_rank(self._config.file, rank, world)
+        # `move` would replace the file that was to be appended to.
         if wanted == claim.wanted or (self._config.append and wanted.exists()):
             return
         other = FileLock(wanted)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
 import torch
 
 from shadowrun.comparison.output import distributed_rank, file_of_rank
-from shadowrun.comparison.running import Running, Startable, begin, end, prepare_process
+from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
 from shadowrun.errors import PlatformError, ShadowrunWarning, UsageError
@@ -62,7 +62,7 @@ class RecordOptions(TypedDict, total=False):
     kernels: bool
 
 
-class RecordRun(Startable):
+class RecordRun(RunHandle):
     """A recording, running or finished. Made by `record`.
 
     Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a stop: calls
@@ -135,7 +135,7 @@ class RecordRun(Startable):
                 self._assemble()
             prepare_process()
             self._open()
-            self._steps.listen(None if self._marks_steps else self._end_step)
+            self._steps.start_detection(None if self._marks_steps else self._end_step)
             self._attribution.start()
             self._constructor.start()
             self._threads.start()
@@ -155,7 +155,7 @@ class RecordRun(Startable):
         mode, self._mode = self._mode, None
         if mode is None:
             return self
-        self._threads.look()
+        self._threads.find_untracked()
         # The mode leaves the stack first: the calls below must not be intercepted.
         try:
             self._steps.leave()
@@ -188,7 +188,7 @@ class RecordRun(Startable):
     # -- inside --------------------------------------------------------------------------------------
 
     def _end_step(self) -> None:
-        self._threads.look_if_new()
+        self._threads.find_untracked_if_new()
         with contextlib.suppress(Exception):
             self._follow_rank()  # a program may destroy its process group before the end
         self._steps.end(time.perf_counter_ns())
@@ -211,6 +211,7 @@ class RecordRun(Startable):
                 options=self._printable(),
             )
             self._start_digests = at_start()
+            # The host's facts are in each recording, also where all calls run on an accelerator.
             self._first_call_on(torch.device("cpu"))
             self._writer = Writer(claim.path, self._described(complete=False))
         except BaseException:
@@ -243,6 +244,7 @@ class RecordRun(Startable):
         return dataclasses.replace(
             self._process,
             complete=complete,
+            # `classes` explains platforms by single flags, of which a fingerprint has a digest only.
             fingerprint=facts | {"cpu_flag_list": instruction_sets()},
             provenance=self._start_digests | self._provenance.digests,
             skipped=dict(self._recorder.skipped),

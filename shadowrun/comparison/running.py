@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from shadowrun.comparison.steps import Steps
 
 __all__ = [
+    "RunHandle",
     "Running",
-    "Startable",
     "begin",
     "end",
     "prepare_process",
@@ -44,7 +44,7 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Startable:
+class RunHandle:
     """What a comparison and a recording have in common for a user: a context manager, a decorator, marks of steps.
 
     A subclass has `start`, `stop` and `_end_step`.
@@ -69,7 +69,7 @@ class Startable:
         """
         if not self._steps.marked:
             self._marks_steps = True
-            self._steps.mark()
+            self._steps.switch_to_marks()
         self._end_step()
 
     def __enter__(self) -> Self:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection
 
-__all__ = ["OptimizerTurns", "Steps"]
+__all__ = ["StepOptimizer", "Steps"]
 
 _FLUSH_S = 0.5
 _KEPT_OUT = (
@@ -44,7 +44,7 @@ _KEPT_OUT = (
 )
 
 
-class OptimizerTurns:
+class StepOptimizer:
     """Finds the optimizer that ends a step: the last of several that take turns, as the two of a GAN do.
 
     Until the turns are known, it is the first one; if one steps more often than the others, it is that one.
@@ -85,7 +85,7 @@ class _OptimizerSteps:
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
         self._thread = threading.get_ident()
-        self._turns = OptimizerTurns()
+        self._turns = StepOptimizer()
         self._hook: Any = None
 
     def start(self) -> None:
@@ -133,7 +133,7 @@ class _Stretches:
         self._n_others = 0
         self._began_ns = 0
 
-    def suspend(self) -> None:
+    def pause_for_training(self) -> None:
         """The program trains: no stretches, until so many calls come without an optimizer's step."""
         self._left_to_steps = _MAX_OTHER_CALLS
 
@@ -158,7 +158,7 @@ class _Stretches:
 class Steps:
     """The steps of a comparison or recording, and its dispatch mode, which the budget takes off in unwatched steps.
 
-    The order of calls is `listen`, `begin`, the methods that end a step, `leave`, `release`, `finish`.
+    The order of calls is `start_detection`, `begin`, the methods that end a step, `leave`, `release`, `finish`.
 
     Attributes:
         marked: Whether the program has called `run.step()` since `begin`.
@@ -198,7 +198,7 @@ class Steps:
         """Seconds in all blocks so far."""
         return self._wall_s + (time.perf_counter() - self._began if self._running else 0.0)
 
-    def listen(self, end_step: Callable[[], None] | None) -> None:
+    def start_detection(self, end_step: Callable[[], None] | None) -> None:
         """Start to detect steps.
 
         Args:
@@ -225,7 +225,7 @@ class Steps:
         self.watching = ModeToggle(mode, self._attribution)
         self.watching.begin()
         if self._budget is not None:
-            self._budget.watched = self.watching.turn(self._budget.watched)
+            self._budget.watched = self.watching.toggle(self._budget.watched)
             # What the first start prepares belongs to no step; a function that is decorated starts at each call.
             now = time.perf_counter_ns()
             began_ns = began_ns if self._has_begun else now
@@ -233,20 +233,20 @@ class Steps:
             self._budget.start(began_ns)
             self._budget.spend_on_step(began_ns, now)
 
-    def mark(self) -> None:
+    def switch_to_marks(self) -> None:
         """The program marks a step for the first time: stop to detect steps."""
         if self.marked:
             return
         self.marked = True
-        self._stop_listening()
-        self._record_uncounted()
+        self._stop_detection()
+        self._record_ended_steps()
         # Steps of optimizers before the first mark were parts of one step of the program.
         if self._by_optimizer:
             self._by_optimizer = False
             self._recorder.step = self._first_step
             self._step_began = self._first_began
 
-    def end_unwatched(self, began_ns: int) -> bool:
+    def end_if_unwatched(self, began_ns: int) -> bool:
         """End the step if it is unwatched: the fast path, since in a short step each microsecond counts.
 
         Args:
@@ -261,7 +261,7 @@ class Steps:
             return False
         now = began_ns / 1e9
         try:
-            self._record_uncounted()
+            self._record_ended_steps()
             self._begin_step(now)
             if now - self._flushed_at > _FLUSH_S:  # recording a call flushes too, but here are none
                 self._flushed_at = now
@@ -274,10 +274,10 @@ class Steps:
             lock.release()
         return True
 
-    def end_uncounted(self) -> bool:
+    def end_and_record_later(self) -> bool:
         """End the step if it is one of those that stay unwatched until the debt is paid.
 
-        Only the time is noted, in about a microsecond; `_record_uncounted` writes the rows later.
+        Only the time is noted, in about a microsecond; `_record_ended_steps` writes the rows later.
 
         Returns:
             Whether it was such a step.
@@ -290,8 +290,8 @@ class Steps:
         self._recorder.step += 1
         return True
 
-    def _record_uncounted(self) -> None:
-        """Write the rows of the steps that `end_uncounted` ended, and charge their time."""
+    def _record_ended_steps(self) -> None:
+        """Write the rows of the steps that `end_and_record_later` ended, and charge their time."""
         self._n_unwatched_next = 0
         ends_ns = self._unwatched_ends_ns
         if not ends_ns or self._budget is None:
@@ -301,14 +301,14 @@ class Steps:
         for ended_ns in ends_ns:
             self._begin_step(ended_ns / 1e9)
         own_ns = time.perf_counter_ns() - began_ns
-        self._budget.end_unwatched_steps(ends_ns, own_ns, by_hook=not self.marked)
+        self._budget.add_unwatched_steps(ends_ns, own_ns, by_hook=not self.marked)
         ends_ns.clear()
 
     def end(self, began_ns: int) -> None:
-        """End the step; arguments as for `end_unwatched`."""
+        """End the step; arguments as for `end_if_unwatched`."""
         with self._replayer.between_calls():
             try:
-                self._record_uncounted()
+                self._record_ended_steps()
                 self._begin_step(began_ns / 1e9)
                 self._attribution.end_step()
                 if self._budget is not None:
@@ -319,7 +319,7 @@ class Steps:
 
     def leave(self) -> None:
         """End the last step, and take the dispatch mode off the stack."""
-        self._record_uncounted()
+        self._record_ended_steps()
         self._running = False
         if self.watching is not None:
             self.watching.end()
@@ -338,7 +338,7 @@ class Steps:
     def release(self) -> None:
         """Remove all hooks and wrappers."""
         self._running = False
-        self._stop_listening()
+        self._stop_detection()
 
     def finish(self) -> None:
         """Record the last step, if any call was recorded in it."""
@@ -383,12 +383,12 @@ class Steps:
         budget, watching = self._budget, self.watching
         if budget is None or watching is None:
             return
-        if not watching.can_turn:
+        if not watching.can_toggle:
             watching.kept_out = watching.kept_out or not watching.on
             return
         if self._replayer.lock.acquire(False):
             try:
-                self._record_uncounted()
+                self._record_ended_steps()
                 self._watch(budget, began_ns, is_stretch=True)
             except Exception:  # noqa: S110 - a wrong choice of steps must not end the user's program
                 pass
@@ -400,7 +400,7 @@ class Steps:
         if not self._running:
             return
         if self._stretches is not None:
-            self._stretches.suspend()
+            self._stretches.pause_for_training()
         # Still due from the optimizer's last step: no module was called since, so the program calls none.
         if self._due:
             self._at_once = True
@@ -418,7 +418,7 @@ class Steps:
             self._by_optimizer = True
             self._end_step()
 
-    def _stop_listening(self) -> None:
+    def _stop_detection(self) -> None:
         """Stop to detect steps, and remove the hooks."""
         optimizers, self._optimizers = self._optimizers, None
         if optimizers is not None:
@@ -445,7 +445,7 @@ class Steps:
         if wanted and self._replayer.has_postponed and not must:
             wanted = budget.watched = False
         if wanted is not watching.on:
-            budget.watched = watching.turn(wanted)
+            budget.watched = watching.toggle(wanted)
         if judges:
             self._replayer.judge_postponed(budget.judging_ns)
         ended_ns = time.perf_counter_ns()

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shadowrun.compiled.graph import Graph, Snapshot
-    from shadowrun.store.captured_inputs import Captured
-    from shadowrun.types import Allowed
+    from shadowrun.store.captured_inputs import StoredCall
+    from shadowrun.types import Permissions
 
 __all__ = ["CapturedRegion", "capture", "constants_as_inputs"]
 
@@ -51,7 +51,7 @@ class CapturedRegion:
     is_plain: bool
 
     @classmethod
-    def read(cls, call: Captured, allowed: Allowed) -> CapturedRegion:
+    def read(cls, call: StoredCall, allowed: Permissions) -> CapturedRegion:
         """From what `arguments` gave.
 
         Args:
@@ -70,7 +70,7 @@ class CapturedRegion:
             ) from None
 
     @classmethod
-    def _read(cls, args: tuple[Any, ...], named: dict[str, Any], allowed: Allowed) -> CapturedRegion:
+    def _read(cls, args: tuple[Any, ...], named: dict[str, Any], allowed: Permissions) -> CapturedRegion:
         compile_spec = CompileSpec.from_text(named["how"]).from_file(allowed)
         module = graph_text.from_text(named["graph"])
         needs_grad = tuple(map(int, named["needs_grad"]))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shadowrun.compiled.torchcompile import CompileRequest
-    from shadowrun.types import Allowed
+    from shadowrun.types import Permissions
 
 __all__ = ["INDUCTOR", "CompileSpec"]
 
@@ -127,7 +127,7 @@ class CompileSpec:
                 slug="no-repro",
             )
 
-    def from_file(self, allowed: Allowed) -> CompileSpec:
+    def from_file(self, allowed: Permissions) -> CompileSpec:
         """This spec as far as a file may ask for it.
 
         Args:

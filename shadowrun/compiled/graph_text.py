@@ -37,6 +37,7 @@ _FACTORIES: Final = (
     "tensor", "tril_indices", "triu_indices", "zeros",
 )  # fmt: skip
 """Functions of torch that take no tensor, so that no list of those on tensors has them."""
+# They make functions, or call what they are given: a text could have anything called by them.
 _NOT_ON_VALUES: Final = ("attrgetter", "call", "itemgetter", "methodcaller")
 _SAFE_MODULES: Final = ("torch.fft", "torch.functional", "torch.linalg", "torch.nn.functional", "torch.special")
 """All that these have computes tensors from tensors."""
@@ -345,7 +346,7 @@ def _decode(value: Any, known: dict[str, fx.Node]) -> Any:
         return [_decode(v, known) for v in value]
     if not isinstance(value, dict):
         return value
-    ((kind, content),) = value.items()
+    ((kind, content),) = value.items()  # ValueError, which refuses the text, where there is not one key
     if kind == "node":
         return known[content]
     if kind == "dict":

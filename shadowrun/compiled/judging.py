@@ -12,7 +12,7 @@ import torch
 from shadowrun.judge.bounds import RATIO, limit
 from shadowrun.judge.oracle import FEW_RUNS, MANY_RUNS
 from shadowrun.judge.result_diff import flat_values
-from shadowrun.judge.units import BOUND, COARSE_BOUND
+from shadowrun.judge.rounding_bounds import BOUND, COARSE_BOUND
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.excess import Array, Truth, excess

@@ -49,7 +49,7 @@ __all__ = [
     "KEPT",
     "TOGETHER",
     "WITHIN",
-    "Culprit",
+    "FaultyNode",
     "Localisation",
     "bisect_stages",
     "failing_node",
@@ -61,7 +61,7 @@ KEPT = "in the elements that it kept"
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class FaultyNode:
     """A node that is wrong once compiled, or fails.
 
     Attributes:
@@ -96,7 +96,7 @@ class Localisation:
         note: What a reader should know.
     """
 
-    culprits: tuple[Culprit, ...]
+    culprits: tuple[FaultyNode, ...]
     complete: bool
     seconds: float
     n_compiled: int
@@ -168,7 +168,7 @@ class _WrongNodeSearch:
             return self.ended((self._culprit(name, judged, WITHIN),))
         return self._bisect()
 
-    def _dropped(self) -> Iterator[Culprit]:
+    def _dropped(self) -> Iterator[FaultyNode]:
         """Dropouts whose scale is wrong: that was seen with their own random masks."""
         wrong = {j.diff.name: j for j in self._judged if j.verdict.status is Status.MISMATCH}
         for node in self._nodes:
@@ -176,11 +176,11 @@ class _WrongNodeSearch:
             if source is not None and source.name in wrong:
                 site, module = node_origin(source)
                 judged = wrong[source.name]
-                yield Culprit(
+                yield FaultyNode(
                     node.name, operator_name(source), site, module, KEPT, judged.verdict.evidence, judged.errors
                 )
 
-    def ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localisation:
+    def ended(self, culprits: tuple[FaultyNode, ...], *, complete: bool = True, note: str = "") -> Localisation:
         return Localisation(culprits, complete, time.perf_counter() - self._began, self._n, note)
 
     def _bisect(self) -> Localisation:
@@ -220,10 +220,10 @@ class _WrongNodeSearch:
                 worst_of_node.setdefault(probe.origin[j.position], j)
         return dict(sorted(worst_of_node.items(), key=lambda item: self._nodes.index(self._named[item[0]])))
 
-    def _culprit(self, name: str, judged: JudgedResult, how: str) -> Culprit:
+    def _culprit(self, name: str, judged: JudgedResult, how: str) -> FaultyNode:
         node = self._named[name]
         site, module = node_origin(node)
-        return Culprit(name, operator_name(node), site, module, how, judged.verdict.evidence, judged.errors)
+        return FaultyNode(name, operator_name(node), site, module, how, judged.verdict.evidence, judged.errors)
 
 
 def failing_node(
@@ -296,11 +296,11 @@ class _FailureSearch:
             return error if stage == self._stage and type(error) is type(self._raised) else None
         return None
 
-    def _culprit(self, node: fx.Node, error: BaseException, how: str) -> Culprit:
+    def _culprit(self, node: fx.Node, error: BaseException, how: str) -> FaultyNode:
         site, module = node_origin(node)
-        return Culprit(node.name, operator_name(node), site, module, how, error_text(error))
+        return FaultyNode(node.name, operator_name(node), site, module, how, error_text(error))
 
-    def _ended(self, culprits: tuple[Culprit, ...], *, complete: bool = True, note: str = "") -> Localisation:
+    def _ended(self, culprits: tuple[FaultyNode, ...], *, complete: bool = True, note: str = "") -> Localisation:
         return Localisation(culprits, complete, time.perf_counter() - self._began, self._n, note)
 
 

@@ -151,6 +151,7 @@ def call_probe(graph: Graph, snapshot: Snapshot, node: fx.Node, args: tuple[Any,
     fed = feed(tuple(args)), {k: feed(v) for k, v in kwargs.items()}
     made = new.call_function(node.target, *fed)  # type: ignore[arg-type]
     with torch.no_grad():
+        # On copies, since the operator may write to its arguments.
         value = node.target(*_copy(tuple(args)), **{k: _copy(v) for k, v in kwargs.items()})  # type: ignore[operator]
     origin = _output(new, [(node, made)], {node.name: value})
     return Probe(Graph(fx.GraphModule(graph.module, new)), Snapshot(tuple(given), snapshot.rng), origin)
@@ -224,6 +225,7 @@ def dropout_residuals(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) 
 
 def _drops(n: fx.Node, values: dict[str, Any]) -> bool:
     p, train = (_value(a, values) for a in n.args[1:3])
+    # With 0 nothing is dropped, and with 1 the scale is infinite.
     return train is not False and isinstance(p, float) and 0 < p < 1
 
 

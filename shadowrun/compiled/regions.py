@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shadowrun.compiled.other_backends import BackendRegion
     from shadowrun.intercept.attribution import Origin
     from shadowrun.recording.recorder import Recorder
-    from shadowrun.replay.context import Kept
+    from shadowrun.replay.context import InputsFile
     from shadowrun.replay.replayer import Replayer
 
 __all__ = ["Regions"]
@@ -359,7 +359,7 @@ class Regions:
             verdict = replace(verdict, evidence="; ".join(filter(None, (verdict.evidence, why_not))))
         self._recorder.verdict(self._context(pending), verdict, tuple(j.diff for j in judged), captured=captured)
 
-    def _captured(self, pending: _PendingCall, verdict: Verdict) -> tuple[Kept | None, str]:
+    def _captured(self, pending: _PendingCall, verdict: Verdict) -> tuple[InputsFile | None, str]:
         """Keep what a script needs to show a call; else why not, where it is wanted."""
         region, graph, snapshot = pending.region, pending.region.graph, pending.snapshot
         room = self._recorder.room(region.plan, verdict)

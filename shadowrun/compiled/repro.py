@@ -36,7 +36,8 @@ from shadowrun.repro.call_replayer import load_captured
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import check_harmless
 from shadowrun.repro.quoting import code, dotted_name, graph_function, joined
-from shadowrun.repro.script import Repro, ReproOptions, ScriptSpec, publish, versions_text, write_new
+from shadowrun.repro.script import Repro, ReproOptions, ScriptSpec, publish, versions_text
+from shadowrun.store.atomic_write import write_text
 from shadowrun.store.captured_inputs import NotStorable
 from shadowrun.types import Status
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from shadowrun.analysis import Finding
     from shadowrun.compiled.compile_spec import CompileSpec
-    from shadowrun.compiled.localise import Culprit
+    from shadowrun.compiled.localise import FaultyNode
     from shadowrun.compiled.outcome import CompileReport, RegionReport
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
@@ -101,7 +102,7 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
     return made
 
 
-def _wanted(report: CompileReport) -> Iterator[tuple[RegionReport, Culprit | None]]:
+def _wanted(report: CompileReport) -> Iterator[tuple[RegionReport, FaultyNode | None]]:
     for region in report.regions:
         if region.shown is None:
             continue
@@ -131,7 +132,7 @@ class GraphScriptMaker:
         self,
         compile_spec: CompileSpec,
         shown: FaultyGraph,
-        culprit: Culprit | None,
+        culprit: FaultyNode | None,
         *,
         name: str,
         seen: str,
@@ -350,7 +351,7 @@ def write_region_script(
         made = maker.write(directory, search.seconds_left())
     # `write` has put the versions of this machine there; the finding was seen with those of the run.
     versions = directory / "versions.json"
-    write_new(versions, _versions_of_run(data.info, versions.read_text(encoding="utf-8")))
+    write_text(versions, _versions_of_run(data.info, versions.read_text(encoding="utf-8")))
     return replace(made, notes=(*search.notes, *made.notes))
 
 
@@ -377,7 +378,7 @@ class _RegionSearch:
         self.compile_spec = region.compile_spec
         self.notes: list[str] = []
         self.others: list[str] = []
-        self.culprit: Culprit | None = None
+        self.culprit: FaultyNode | None = None
         if region.compile_spec.left_out:
             self.notes.append(
                 f"a script cannot hold these options of the backend: {', '.join(region.compile_spec.left_out)}"

@@ -43,6 +43,7 @@ _in_process: Any = optional(
 )
 
 _WRAPPING = "wrap_inductor_compiled_regions"
+# A region from a cache comes without its graph, since nothing is compiled then.
 _NO_CACHE = ("fx_graph_cache", "fx_graph_remote_cache")
 _OURS = (_WRAPPING, *_NO_CACHE)
 """Settings that we change, and that do not change what is compiled."""
@@ -106,6 +107,7 @@ def wrapped_regions(
     graphs: _Graphs | None = None if hasattr(CompiledFxGraph, "_original_gm") else _Graphs()
 
     def call(self: Any, inputs: Any) -> Any:
+        # Compiled before the comparison: such code is no operator, and no mode sees it.
         if not self._wrap_compiled_regions:
             on_unknown_call()
         return original(self, inputs)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from shadowrun.intercept import torch_compiler, torchapi
-from shadowrun.intercept.call_sites import Mark, Sites
+from shadowrun.intercept.call_sites import CallSites, FrameMark
 from shadowrun.native import core
 from shadowrun.types import Phase
 
@@ -43,6 +43,7 @@ _frame = sys._getframe
 NOWHERE: Origin = "", Phase.FORWARD, ""
 # A program that never ends a step would collect the forward calls of its whole run.
 _MAX_LINKS = 100_000
+# A program may start a thread for each batch: of those that ended, the links of so many are kept.
 _MAX_CHAINS = 64
 
 
@@ -80,6 +81,7 @@ class _Chain:
         self.oldest = self.mark = 0
 
     def end_step(self) -> None:
+        # Numbers of nodes grow: those below `oldest` were made before the last step began.
         numbers = list(self.links)
         for number in [number for number in numbers if number < self.oldest]:
             self.links.pop(number, None)
@@ -104,7 +106,7 @@ class Attribution:
 
     def __init__(self) -> None:
         self._threads = _Threads()
-        self._sites = Sites()
+        self._sites = CallSites()
         self._links: dict[int, tuple[str, str]] = {}
         self._earlier_links: dict[int, tuple[str, str]] = {}
         self._state: _ThreadState | None = None
@@ -125,7 +127,7 @@ class Attribution:
             threads=self._threads,
             kinds=self._sites.kinds,
             found=self._sites.known,
-            mark=Mark,
+            mark=FrameMark,
             phases=(_FORWARD, _BACKWARD, _OPTIMIZER),
             node=_autograd_node,
             number=_next_number,

@@ -23,7 +23,7 @@ import torch
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
-__all__ = ["FoundSite", "Mark", "Sites", "site_of"]
+__all__ = ["CallSites", "FoundSite", "FrameMark", "site_of"]
 
 FoundSite = tuple[str, bool, "CodeType | None"]
 """A site; empty if there is none; whether an optimizer's frame came before it; the code of that line, kept alive."""
@@ -47,7 +47,7 @@ _MAX_SITES = 100_000
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-class Mark:
+class FrameMark:
     """What was found from a frame on. False and callable, as a debugger that comes later expects of what lies here."""
 
     __slots__ = ("found",)
@@ -62,7 +62,7 @@ class Mark:
         """Trace nothing."""
 
 
-class Sites:
+class CallSites:
     """Finds sites. Safe to ask from any thread.
 
     Attributes:
@@ -109,7 +109,7 @@ class Sites:
                 mark = frame.f_trace
                 # A step calls a dozen operators for each parameter: without a mark each would search to the user's
                 # line.
-                if type(mark) is Mark:
+                if type(mark) is FrameMark:
                     return mark.found
                 return self._in_optimizer(frame, self.find(frame.f_back, above, level))
             frame = frame.f_back
@@ -129,7 +129,7 @@ class Sites:
         # A generator may continue below another caller.
         # A debugger keeps its own function in `f_trace`: that one must stay.
         if frame.f_trace is None and not frame.f_code.co_flags & _GENERATORS and sys.gettrace() is None:
-            frame.f_trace = Mark(found)
+            frame.f_trace = FrameMark(found)
         return found
 
     def _new(self, code: CodeType, frame: FrameType) -> FoundSite:
@@ -190,6 +190,7 @@ def _own_line(frame: FrameType | None) -> str:
 
 def _is_package(filename: str) -> bool:
     """Whether a file is of an installed package."""
+    # A virtual environment may use packages of the system, whose folder Debian calls `dist-packages`.
     return filename.startswith(_PACKAGES) or "site-packages" in filename or "dist-packages" in filename
 
 

@@ -62,7 +62,7 @@ class Observer(Protocol):
         """Count a call that has no plan."""
         ...
 
-    def learn(self, plan: OpPlan) -> None:
+    def add_operator(self, plan: OpPlan) -> None:
         """An operator has got its plan."""
         ...
 
@@ -84,7 +84,7 @@ class _DetachedObserver:
     def count(self, name: str, reason: str) -> None:
         pass
 
-    def learn(self, plan: OpPlan) -> None:
+    def add_operator(self, plan: OpPlan) -> None:
         pass
 
 
@@ -193,7 +193,7 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             return self._observer.run_and_count(plan, args, kwargs)
         # The program's profiler must count its own calls only, and no replay.
         if torchapi.profiling():
-            with torchapi.unrecorded(plan.run) as run:
+            with torchapi.hidden_from_profiler(plan.run) as run:
                 return self._observe(dataclasses.replace(plan, run=run), args, kwargs)
         return self._observe(plan, args, kwargs)
 
@@ -236,7 +236,7 @@ def plan_of(func: torch._ops.OpOverload, observer: Observer) -> OpPlan:
         plan = plans.get(id(func))
         if plan is None:
             plan = plans[id(func)] = make_plan(func, len(plans))
-            observer.learn(plan)
+            observer.add_operator(plan)
     return plan
 
 
@@ -280,7 +280,7 @@ class ModeToggle:
         return self.on and torchapi.top_mode() is self._mode and self._thread == threading.get_ident()
 
     @property
-    def can_turn(self) -> bool:
+    def can_toggle(self) -> bool:
         """Whether the mode can be taken off or put back now."""
         return self.can_leave if self.on else self._can_return
 
@@ -290,7 +290,7 @@ class ModeToggle:
         # `__exit__` would pop ours.
         return self._thread == threading.get_ident() and _same(torchapi.modes(), self._below)
 
-    def turn(self, wanted: bool) -> bool:
+    def toggle(self, wanted: bool) -> bool:
         """Put the mode on or take it off, if possible.
 
         Returns:
@@ -339,6 +339,7 @@ def dispatch_overhead_ns() -> float:
         plain = min(trial_ns(tensor) for _ in range(_TRIALS))
         torchapi.push_mode(mode := ShadowMode(_DETACHED))
         try:
+            # Not counted: the first call makes the plan of the operator.
             trial_ns(tensor)
             handed = min(trial_ns(tensor) for _ in range(_TRIALS))
         finally:

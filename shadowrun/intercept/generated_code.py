@@ -46,6 +46,7 @@ class GeneratedCode:
         for name in _CALLED:
             if name in sys.modules:
                 self._replace(sys.modules[name])
+        # Before all others: the first finder that answers decides.
         sys.meta_path.insert(0, self._finder)
 
     def stop(self) -> None:
@@ -107,6 +108,7 @@ class _Finder:
         return spec
 
     def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        # The loader may load the module again (`importlib.reload`), after the comparison.
         vars(module.__loader__).pop("exec_module", None)
         execute(module)
         self._imported(module)

@@ -16,12 +16,13 @@ import torch
 
 from shadowrun.intercept.plan import Action, make_plan
 from shadowrun.intercept.torch_operators import operator_is_dispatched
+from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Refused", "check_arguments", "check_operator", "is_word", "operator_named"]
+__all__ = ["Refused", "check_arguments", "check_operator", "depends_on_values", "is_word", "operator_named"]
 
 
 class Refused(ValueError):  # noqa: N818 - a reason, caught inside
@@ -183,6 +184,8 @@ _RESIZES = re.compile(r"aten::_?resize")
 _TRANSFORM = re.compile(r"aten::_fft_(c2c|c2r|r2c)")
 """They take dimensions as indices into memory; those of `torch.fft` count them from the front before."""
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
+_SAVED = ("save_mean", "save_invstd")
+"""Of each channel too; evaluation saves nothing."""
 _MAX_INT = 1 << 64
 _MAX_ELEMENTS = 1 << 28
 """Of what is made from sizes alone: 2 GiB of float64."""
@@ -204,6 +207,7 @@ def operator_named(name: Any, *, checked: bool = True) -> torch._ops.OpOverload:
     if match is None:
         raise Refused(f"{ascii(name)[:80]} is no name of an operator")
     space, packet, overload = match["space"], match["packet"], match["overload"] or "default"
+    # `torch.ops.load_library` and the other methods of its class would be taken for namespaces.
     if (checked and space in _SPACES_OF_TORCH) or hasattr(type(torch.ops), space):
         raise Refused(f"{name} does more than compute, or is internal to torch")
     try:
@@ -304,11 +308,25 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
     _check_size(func, args, kwargs)
 
 
+@functools.lru_cache(maxsize=4096)
+def depends_on_values(func: torch._ops.OpOverload) -> bool:
+    """Whether `check_arguments` may refuse a call for its tensors: their values, sizes, layout or places in memory.
+
+    A graph of a file has no tensors when it is read: such a call is checked once more when it is made.
+    """
+    schema = schema_of(func)
+    if _TRANSFORM.fullmatch(schema.name) or _RESIZES.match(schema.name) or "batch_norm" in schema.name:
+        return True
+    makes = any(a.name == "device" for a in schema.arguments)  # of sizes that a call may have computed
+    return makes or schema.name == "aten::embedding_dense_backward" or any(a.is_write for a in schema.arguments)
+
+
 def _overlaps_itself(t: torch.Tensor) -> bool:
     """Whether elements of a tensor may share memory: kernels write to it as if it was dense."""
     if t.layout is not torch.strided or t.numel() < 2:
         return False
     reach = 0
+    # In the order of strides: each has to step over all that the smaller ones reach.
     for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
         if stride <= reach:
             return True
@@ -330,12 +348,14 @@ def _check_places(name: str, given: dict[str, Any]) -> None:
             raise Refused("dim is none of the tensor's")
     if name == "aten::embedding_dense_backward" and isinstance(given.get("indices"), torch.Tensor):
         indices, n = given["indices"], given.get("num_weights")
-        if type(n) is int and indices.numel() and not bool(((indices >= 0) & (indices < n)).all()):
+        with as_in_handler():  # a comparison must not see these operators
+            inside = not indices.numel() or bool(((indices >= 0) & (indices < n)).all()) if type(n) is int else True
+        if not inside:
             raise Refused("indices has some that are not below num_weights")
-    if name.endswith("batch_norm") and isinstance(x, torch.Tensor) and x.dim() > 1:
-        for key in _PER_CHANNEL:
+    if "batch_norm" in name and isinstance(x, torch.Tensor) and x.dim() > 1:
+        for key in (*_PER_CHANNEL, *_SAVED):
             t = given.get(key)
-            if isinstance(t, torch.Tensor) and t.numel() != x.shape[1]:
+            if isinstance(t, torch.Tensor) and t.numel() != x.shape[1] and (t.numel() or key not in _SAVED):
                 raise Refused(f"{key} has not one value for each channel")
 
 
@@ -365,6 +385,7 @@ def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
     if not any(a.name == "device" for a in schema_of(func).arguments):
         return
     try:
+        # The meta device finds the form and takes no memory.
         made = func(*args, **{**kwargs, "device": _META})
     except Exception:  # without a rule for forms, or wrong: the call itself then raises
         return
@@ -373,6 +394,7 @@ def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
 
 
 def _n_held(t: torch.Tensor) -> int:
+    # Strides may reach far beyond the elements: `empty_strided((2,), (10**9,))` holds all that is between.
     return max(t.numel(), t.untyped_storage().nbytes() // t.element_size() if t.layout is torch.strided else 0)
 
 

@@ -33,7 +33,7 @@ class Patches:
     def __init__(self) -> None:
         self._made: list[tuple[Any, str, Any, Any]] = []
 
-    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace an attribute by what `make` gives for it."""
         # `vars`, since an inherited attribute that is set back would stay on the class.
         original = vars(owner)[name]
@@ -41,9 +41,10 @@ class Patches:
         setattr(owner, name, patched)
         self._made.append((owner, name, original, patched))
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Put the originals back, except where other code has replaced the patch since (and may still call it)."""
         while self._made:
+            # The last one first: two patches of one attribute lie on each other.
             owner, name, original, patched = self._made.pop()
             # Another library's patch calls ours: removing it would remove that library's work.
             if vars(owner)[name] is patched:
@@ -68,11 +69,11 @@ class GraphCaptures:
         """Begin to watch."""
         # `torch.cuda.graph` and `make_graphed_callables` both end in this method.
         if self._graph is not None and "capture_begin" in vars(self._graph):
-            self._patches.put(self._graph, "capture_begin", self._announcing)
+            self._patches.replace(self._graph, "capture_begin", self._announcing)
 
     def stop(self) -> None:
         """End it."""
-        self._patches.take_back()
+        self._patches.restore()
 
     def _announcing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def capture_begin(*args: Any, **kwargs: Any) -> Any:

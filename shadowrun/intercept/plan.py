@@ -188,6 +188,7 @@ def _action(
     if row.uninitialised:
         return Action.EMPTY, "uninitialised output"
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    # `squeeze_`, `t_` and their like write to the form of their argument only: the tag is torch's list of them.
     if (row.view and not into_out) or is_view or torch.Tag.inplace_view in func.tags:
         return Action.VIEW, "view: metadata only"
     # The tag is torch's own list of operators that draw from a generator.

@@ -80,7 +80,7 @@ class UntrackedThreads:
         self.calling: dict[str, None] = {}
         self._noticed: set[int] = set()
 
-    def look(self, followed: Container[int]) -> None:
+    def update(self, followed: Container[int]) -> None:
         """See which threads there are now."""
         known = {t.ident: t for t in threading.enumerate() if t.ident is not None}
         frames, compiling = sys._current_frames(), torch_compiler.compiling_threads()
@@ -187,36 +187,36 @@ class Threads:
     def start(self) -> None:
         """Begin to follow threads."""
         self._followed = {threading.get_ident()}
-        self.look()
+        self.find_untracked()
         self._running = True
         self._attribution.unfollowed = self._notice
         # Below `run` and `target`: subclasses, pools and timers all come through here.
-        self._patches.put(threading.Thread, "_bootstrap_inner", self._following)
+        self._patches.replace(threading.Thread, "_bootstrap_inner", self._following)
         # Threads that are started without `threading` have no `_bootstrap_inner`.
-        self._patches.put(_thread, "start_new_thread", self._following_its_function)
+        self._patches.replace(_thread, "start_new_thread", self._following_its_function)
         for name in torchapi.FUTURE_CALLBACKS:
-            self._patches.put(torchapi.Future, name, self._following_its_callback)
+            self._patches.replace(torchapi.Future, name, self._following_its_callback)
 
     def stop(self) -> None:
         """Follow no more; threads that continue are not compared from here on."""
         self._running = False
         self._attribution.unfollowed = _nothing
-        self._patches.take_back()
+        self._patches.restore()
         # A mode on another thread's stack stays there: detached, it only runs calls.
         for mode in list(self._modes):
             mode.detach()
         self._modes.clear()
 
-    def look_if_new(self) -> None:
-        """As `look`, where there may be something new: it takes as long as some ten operators."""
+    def find_untracked_if_new(self) -> None:
+        """As `find_untracked`, where there may be something new: it takes as long as some ten operators."""
         if _thread._count() != self._n_seen or time.monotonic() - self._looked_at > _LOOK_S:
-            self.look()
+            self.find_untracked()
 
-    def look(self) -> None:
+    def find_untracked(self) -> None:
         """Name the threads that are not followed."""
         self._n_seen, self._looked_at = _thread._count(), time.monotonic()
         with contextlib.suppress(Exception):  # frames and threads change under us
-            self.untracked.look(self._followed)
+            self.untracked.update(self._followed)
 
     def enter(self) -> ShadowMode | None:
         """Follow this thread from here on; None where it is followed already, or cannot be."""

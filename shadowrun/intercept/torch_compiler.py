@@ -75,6 +75,7 @@ def compiling_threads() -> set[threading.Thread]:
     compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
     pool = getattr(compiler, "pool", None)
     made = getattr(pool, "cache_info", None)
+    # To ask for the pool would start its threads in a program that compiles nothing.
     if pool is None or made is None or not made().currsize:
         return set()
     return set(getattr(pool(), "_threads", ()))

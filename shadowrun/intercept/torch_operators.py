@@ -99,6 +99,7 @@ def is_undefined_error(error: RuntimeError) -> bool:
 
     Functionalization on lazy wraps the undefined results of `convolution_backward`, which the CPU gives as None.
     """
+    # torch raises a plain RuntimeError: only its text says which it is.
     return "tensor does not have a device" in str(error)
 
 
@@ -110,6 +111,7 @@ def raw_operator(func: torch._ops.OpOverload) -> Callable[..., Any]:
     return _taking_numbers(operator) if str(func) in _ASKED_OF_CONSTANTS else operator
 
 
+# TorchScript asks these of its constants, which a mode gets as Python numbers.
 _ASKED_OF_CONSTANTS = ("aten._local_scalar_dense.default", "aten.equal.default")
 _CONJUGATES_INSIDE = ("aten.linalg_pinv.atol_rtol_tensor", "aten.linalg_pinv.atol_rtol_tensor_out")
 
@@ -205,6 +207,7 @@ def unwrapped(t: torch.Tensor) -> torch.Tensor:
     """
     if not torch._is_functional_tensor(t):
         return t
+    # Without this, writes to the base or to another view of it that still wait would be missing.
     torch._functionalize_sync(t)
     return torch._from_functional_tensor(t)
 

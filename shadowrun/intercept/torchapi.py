@@ -30,6 +30,8 @@ __all__ = [
     "autograd_node",
     "autograd_node_number",
     "has_function_mode",
+    "hidden_from_profiler",
+    "hidden_from_program",
     "in_infra_mode",
     "inner_operators",
     "live_storage",
@@ -42,8 +44,6 @@ __all__ = [
     "shares_memory",
     "storage_key",
     "top_mode",
-    "undisturbed",
-    "unrecorded",
     "with_isolated_warnings",
     "without_function_modes",
     "without_lower_modes",
@@ -133,6 +133,7 @@ def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]
             running.append((event.name(), len(found)))
         elif event.kind() == "pop" and running:
             name, n_before = running.pop()
+            # Nothing was added since it began: it is an innermost one.
             if len(found) == n_before and "::" in name and name not in skipped:
                 found.append(name)
 
@@ -256,7 +257,7 @@ class _FirstRecorded:
 
 
 @contextlib.contextmanager
-def unrecorded(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def hidden_from_profiler(run: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Have the program's profiler see its own call, and no replay.
 
     Seen on 2.11 and 2.13. Memory that a replay allocates is counted all the same.
@@ -322,9 +323,9 @@ with_isolated_warnings: Callable[..., Any] = optional(
 )
 
 
-def undisturbed(function: Callable[..., Any], *args: Any) -> Any:
+def hidden_from_program(function: Callable[..., Any], *args: Any) -> Any:
     """Call operators of ours: unseen by modes and by the program's profiler, their warnings apart."""
-    not_recorded = unrecorded(function) if profiling() else contextlib.nullcontext()
+    not_recorded = hidden_from_profiler(function) if profiling() else contextlib.nullcontext()
     with as_in_handler(), not_recorded:
         return with_isolated_warnings(function, (), args, None)
 

@@ -65,6 +65,7 @@ def _at_the_line(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 _anywhere: Callable[..., Any] = FunctionType(_CODE, globals())
 
+# A nightly build is 2.15.0a0+git…: what comes after the second part is not compared.
 _COLLECT = tuple(int(n) if n.isdigit() else 0 for n in str(torch.__version__).split(".")[:2]) >= (2, 15)
 
 own_call: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]

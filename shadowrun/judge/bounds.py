@@ -30,7 +30,13 @@ import numpy as np
 import torch
 
 from shadowrun.judge.oracle import n_terms
-from shadowrun.judge.units import FAST_CONVOLUTION_PEAK, FAST_CONVOLUTION_RMS, FULL_MANTISSA, sums, units
+from shadowrun.judge.rounding_bounds import (
+    FAST_CONVOLUTION_PEAK,
+    FAST_CONVOLUTION_RMS,
+    FULL_MANTISSA,
+    is_made_of_sums,
+    rounding_bound,
+)
 from shadowrun.operators.case import tensors
 from shadowrun.operators.facts import absolute_error, ulp_bound
 
@@ -136,8 +142,8 @@ def bound(case: Case, result_diff: ResultDiff) -> float:
     row = case.facts
     mantissa, position = result_diff.fmt.mantissa, result_diff.position
     if mantissa < FULL_MANTISSA:
-        return units(row, mantissa, n_partial_sums=partial_sums(case, position) if sums(row) else 1)
-    return units(row, mantissa, n_terms=n_terms(case, position) if row.accumulates else 1.0)
+        return rounding_bound(row, mantissa, n_partial_sums=partial_sums(case, position) if is_made_of_sums(row) else 1)
+    return rounding_bound(row, mantissa, n_terms=n_terms(case, position) if row.accumulates else 1.0)
 
 
 def limit(bound: float, excess_expected: Array, ratio: float = RATIO) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.judge import units
+from shadowrun.judge import rounding_bounds
 from shadowrun.operators.fact_table import ROWS
 from shadowrun.operators.facts import facts
 
@@ -50,12 +50,12 @@ def _rounding(row: OpFacts) -> Iterator[tuple[str, str, str]]:
 
 def _oracle_bound(row: OpFacts) -> Iterator[tuple[str, str, str]]:
     if row.accumulates:
-        wide = f"{units.BOUND:g} + {units.ROOT:g} sqrt(n) units of rounding for n terms"
+        wide = f"{rounding_bounds.BOUND:g} + {rounding_bounds.ROOT:g} sqrt(n) units of rounding for n terms"
         yield "oracle bound", wide, f"{_HIGHAM}; {_MEASURED}"
     else:
-        limit = units.ARITHMETIC_BOUND if row.arithmetic else units.BOUND
+        limit = rounding_bounds.ARITHMETIC_BOUND if row.arithmetic else rounding_bounds.BOUND
         yield "oracle bound", f"{limit:g} units of rounding", _MEASURED
-    coarse = units.COARSE_SUM_BOUND if units.sums(row) else units.COARSE_BOUND
+    coarse = rounding_bounds.COARSE_SUM_BOUND if rounding_bounds.is_made_of_sums(row) else rounding_bounds.COARSE_BOUND
     yield "oracle bound, 16 bits", f"{coarse:g} units of rounding", _MEASURED
 
 
@@ -171,7 +171,9 @@ _IN_SHORT: Final = {
 
 def page() -> str:
     """The page of the documentation, in Markdown."""
-    head = _HEAD.format(bound=units.BOUND, coarse=units.COARSE_BOUND, coarse_sum=units.COARSE_SUM_BOUND)
+    head = _HEAD.format(
+        bound=rounding_bounds.BOUND, coarse=rounding_bounds.COARSE_BOUND, coarse_sum=rounding_bounds.COARSE_SUM_BOUND
+    )
     return head + "".join(_line(name) for name in ROWS)
 
 

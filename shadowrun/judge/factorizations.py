@@ -22,7 +22,7 @@ import torch
 
 from shadowrun.judge.bounds import RATIO
 from shadowrun.judge.oracle_verdict import reference_wrong
-from shadowrun.judge.units import BOUND, ROOT
+from shadowrun.judge.rounding_bounds import BOUND, ROOT
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.types import Cause, Status, Verdict
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowrun.judge.units import terms
+from shadowrun.judge.rounding_bounds import reduction_length
 from shadowrun.numerics.elements import plain
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.precision import FORMATS
@@ -271,10 +271,10 @@ def result_roundoff(case: Case) -> float:
 
 
 def n_terms(case: Case, position: int) -> float:
-    """About how many terms enter each element of a result; see `judge.units.terms`."""
+    """About how many terms enter each element of a result; see `judge.rounding_bounds.reduction_length`."""
     value = case.expected[position]
     size = value.numel() if isinstance(value, torch.Tensor) else 1
-    return terms((t.numel() for t in tensors(case.args, case.kwargs) if t.is_floating_point()), size)
+    return reduction_length((t.numel() for t in tensors(case.args, case.kwargs) if t.is_floating_point()), size)
 
 
 def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:

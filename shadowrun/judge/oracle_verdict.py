@@ -22,7 +22,7 @@ from shadowrun.judge.bounds import (
     outlier,
     partial_sums,
 )
-from shadowrun.judge.units import BOUND, sums
+from shadowrun.judge.rounding_bounds import BOUND, is_made_of_sums
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _coarse_on_the_whole(case: Case, result_diff: ResultDiff, *, perturbed: bool
         case.facts,
         (float(np.sqrt(np.mean(np.square(x)))) for x in (actual_excess, expected_excess)),
     )
-    if sums(row) and is_coarse(row, actual_rms, expected_rms, partial_sums(case, result_diff.position) - 1):
+    if is_made_of_sums(row) and is_coarse(row, actual_rms, expected_rms, partial_sums(case, result_diff.position) - 1):
         # One rounding to nearest is at most 1: what is beyond was rounded more often.
         return result_diff.excess_actual > 1.0
     if not has_one_stage(case):

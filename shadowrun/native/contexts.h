@@ -21,7 +21,7 @@ int sr_key_put(SrKey *key, const void *bytes, size_t n);
 int sr_key_put_call(SrKey *key, PyObject *args, PyObject *kwargs);
 PyObject *sr_key_tuple(SrKey *key, PyObject *index, PyObject *device, const SrOrigin *origin);
 
-/* context_cache.c: contexts by the identity of what their keys hold. A hit makes no object; a miss may still be in the dict
+/* Contexts by the identity of what their keys hold. A hit makes no object; a miss may still be in the dict
  * of all contexts. */
 typedef struct SrContextCache SrContextCache;
 uint64_t sr_key_hash(const char *bytes, size_t n);

@@ -17,7 +17,7 @@ enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED, IS_UNSEEN, IS_WATCHING };
 
 typedef struct {
     PyObject *func, *plan, *run, *index; /* owned */
-    int is_watched; /* Python watches some of its calls; see recording/watch_schedule.py */
+    int is_watched; /* Python watches some of its calls; see recording/undeclared_writes.py */
 } RecordedOperator;
 
 struct SrCallRows {

@@ -1,9 +1,9 @@
-/* Rows of a recording and the tensors whose values they have: storage_rows.c, tensor_rows.c. */
+/* Rows of a recording and the tensors whose values they have: storages.c, tensor_rows.c. */
 
 #ifndef SHADOWRUN_TENSOR_ROWS_H
 #define SHADOWRUN_TENSOR_ROWS_H
 
-#include "places.h"
+#include "storages.h"
 
 /* What is known of a storage: `_StorageRows` of recording/data_flow.py, with the same attributes. */
 typedef struct {

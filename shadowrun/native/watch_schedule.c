@@ -1,4 +1,4 @@
-/* Which calls of a recording have the memory of their arguments watched: recording/watch_schedule.py is the specification.
+/* Which calls of a recording have the memory of their arguments watched: recording/undeclared_writes.py is the specification.
  *
  * A signature is known by 64 bits of hash. Two that share them are watched as one, which no program will meet: there are
  * few thousand signatures.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shadowrun.numerics.bits import Bools
     from shadowrun.numerics.precision import FloatFormat
 
-__all__ = ["Differing", "differing", "plain"]
+__all__ = ["DifferingElements", "differing", "plain"]
 
 
 def plain(t: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ _CLASSES: Final = 2
 _NANS: Final = 4
 
 
-class Differing(NamedTuple):
+class DifferingElements(NamedTuple):
     """Elements whose bits differ.
 
     Attributes:
@@ -67,7 +67,7 @@ class Differing(NamedTuple):
     nans: Bools
 
 
-def differing(actual: torch.Tensor, expected: torch.Tensor, fmt: FloatFormat, n_different: int) -> Differing:
+def differing(actual: torch.Tensor, expected: torch.Tensor, fmt: FloatFormat, n_different: int) -> DifferingElements:
     """Find the elements that differ.
 
     Args:
@@ -89,13 +89,13 @@ def differing(actual: torch.Tensor, expected: torch.Tensor, fmt: FloatFormat, n_
             masks = (
                 kinds & kind != 0 if all_kinds & kind else np.zeros(found, bool) for kind in (_ZEROS, _CLASSES, _NANS)
             )
-            return Differing(where, *masks)
+            return DifferingElements(where, *masks)
     where = np.flatnonzero(actual.view(fmt.view).numpy() != expected.view(fmt.view).numpy())
     index = torch.from_numpy(where)
     a, e = _wide(actual[index]), _wide(expected[index])
     nan_a, nan_e = np.isnan(a), np.isnan(e)
     classes = (nan_a != nan_e) | ((np.isinf(a) | np.isinf(e)) & (a != e))
-    return Differing(where, (a == 0) & (e == 0), classes, nan_a & nan_e)
+    return DifferingElements(where, (a == 0) & (e == 0), classes, nan_a & nan_e)
 
 
 def _wide(values: torch.Tensor) -> npt.NDArray[Any]:

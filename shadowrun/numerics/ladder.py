@@ -58,6 +58,7 @@ def mantissa_of(dtype: str) -> int:
 def mix(values: Hashes) -> Hashes:
     """The output function of splitmix64."""
     with np.errstate(over="ignore"):
+        # All is mod 2^64: numpy would warn of what wraps on purpose.
         z = values + np.uint64(_GAMMA)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -109,6 +110,7 @@ def rungs(planes: Hashes, n_elements: int, mantissa: int) -> Hashes:
     with np.errstate(over="ignore"):
         weighted = factors()[: planes.shape[-1]] * planes
         above = np.cumsum(weighted[..., ::-1], axis=-1, dtype=np.uint64)[..., ::-1]
+        # With the number of elements, since zeros have no bits: a longer tensor of them would have the same sums.
         return mix(above[..., : mantissa + 1] + np.uint64(n_elements))
 
 

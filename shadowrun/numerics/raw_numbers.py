@@ -13,6 +13,7 @@ __all__ = ["decoded", "ulps_apart"]
 
 _NUMPY: Final = {
     **{name: f"f{size}" for name, size in (("float64", 8), ("float32", 4), ("float16", 2))},
+    # The parts of a complex number are kept one by one.
     **{name: f"f{size}" for name, size in (("complex128", 8), ("complex64", 4), ("complex32", 2))},
     **{f"int{8 * size}": f"i{size}" for size in (1, 2, 4, 8)},
     **{f"uint{8 * size}": f"u{size}" for size in (1, 2, 4, 8)},
@@ -32,6 +33,7 @@ def decoded(bits: npt.NDArray[np.unsignedinteger[Any]], dtype: str) -> npt.NDArr
     """
     with np.errstate(invalid="ignore"):  # of signalling NaNs
         if dtype == "bfloat16":
+            # A bfloat16 is the upper half of a float32.
             return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
         name = _NUMPY.get(dtype)
         return None if name is None else bits.astype(f"u{name[1:]}").view(name).astype(np.float64)

@@ -36,6 +36,7 @@ _LSTM: Final = 2
 
 
 def _batch_norm(*args: Any) -> Results:
+    # The fourth result is cuDNN's reserve space.
     return (*_aten.native_batch_norm.default(*args), None)
 
 
@@ -76,6 +77,7 @@ def _efficient_backward(
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0, causal: bool = False, *_: Any, **named: Any) -> Results:
+    # Of nine results, the output alone is defined.
     return attend(q, k, v, p, causal, scale=named.get("scale"))[0], *[None] * 8
 
 
@@ -114,6 +116,7 @@ def _rms_norm_backward(
 
 
 def _grid_sampler(x: Tensor, grid: Tensor) -> Results:
+    # torch gives cuDNN only this kind: bilinear, zeros outside, corners aligned.
     return (_aten.grid_sampler_2d.default(x, grid, 0, 0, True),)
 
 
@@ -125,6 +128,7 @@ def _rnn(x: Tensor, weights: list[Tensor], stride0: int, _: Any, hx: Tensor, cx:
     mode, _, _, layers, batch_first, _, train, bidirectional, batch_sizes, _ = args
     state: Any = [hx, cx] if mode == _LSTM else hx
     layers_of: Any = _RNNS[mode]
+    # `weight_stride0` counts the weights of a layer: two, or three with a projection, where there are no biases.
     how = (stride0 > 3, layers, 0.0, train, bidirectional)
     if len(batch_sizes):
         packed = torch.tensor(list(batch_sizes))

@@ -98,6 +98,7 @@ def _device_facts(platform: Platform) -> dict[str, Any]:
         facts |= {
             "device_capability": f"{properties.major}.{properties.minor}",
             "device_memory_gib": round(properties.total_memory / 2**30, 1),
+            # A torch for ROCm calls its devices `cuda` as well.
             "cuda": str(torch.version.cuda or torch.version.hip),
             "cuda_driver": torchplatform.cuda_driver_version(),
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
@@ -113,6 +114,7 @@ def _cpu_model() -> str:
 
 def _cpu_flags() -> str:
     """Digest of the instruction sets: equal digests, equal kernels to choose from."""
+    # `flags` on x86, `Features` on Arm.
     flags = _first(r"^(?:flags|Features)\s*:\s*(.+)$", _cpuinfo())
     return hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:12] if flags else ""
 
@@ -126,7 +128,7 @@ def _cpuinfo() -> str:
 
 def _memory_gib() -> float:
     if sys.platform == "win32":
-        return 0.0
+        return 0.0  # no `os.sysconf`
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 

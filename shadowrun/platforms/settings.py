@@ -167,6 +167,7 @@ def _value(spec: str, device_type: str, known: tuple[str, ...], key: str, text: 
             slug="unknown-setting",
         )
     if key == "threads":
+        # `isdecimal` alone is true of the digits of other scripts, too.
         if text.isdecimal() and text.isascii() and 1 <= int(text) <= 1024:
             return int(text)
     elif key == PYTHON:

@@ -88,6 +88,7 @@ def parse(spec: Any) -> PlatformSpec:
     """
     if isinstance(spec, PlatformSpec):
         return spec
+    # By its name, since this module imports no torch.
     if type(spec).__module__ == "torch" and type(spec).__name__ == "device":
         spec = str(spec)
     if not isinstance(spec, str):

@@ -29,7 +29,7 @@ __all__ = ["LOOK_EVERY", "BlockBuffer", "LastRow", "placement"]
 
 _MAX_CALLS: Final = 2048
 _MAX_RESULTS: Final = 20_000  # a fused optimizer writes to thousands of tensors in one call
-_FLUSH_S: Final = 1.0
+_FLUSH_S: Final = 1.0  # what a killed process loses
 LOOK_EVERY: Final = 64
 """After so many calls the clock is looked at; `native/record_call.c` has it too."""
 _MAX_KNOWN: Final = 50_000
@@ -227,11 +227,11 @@ class BlockBuffer:
         self.inputs += struct.pack(f"<{len(inputs)}q", *inputs)
 
     @property
-    def is_to_be_looked_at(self) -> bool:
-        """Whether `flush_at_times` is due: after some calls, or many results."""
+    def flush_may_be_due(self) -> bool:
+        """Whether `flush_if_due` is due: after some calls, or many results."""
         return not len(self.calls) // _CALL.size % LOOK_EVERY or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
 
-    def flush_at_times(self) -> None:
+    def flush_if_due(self) -> None:
         """Write a block that is full, or that has waited long."""
         if self.n_holding:
             return
@@ -250,6 +250,7 @@ class BlockBuffer:
         if self.native_rows is not None:
             self.native_rows.first_row = self._first_row
         block = Block(
+            # Copies, since a bytearray that numpy looks at cannot be cleared.
             np.frombuffer(bytes(self.calls), CALL),
             np.frombuffer(bytes(self.results), RESULT),
             np.frombuffer(bytes(self.inputs), np.int64),
@@ -322,6 +323,7 @@ def _arguments(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
         if not isinstance(value, torch.Tensor) and not _is_default(schema.get(name), value)
     }
     text = json.dumps(found)
+    # Of longer ones, what a comparison needs: whether they are equal.
     return text if len(text) <= _MAX_TEXT else json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest()})
 
 

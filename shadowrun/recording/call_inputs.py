@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shadowrun.intercept.attribution import Origin
-    from shadowrun.recording.captured_inputs import Taken
+    from shadowrun.recording.captured_inputs import CapturedArguments
     from shadowrun.recording.data_flow import DataFlow, Leaf
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.undeclared_writes import Watched
 
-__all__ = ["CallInputs", "NewLeaf", "Noted"]
+__all__ = ["CallInputs", "NewLeaf", "NotedCall"]
 
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -33,10 +33,10 @@ class NewLeaf(NamedTuple):
     digest: Packed | None
 
 
-class Noted:
+class NotedCall:
     """A call that runs."""
 
-    __slots__ = ("device", "first", "inputs", "leaves", "origin", "taken", "watched")
+    __slots__ = ("captured", "device", "first", "inputs", "leaves", "origin", "watched")
 
     def __init__(self, origin: Origin, inputs: list[int | Leaf]) -> None:
         self.origin = origin
@@ -44,7 +44,7 @@ class Noted:
         self.leaves: list[NewLeaf] = []
         self.first: torch.Tensor | None = None
         self.device = "cpu"
-        self.taken: Taken | None = None
+        self.captured: CapturedArguments | None = None
         self.watched: tuple[int, list[Watched]] = 0, []
 
 
@@ -74,18 +74,19 @@ class CallInputs:
         self._digest, self._modules, self.unseen = digest, modules, unseen
         self.has_graphs = False
 
-    def note(self, noted: Noted, a: Any, form: Callable[[torch.Tensor], int]) -> None:
+    def note(self, noted: NotedCall, a: Any, form: Callable[[torch.Tensor], int]) -> None:
         """Note the rows of the tensors in an argument; `form`: the number of a tensor's form."""
         kind = type(a)
         if kind is list or kind is tuple:
             for v in a:
                 self.note(noted, v, form)
         elif kind in _PLAIN or isinstance(a, torch.Tensor):
+            # A call with tensors on both is the accelerator's: the CPU's are numbers, or indices of it.
             if noted.first is None or (noted.first.is_cpu and not a.is_cpu):
                 noted.first = a
             noted.inputs.append(self._row(noted, a, form))
 
-    def _row(self, noted: Noted, t: torch.Tensor, form_of: Callable[[torch.Tensor], int]) -> int | Leaf:
+    def _row(self, noted: NotedCall, t: torch.Tensor, form_of: Callable[[torch.Tensor], int]) -> int | Leaf:
         if not has_memory(t):
             return NONE
         # A graph that is replayed and code that Inductor compiled write to memory, and nothing counts it.

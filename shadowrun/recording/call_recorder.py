@@ -20,7 +20,7 @@ from shadowrun.intercept.generated_code import GeneratedCode
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.user_call import own_call
 from shadowrun.recording.block_buffer import placement
-from shadowrun.recording.call_inputs import CallInputs, NewLeaf, Noted
+from shadowrun.recording.call_inputs import CallInputs, NewLeaf, NotedCall
 from shadowrun.recording.call_results import CallResults, flat, has_memory
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
@@ -108,6 +108,7 @@ class CallRecorder:
         self._n_generated = 0
         self._occurrences: dict[tuple[int, str, str], int] = {}
         self._warned = False
+        # A thread may come back while it holds it: the garbage collector runs code of the program inside ours.
         self.lock = threading.RLock()
 
     def start(self, buffer: BlockBuffer) -> None:
@@ -123,7 +124,7 @@ class CallRecorder:
         self._native = self._make_native(buffer)
         self.native_handler = None if self._native is None else self._native.handler
         for plan in self.plans.values():
-            self._teach(plan)
+            self._add_to_native(plan)
         self._state.running = True
 
     def _make_native(self, buffer: BlockBuffer) -> NativeCalls | None:
@@ -145,9 +146,9 @@ class CallRecorder:
             n_rows=self._n_rows,
         )
 
-    def _teach(self, plan: OpPlan) -> None:
+    def _add_to_native(self, plan: OpPlan) -> None:
         if self._native is not None:
-            self._native.teach(plan, draws_noted=self._provenance.has_draw(_CPU))
+            self._native.add_operator(plan, draws_noted=self._provenance.has_draw(_CPU))
 
     def stop(self) -> None:
         """Only run calls from here on."""
@@ -165,6 +166,7 @@ class CallRecorder:
         """In a forked child: the thread that held the lock may not exist."""
         self.lock = threading.RLock()
         if self._native is not None:
+            # It has the methods of the lock of before.
             self._native.handler.guard(self.lock.acquire, self.lock.release)
         self._state.running = False
         if self._kernels is not None:
@@ -181,6 +183,7 @@ class CallRecorder:
     def step(self, step: int) -> None:
         self._keep_outputs()
         self._state.step = step
+        # They are parts of keys: counted by step, a call more in one step leaves the keys of later steps as they are.
         self._occurrences.clear()
         self._state.has_recorded = False
 
@@ -217,10 +220,10 @@ class CallRecorder:
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def learn(self, plan: OpPlan) -> None:
+    def add_operator(self, plan: OpPlan) -> None:
         """An operator has got its plan."""
-        self._results.learn(plan)
-        self._teach(plan)
+        self._results.add_operator(plan)
+        self._add_to_native(plan)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
@@ -281,7 +284,7 @@ class CallRecorder:
         if kind is Kind.LEAF or isinstance(t, torch.nn.Parameter):
             self._provenance.add_placement(t, text, self.attribution.modules())
 
-    def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Noted | None:
+    def _before(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NotedCall | None:
         """Find the rows of the inputs; None for a call that is not recorded."""
         with self.lock:
             if self._state.busy:  # the garbage collector may run code of the program inside ours
@@ -297,7 +300,7 @@ class CallRecorder:
             finally:
                 self._state.busy = False
 
-    def _noted(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Noted | None:
+    def _noted(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NotedCall | None:
         selection = self._selection
         if not selection.everything and (reason := selection.unwanted(plan)):
             self.attribution.note_origin(_FRAMES + 1)  # its backward may be recorded
@@ -308,11 +311,12 @@ class CallRecorder:
             self._skip(reason, plan, args, kwargs)
             return None
         first = next(flat(args), None)
+        # Its kernels run when the graph is replayed: there are no values now.
         if isinstance(first, torch.Tensor) and is_captured(first):
             self._inputs.has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
-        noted = Noted(origin, [])
+        noted = NotedCall(origin, [])
         if plan.action is Action.RANDOM:
             self._note_draw(plan, args, kwargs)
         outs, inputs, buffer = self._results.returns[plan.index].outs, self._inputs, self._buffer
@@ -320,15 +324,17 @@ class CallRecorder:
         for a in args:
             inputs.note(noted, a, buffer.form)
         for name, a in kwargs.items():
+            # What `out=` is given is a result.
             if name not in outs:
                 inputs.note(noted, a, buffer.form)
         self._note_device(noted, kwargs)
+        # Calls that C runs on other threads do not come here.
         alone = self._native is None or not self._native.handler.n_running
         noted.watched = self._undeclared.before(plan, args, kwargs, alone=alone)
         if noted.watched[1]:
             self._state.watching = True
         if self._captured.takes_inputs:
-            noted.taken = self._captured.before(plan, origin, args, kwargs)
+            noted.captured = self._captured.before(plan, origin, args, kwargs)
         return noted
 
     def _note_draw(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -339,12 +345,13 @@ class CallRecorder:
             device = wanted if isinstance(wanted, torch.device) else first
             is_first = not self._provenance.has_draw(device)
             self._provenance.add_draw(device)
+            # From the second draw on, C records random calls: the state of the generator has been noted.
             if is_first and device == _CPU:
                 for known in self.plans.values():
                     if known.action is Action.RANDOM:
-                        self._teach(known)
+                        self._add_to_native(known)
 
-    def _note_device(self, noted: Noted, kwargs: dict[str, Any]) -> None:
+    def _note_device(self, noted: NotedCall, kwargs: dict[str, Any]) -> None:
         """Where the call runs: a tensor of an accelerator decides, then `device=` of a factory."""
         first = noted.first
         wanted = kwargs.get("device") if first is None or first.is_cpu else None
@@ -356,7 +363,7 @@ class CallRecorder:
         noted.device = name
         noted.first = None  # the program's tensor must not be held while its call runs
 
-    def _after(self, noted: Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _after(self, noted: NotedCall, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record a call that has run."""
         with self.lock:
             buffer = self._buffer
@@ -377,7 +384,13 @@ class CallRecorder:
                 self._state.busy = False
 
     def _add(
-        self, buffer: BlockBuffer, noted: Noted, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        self,
+        buffer: BlockBuffer,
+        noted: NotedCall,
+        plan: OpPlan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
     ) -> None:
         first_row = buffer.n_results
         for new in noted.leaves:
@@ -392,6 +405,7 @@ class CallRecorder:
             form = buffer.form(written.memory)
             buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
         n_results = buffer.n_results - first_row
+        # The column has 16 bits.
         if n_results > _MAX_ROWS:
             raise OverflowError(f"{n_results} tensors in one call of {plan.name}")
         module, phase, _ = noted.origin
@@ -402,16 +416,16 @@ class CallRecorder:
         self._state.has_recorded = True
         kernel = NONE if self._kernels is None else buffer.kernel(self._kernels.name)
         buffer.add_call(self._state.step, context, occurrence, n_results, inputs, kernel)
-        if noted.taken is not None:
-            self._captured.after(buffer.n_calls - 1, noted.taken)
-        if buffer.is_to_be_looked_at:
+        if noted.captured is not None:
+            self._captured.after(buffer.n_calls - 1, noted.captured)
+        if buffer.flush_may_be_due:
             self._look()
 
     def _look(self) -> None:
         """After some calls: write what has waited long enough, and forget what was freed."""
         self._flow.purge()
         if self._buffer is not None:
-            self._buffer.flush_at_times()
+            self._buffer.flush_if_due()
 
     # -- what the fast path in C leaves to Python -------------------------------------------------------
 
@@ -425,7 +439,7 @@ class CallRecorder:
         out: Any,
     ) -> None:
         """A call that has run returned something else than plain tensors."""
-        self._after(Noted(origin, inputs), plan, args, kwargs, out)
+        self._after(NotedCall(origin, inputs), plan, args, kwargs, out)
 
     def _raised(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The program's call raised: what it has written to until then is not known."""
@@ -450,6 +464,7 @@ class CallRecorder:
     def _leave_generated(self, out: Any) -> None:
         """Generated code has run."""
         with self.lock, suppress(Exception):
+            # The code may have been running when the recording started.
             self._n_generated = max(0, self._n_generated - 1)
             self._state.unseen = self._n_generated > 0
             self._note_unseen((out,))
@@ -474,6 +489,7 @@ class CallRecorder:
         """Count a call that is not recorded, and forget what it may write to."""
         with self.lock, suppress(Exception):
             self.skipped[reason] += 1
+            # Others write to nothing. A leaf that no recorded call has must not be referred to later.
             if plan.mutated or plan.custom or plan.action is Action.PASS or leaves:
                 for value in (*args, *kwargs.values()):
                     for t in flat(value):
@@ -491,6 +507,7 @@ class CallRecorder:
         if not self._warned:
             self._warned = True
             what = "The recording ends here" if self.failure else "The call is not in the recording"
+            # The program may have warnings raised as errors.
             with suppress(ShadowrunWarning):
                 warnings.warn(
                     f"shadowrun failed while recording {text}. {what}; your program continues unchanged. "

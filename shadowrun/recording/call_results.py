@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.digests import Packed
 
-__all__ = ["ITEM", "CallResults", "Returns", "flat", "has_memory", "number_form"]
+__all__ = ["ITEM", "CallResults", "ReturnSchema", "flat", "has_memory", "number_form"]
 
 _NUMBERS: Final = frozenset({bool, int, float, complex})
 _WIDE: Final = {float: torch.float64, complex: torch.complex128}
@@ -28,7 +28,7 @@ ITEM: Final = "aten::_local_scalar_dense"
 """The operator that returns the number of a tensor."""
 
 
-class Returns(NamedTuple):
+class ReturnSchema(NamedTuple):
     """What an operator's schema says of its results.
 
     Attributes:
@@ -58,13 +58,13 @@ class CallResults:
     def __init__(self, flow: DataFlow, n_rows: int) -> None:
         self._flow = flow
         self._n_rows = n_rows
-        self.returns: dict[int, Returns] = {}
+        self.returns: dict[int, ReturnSchema] = {}
 
-    def learn(self, plan: OpPlan) -> None:
+    def add_operator(self, plan: OpPlan) -> None:
         """Read the schema of an operator."""
         schema = schema_of(plan.func)
         written = (i for i, r in enumerate(schema.returns) if r.alias_info is not None and r.alias_info.is_write)
-        self.returns[plan.index] = Returns(
+        self.returns[plan.index] = ReturnSchema(
             frozenset(written) if plan.mutated else frozenset(),
             frozenset(a.name for a in plan.mutated if a.kwarg_only),
             plan.action is not Action.EMPTY,

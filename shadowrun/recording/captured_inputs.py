@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Origin
     from shadowrun.recording.recording_writer import Writer
 
-__all__ = ["ALIGNMENT", "CALLS_EACH", "MAX_TENSORS", "CapturedInputs", "Taken"]
+__all__ = ["ALIGNMENT", "CALLS_EACH", "MAX_TENSORS", "CapturedArguments", "CapturedInputs"]
 
 CALLS_EACH: Final = 2
 """Calls of each signature (place in the program, forms of the tensors, other arguments) whose inputs are kept."""
@@ -51,7 +51,7 @@ _WITHOUT_VALUES: Final = frozenset({Action.VIEW, Action.EMPTY, Action.PASS})
 _ITEM: Final = "aten::_local_scalar_dense"
 
 
-class Taken(NamedTuple):
+class CapturedArguments(NamedTuple):
     """Inputs that are in the file, of a call that has not run yet: its row, as parts of a JSON object."""
 
     parts: dict[str, Any]
@@ -88,7 +88,9 @@ class CapturedInputs:
         self._known: set[str] = set()
         self._n_seen: dict[tuple[Any, ...], int] = {}
 
-    def before(self, plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken | None:
+    def before(
+        self, plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CapturedArguments | None:
         """Keep the inputs of a call that is about to run; never raises.
 
         Returns:
@@ -104,7 +106,7 @@ class CapturedInputs:
             if n and self.n_bytes > self._budget // _SHARE:  # what is left is for signatures that are still to come
                 return None
             self._n_seen[signature] = n + 1
-            return torchapi.undisturbed(self._take, args, kwargs)  # type: ignore[no-any-return]
+            return torchapi.hidden_from_program(self._take, args, kwargs)  # type: ignore[no-any-return]
         except NotStorable as reason:
             self._count(str(reason))
         except Exception as error:  # of a kind of tensor that nobody thought of: never raises
@@ -117,18 +119,18 @@ class CapturedInputs:
         known = reason in self.not_kept or len(self.not_kept) < _MAX_REASONS
         self.not_kept[reason if known else "other reasons"] += 1
 
-    def after(self, number: int, taken: Taken) -> None:
+    def after(self, number: int, captured: CapturedArguments) -> None:
         """A call whose inputs were kept was recorded.
 
         Args:
             number: Its number.
-            taken: From `before`.
+            captured: From `before`.
         """
         assert self.writer is not None
-        self.writer.captured(number, json.dumps(taken.parts))
+        self.writer.captured(number, json.dumps(captured.parts))
         self.n_calls += 1
 
-    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
+    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CapturedArguments:
         tensors: list[Any] = []
         parts = {
             "args": [encode_value(_on_cpu(a), tensors) for a in args],
@@ -140,7 +142,7 @@ class CapturedInputs:
         digests, n_bytes = self._write(memories, min(self._budget - self.n_bytes, self._budget // _SHARE))
         self.n_bytes += n_bytes
         self.takes_inputs = self.n_bytes < self._budget
-        return Taken(parts | _described(tensors, memories, digests))
+        return CapturedArguments(parts | _described(tensors, memories, digests))
 
     def _write(self, memories: dict[int, _Memory], most: int) -> tuple[list[str], int]:
         """Write contents that are not in the file; returns all their digests, and the bytes written."""
@@ -241,6 +243,7 @@ def _rows(tensors: list[torch.Tensor], memories: dict[int, _Memory], numbers: di
         if t.numel():
             key = torchapi.storage_key(t)
             number = numbers[key]
+            # No remainder: every element size divides ALIGNMENT.
             offset = int(t.storage_offset()) - memories[key].begin // t.element_size()
         dtype = str(t.dtype).removeprefix("torch.")
         bits = f"{'conj' * t.is_conj()}{'neg' * t.is_neg()}"

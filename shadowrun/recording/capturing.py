@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.torchapi import with_isolated_warnings
-from shadowrun.replay.context import SLOW, Kept
+from shadowrun.replay.context import SLOW, InputsFile
 from shadowrun.replay.copies import mirror, written_to
 from shadowrun.store import captured_inputs
-from shadowrun.store.captured_inputs import Captured
+from shadowrun.store.captured_inputs import StoredCall
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Worst:
     """The worst call of a finding so far, and the file of its inputs; None where that is the first call's."""
 
     severity: float
-    kept: Kept | None = None
+    kept: InputsFile | None = None
     n_replaced: int = 0
 
     def is_replaceable_by(self, severity: float) -> bool:
@@ -86,7 +86,7 @@ class Capturing:
 
     def keep(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
-    ) -> Kept | None:
+    ) -> InputsFile | None:
         """Keep the inputs of a call if it is the first of its kind, or worse than all before; never raises.
 
         Args:
@@ -104,12 +104,12 @@ class Capturing:
         try:
             with self._lock:
                 # Copying calls operators, whose warnings are not the program's.
-                kept: Kept | None = with_isolated_warnings(self._keep, (), (plan, inputs, written))
+                kept: InputsFile | None = with_isolated_warnings(self._keep, (), (plan, inputs, written))
         except Exception:  # too large, of an odd kind, or the disk is full: a later call may do
             return None
         return None if kept is None else self._remember(_kind(plan, verdict), kept, severity)
 
-    def _remember(self, kind: tuple[Any, ...], kept: Kept, severity: float) -> Kept:
+    def _remember(self, kind: tuple[Any, ...], kept: InputsFile, severity: float) -> InputsFile:
         """The first call's inputs stay; of the others only those of the worst."""
         worst = self._worst.get(kind)
         if worst is None:
@@ -122,16 +122,16 @@ class Capturing:
                 # The finding's other file: two for each finding are enough.
                 (self._data.tensors / former.file).unlink()
                 self._left += former.n_bytes
-            kept = Kept(kept.file, kept.n_bytes, former.file)
+            kept = InputsFile(kept.file, kept.n_bytes, former.file)
         worst.kept = kept
         return kept
 
-    def _keep(self, plan: OpPlan, inputs: Any, written: Sequence[torch.Tensor]) -> Kept | None:
+    def _keep(self, plan: OpPlan, inputs: Any, written: Sequence[torch.Tensor]) -> InputsFile | None:
         args, kwargs = inputs
         max_bytes = min(self._max_call_bytes, self._left)
         # The inputs may lie on a device, and the file has to load without it.
         args, kwargs = mirror(args, kwargs, _CPU, max_bytes, written=[*written_to(plan, args, kwargs), *written])
-        call = Captured(plan.name, _detached(args), {k: _detached(v) for k, v in kwargs.items()})
+        call = StoredCall(plan.name, _detached(args), {k: _detached(v) for k, v in kwargs.items()})
         folder = self._data.tensors
         if self._number < 0:
             # Asked late: most runs keep nothing and never read the folder.
@@ -149,7 +149,7 @@ class Capturing:
             return None
         self._number += 1
         self._left -= n_bytes
-        return Kept(name, n_bytes)
+        return InputsFile(name, n_bytes)
 
 
 def _kind(plan: OpPlan, verdict: Verdict) -> tuple[Any, ...]:

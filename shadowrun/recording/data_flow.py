@@ -46,7 +46,7 @@ class Leaf:
 
 
 class _StorageRows:
-    """What is known of a storage. `native/storage_rows.c` has the same.
+    """What is known of a storage. `native/storages.c` has the same.
 
     Attributes:
         version: Number of writes after the last recorded one.

@@ -107,8 +107,10 @@ class KernelTracer:
             kwargs: Its keyword arguments.
         """
         self._last.name = ""
+        # Two profilers on one thread exclude each other: the program's comes first.
         if torchapi.profiling():
             return own_call(run, args, kwargs)
+        # C's `stdout` belongs to the process: the text of two calls at once could not be separated.
         if not self._lock.acquire(blocking=False):
             self._is_mixed = True
             return own_call(run, args, kwargs)
@@ -185,6 +187,7 @@ def _silent_kineto() -> Iterator[None]:
     if _LOG_LEVEL in os.environ:
         yield
         return
+    # Above every level that it knows.
     os.environ[_LOG_LEVEL] = "99"
     try:
         yield
@@ -209,6 +212,7 @@ class CStdout:
         libc: Any = ctypes.PyDLL(None) if sys.platform == "linux" else None
         if not hasattr(libc, "gnu_get_libc_version"):
             raise OSError("only in glibc may `stdout` be another stream")
+        # ctypes would cut the pointer to the 32 bits of an int.
         libc.open_memstream.restype = ctypes.c_void_p
         libc.fseeko.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_int)
         self._libc = libc
@@ -235,6 +239,7 @@ class CStdout:
             self._stdout.value, self._real = self._real, None
         self._libc.fflush(self._memory)
         text = ctypes.string_at(self._text, self._size.value) if self._size.value else b""
+        # The next text begins at the start again, or the stream would grow with each call.
         self._libc.fseeko(self._memory, 0, 0)
         return text
 
@@ -248,5 +253,6 @@ class CStdout:
         if self._memory.value:
             self.end()
             self._libc.fclose(self._memory)
+            # `open_memstream` leaves its text to the caller.
             self._libc.free(self._text)
             self._memory.value = None

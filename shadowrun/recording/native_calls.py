@@ -63,7 +63,7 @@ class NativeCalls(NamedTuple):
     results: CallResults
     undeclared: UndeclaredWrites
 
-    def teach(self, plan: OpPlan, *, draws_noted: bool) -> None:
+    def add_operator(self, plan: OpPlan, *, draws_noted: bool) -> None:
         """What the fast path needs to know of an operator; without that it leaves its calls to Python.
 
         Args:
@@ -75,10 +75,12 @@ class NativeCalls(NamedTuple):
         # Python splits composite operators under inference mode.
         if plan.kind is OpKind.PASS or plan.composite or plan.custom or returns.outs:
             return
+        # Python notes the state of the generator before the first draw.
         if plan.action is Action.RANDOM and not draws_noted:
             return
         if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
             return
+        # Each of its calls is watched, which Python does.
         if self.undeclared.schedule.is_always(plan.index):
             return
         self.rows.learn(

@@ -52,6 +52,7 @@ class NumberFormat(NamedTuple):
 
 _INTS: Final = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 _INTEGERS: Final = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+# `DLDataTypeCode` of dlpack.h, where bool is a type of its own.
 _DLPACK: Final = {Encoding.SIGNED: 0, Encoding.UNSIGNED: 1, Encoding.FLOAT: 2, Encoding.BFLOAT: 4, Encoding.CODES: -1}
 _DLPACK_BOOL: Final = 6
 
@@ -70,6 +71,8 @@ def _format(place: int, dtype: torch.dtype) -> NumberFormat:
     normal = FORMATS[dtype].normal if dtype in FORMATS else 0.0
     numbers = None
     if encoding is Encoding.CODES:
+        # From torch itself, since the float8 dtypes differ in NaN, infinity and zero; on the CPU, since the program may
+        # have set another default device.
         numbers = torch.arange(256, dtype=torch.uint8, device="cpu").view(dtype).double().numpy().tobytes()
     mantissa = mantissa_of(str(dtype).removeprefix("torch."))
     return NumberFormat(place, dlpack, width, mantissa, encoding, normal, numbers, _INTS[width])

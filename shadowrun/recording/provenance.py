@@ -32,6 +32,7 @@ _SHOWN: Final = 16  # digits of a digest
 
 def at_start() -> dict[str, str]:
     """What is known before the program's first call: script, arguments, versions."""
+    # Without the path of the script, which differs between machines; its content comes next.
     found = {"argv": _text("\0".join(sys.argv[1:]))}
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is not None and Path(script).is_file():
@@ -74,6 +75,7 @@ class Provenance:
             modules: All modules that the program called, with their paths.
             only_named: It counts if it is a parameter or buffer: any other may be a result that was not recorded.
         """
+        # Rung 0 of the ladder: a hash of all bits.
         value = "" if digest is None else f"{int.from_bytes(digest[1][:8], sys.byteorder):016x}"
         name = self._name(t, modules)
         if only_named and not name:
@@ -140,8 +142,10 @@ class Provenance:
             )
             for kind, tensors in kinds:
                 for name, t in tensors:
+                    # A tied weight has several names, and keeps the first.
                     self._names.setdefault(id(t), (weakref.ref(t), f"{kind}:{prefix}{name}"))
 
 
 def _text(text: str) -> str:
+    # Arguments of a command line need not be UTF-8.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:_SHOWN]

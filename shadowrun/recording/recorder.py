@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.capturing import Capturing
     from shadowrun.replay.call import Call
-    from shadowrun.replay.context import Kept
+    from shadowrun.replay.context import InputsFile
 
 __all__ = ["Recorder", "context_key"]
 
@@ -112,7 +112,7 @@ class Recorder:
             self._flush_at_times()
         return seq
 
-    def seen(self, context: int) -> None:
+    def record_only(self, context: int) -> None:
         """Record a call that is only recorded."""
         rows = self._rows
         seq = rows.next_seq()
@@ -136,7 +136,7 @@ class Recorder:
         missing_kernel: str = "",
         times: tuple[float, float] = NO_TIMES,
         drift: tuple[float, float] = NO_DRIFT,
-        captured: Kept | None = None,
+        captured: InputsFile | None = None,
         at: tuple[int, int] | None = None,
     ) -> int:
         """Record a call with any other verdict.
@@ -165,7 +165,7 @@ class Recorder:
                 self._rows.add(seq, context, number, *times, *drift)
             else:
                 self._rows.append((seq, step, context, number, *times, *drift))
-            data.flush_at_times()
+            data.flush_if_due()
         return seq
 
     def reserve(self) -> tuple[int, int]:
@@ -174,7 +174,7 @@ class Recorder:
 
     def keep(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
-    ) -> Kept | None:
+    ) -> InputsFile | None:
         """Keep the inputs of a failing call for `verdict` to record; None where they are not kept.
 
         See `Capturing.keep`.

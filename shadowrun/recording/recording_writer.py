@@ -123,6 +123,8 @@ class Writer:
     def _connect(self, mode: str) -> None:
         address = f"{self.path.absolute().as_uri()}?mode={mode}"
         try:
+            # Transactions begin where the code says so, and not where Python's module sees an insert. Any thread of the
+            # program may write; the recorder's lock keeps them apart.
             self._connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
             # As data files: one file to copy, and whole after `kill -9`.
             self._connection.execute("pragma journal_mode = delete")
@@ -196,6 +198,7 @@ class Writer:
 
     def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         """In one transaction, after what waits for the next block."""
+        # The lock to write at once: where another process has it, it fails before anything has changed.
         self._connection.execute("begin immediate")
         try:
             for sql, row in (*self._pending, *statements):
@@ -211,6 +214,7 @@ class Writer:
 def is_recording(path: Path) -> bool:
     """Whether a file has the header of a recording."""
     start = head(path, 72)
+    # Bytes 68 to 71 of a database are its application id: https://www.sqlite.org/fileformat.html#application_id
     return start.startswith(b"SQLite format 3\0") and start[68:] == APPLICATION_ID.to_bytes(4, "big")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.torchapi import live_storage, undisturbed
+from shadowrun.intercept.torchapi import hidden_from_program, live_storage
 from shadowrun.recording.digests import pack
 from shadowrun.recording.model import N_SAMPLES, NONE, OUTPUTS_BYTES, Kind, output_name
 from shadowrun.recording.number_formats import NUMBER_FORMATS
@@ -65,7 +65,7 @@ class StepOutputs:
             last = buffer.last_call()
             if all(_is_sampled_whole(row) for row in last):
                 return
-            n_bytes = undisturbed(self._keep, buffer, flow, last)
+            n_bytes = hidden_from_program(self._keep, buffer, flow, last)
         except Exception:  # of a kind of tensor that nobody thought of: the recording goes on without it
             self._n_failures += 1
             self.wanted = self._n_failures < _MAX_FAILURES

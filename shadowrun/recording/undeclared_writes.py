@@ -2,31 +2,34 @@
 
 Values of results do not show them, and torch does not count them: what reads the memory later would differ without a
 cause. So the memory of a call's arguments is digested before and after the call, but for elements that the call may
-write to, and `GUARD_BYTES` on either side with it. `watch_schedule` decides for which calls.
+write to, and `GUARD_BYTES` on either side with it. `Schedule` decides for which calls.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import StorageWatch, storage_key
+from shadowrun.native import core
+from shadowrun.native import tensors as native
 from shadowrun.recording.digests import pack
-from shadowrun.recording.watch_schedule import make_schedule
+from shadowrun.recording.recorder import context_key
 from shadowrun.replay.copies import tensors_in, written_to
-from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain
+from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain, is_power
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
 
-__all__ = ["Overwritten", "UndeclaredWrites", "Watched", "may_watch"]
+__all__ = ["Overwritten", "Schedule", "UndeclaredWrites", "WatchSchedule", "Watched", "make_schedule", "may_watch"]
 
 _MAX_BYTES: Final = 64 << 20
 """Of one call: its other arguments are not watched."""
@@ -209,6 +212,7 @@ def _digest(t: torch.Tensor, begin: int, end: int, written: Sequence[_PLACE]) ->
         host = np.array(memory.cpu().numpy())
         for offset, shape, strides, size in written:
             elements = np.lib.stride_tricks.as_strided(host[offset - begin :], (*shape, size), (*strides, 1))
+            # What the call writes here must make no difference.
             elements[...] = 0
         memory = torch.from_numpy(host)
     packed = pack(memory)
@@ -250,3 +254,97 @@ def _is_written_elsewhere(t: torch.Tensor) -> bool:
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     return tensors_in((*args, *kwargs.values()))
+
+
+# -- which calls -----------------------------------------------------------------------------------
+
+FIRST: Final = 2
+"""Calls of one signature that are watched; later, those whose number is a power of `RARER`."""
+RARER: Final = 8
+FREE: Final = 64
+"""Calls of an operator that may be watched at once; later, at most one in `SHARE` of its calls.
+
+A program whose shapes change makes new signatures for ever.
+"""
+SHARE: Final = 64
+_MAX_SIGNATURES: Final = 50_000
+_ANYWHERE: Final[Origin] = ("", "", "")  # type: ignore[assignment]
+_CPU: Final = torch.device("cpu")
+
+
+class Schedule(Protocol):
+    """Which calls have the memory of their arguments watched. Not safe to use from several threads at once.
+
+    The first calls of each signature (operator, shapes, dtypes, small numbers) are watched, and later ones ever more
+    seldom; an operator that made an undeclared write is watched in each call. Only counts decide, so that two
+    recordings of one program watch the same calls.
+    """
+
+    def is_due(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> bool:
+        """Count a call of the operator with number `index`, and decide whether it is watched."""
+
+    def watch_always(self, index: int, /) -> None:
+        """An operator has made an undeclared write."""
+
+    def is_always(self, index: int, /) -> bool:
+        """Whether it has."""
+
+
+class _Counts:
+    """Calls of one operator."""
+
+    __slots__ = ("always", "n_calls", "n_watched")
+
+    def __init__(self) -> None:
+        self.n_calls = self.n_watched = 0
+        self.always = False
+
+
+class WatchSchedule:
+    """See `Schedule`. `native/watch_schedule.c` is the same in C.
+
+    The fast path of a recording asks that one for each of its calls, and leaves those that are due to Python.
+    """
+
+    def __init__(self) -> None:
+        self._operators: dict[int, _Counts] = {}
+        self._signatures: dict[Any, int] = {}
+
+    def is_due(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> bool:
+        """See `Schedule`."""
+        counts = self._of(index)
+        counts.n_calls += 1
+        try:
+            key = context_key(index, _CPU, _ANYWHERE, args, kwargs)
+        except RuntimeError:  # a nested tensor has no sizes
+            return False
+        n = self._signatures[key] = self._signatures.get(key, 0) + 1
+        if len(self._signatures) > _MAX_SIGNATURES:
+            self._signatures.clear()
+        if counts.always:
+            return True
+        if (n > FIRST and not is_power(n, RARER)) or counts.n_watched >= FREE + counts.n_calls // SHARE:
+            return False
+        counts.n_watched += 1
+        return True
+
+    def watch_always(self, index: int, /) -> None:
+        """See `Schedule`."""
+        self._of(index).always = True
+
+    def is_always(self, index: int, /) -> bool:
+        """See `Schedule`."""
+        return self._of(index).always
+
+    def _of(self, index: int) -> _Counts:
+        counts = self._operators.get(index)
+        if counts is None:
+            counts = self._operators[index] = _Counts()
+        return counts
+
+
+def make_schedule() -> Schedule:
+    """A schedule in C where there is the extension."""
+    if core is None or native.context_key is None:
+        return WatchSchedule()
+    return core.WatchSchedule(FIRST, RARER, FREE, SHARE)  # type: ignore[no-any-return]

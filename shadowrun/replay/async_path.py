@@ -18,16 +18,16 @@ from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.vendor_ops import for_reference
-from shadowrun.replay.call import Ran, argument
+from shadowrun.replay.call import CallRun, argument
 from shadowrun.replay.comparator import Comparator, result_on_other_device
 from shadowrun.replay.context import BUDGET, ReplayContext
 from shadowrun.replay.copies import (
     OverBudget,
-    as_given,
     copy_mutated,
     kept_on_cpu,
     mirror,
     move,
+    plan_with_cpu_tensors,
     tensors_in,
     written_to,
 )
@@ -35,7 +35,7 @@ from shadowrun.replay.executor import Executor
 from shadowrun.replay.memory import may_run_again
 from shadowrun.replay.pipeline import AmbientState
 from shadowrun.replay.platform_runs import PlatformRuns, refused
-from shadowrun.replay.snapshots import Copies, Snapshots, Stale, Unsuitable
+from shadowrun.replay.snapshots import Copies, NotCopyable, Snapshots, StaleCopy
 from shadowrun.torch_private import is_zero_tensor
 from shadowrun.types import Status, Verdict
 
@@ -69,7 +69,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class _FetchedRun(Ran):
+class _FetchedCallRun(CallRun):
     """A run on the target whose results a calling thread has copied to the host."""
 
     host_values: Any = None
@@ -88,12 +88,12 @@ class _TargetFromWorker:
         self.device = target.device
         self.to_device = target.to_device
 
-    def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         """Run a call on tensors that lie on the target."""
         # The results are fetched by the same calling thread: a copy in another stream could be early.
         return self._pipeline.ask(lambda: self._fetched(plan, self._target.run(plan, args, kwargs)))
 
-    def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
+    def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> CallRun:
         """Run a call on copies of its inputs."""
         return self._pipeline.ask(lambda: self._fetched(plan, self._target.run_mirrored(plan, args, kwargs, max_bytes)))
 
@@ -101,12 +101,12 @@ class _TargetFromWorker:
         """Have a calling thread answer a question that runs calls on the target."""
         return self._pipeline.ask(lambda: question(self._target))
 
-    def values(self, plan: OpPlan, ran: Ran) -> list[Any]:
+    def values(self, plan: OpPlan, ran: CallRun) -> list[Any]:
         """Results of a run, on the CPU."""
-        return list(ran.host_values) if isinstance(ran, _FetchedRun) else self._target.values(plan, ran)
+        return list(ran.host_values) if isinstance(ran, _FetchedCallRun) else self._target.values(plan, ran)
 
-    def _fetched(self, plan: OpPlan, ran: Ran) -> Ran:
-        return _FetchedRun(ran.args, ran.kwargs, ran.out, ran.ns, ran.fallback, self._target.values(plan, ran))
+    def _fetched(self, plan: OpPlan, ran: CallRun) -> CallRun:
+        return _FetchedCallRun(ran.args, ran.kwargs, ran.out, ran.ns, ran.fallback, self._target.values(plan, ran))
 
 
 @dataclass(slots=True)
@@ -118,9 +118,9 @@ class _PendingComparison:
     random: bool
     copies: Copies
     pristine: Arguments
-    actual: Ran
+    actual: CallRun
     ambient: AmbientState
-    expected: Ran | None = None
+    expected: CallRun | None = None
 
     def run(self) -> None:
         self.path.compare(self)
@@ -181,7 +181,7 @@ class AsyncPath:
 
     # -- the calling thread --------------------------------------------------------------------------
 
-    def observe(self, call: Call) -> Ran:
+    def observe(self, call: Call) -> CallRun:
         """Run a call for the program, and have it compared."""
         if not call.role.on_target:
             return self._observe_on_cpu(call)
@@ -197,7 +197,7 @@ class AsyncPath:
             return self._cross_device.observe(call)
         # Kernels read some arguments through host pointers; a replay with a device copy in their place ended the
         # process.
-        plan = call.plan = as_given(call.plan, call.args, call.kwargs)
+        plan = call.plan = plan_with_cpu_tensors(call.plan, call.args, call.kwargs)
         copies = Copies()
         try:
             inputs = (copies, call.args, call.kwargs, written_to(plan, call.args, call.kwargs))
@@ -228,14 +228,14 @@ class AsyncPath:
             return self._cross_device.observe(call)
         # C++ warnings of the program's own call come after it returns, so the first call of each kind runs again.
         if self._target.needs_warning_probe(plan, call.args):
-            with contextlib.suppress(Stale):
+            with contextlib.suppress(StaleCopy):
                 copies.wait()
                 probe = (plan, own, pristine, self._max_bytes)
                 with_isolated_warnings(self._target.probe_warnings, (), probe)
         self._submit(call, own, copies, pristine)
         return own
 
-    def _observe_on_cpu(self, call: Call) -> Ran:
+    def _observe_on_cpu(self, call: Call) -> CallRun:
         """Observe a call on the reference, which the target repeats in its stream without a host sync.
 
         A program on a GPU reads many numbers from the CPU (AdamW its steps, twice for each parameter): to read them
@@ -270,7 +270,7 @@ class AsyncPath:
                     actual = with_isolated_warnings(self._copy_results, (), (plan, ran, copies, pristine))
                 finally:
                     self._snapshots.mark(copies)
-                # `_copy_results` makes a new `Ran` without the evidence, which the detector has found on this thread.
+                # `_copy_results` makes a new `CallRun` without the evidence, which the detector found on this thread.
                 actual.fallback = ran.fallback
                 self._pipeline.submit(self._pending(call, copies, pristine, actual, expected))
         except OverBudget:
@@ -279,7 +279,7 @@ class AsyncPath:
             self._context.failed("replaying", call, error, own.out)
         return own
 
-    def _submit(self, call: Call, own: Ran, copies: Copies, pristine: Arguments) -> None:
+    def _submit(self, call: Call, own: CallRun, copies: Copies, pristine: Arguments) -> None:
         """Enqueue the copies of the results, and hand the call over."""
         plan, device = call.plan, call.role.device
         try:
@@ -297,20 +297,20 @@ class AsyncPath:
             self._pipeline.submit(self._pending(call, copies, pristine, actual))
         except OverBudget:
             self._context.recorder.verdict(call.context, BUDGET)
-        except Unsuitable:  # a result without plain memory: compared now
-            with contextlib.suppress(Stale):
+        except NotCopyable:  # a result without plain memory: compared now
+            with contextlib.suppress(StaleCopy):
                 copies.wait()
                 self._cross_device.compare_and_record(call, own, pristine)
         except Exception as error:
             self._context.failed("copying the results of", call, error, own.out)
 
     def _pending(
-        self, call: Call, copies: Copies, pristine: Arguments, actual: Ran, expected: Ran | None = None
+        self, call: Call, copies: Copies, pristine: Arguments, actual: CallRun, expected: CallRun | None = None
     ) -> _PendingComparison:
         ambient, random = AmbientState.now(), call.is_random
         return _PendingComparison(self, call.without_arguments(), random, copies, pristine, actual, ambient, expected)
 
-    def _copy_results(self, plan: OpPlan, own: Ran, copies: Copies, pristine: Arguments) -> Ran:
+    def _copy_results(self, plan: OpPlan, own: CallRun, copies: Copies, pristine: Arguments) -> CallRun:
         """The run, with copies in place of what it returned and wrote to."""
         snapshots, copies.ran = self._snapshots, True
         # Unwritten arguments are those copied before the call: a second copy of them would cost a transfer.
@@ -329,7 +329,7 @@ class AsyncPath:
             # Uninitialised results are never compared, so copying them would only take memory.
             wanted = {i for i in plan.fresh if i not in plan.uninitialised}
             out = tuple([snapshots.copy_again(copies, v) if i in wanted else None for i, v in enumerate(own.out)])
-        return Ran(tuple(args), kwargs, out, own.ns)
+        return CallRun(tuple(args), kwargs, out, own.ns)
 
     def _copy_from_host(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, max_bytes: int
@@ -375,7 +375,7 @@ class AsyncPath:
                     return
                 runs = (call, pending.pristine, pending.actual, expected)
                 with_isolated_warnings(comparator.compare_and_record, (), runs, {"shared": False})
-        except Stale:
+        except StaleCopy:
             # One unseen writer (Triton, an extension) means more will come: from here on each call gets new copies.
             self._snapshots.shares = False
             self.recorder.verdict(call.context, _UNSEEN_WRITE)
@@ -384,7 +384,7 @@ class AsyncPath:
             verdict = self._context.internal_error("comparing", call.plan, error, tensors)
             self.recorder.verdict(call.context, verdict)
 
-    def _run_reference(self, pending: _PendingComparison) -> Ran | None:
+    def _run_reference(self, pending: _PendingComparison) -> CallRun | None:
         """Run the reference on the copies, except for what it writes to: the copies serve other calls too."""
         call, plan, (args, kwargs) = pending.call, pending.call.plan, pending.pristine
         try:

@@ -1,8 +1,8 @@
 """A call of the program, what is decided to do with it, and what one run of it gave.
 
 `TreatmentPolicy.treatment` is the one place of that decision, for every route. An operator's schema decides a part of
-it, which `OpPlan.kind` has: the C handler is taught that part (`NativeHandler.learn`). The rest depends on the call:
-its device, what the program selected, the overhead budget.
+it, which `OpPlan.kind` has: `NativeHandler.add_operator` gives that part to the C handler. The rest depends on the
+call: its device, what the program selected, the overhead budget.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OVER_BUDGET",
     "Call",
-    "Ran",
+    "CallRun",
     "Role",
     "Roles",
     "Treatment",
@@ -186,7 +186,7 @@ class TreatmentPolicy:
         budget = self._budget
         if budget is not None and not reason and kind is not _REGION_KIND:
             call.signature = signature = self._signature(call)
-            reason = over or ("" if budget.wants(signature, plan.index) else OVER_BUDGET)
+            reason = over or ("" if budget.selects(signature, plan.index) else OVER_BUDGET)
         call.reason = reason
         if reason and not on_target:
             return _COUNT
@@ -271,7 +271,7 @@ class Roles:
 
 
 @dataclass(slots=True)
-class Ran:
+class CallRun:
     """A finished run of a call.
 
     Attributes:
@@ -316,12 +316,12 @@ class Ran:
         return tuple(found)
 
 
-def run_own(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+def run_own(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
     """Run the program's own call, with nothing around it."""
     start = _clock()
     # `own_call` has the program's line, so that warnings and exceptions point there and not here.
     out = own_call(plan.run, args, kwargs)
-    return Ran(args, kwargs, out, _clock() - start)
+    return CallRun(args, kwargs, out, _clock() - start)
 
 
 def _extend(found: list[Value], value: Any) -> None:

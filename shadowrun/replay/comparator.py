@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.config import Config
-    from shadowrun.judge.judge import Examined
+    from shadowrun.judge.judgement import Examined
     from shadowrun.platforms.fallback import Evidence
-    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.context import RecordSink
     from shadowrun.replay.copies import Arguments
     from shadowrun.replay.drift import RngState
     from shadowrun.replay.executor import CallRunner
     from shadowrun.replay.memory_effects import Looked
-    from shadowrun.replay.postponed import Postponed
+    from shadowrun.replay.postponed import PostponedCalls
     from shadowrun.types import TensorDiff
 
     Judging = Callable[[Case], tuple[Verdict, tuple[TensorDiff, ...]]]
@@ -101,7 +101,7 @@ class Comparator:
         ref: CallRunner,
         recorder: RecordSink,
         judge: Judging | None = None,
-        postponed: Postponed | None = None,
+        postponed: PostponedCalls | None = None,
     ) -> None:
         self._postponed = postponed
         self._target = target
@@ -135,15 +135,15 @@ class Comparator:
 
     def _memory_effects(self, call: Call, plan: OpPlan, pristine: Arguments) -> Looked | None:
         """A forbidden effect of this call on memory, on the target; None where there is none or none was looked for."""
-        wanted = self.effects.wants(plan, call.context, *pristine)
+        wanted = self.effects.is_due(plan, call.context, *pristine)
         # With `always`, the plan has to stay watched, or the next call would take the fast path.
         if self.effects.always:
             self.watched.add(plan.index)
         elif plan.index in self.watched and plan.index not in self.suspects:
             self.watched.discard(plan.index)
-        return self.effects.look(plan, pristine) if wanted else None
+        return self.effects.check(plan, pristine) if wanted else None
 
-    def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], Ran]) -> int:
+    def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], CallRun]) -> int:
         """Time of the target's run, measured again before an operator is called slow.
 
         The first of two runs wakes the thread pool, and on a busy machine waits for a processor: 12 ms for a
@@ -177,8 +177,8 @@ class Comparator:
         self,
         call: Call,
         pristine: Arguments,
-        actual: Ran,
-        expected: Ran,
+        actual: CallRun,
+        expected: CallRun,
         drifted: tuple[float, float] | None = None,
         *,
         shared: bool,
@@ -199,7 +199,7 @@ class Comparator:
         """
         plan, context = call.plan, call.context
         actual_ns = actual.ns
-        reruns: list[Ran] = []
+        reruns: list[CallRun] = []
         # Another call stood for this one: its layout is the device's own affair, its time includes another graph.
         # On a shared device both sides run the vendor's own kernel, so no stand-in is needed.
         counterpart = not shared and plan.name in COUNTERPARTS
@@ -208,7 +208,7 @@ class Comparator:
         if plan.action is not Action.RANDOM and not stand_in:
             executor = self._target
 
-            def again() -> Ran:
+            def again() -> CallRun:
                 args, kwargs = pristine
                 if not shared:
                     ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
@@ -279,7 +279,7 @@ class Comparator:
         unequal = _Unequal(call, plan, times, drift, looked, actual.fallback, shared=shared)
         postponed = self._postponed
         # Generator states and drift chains belong to this moment: such a call cannot be judged later.
-        if postponed is not None and rng is None and drifted is None and postponed.takes(case):
+        if postponed is not None and rng is None and drifted is None and postponed.can_postpone(case):
             # The number is reserved now, so that records keep the order of the calls.
             unequal.call, unequal.at = call.without_arguments(), self._recorder.reserve()
 
@@ -316,7 +316,7 @@ class Comparator:
         times, drift, at = unequal.times, unequal.drift, unequal.at
         self._recorder.verdict(unequal.call.context, verdict, diffs, "", times, drift, captured, at)
 
-    def compare_and_record_random(self, call: Call, pristine: Arguments, drawn: Ran) -> None:
+    def compare_and_record_random(self, call: Call, pristine: Arguments, drawn: CallRun) -> None:
         """Record a random call whose values were copied to the reference: only their distribution can be checked."""
         plan = call.plan
         values = self._target.values(plan, drawn)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.intercept.attribution import Attribution
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.comparator import Comparator
     from shadowrun.replay.drift import Drift
     from shadowrun.replay.executor import Executor
@@ -34,7 +34,7 @@ __all__ = [
     "NO_TIMES",
     "ONE_MEMORY",
     "SLOW",
-    "Kept",
+    "InputsFile",
     "Path",
     "RecordSink",
     "ReplayContext",
@@ -52,7 +52,7 @@ NO_TIMES = NO_DRIFT = (-1.0, -1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class InputsFile:
     """Inputs that were kept.
 
     Attributes:
@@ -83,7 +83,7 @@ class RecordSink(Protocol):
         missing_kernel: str = "",
         times: tuple[float, float] = NO_TIMES,
         drift: tuple[float, float] = NO_DRIFT,
-        captured: Kept | None = None,
+        captured: InputsFile | None = None,
         at: tuple[int, int] | None = None,
     ) -> int:
         """Record a call with any other verdict.
@@ -104,7 +104,7 @@ class RecordSink(Protocol):
 
     def keep(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
-    ) -> Kept | None:
+    ) -> InputsFile | None:
         """Keep the inputs of a failing call for `verdict` to record; None where they are not kept."""
 
     def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
@@ -132,7 +132,7 @@ class RunSink(RecordSink, Protocol):
     def step(self) -> int:
         """The current training step."""
 
-    def seen(self, context: int) -> None:
+    def record_only(self, context: int) -> None:
         """Record a call that is only recorded."""
 
     def collect_from(self, collect: Callable[[Counter[tuple[str, str, str]]], None]) -> None:
@@ -153,7 +153,7 @@ ONE_MEMORY = Verdict(Status.UNVERIFIED, None, "it reads the memory that it write
 class Path(Protocol):
     """One way to observe the calls of a device. `Treatment` names them."""
 
-    def observe(self, call: Call) -> Ran:
+    def observe(self, call: Call) -> CallRun:
         """Run a call for the program, once more elsewhere, and record the verdict.
 
         Returns:
@@ -178,7 +178,7 @@ class ReplayContext:
         """Whether an operator may run a second time: custom ones only where the user named operators in `ops=`."""
         return not plan.custom or self.config.ops is not None
 
-    def unverified(self, call: Call, verdict: Verdict, own: Ran | None = None) -> None:
+    def unverified(self, call: Call, verdict: Verdict, own: CallRun | None = None) -> None:
         """Record a call that could not be compared.
 
         Args:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Arguments",
     "OverBudget",
-    "as_given",
     "at_offsets",
     "copy_mutated",
-    "in_place",
+    "copy_on_device",
     "kept_on_cpu",
     "mirror",
     "move",
     "offsets",
     "overlaps_unnoticed",
+    "plan_with_cpu_tensors",
     "storage_groups",
     "tensors_in",
     "without_strides",
@@ -99,7 +99,7 @@ def written_to(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     return written
 
 
-def as_given(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpPlan:
+def plan_with_cpu_tensors(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpPlan:
     """The plan of a device's call, with the names of the tensors that lie on the CPU all the same.
 
     Kernels read these on the host (the seed of a dropout in attention's backward): handed a copy on the device, they
@@ -229,7 +229,7 @@ def move(t: torch.Tensor, device: torch.device, *, strided: bool = True) -> torc
     return moved
 
 
-def in_place(t: torch.Tensor, _: torch.device) -> torch.Tensor:
+def copy_on_device(t: torch.Tensor, _: torch.device) -> torch.Tensor:
     """Copy to where it lies already."""
     return move(t, t.device)
 

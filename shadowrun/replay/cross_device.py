@@ -13,14 +13,14 @@ from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.replay.call import run_own
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
-from shadowrun.replay.copies import Arguments, OverBudget, as_given, mirror, written_to
+from shadowrun.replay.copies import Arguments, OverBudget, mirror, plan_with_cpu_tensors, written_to
 from shadowrun.replay.lazy_device import LazyDevicePath
 from shadowrun.replay.memory import TOO_LARGE, InputCopies, SavedRngStates, are_too_large, run_before_copies
 from shadowrun.replay.platform_runs import PlatformRuns, inputs_not_copied
 from shadowrun.replay.view_check import UncomparedCalls
 
 if TYPE_CHECKING:
-    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.call import Call, CallRun
 
 __all__ = ["CrossDevicePath"]
 
@@ -48,7 +48,7 @@ class CrossDevicePath:
         self._lazy_target = LazyDevicePath(context, context.target, *shared) if lazy_target else None
         self._lazy_ref = LazyDevicePath(context, context.ref, *shared) if lazy_ref else None
 
-    def observe(self, call: Call) -> Ran:
+    def observe(self, call: Call) -> CallRun:
         """Run a call for the program and elsewhere, and record the verdict."""
         context, role = self._context, call.role
         # Meta tensors have no values, and a copy to the CPU raises.
@@ -59,7 +59,7 @@ class CrossDevicePath:
         if lazy is not None:
             return lazy.observe(call)
         if role.on_target:
-            call.plan = as_given(call.plan, call.args, call.kwargs)
+            call.plan = plan_with_cpu_tensors(call.plan, call.args, call.kwargs)
         copies = self._copy_inputs(call)
         random = call.plan.action is Action.RANDOM
         # The state has to be read before the program's own call moves the stream.
@@ -102,7 +102,7 @@ class CrossDevicePath:
             context.failed("replaying", call, error, own.out)
         return own
 
-    def compare_and_record(self, call: Call, own: Ran, pristine: Arguments) -> None:
+    def compare_and_record(self, call: Call, own: CallRun, pristine: Arguments) -> None:
         """Replay a call of the target's that has run, and record the verdict."""
         try:
             self._context.recorder.context(call)
@@ -131,14 +131,14 @@ class CrossDevicePath:
             copies.problem = inputs_not_copied(error)
         return copies
 
-    def _probe_warnings(self, call: Call, own: Ran, copies: InputCopies) -> None:
+    def _probe_warnings(self, call: Call, own: CallRun, copies: InputCopies) -> None:
         fell_back = own.fallback is not None and call.reason == call.plan.reason
         # The probe repeats the call: without copies that is safe only if it writes to nothing.
         if call.role.on_target and (copies.pristine is not None or fell_back):
             probe = (call.plan, own, copies.pristine, self._max_bytes)
             with_isolated_warnings(self._target.probe_warnings, (), probe)
 
-    def _compare(self, call: Call, own: Ran, pristine: Arguments) -> None:
+    def _compare(self, call: Call, own: CallRun, pristine: Arguments) -> None:
         role, drift, drifted = call.role, self._context.drift, None
         # The program's own run stands for its platform: a third run would cost time and prove nothing.
         actual = own if role.on_target else self.runs.run_target(call, pristine)
@@ -150,7 +150,7 @@ class CrossDevicePath:
             named = {"shared": False, "here": role.device if role.on_target else None}
             with_isolated_warnings(self._context.comparator.compare_and_record, (), runs, named)
 
-    def _compare_random(self, call: Call, own: Ran, pristine: Arguments, began: _RngStates | None) -> None:
+    def _compare_random(self, call: Call, own: CallRun, pristine: Arguments, began: _RngStates | None) -> None:
         comparator, drift = self._context.comparator, self._context.drift
         drawn = own if call.role.on_target else self._draw_on_target(call, pristine, began)
         if drawn is not None:
@@ -163,12 +163,12 @@ class CrossDevicePath:
         if drift is not None:
             drift.reseed(call.plan, own)
 
-    def _drew_the_same(self, call: Call, drawn: Ran, own: Ran) -> bool:
+    def _drew_the_same(self, call: Call, drawn: CallRun, own: CallRun) -> bool:
         """Whether the target drew the program's own numbers."""
         pairs = zip(self._target.values(call.plan, drawn), self._ref.values(call.plan, own), strict=False)
         return all(self._context.comparator.equal(a, e) for a, e in pairs)
 
-    def _draw_on_target(self, call: Call, pristine: Arguments, began: _RngStates | None) -> Ran | None:
+    def _draw_on_target(self, call: Call, pristine: Arguments, began: _RngStates | None) -> CallRun | None:
         """Run a random operator on the target without moving its stream, or from where the program's call began."""
         # The CPU's stream too: a device without a generator (lazy), or one that falls back, draws from it.
         saved = SavedRngStates(self._target.platform, pristine[1])

@@ -28,7 +28,7 @@ from shadowrun.torch_private import is_zero_tensor, negated_view
 if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.operators.case import Value
-    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.executor import Executor
 
 __all__ = ["Drift", "DriftChain", "RngState"]
@@ -85,7 +85,7 @@ class Drift:
                 # The pending inputs of an earlier call that raised would be taken for this one's.
                 chain.leave_out()
 
-    def after(self, plan: OpPlan, own: Ran, rng: RngState | None = None) -> tuple[float, float]:
+    def after(self, plan: OpPlan, own: CallRun, rng: RngState | None = None) -> tuple[float, float]:
         """Run the call in the chains.
 
         Args:
@@ -114,7 +114,7 @@ class Drift:
             drift = (max(drift[0], error[0]), max(drift[1], error[1]))
         return drift
 
-    def reseed(self, plan: OpPlan, own: Ran) -> None:
+    def reseed(self, plan: OpPlan, own: CallRun) -> None:
         """Forget the twins of a call's results: they are made anew from the user's values."""
         self._of_target.reseed(plan, own)
         self._of_ref.reseed(plan, own)
@@ -172,7 +172,7 @@ class DriftChain:
         except (RuntimeError, NotImplementedError, TypeError):  # layouts without a storage: not followed
             self._pending.call = _UNFOLLOWED
 
-    def after(self, plan: OpPlan, own: Ran, rng: RngState | None) -> list[Value] | None:
+    def after(self, plan: OpPlan, own: CallRun, rng: RngState | None) -> list[Value] | None:
         """Run the call here; its results, as `Ran.values` has them, or None where the chain could not follow."""
         call, self._pending.call = self._pending.call, None
         if call is _UNFOLLOWED:
@@ -200,7 +200,7 @@ class DriftChain:
         """Run a call on twins, which get what it writes."""
         executor = self._executor
         if executor.device.type == self._device.type:
-            ran: Ran = executor.run(plan, args, kwargs)
+            ran: CallRun = executor.run(plan, args, kwargs)
             return ran.values(plan)
         ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
         values = executor.values(plan, ran)
@@ -213,7 +213,7 @@ class DriftChain:
                 twin.copy_(value)
         return values
 
-    def reseed(self, plan: OpPlan, own: Ran) -> None:
+    def reseed(self, plan: OpPlan, own: CallRun) -> None:
         """Forget the twins of a call's results: they are made anew from the user's values."""
         self.leave_out()
         for value in tensors_in(own.values(plan)):

@@ -23,7 +23,7 @@ from shadowrun.intercept.user_call import is_own_call, own_call
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.platforms.fallback import FallbackDetector
-from shadowrun.replay.call import Ran, argument, run_own
+from shadowrun.replay.call import CallRun, argument, run_own
 from shadowrun.replay.copies import Arguments, kept_on_cpu, mirror, move, tensors_in, without_strides, written_to
 from shadowrun.types import Cause
 
@@ -101,11 +101,11 @@ class CallRunner(Protocol):
     platform: Platform
     device: torch.device
 
-    def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         """See `Executor.run`."""
         ...
 
-    def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
+    def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> CallRun:
         """See `Executor.run_mirrored`."""
         ...
 
@@ -115,7 +115,7 @@ class CallRunner(Protocol):
         """See `Executor.to_device`."""
         ...
 
-    def values(self, plan: OpPlan, ran: Ran) -> list[Value]:
+    def values(self, plan: OpPlan, ran: CallRun) -> list[Value]:
         """See `Executor.values`."""
         ...
 
@@ -152,22 +152,22 @@ class Executor:
         self._remote = platform.remote
         self._has_autograd_kernel: dict[int, bool] = {}
 
-    def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         """Replay a call on tensors that lie on this platform's device, and that it may write to."""
         # A worker computes on copies: what it wrote has to be written to the inputs here.
         if self._remote is not None:
-            done: Ran = torchapi.with_isolated_warnings(self._run_remote, (), (plan, args, kwargs))
+            done: CallRun = torchapi.with_isolated_warnings(self._run_remote, (), (plan, args, kwargs))
             _write_back(plan, args, kwargs, done)
-            return Ran(args, kwargs, done.out, done.ns)
+            return CallRun(args, kwargs, done.out, done.ns)
         if self.fallback_detector.active:
             key = _watch_key(plan, args)
             # Muted: the warning of a replay is evidence, but the program has not caused it.
             with self.fallback_detector.watch(key, plan.name, mute=True) as found:
-                ran: Ran = torchapi.with_isolated_warnings(self._run, (), (plan, args, kwargs))
+                ran: CallRun = torchapi.with_isolated_warnings(self._run, (), (plan, args, kwargs))
             if found:
                 ran.fallback = found[0]
             return ran
-        unwatched: Ran = torchapi.with_isolated_warnings(self._run, (), (plan, args, kwargs))
+        unwatched: CallRun = torchapi.with_isolated_warnings(self._run, (), (plan, args, kwargs))
         return unwatched
 
     def on_own_thread(self, question: Callable[[Executor], _T]) -> _T:
@@ -181,12 +181,12 @@ class Executor:
         with self.platform.context():
             return torchapi.with_isolated_warnings(plan.run, (), args, kwargs)
 
-    def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         func = plan.run
         if self.plain:
             start = _clock()
             out = func(*args, **kwargs)
-            return Ran(args, kwargs, out, _clock() - start)
+            return CallRun(args, kwargs, out, _clock() - start)
         # The settings are in force for this run only: the program would compute under them.
         with self.platform.context():
             start = _clock()
@@ -198,7 +198,7 @@ class Executor:
                     self.platform.compute_now(list(tensors_in([out])))
             else:
                 out = func(*args, **kwargs)
-            return Ran(args, kwargs, out, _clock() - start)
+            return CallRun(args, kwargs, out, _clock() - start)
 
     def _is_autograd_kernel(self, plan: OpPlan) -> bool:
         """Whether a program on this platform's device never reaches a kernel of the backend below autograd."""
@@ -208,7 +208,7 @@ class Executor:
             self._has_autograd_kernel[plan.index] = known
         return known
 
-    def _run_remote(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    def _run_remote(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         """Run a call in the platform's own process; the inputs stay as they are, the run has what became of them."""
         assert self._remote is not None
         written = [(a.name, -1 if a.kwarg_only or a.position >= len(args) else a.position) for a in plan.mutated]
@@ -222,9 +222,9 @@ class Executor:
                 after[position] = value
             elif name in named:
                 named[name] = value
-        return Ran(tuple(after), named, fresh[0] if plan.n_returns == 1 else tuple(fresh), ns)
+        return CallRun(tuple(after), named, fresh[0] if plan.n_returns == 1 else tuple(fresh), ns)
 
-    def run_user(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    def run_user(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         """Run the user's own call: nothing is changed around it, it is only watched."""
         if not self.fallback_detector.active:
             return run_own(plan, args, kwargs)
@@ -239,7 +239,7 @@ class Executor:
             else:
                 # Functionalize comes before the mode: these are the tensors that it unwrapped.
                 out = own_call(plan.run, args, kwargs)
-            ran = Ran(args, kwargs, out, _clock() - start)
+            ran = CallRun(args, kwargs, out, _clock() - start)
         if found:
             ran.fallback = found[0]
         return ran
@@ -248,7 +248,7 @@ class Executor:
         """Whether `probe_warnings` has something to do after this call."""
         return self.fallback_detector.active and self.fallback_detector.needs_warning_probe(_watch_key(plan, args))
 
-    def probe_warnings(self, plan: OpPlan, ran: Ran, pristine: Arguments | None, max_bytes: int) -> None:
+    def probe_warnings(self, plan: OpPlan, ran: CallRun, pristine: Arguments | None, max_bytes: int) -> None:
         """Run the user's call once more if what C++ code warned of in it could not be heard; once for each kind.
 
         Args:
@@ -279,10 +279,10 @@ class Executor:
             self.platform.set_rng_state(state)
             torch.set_rng_state(cpu_state)
 
-    def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> Ran:
+    def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> CallRun:
         """Run a call whose inputs lie on the CPU, on copies of them on this platform's device."""
         if self._remote is not None:
-            done: Ran = torchapi.with_isolated_warnings(self._run_remote, (), (plan, args, kwargs))
+            done: CallRun = torchapi.with_isolated_warnings(self._run_remote, (), (plan, args, kwargs))
             return done
         here_args, here_kwargs = torchapi.with_isolated_warnings(
             self.to_device, (), (plan, args, kwargs, self.device, max_bytes)
@@ -299,7 +299,7 @@ class Executor:
                     out = torchapi.with_isolated_warnings(equivalent, (), here_args, here_kwargs)
             else:
                 out = torchapi.with_isolated_warnings(equivalent, (), here_args, here_kwargs)
-            ran = Ran(here_args, here_kwargs, out, _clock() - start)
+            ran = CallRun(here_args, here_kwargs, out, _clock() - start)
         if found:
             ran.fallback = found[0]
         return ran
@@ -319,7 +319,7 @@ class Executor:
             # Lazy and XLA tensors have no strides that a copy could keep.
             return mirror(args, kwargs, device, max_bytes, without_strides, kept=kept)
 
-    def values(self, plan: OpPlan, ran: Ran) -> list[Value]:
+    def values(self, plan: OpPlan, ran: CallRun) -> list[Value]:
         """Results of a run, on the CPU; a list with fewer entries than the operator gives for an equivalent."""
         found = ran.out if isinstance(ran.out, list) and plan.name in EQUIVALENTS else None
         if found is None:
@@ -343,7 +343,7 @@ class Executor:
         return read
 
 
-def _write_back(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], done: Ran) -> None:
+def _write_back(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], done: CallRun) -> None:
     for a in plan.mutated:
         written, computed = argument(a, args, kwargs), argument(a, done.args, done.kwargs)
         pairs = zip(written, computed, strict=True) if isinstance(written, (list, tuple)) else ((written, computed),)

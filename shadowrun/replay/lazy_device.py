@@ -25,7 +25,7 @@ from shadowrun.torch_private import schema_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.executor import Executor
     from shadowrun.replay.platform_runs import PlatformRuns
     from shadowrun.replay.view_check import UncomparedCalls
@@ -101,7 +101,7 @@ class LazyDevicePath:
         # A call that is not compared gives values to those that are, unless the budget bounds how many calls run again.
         self._follows_all = context.config.budget is None
 
-    def observe(self, call: Call) -> Ran:
+    def observe(self, call: Call) -> CallRun:
         """Run a call for the program, on both platforms with shadow values, and record the verdict."""
         plan, on_target = call.plan, call.role.on_target
         pristine: Arguments | None = None
@@ -152,7 +152,7 @@ class LazyDevicePath:
             kept = kept_on_cpu(call.plan, call.args, call.kwargs)
             return mirror(call.args, call.kwargs, _CPU, self._max_bytes, self._value, kept=kept)
 
-    def _compare(self, call: Call, own: Ran, pristine: Arguments) -> None:
+    def _compare(self, call: Call, own: CallRun, pristine: Arguments) -> None:
         """Run the call on both platforms, record the verdict, and keep the values of its results."""
         comparator, role = self._context.comparator, call.role
         random = call.is_random
@@ -172,7 +172,7 @@ class LazyDevicePath:
             # The kept value is that of the program's own device: errors have to pass on as they do there.
             self._keep(call, own, actual if role.on_target else expected)
 
-    def _keep_uncompared(self, call: Call, own: Ran, pristine: Arguments | None) -> None:
+    def _keep_uncompared(self, call: Call, own: CallRun, pristine: Arguments | None) -> None:
         """Keep the values of a call that is not compared, since the inputs of others follow from them.
 
         Args:
@@ -216,7 +216,7 @@ class LazyDevicePath:
         self._values.keep(t, value)
         return value.clone()
 
-    def _keep(self, call: Call, own: Ran, ran: Ran | None) -> None:
+    def _keep(self, call: Call, own: CallRun, ran: CallRun | None) -> None:
         # Functionalization does not know of mutations that the schema hides: there the program keeps what it had.
         plan = call.plan
         declared = [a for a in plan.mutated if schema_of(plan.func).arguments[a.position].alias_info is not None]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
-    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.copies import Arguments
 
 __all__ = [
@@ -65,11 +65,11 @@ class InputCopies:
 
 
 def run_before_copies(
-    run: Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], Ran],
+    run: Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], CallRun],
     call: Call,
     copies: InputCopies,
     restore: Callable[[], None] | None = None,
-) -> Ran:
+) -> CallRun:
     """Run the program's own call; if it runs out of memory, let go of the copies and run it again.
 
     Args:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shadowrun.intercept.plan import Argument
-    from shadowrun.replay.call import Ran
+    from shadowrun.replay.call import CallRun
     from shadowrun.replay.copies import Arguments
     from shadowrun.replay.executor import CallRunner
     from shadowrun.types import TensorDiff
@@ -105,11 +105,11 @@ class MemoryEffects:
         self.due.add(index)
         return index
 
-    def concerns(self, plan: OpPlan, context: int) -> bool:
+    def may_be_due(self, plan: OpPlan, context: int) -> bool:
         """Whether a call may have to be looked at that a shortcut would pass by."""
         return context > self.newest or self.always or plan.index in self.due
 
-    def wants(self, plan: OpPlan, context: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def is_due(self, plan: OpPlan, context: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call is to be looked at."""
         if not self.always:
             self.newest = max(self.newest, context)
@@ -139,7 +139,7 @@ class MemoryEffects:
             return False
         return seen <= _FIRST
 
-    def look(self, plan: OpPlan, pristine: Arguments) -> Looked | None:
+    def check(self, plan: OpPlan, pristine: Arguments) -> Looked | None:
         """A verdict on what the target does with memory in this call; None where there is nothing to say."""
         begun = time.monotonic()
         try:
@@ -325,7 +325,7 @@ def _blocks(plan: OpPlan, pristine: Arguments, device: torch.device, max_bytes: 
     return [_Block(given, _CPU if on_cpu else device) for (_, on_cpu), given in by_storage.items()]
 
 
-def _shared_memory(plan: OpPlan, ran: Ran, blocks: list[_Block]) -> Iterator[_Effect]:
+def _shared_memory(plan: OpPlan, ran: CallRun, blocks: list[_Block]) -> Iterator[_Effect]:
     """New results that lie in the memory of an input or of each other."""
     results = _new_results(plan, ran.out)
     for label, t in results:
@@ -345,7 +345,7 @@ def _shared_memory(plan: OpPlan, ran: Ran, blocks: list[_Block]) -> Iterator[_Ef
                 yield _Effect("results share memory", (label, other), evidence)
 
 
-def _not_returned(plan: OpPlan, ran: Ran) -> Iterator[_Effect]:
+def _not_returned(plan: OpPlan, ran: CallRun) -> Iterator[_Effect]:
     """Arguments that the schema says are written to and returned, in whose place another tensor came back."""
     schema = schema_of(plan.func)
     returned = (ran.out,) if plan.n_returns == 1 else ran.out or ()
@@ -363,7 +363,7 @@ def _not_returned(plan: OpPlan, ran: Ran) -> Iterator[_Effect]:
                 yield _Effect("argument not returned", (f"output {i}", a.name), evidence)
 
 
-def _argument(a: Argument, ran: Ran) -> Any:
+def _argument(a: Argument, ran: CallRun) -> Any:
     return ran.kwargs.get(a.name) if a.kwarg_only or a.position >= len(ran.args) else ran.args[a.position]
 
 

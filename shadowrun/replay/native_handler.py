@@ -13,7 +13,7 @@ from shadowrun.intercept.plan import OpKind
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.native import core
 from shadowrun.native.tensors import plainly_equal
-from shadowrun.replay.call import Call, Ran
+from shadowrun.replay.call import Call, CallRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +126,7 @@ class NativeHandler:
             # Other threads may still have a mode that calls the handler.
             self.handler.state = core.OFF
 
-    def learn(self, plan: OpPlan) -> None:
+    def add_operator(self, plan: OpPlan) -> None:
         """Teach the C handler how calls of an operator are treated.
 
         `OpPlan.kind` decides. The handler leaves to Python what it has no code for: lists and keyword-only arguments
@@ -180,7 +180,7 @@ class NativeHandler:
     ) -> None:
         """A call was slow, is new, or its results are not plainly equal."""
         call = self._call(plan, args, kwargs, context)
-        own, replayed = Ran(args, kwargs, out, times[0]), Ran(other_args, kwargs, again, times[1])
+        own, replayed = CallRun(args, kwargs, out, times[0]), CallRun(other_args, kwargs, again, times[1])
         if plan.kind is OpKind.SEVERAL:
             before = list(args)
             for argument, buffer in zip(plan.mutated, buffers, strict=True):

@@ -21,7 +21,7 @@ from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
 from shadowrun.platforms.unsupported import classify, first_sentence, limit_of_host
 from shadowrun.platforms.worker.client import Unsendable, WorkerDied
-from shadowrun.replay.call import Ran, argument
+from shadowrun.replay.call import CallRun, argument
 from shadowrun.replay.view_check import view_on_meta
 from shadowrun.torch_private import schema_of
 from shadowrun.types import Cause, Status, Verdict
@@ -101,7 +101,7 @@ class PlatformRuns:
         # Random values drawn for the target must not move the program's CPU stream.
         self._rng = torch.Generator().manual_seed(0x5AD0)
 
-    def answer(self, call: Call, pristine: Arguments | None, error: Exception) -> Ran | None:
+    def answer(self, call: Call, pristine: Arguments | None, error: Exception) -> CallRun | None:
         """Record that the program's own call raised on the target.
 
         Args:
@@ -148,9 +148,9 @@ class PlatformRuns:
         # Whatever fails here must not replace the exception that the program would have got.
         except Exception:  # the program gets its own exception
             return None
-        return Ran(args, kwargs, out, 0)
+        return CallRun(args, kwargs, out, 0)
 
-    def run_target(self, call: Call, pristine: Arguments) -> Ran | None:
+    def run_target(self, call: Call, pristine: Arguments) -> CallRun | None:
         """Run a call on the target for a program that runs elsewhere; None where it raised, which is recorded."""
         plan, context = call.plan, call.context
         try:
@@ -181,7 +181,7 @@ class PlatformRuns:
                 self._unsupported(call, error, -1.0, pristine)
             return None
 
-    def run_reference(self, call: Call, pristine: Arguments, *, answered: bool = False) -> Ran | None:
+    def run_reference(self, call: Call, pristine: Arguments, *, answered: bool = False) -> CallRun | None:
         """Run a call on the reference; None where it raised, which is recorded.
 
         Args:
@@ -210,7 +210,7 @@ class PlatformRuns:
         captured = self._recorder.keep(plan, verdict, pristine)
         self._recorder.verdict(call.context, verdict, missing_kernel=kernel, times=(ref_us, -1.0), captured=captured)
 
-    def _run_quietly(self, plan: OpPlan, pristine: Arguments) -> Ran | None:
+    def _run_quietly(self, plan: OpPlan, pristine: Arguments) -> CallRun | None:
         """Run a call on the reference from a random stream of shadowrun's; None where it raises."""
         saved = torch.get_rng_state()
         # The program on the target never draws from the CPU's stream in this call.
@@ -223,7 +223,7 @@ class PlatformRuns:
             self._rng.set_state(torch.get_rng_state())
             torch.set_rng_state(saved)
 
-    def _answer_view(self, call: Call, error: Exception) -> Ran | None:
+    def _answer_view(self, call: Call, error: Exception) -> CallRun | None:
         """A view must alias its input: the form that it should have is laid over the input's own memory."""
         plan, args, kwargs, context, failure = call.plan, call.args, call.kwargs, call.context, classify(error)
         try:
@@ -250,7 +250,7 @@ class PlatformRuns:
             return view
 
         out = [lay(w) for w in wanted] if isinstance(wanted, (list, tuple)) else lay(wanted)
-        return Ran(args, kwargs, out, 0)
+        return CallRun(args, kwargs, out, 0)
 
 
 def _limit_reached(error: Exception) -> Verdict:
@@ -258,7 +258,7 @@ def _limit_reached(error: Exception) -> Verdict:
     return Verdict(Status.UNVERIFIED, None, limit_of_host(error), str(error)[:300])
 
 
-def return_to_program(call: Call, ran: Ran) -> Any:
+def return_to_program(call: Call, ran: CallRun) -> Any:
     """Return the results of a run elsewhere as the program's device would: fresh ones moved, mutated ones written.
 
     Args:

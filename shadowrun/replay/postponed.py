@@ -26,10 +26,10 @@ from shadowrun.types import Cause, Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.judge.judge import Examined, Parts
+    from shadowrun.judge.judgement import Examined, Parts
     from shadowrun.operators.case import Case, Value
 
-__all__ = ["Postponed"]
+__all__ = ["PostponedCalls"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _MAX_WAITING = 16
@@ -46,7 +46,7 @@ class _Waiting:
     n_bytes: int
 
 
-class Postponed:
+class PostponedCalls:
     """What waits to be judged, the oldest first.
 
     Args:
@@ -64,7 +64,7 @@ class Postponed:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def takes(self, case: Case) -> bool:
+    def can_postpone(self, case: Case) -> bool:
         """Whether a call can wait: there is room for copies, and its tensors are of a kind that copies stand for."""
         if not self._wanted() or len(self._waiting) >= _MAX_WAITING:
             return False
@@ -80,7 +80,7 @@ class Postponed:
         """Have a call judged later.
 
         Args:
-            case: The call; `takes` said yes.
+            case: The call; `can_postpone` said yes.
             judge: Gives the parts of its judgement.
             compare_and_record: Records what comes of it; is given the copies.
         """
@@ -93,7 +93,7 @@ class Postponed:
         if len(self._waiting) >= _MAX_WAITING or self._n_bytes >= _MAX_BYTES / 2:
             self._full()
 
-    def work(self, max_ns: float) -> None:
+    def judge_for(self, max_ns: float) -> None:
         """Judge what waits until the time is over; a part that has begun is finished.
 
         An interrupt leaves a record for each call that is not judged, and is raised again.
@@ -162,7 +162,7 @@ def _share_memory(case: Case) -> bool:
 
 
 # Weak: the list must not keep the copies of a comparison that is over.
-_all: weakref.WeakSet[Postponed] = weakref.WeakSet()
+_all: weakref.WeakSet[PostponedCalls] = weakref.WeakSet()
 
 
 @atexit.register
@@ -170,4 +170,4 @@ def _finish_all() -> None:
     """A program that never stopped its comparison has its last records written."""
     for postponed in list(_all):
         with contextlib.suppress(Exception):
-            postponed.work(math.inf)
+            postponed.judge_for(math.inf)

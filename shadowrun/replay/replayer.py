@@ -16,7 +16,7 @@ from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.intercept.user_call import own_call
 from shadowrun.platforms.streams import async_copies
 from shadowrun.replay.async_path import AsyncPath
-from shadowrun.replay.call import OVER_BUDGET, Call, Ran, Roles, Treatment, TreatmentPolicy
+from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Roles, Treatment, TreatmentPolicy
 from shadowrun.replay.comparator import Comparator
 from shadowrun.replay.context import Path, ReplayContext
 from shadowrun.replay.cross_device import CrossDevicePath
@@ -25,7 +25,7 @@ from shadowrun.replay.executor import Executor, WarningFilter
 from shadowrun.replay.native_handler import NativeHandler
 from shadowrun.replay.passing import Passing
 from shadowrun.replay.pipeline import OrderedSink, Pipeline
-from shadowrun.replay.postponed import Postponed
+from shadowrun.replay.postponed import PostponedCalls
 from shadowrun.replay.same_device import SameDevicePath
 from shadowrun.replay.two_settings import TwoSettingsPath
 
@@ -96,7 +96,7 @@ class _Paths:
     """
 
     def __init__(
-        self, config: Config, target: Platform, ref: Platform, recorder: RecordSink, postponed: Postponed | None
+        self, config: Config, target: Platform, ref: Platform, recorder: RecordSink, postponed: PostponedCalls | None
     ) -> None:
         chosen = choose_async(config, target, ref) if config.asynchronous is not False else None
         copying = None if isinstance(chosen, str) else chosen
@@ -210,7 +210,7 @@ class Replayer:
         selection: Selection,
         budget: Budget | None = None,
     ) -> None:
-        self._postponed = None if budget is None else Postponed(lambda: budget.postpones, budget.fill_step)
+        self._postponed = None if budget is None else PostponedCalls(lambda: budget.postpones, budget.fill_step)
         self._paths = paths = _Paths(config, target, ref, recorder, self._postponed)
         self._context = paths.context
         self._by_treatment, self._same_device = paths.by_treatment, paths.same_device
@@ -315,7 +315,7 @@ class Replayer:
         try:
             if self._postponed is not None:
                 # The judge's replays may warn: the program has not called anything here.
-                with_isolated_warnings(self._postponed.work, (), (max_ns,), {})
+                with_isolated_warnings(self._postponed.judge_for, (), (max_ns,), {})
         finally:
             self._own_ns += _clock() - began
 
@@ -376,9 +376,9 @@ class Replayer:
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def learn(self, plan: OpPlan) -> None:
+    def add_operator(self, plan: OpPlan) -> None:
         """Teach the C handler a new operator."""
-        self._handler.learn(plan)
+        self._handler.add_operator(plan)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
@@ -444,7 +444,7 @@ class Replayer:
             out = own_call(plan.run, args, kwargs)
             if drift is not None and plan.kind is not OpKind.NO_VALUES:
                 # An unobserved call leaves twins with old values: they are made again from the program's.
-                drift.reseed(plan, Ran(args, kwargs, out, 0))
+                drift.reseed(plan, CallRun(args, kwargs, out, 0))
             return out
         # The members of an enum are hashed in Python.
         path = self._same_device if treatment is _SAME_DEVICE else self._by_treatment[treatment]
@@ -469,7 +469,7 @@ class Replayer:
             if treatment is _COUNT:
                 self._recorder.skip(plan.name, call.role.device_name, call.reason)
             elif treatment is _RECORD:
-                self._recorder.seen(self._recorder.context(call))
+                self._recorder.record_only(self._recorder.context(call))
         except Exception as error:
             failed = call or Call(plan, args, kwargs, self._roles.cpu)
             self._paths.same_device.verdicts.not_recorded(failed, error)

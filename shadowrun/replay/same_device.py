@@ -17,7 +17,7 @@ from shadowrun.intercept.torchapi import shares_memory, with_isolated_warnings
 from shadowrun.intercept.user_call import own_call
 from shadowrun.numerics import bits
 from shadowrun.numerics.bits import Uncomparable, plainly_equal
-from shadowrun.replay.call import Call, Ran, run_own
+from shadowrun.replay.call import Call, CallRun, run_own
 from shadowrun.replay.context import BUDGET, CUSTOM, ONE_MEMORY, ReplayContext
 from shadowrun.replay.copies import OverBudget, copy_mutated, overlaps_unnoticed
 from shadowrun.replay.memory import (
@@ -57,7 +57,7 @@ class SameDeviceVerdicts:
     def __init__(self, context: ReplayContext) -> None:
         self._context = context
 
-    def record(self, call: Call, pristine: Arguments, own: Ran, replayed: Ran, *, equal: bool) -> None:
+    def record(self, call: Call, pristine: Arguments, own: CallRun, replayed: CallRun, *, equal: bool) -> None:
         """Record a call.
 
         Args:
@@ -71,7 +71,7 @@ class SameDeviceVerdicts:
         actual, expected = (own, replayed) if call.role.on_target else (replayed, own)
         comparator = self._context.comparator
         # The first calls of a context are looked at for effects on memory, however equal their results.
-        new = comparator.effects.concerns(plan, call.context)
+        new = comparator.effects.may_be_due(plan, call.context)
         if equal and not new and not comparator.is_slow(actual.ns, expected.ns):
             if plan.index in comparator.suspects:
                 # The judge recognises a stale buffer by the last right results.
@@ -86,7 +86,7 @@ class SameDeviceVerdicts:
         runs = (call, pristine, actual, expected)
         with_isolated_warnings(comparator.compare_and_record, (), runs, {"shared": True})
 
-    def run_without_copies(self, call: Call) -> Ran:
+    def run_without_copies(self, call: Call) -> CallRun:
         """Run a call for the program again that ran out of memory at first; its copies have been freed."""
         own = run_own(call.plan, call.args, call.kwargs)
         try:
@@ -137,7 +137,7 @@ class FastPath:
         self._by_form = self.buffers.by_form
         self.max_bytes = context.config.max_bytes
 
-    def functional(self, call: Call) -> Ran | None:
+    def functional(self, call: Call) -> CallRun | None:
         """Observe a call that returns one new tensor or number, and writes to nothing.
 
         Returns:
@@ -154,7 +154,7 @@ class FastPath:
         out = own_call(run, args, kwargs)
         ended = _clock()
         ns = ended - start
-        own = Ran(args, kwargs, out, ns)
+        own = CallRun(args, kwargs, out, ns)
         on_target = call.role.on_target
         other = self._ref if on_target else self._target
         try:
@@ -175,12 +175,12 @@ class FastPath:
                 else:
                     self._recorder.match(context, ns / 1000, other_ns / 1000)
             else:
-                self.record_functional(call, own, Ran(args, kwargs, again, other_ns), equal=equal)
+                self.record_functional(call, own, CallRun(args, kwargs, again, other_ns), equal=equal)
         except Exception as error:
             self._verdicts.failed(call, error)
         return own
 
-    def record_functional(self, call: Call, own: Ran, replayed: Ran, *, equal: bool) -> None:
+    def record_functional(self, call: Call, own: CallRun, replayed: CallRun, *, equal: bool) -> None:
         """Record a call of `functional` that took long, is new, or returned no equal tensors: numbers, say."""
         plan = call.plan
         equal = equal or (type(own.out) in _FRESH and self._comparator.equal(own.out, replayed.out))
@@ -191,7 +191,7 @@ class FastPath:
             return
         self._verdicts.record(call, (own.args, own.kwargs), own, replayed, equal=equal)
 
-    def in_place(self, call: Call) -> Ran | None:
+    def in_place(self, call: Call) -> CallRun | None:
         """Observe a call that writes to its first argument and returns it.
 
         Returns:
@@ -243,7 +243,7 @@ class FastPath:
             del before, work  # free the copies
         if buffer is None:
             return self._verdicts.run_without_copies(call)
-        own = Ran(args, kwargs, out, ns)
+        own = CallRun(args, kwargs, out, ns)
         on_target = call.role.on_target
         other = self._ref if on_target else self._target
         try:
@@ -272,13 +272,13 @@ class FastPath:
                 else:
                     self._recorder.match(context, ns / 1000, other_ns / 1000)
                 return own
-            self.record_in_place(call, own, Ran(other_args, kwargs, again, other_ns), buffer)
+            self.record_in_place(call, own, CallRun(other_args, kwargs, again, other_ns), buffer)
         except Exception as error:
             self.buffers.drop(buffer)  # the replay may have given it other memory
             self._verdicts.failed(call, error)
         return own
 
-    def record_in_place(self, call: Call, own: Ran, replayed: Ran, buffer: CopyBuffer) -> None:
+    def record_in_place(self, call: Call, own: CallRun, replayed: CallRun, buffer: CopyBuffer) -> None:
         """Record a call of `in_place` that took long, is new, or whose results are not equal."""
         self.buffers.drop(buffer)  # it is needed longer than this call takes
         first, work = own.args[0], buffer.work
@@ -304,7 +304,7 @@ class SameDevicePath:
         self.verdicts = SameDeviceVerdicts(context)
         self.fast = FastPath(context, self.verdicts)
 
-    def observe(self, call: Call) -> Ran:
+    def observe(self, call: Call) -> CallRun:
         """Run a call for the program, again on the other platform, and record the verdict."""
         role = call.role
         # Chains need their inputs laid out before the call, and on a third device both platforms replay.
@@ -328,7 +328,7 @@ class SameDevicePath:
         copied: Arguments = with_isolated_warnings(copy_mutated, (), (call.plan, *arguments, self._max_bytes))
         return copied
 
-    def _observe_several(self, call: Call) -> Ran | None:
+    def _observe_several(self, call: Call) -> CallRun | None:
         """Observe a call with several results, lists, numbers, or any arguments that are written to; nothing random.
 
         Returns:
@@ -357,13 +357,13 @@ class SameDevicePath:
             inputs = self._copied(call, pristine)
             start = _clock()
             again = with_isolated_warnings(plan.run, (), *inputs) if other.plain else other.call(plan, *inputs)
-            replayed = Ran(*inputs, again, _clock() - start)
+            replayed = CallRun(*inputs, again, _clock() - start)
             self.record_several(call, pristine, own, replayed)
         except Exception as error:
             self.verdicts.failed(call, error)
         return own
 
-    def record_several(self, call: Call, pristine: Arguments, own: Ran, replayed: Ran) -> None:
+    def record_several(self, call: Call, pristine: Arguments, own: CallRun, replayed: CallRun) -> None:
         """Compare and record a call whose two runs are over."""
         equal = self._equal(own.values(call.plan), replayed.values(call.plan))
         self.verdicts.record(call, pristine, own, replayed, equal=equal)
@@ -375,7 +375,7 @@ class SameDevicePath:
         except Uncomparable:  # the judge says so
             return False
 
-    def _observe_general(self, call: Call) -> Ran:
+    def _observe_general(self, call: Call) -> CallRun:
         """Observe any call: several results, lists, random values, hidden mutations, drift, two replays."""
         context, plan, role = self._context, call.plan, call.role
         copies, rng = InputCopies(), None
@@ -414,7 +414,7 @@ class SameDevicePath:
             # The program's stream has moved once; the replays must not move it again.
             after = rng[0].get_state() if rng is not None else None
 
-            def again(executor: Executor) -> Ran:
+            def again(executor: Executor) -> CallRun:
                 if rng is not None:
                     _restore(rng)
                 return executor.run(plan, *self._copied(call, pristine))

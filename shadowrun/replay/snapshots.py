@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shadowrun.platforms.streams import AsyncCopies, Event
     from shadowrun.replay.copies import Arguments
 
-__all__ = ["Copies", "Snapshot", "Snapshots", "Stale", "Unsuitable"]
+__all__ = ["Copies", "NotCopyable", "Snapshot", "Snapshots", "StaleCopy"]
 
 # Below this, a new copy costs less than the checksum that a shared one needs.
 _SHARED_FROM_BYTES = 1 << 20
@@ -38,11 +38,11 @@ _CPU = torch.device("cpu")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-class Unsuitable(Exception):  # noqa: N818 - a reason, caught inside
+class NotCopyable(Exception):  # noqa: N818 - a reason, caught inside
     """A tensor that is no plain piece of memory: sparse, nested, quantized, a subclass."""
 
 
-class Stale(Exception):  # noqa: N818 - a reason, caught inside
+class StaleCopy(Exception):  # noqa: N818 - a reason, caught inside
     """A copy that was kept is not what the device had when the call began."""
 
 
@@ -129,7 +129,7 @@ class Copies:
         """Wait until all are there.
 
         Raises:
-            Stale: One that was kept is not what the device had.
+            StaleCopy: One that was kept is not what the device had.
         """
         for snapshot in self.snapshots:
             if snapshot.mark is not None:
@@ -140,7 +140,7 @@ class Copies:
             # Both sums are the device's: its sum may be wrong, but it is wrong in the same way.
             if snapshot.digest is None or not bool(torch.equal(snapshot.digest, now)):
                 # An unseen write would make a false mismatch: such a call is unverified.
-                raise Stale
+                raise StaleCopy
 
 
 class Snapshots:
@@ -177,7 +177,7 @@ class Snapshots:
             written: The tensors that the call writes to: copies of what shares their memory share it too.
 
         Raises:
-            Unsuitable: One is no plain piece of memory.
+            NotCopyable: One is no plain piece of memory.
             OverBudget: They exceed the budget.
         """
         for t in tensors_in((*args, *kwargs.values())):
@@ -263,7 +263,7 @@ class Snapshots:
         first = group[0]
         # One dtype for the group, since the piece is addressed in elements.
         if first.device.type == "cpu" or any(t.dtype is not first.dtype or t.numel() == 0 for t in group):
-            raise Unsuitable
+            raise NotCopyable
         begin, end = min(_range(t)[0] for t in group), max(_range(t)[1] for t in group)
         piece = self._piece(copies, first, begin, end - begin)
         for t in group:
@@ -352,7 +352,7 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
 
 def _check(t: torch.Tensor) -> None:
     if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_quantized or is_zero_tensor(t):
-        raise Unsuitable
+        raise NotCopyable
 
 
 def _version(t: torch.Tensor) -> int:

@@ -15,10 +15,19 @@ import torch
 from shadowrun.intercept.torchapi import as_in_handler, with_isolated_warnings
 from shadowrun.numerics.form import form_difference
 from shadowrun.platforms.unsupported import classify, limit_of_host
-from shadowrun.replay.call import Ran, argument, run_own
+from shadowrun.replay.call import CallRun, argument, run_own
 from shadowrun.replay.comparator import result_on_other_device
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
-from shadowrun.replay.copies import OverBudget, as_given, copy_mutated, in_place, mirror, move, tensors_in, written_to
+from shadowrun.replay.copies import (
+    OverBudget,
+    copy_mutated,
+    copy_on_device,
+    mirror,
+    move,
+    plan_with_cpu_tensors,
+    tensors_in,
+    written_to,
+)
 from shadowrun.replay.memory import TOO_LARGE, InputCopies, are_too_large, run_before_copies
 from shadowrun.replay.platform_runs import refused
 from shadowrun.types import Status, Verdict
@@ -51,8 +60,8 @@ class _Pending:
 
     call: Call
     pristine: Arguments
-    actual: Ran
-    expected: Ran
+    actual: CallRun
+    expected: CallRun
     flags: list[torch.Tensor] | None
     random: bool
 
@@ -92,7 +101,7 @@ class TwoSettingsPath:
         self._pending: list[_Pending] = []
         self._held_bytes = 0
 
-    def observe(self, call: Call) -> Ran:
+    def observe(self, call: Call) -> CallRun:
         """Run a call for the program, again on the other platform, and leave a flag."""
         context, role, copies = self._context, call.role, InputCopies()
         random = call.is_random
@@ -102,10 +111,10 @@ class TwoSettingsPath:
             if not context.may_replay(call.plan):
                 copies.problem = CUSTOM
             else:
-                plan = call.plan = as_given(call.plan, call.args, call.kwargs)
+                plan = call.plan = plan_with_cpu_tensors(call.plan, call.args, call.kwargs)
                 written = written_to(plan, call.args, call.kwargs)
                 # All inputs are copied: the program may write to them before the flags are fetched.
-                to_mirror = (call.args, call.kwargs, role.device, self._max_bytes, in_place, written)
+                to_mirror = (call.args, call.kwargs, role.device, self._max_bytes, copy_on_device, written)
                 copies.pristine = with_isolated_warnings(mirror, (), to_mirror)
                 if stream is not None:
                     state = stream.state()
@@ -164,7 +173,7 @@ class TwoSettingsPath:
                 different = one.flags is None or sum(next(differ) for _ in one.flags) > 0
                 self._record(one, different=different)
 
-    def _replay(self, executor: Executor, call: Call, replay: _Replay) -> Ran | Verdict:
+    def _replay(self, executor: Executor, call: Call, replay: _Replay) -> CallRun | Verdict:
         """Run a call on the other platform, or give the verdict on why that is not possible."""
         plan = call.plan
         try:
@@ -184,7 +193,7 @@ class TwoSettingsPath:
             failure = classify(error)
             return Verdict(Status.ERROR, failure.cause, type(error).__name__, failure.message)
 
-    def _copy_results(self, call: Call, own: Ran) -> Ran:
+    def _copy_results(self, call: Call, own: CallRun) -> CallRun:
         """The program's run with copies of its results: the program may write to them before they are compared."""
         plan = call.plan
         args: list[Any] = [None] * len(own.args)
@@ -203,9 +212,9 @@ class TwoSettingsPath:
         fallback = own.fallback
         if call.role.on_target and fallback is None:
             fallback = result_on_other_device(plan, own.out, call.role.device)
-        return Ran(tuple(args), kwargs, out, own.ns, fallback)
+        return CallRun(tuple(args), kwargs, out, own.ns, fallback)
 
-    def _leave_flag(self, call: Call, pristine: Arguments, actual: Ran, expected: Ran, random: bool) -> None:
+    def _leave_flag(self, call: Call, pristine: Arguments, actual: CallRun, expected: CallRun, random: bool) -> None:
         actual_values, expected_values = actual.values(call.plan), expected.values(call.plan)
         flags = _flags(actual_values, expected_values)
         copies = tensors_in((*pristine[0], *pristine[1].values(), *actual_values, *expected_values))
@@ -218,7 +227,7 @@ class TwoSettingsPath:
         context, call = self._context, pending.call
         comparator, actual, expected = context.comparator, pending.actual, pending.expected
         try:
-            new = comparator.effects.concerns(call.plan, call.context)
+            new = comparator.effects.may_be_due(call.plan, call.context)
             # A match leaves all copies on the device.
             if not different and not new and actual.fallback is None:
                 context.recorder.match(call.context, expected.ns / 1000, actual.ns / 1000)

@@ -12,7 +12,7 @@ from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.replay.call import Call, Ran
+    from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.context import RecordSink
 
 __all__ = ["UncomparedCalls", "ViewCheck", "view_on_meta"]
@@ -35,7 +35,7 @@ class UncomparedCalls:
         self._recorder = recorder
         self._views = ViewCheck(recorder, strides=strides)
 
-    def record(self, call: Call, own: Ran) -> None:
+    def record(self, call: Call, own: CallRun) -> None:
         """Record a fallback or a wrong form of a view, and count every other call."""
         plan = call.plan
         # A call that the user left out is not recorded, whatever it did.
@@ -46,7 +46,7 @@ class UncomparedCalls:
             self._views.check(call, own.out)
         self._recorder.skip(plan.name, call.role.device_name, call.reason)
 
-    def _record_fallback(self, call: Call, own: Ran) -> None:
+    def _record_fallback(self, call: Call, own: CallRun) -> None:
         """A view of memory on the CPU is a copy for the program."""
         assert own.fallback is not None
         plan, (cause, evidence) = call.plan, own.fallback

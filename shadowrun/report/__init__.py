@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shadowrun.errors import UsageError
 from shadowrun.report.document import RENDERERS
 from shadowrun.report.sanitize import show
+from shadowrun.store.atomic_write import write_text
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -50,17 +51,9 @@ def save(text: str, path: Path) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
-    # In the same folder: `replace` is atomic only within a file system.
-    part = path.with_name(path.name + ".part")
     try:
-        part.unlink(missing_ok=True)  # an untrusted link of that name would be written through
-        # "x" fails if a link appears meanwhile. Names of files may have lone surrogates, which are not UTF-8.
-        with part.open("x", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        part.replace(path)
+        write_text(path, text)
     except OSError as error:
-        if part.is_file():
-            part.unlink()
         raise UsageError(
             f"The report {str(path)!r} cannot be written ({error.strerror}): its folder must exist and be writable.",
             slug="unwritable-report",

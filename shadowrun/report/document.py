@@ -31,6 +31,7 @@ __all__ = [
     "Filter",
     "GateLine",
     "Limits",
+    "Listing",
     "Note",
     "Records",
     "Section",
@@ -186,6 +187,21 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Listing:
+    """Lines of code or output, printed as they are.
+
+    Attributes:
+        code: The lines.
+        language: For highlighting: ``python``, ``console``.
+        title: In HTML and below an entry: what opens it.
+    """
+
+    code: tuple[str, ...]
+    language: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A finding: a heading and labelled lines.
 
@@ -196,6 +212,7 @@ class Entry:
         number: Precedes the name; empty for none.
         tone: Of the name.
         anchor: For links.
+        listing: A script; terminals and plain text leave it out.
     """
 
     name: str
@@ -204,6 +221,7 @@ class Entry:
     number: str = ""
     tone: str = ""
     anchor: str = ""
+    listing: Listing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +268,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Figure | Section
+Block = Note | Facts | Table | Entries | Figure | Listing | Section
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shadowrun.report.document import Document, Entries, Facts, Figure, Note, Section, Table, shown
+from shadowrun.report.document import Document, Entries, Facts, Figure, Listing, Note, Section, Table, shown
 from shadowrun.report.sanitize import MAX_WHOLE, sanitize
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def _kind_of(block: Block) -> str:
         Table: "table",
         Entries: "entries",
         Figure: "figure",
+        Listing: "listing",
         Section: "section",
     }
     return kinds[type(block)]

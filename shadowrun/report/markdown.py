@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shadowrun.report.document import Entries, Facts, Figure, Note, Section, Table, plain, shown, visible
+from shadowrun.report.document import Entries, Facts, Figure, Listing, Note, Section, Table, plain, shown, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +50,11 @@ def _block(block: Block, level: int) -> Iterator[str]:
             detail = f": {_text(entry.detail)}" if entry.detail else ""
             yield f"{'#' * (level + 1)} {number}{_text(entry.name)}{detail}\n"
             yield from _facts(entry.facts)
+            if entry.listing is not None:
+                yield _listing(entry.listing)
         yield from [f"{more}\n"] if more else []
+    elif isinstance(block, Listing):
+        yield _listing(block)
     elif not isinstance(block, Figure):
         yield from _section(block, level)
 
@@ -67,6 +71,14 @@ def _facts(facts: Iterable[Fact]) -> Iterator[str]:
     for fact in facts:
         yield f"- **{_text(fact.label)}**: {_code(fact.text) if fact.command else _text(fact.text)}"
     yield ""  # a list ends at an empty line
+
+
+def _listing(listing: Listing) -> str:
+    """A fenced block, in which nothing is markup."""
+    # CommonMark: a block ends at a fence that is as long as the one it began with.
+    longest = max((len(run) for line in listing.code for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}{listing.language}", *listing.code, f"{fence}\n"])
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -25,6 +25,8 @@ MAX_WHOLE = 10_000
 # Fields with names of operators: shorter than texts, since tables have a column of them.
 _NAMES = frozenset({"op", "ops", "kernel", "missing_kernels", "missing_kernel"})
 _PICTURES = frozenset({"svg"})
+_CODE = frozenset({"code"})
+"""Fields with lines of code, in which blanks count."""
 
 T = TypeVar("T")
 
@@ -33,6 +35,12 @@ def one_line(text: str) -> str:
     """The text on one line, with unprintable characters replaced."""
     # `split` first: a line break becomes a blank, and only then the rest a replacement character.
     text = " ".join(text.split())
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def code_line(text: str, length: int) -> str:
+    """A line of code of at most `length` characters, with its blanks; unprintable characters are replaced."""
+    text = text[:length]
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
@@ -53,6 +61,8 @@ def sanitize(value: T, *, whole: bool = False, longest: int = 0) -> T:
     """
 
     def cleaned(text: str, field: str | None) -> str:
+        if field in _CODE:
+            return code_line(text, MAX_WHOLE)
         if whole or field in _PICTURES:
             return one_line(text)
         return clip(text, longest or (MAX_NAME if field in _NAMES else MAX_TEXT))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from shadowrun.report.document import Entries, Facts, Figure, Note, Section, Table, plain, shown, visible
+from shadowrun.report.document import Entries, Facts, Figure, Listing, Note, Section, Table, plain, shown, visible
 from shadowrun.report.sanitize import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class _Page:
             self.console.print(Text(gate.line, "bold green" if gate.passed else "bold red"), soft_wrap=True)
 
     def _block(self, block: Block, *, first: bool) -> None:
-        if isinstance(block, Facts | Table) and not first:
+        if isinstance(block, Facts | Table | Listing) and not first:
             self.console.print()
         if isinstance(block, Note):
             self._note(block)
@@ -91,6 +91,8 @@ class _Page:
             for entry in block.entries[:n]:
                 self._entry(entry)
             self._more(more)
+        elif isinstance(block, Listing):
+            self._listing(block)
         elif not isinstance(block, Figure):
             self._section(block)
 
@@ -103,6 +105,11 @@ class _Page:
             self.console.print(Text(section.lead, "dim"))
         for number, block in enumerate(section.blocks):
             self._block(block, first=number == 0)
+
+    def _listing(self, listing: Listing) -> None:
+        """Indented, so that no line of it can look like a gate line, and not wrapped, to be copied."""
+        for line in listing.code:
+            self.console.print(Text(f"{_INDENT}{line}".rstrip()), soft_wrap=True)
 
     def _note(self, note: Note) -> None:
         mark = "! " if note.tone == "warn" else f"{note.label}: " if note.label else ""

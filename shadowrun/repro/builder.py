@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shadowrun.analysis import Finding
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.repro.platform_setup import PlatformSetup
-    from shadowrun.store.captured_inputs import Captured
+    from shadowrun.store.captured_inputs import StoredCall
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo
 
@@ -69,7 +69,7 @@ def _refusal(text: str) -> UsageError:
 class _FindingScript:
     """Makes the script of one finding."""
 
-    def __init__(self, info: RunInfo, finding: Finding, call: Captured, *, is_own: bool) -> None:
+    def __init__(self, info: RunInfo, finding: Finding, call: StoredCall, *, is_own: bool) -> None:
         self._info = info
         self._finding = finding
         self._plan = captured_plan(call, checked=not is_own)

@@ -26,7 +26,7 @@ from shadowrun.operators.vendor_ops import for_reference
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.untrusted_specs import simulated_flaws
-from shadowrun.replay.call import Call, Ran, Role
+from shadowrun.replay.call import Call, CallRun, Role
 from shadowrun.replay.comparator import Comparator, bytes_for_oracle
 from shadowrun.replay.copies import copy_mutated
 from shadowrun.replay.executor import Executor
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from shadowrun.judge.ladder import Step
     from shadowrun.judge.result_diff import ResultDiff
     from shadowrun.operators.case import Case
-    from shadowrun.replay.context import Kept
+    from shadowrun.replay.context import InputsFile
     from shadowrun.store.datafile import DataFile
-    from shadowrun.types import Allowed, OpRecord, RunInfo
+    from shadowrun.types import OpRecord, Permissions, RunInfo
 
 __all__ = ["CallReplayer", "Explanation", "ReplayOutcome", "captured_plan", "explain", "load_captured", "operator"]
 
@@ -116,7 +116,7 @@ class _CollectingSink:
         """Numbers mean nothing here."""
         return 0, 0
 
-    def keep(self, *_: object) -> Kept | None:
+    def keep(self, *_: object) -> InputsFile | None:
         """Keep no inputs: the caller has them."""
         return None
 
@@ -218,7 +218,7 @@ class CallReplayer:
             except Exception:
                 return None
             call = self._begin(plan, args, kwargs)
-            actual: Ran | None
+            actual: CallRun | None
             if self._shared:
                 actual = self._run(self.target, plan, args, kwargs)
             else:
@@ -229,7 +229,7 @@ class CallReplayer:
 
     def run(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Ran | None, ReplayOutcome | None]:
+    ) -> tuple[CallRun | None, ReplayOutcome | None]:
         """Run a call on the target, and judge it where the reference can run it and is another platform.
 
         Args:
@@ -256,7 +256,7 @@ class CallReplayer:
         self._judge.forget()
         return Call(plan, args, kwargs, self._role, context=0)
 
-    def _compare(self, call: Call, actual: Ran, expected: Ran) -> None:
+    def _compare(self, call: Call, actual: CallRun, expected: CallRun) -> None:
         here = None if self._shared else self.target.device
         inputs = call.args, call.kwargs
         self._comparator.compare_and_record(call, inputs, actual, expected, shared=self._shared, here=here)
@@ -267,7 +267,7 @@ class CallReplayer:
             return None
         return dataclasses.replace(judged, findings=self._judge.mismatched, case=self._judge.case)
 
-    def _run(self, executor: Executor, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    def _run(self, executor: Executor, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         if not self._shared:
             return executor.run_mirrored(plan, args, kwargs, self._max_bytes)
         # Replays repeat the same call, so its arguments must stay as they were captured.
@@ -291,7 +291,7 @@ def operator(name: str, *, checked: bool = True, index: int = 0) -> OpPlan:
     return make_plan(operator_named(name, checked=checked), index)
 
 
-def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.Captured:
+def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.StoredCall:
     """What was kept of a call.
 
     Raises:
@@ -307,7 +307,7 @@ def load_captured(data: DataFile, record: OpRecord) -> captured_inputs.Captured:
     return call
 
 
-def captured_plan(call: captured_inputs.Captured, *, checked: bool) -> OpPlan:
+def captured_plan(call: captured_inputs.StoredCall, *, checked: bool) -> OpPlan:
     """The operator, with arguments that fit its schema."""
     try:
         plan = operator(call.op, checked=checked)
@@ -346,7 +346,7 @@ class Explanation:
     note: str = ""
 
 
-def explain(data: DataFile, record: OpRecord, *, kept: bool, allowed: Allowed) -> Explanation:
+def explain(data: DataFile, record: OpRecord, *, kept: bool, allowed: Permissions) -> Explanation:
     """Explain the verdict of a call.
 
     Args:
@@ -370,7 +370,7 @@ def explain(data: DataFile, record: OpRecord, *, kept: bool, allowed: Allowed) -
     return Explanation(record, recorded, verdict, tuple(trace), note)
 
 
-def _judged_again(data: DataFile, record: OpRecord, allowed: Allowed, trace: Trace) -> Verdict | None:
+def _judged_again(data: DataFile, record: OpRecord, allowed: Permissions, trace: Trace) -> Verdict | None:
     info = allowed_platforms(data.info, allowed)
     check_harmless(info, allowed)
     call = load_captured(data, record)

@@ -12,7 +12,7 @@ from shadowrun.judge.bounds import floor
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
-    from shadowrun.judge.judge import ToleranceOf
+    from shadowrun.judge.judgement import ToleranceOf
     from shadowrun.judge.result_diff import ResultDiff
     from shadowrun.numerics.excess import Array
     from shadowrun.operators.case import Case

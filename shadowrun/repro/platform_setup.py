@@ -14,7 +14,7 @@ from shadowrun.platforms.untrusted_specs import simulated_flaws, spec_of_user, t
 from shadowrun.repro.quoting import Code, code, dotted_name
 
 if TYPE_CHECKING:
-    from shadowrun.types import Allowed, RunInfo
+    from shadowrun.types import Permissions, RunInfo
 
 __all__ = ["PlatformSetup", "allowed_platforms", "check_harmless", "platform_setup_of", "platform_setups"]
 
@@ -107,7 +107,7 @@ def platform_setup_of(spec: str, facts: dict[str, Any]) -> PlatformSetup:
     )
 
 
-def allowed_platforms(info: RunInfo, allowed: Allowed) -> RunInfo:
+def allowed_platforms(info: RunInfo, allowed: Permissions) -> RunInfo:
     """A run as a file has it, with platforms that may be started.
 
     Args:
@@ -125,7 +125,7 @@ def allowed_platforms(info: RunInfo, allowed: Allowed) -> RunInfo:
     return dataclasses.replace(info, target=target, ref=ref)
 
 
-def check_harmless(info: RunInfo, allowed: Allowed) -> None:
+def check_harmless(info: RunInfo, allowed: Permissions) -> None:
     """Refuse to simulate, in this process, what would end or block it, where only a file asks for that.
 
     Args:

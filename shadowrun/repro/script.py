@@ -19,8 +19,9 @@ import torch
 from shadowrun.replay.memory_effects import GUARD_BYTES
 from shadowrun.repro.calls import needs_layout
 from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, literal
+from shadowrun.store.atomic_write import write_text
 from shadowrun.store.captured_inputs import write_private
-from shadowrun.types import Allowed
+from shadowrun.types import Permissions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,6 @@ __all__ = [
     "run_script",
     "templates",
     "versions_text",
-    "write_new",
 ]
 
 EXIT_STATUS = "Exit status: 1 while the fault is there, 0 when it is gone, 2 if this machine cannot show it."
@@ -91,7 +91,7 @@ class ReproOptions:
 
     minimise: bool = True
     time_limit_s: float = 30.0
-    allowed: Allowed = Allowed()  # noqa: RUF009 - frozen
+    allowed: Permissions = Permissions()  # noqa: RUF009 - frozen
 
     @property
     def seconds(self) -> float:
@@ -221,8 +221,8 @@ def publish(
     script = folder / "repro.py"
     stored = {c.name: c.allowed for c in spec.checks if isinstance(c.allowed, torch.Tensor)}
     write_private(dict(spec.inputs) | ({"allowed": stored} if stored else {}), folder / "inputs.pt")
-    write_new(script, text)
-    write_new(folder / "versions.json", versions)
+    write_text(script, text)
+    write_text(folder / "versions.json", versions)
     shows, said = _try(spec, script, notes, limit_s, path, gone) if tried else (None, "")
     return Repro(script, shown, shows, said, tuple(notes), spec)
 
@@ -264,16 +264,6 @@ def run_script(script: Path, limit_s: float, path: Path | None = None) -> subpro
         [sys.executable, "-P", str(script.absolute())], capture_output=True, text=True, errors="replace",
         timeout=limit_s, check=False, env=environment,
     )  # fmt: skip
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a text file in the place of what was there; a link is replaced, not followed."""
-    # A folder may hold links from an untrusted source: writing through one would change a file elsewhere.
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    with part.open("x", encoding="utf-8") as file:
-        file.write(text)
-    part.replace(path)
 
 
 def versions_text(content: Mapping[str, Any]) -> str:

@@ -9,73 +9,130 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.repro.quoting import code, in_docstring, joined
+from shadowrun.repro.quoting import Code, code, in_docstring, joined
 from shadowrun.repro.script import templates
 
 if TYPE_CHECKING:
+    from shadowrun.repro.platform_setup import PlatformSetup
     from shadowrun.repro.script import ScriptSpec
 
-__all__ = ["snippet"]
+__all__ = ["MAX_LINES", "snippet"]
 
+MAX_LINES: Final = 15
 _MAX_ELEMENTS: Final = 32
 """Of all inputs together: more would not be read."""
-_KINDS: Final = ("mismatch", "raises")
+_KINDS: Final = ("mismatch", "raises", "accepts", "ends")
 _SIMULATED: Final = "from shadowrun import sim; sim.enable({}, flaws={})  # the device is simulated"
+_WIDE: Final = (torch.float64, torch.complex128)
 
 
 def snippet(spec: ScriptSpec, flaws: tuple[str, ...] | None = None) -> str:
     """A script of at most 15 lines that shows a fault.
+
+    Inputs that are too many to be read as numbers, or that have strides of their own, are loaded from the
+    ``inputs.pt`` of the long script.
 
     Args:
         spec: What the long script shows.
         flaws: Those of the simulated target; None for a real one.
 
     Returns:
-        The text; empty where the inputs are too large to be written out, or the fault needs more than one call.
+        The text; empty where the fault needs more than one call, or processes with different settings.
     """
     target, ref = spec.target, spec.ref
     if spec.kind not in _KINDS or target is None or ref is None or ref.environment or ref.settings:
         return ""
-    inputs = _written_out(spec)
-    if inputs is None or (target.environment and target.settings):
+    if target.environment and target.settings:
         return ""
-    setup = [*target.settings] if flaws is None else [code(_SIMULATED, target.device, list(flaws))]
+    setup = [code(_SIMULATED, target.device, list(flaws))] if flaws is not None else []
     if flaws is None and target.starting and not target.environment:
         setup.append(target.starting)
-    devices = [target.device] if target.environment else [target.device, ref.device]
-    if target.settings and not target.environment:
-        return ""  # the settings would hold for both calls
-    return (
+    inputs = _written_out(spec)
+    if inputs is None:
+        setup.append(code('INPUTS = torch.load("inputs.pt", weights_only=True)'))
+        inputs = _loaded(spec)
+    text = (
         templates()
         .get_template("snippet.py.txt")
         .render(
             title=in_docstring(spec.title),
             environment=in_docstring(" ".join(f"{k}={v}" for k, v in target.environment.items())),
             setup=setup,
+            digits=17 if any(t.dtype in _WIDE for t in _tensors(spec)) else 9,
             inputs=inputs,
             lines=spec.lines,
             results=dict(spec.results),
-            devices=devices,
+            sides=_sides(spec, target, ref),
         )
     )
+    return text if len(text.splitlines()) <= MAX_LINES else ""
+
+
+def _sides(spec: ScriptSpec, target: PlatformSetup, ref: PlatformSetup) -> list[tuple[str, str, list[Code]]]:
+    """Name, device and settings of each call, in order."""
+    if target.environment:
+        return [(target.device, target.device, [])]
+    # The reference first: settings hold from there on, and what raises or ends the process comes last.
+    sides = [(ref.name, ref.device, list[Code]()), (target.name, target.device, list(target.settings))]
+    if spec.kind == "accepts":  # here the reference is what raises
+        return sides if target.settings else sides[::-1]
+    return sides
 
 
 def _written_out(spec: ScriptSpec) -> dict[str, Any] | None:
-    """Inputs as code; None where they are too large, or have a layout that numbers do not show."""
-    left = _MAX_ELEMENTS
-    out: dict[str, Any] = {}
-    for name, value in spec.inputs.items():
-        tensors = value if isinstance(value, list) else [value]
-        if not all(isinstance(t, torch.Tensor) and _is_simple(t) for t in tensors):
-            return None
-        left -= sum(t.numel() for t in tensors)
-        place = code("") if name in spec.on_cpu else code(", device=device")
-        made = [code("torch.tensor({}, dtype={}{})", t.tolist(), t.dtype, place) for t in tensors]
-        out[name] = code("[{}]", joined(made)) if isinstance(value, list) else made[0]
-    return out if left >= 0 else None
+    """Inputs as code; None where they are too many, or have a layout that numbers do not show."""
+    tensors = _tensors(spec)
+    if not all(map(_is_simple, tensors)) or sum(map(_n_written, tensors)) > _MAX_ELEMENTS:
+        return None
+    return {name: _each(spec, name, _numbers) for name in spec.inputs}
+
+
+def _loaded(spec: ScriptSpec) -> dict[str, Any]:
+    return {
+        name: code("[t.to({}, copy=True) for t in INPUTS[{}]]", _place(spec, name), name)
+        if isinstance(value, list)
+        else code("INPUTS[{}].to({}, copy=True)", name, _place(spec, name))
+        for name, value in spec.inputs.items()
+    }
+
+
+def _each(spec: ScriptSpec, name: str, made: Any) -> Code:
+    value, place = spec.inputs[name], _place(spec, name)
+    if isinstance(value, list):
+        return code("[{}]", joined(made(t, place) for t in value))
+    written: Code = made(value, place)
+    return written
+
+
+def _numbers(t: torch.Tensor, place: Code) -> Code:
+    if not t.numel():
+        return code("torch.empty({}, dtype={}, device={})", list(t.shape), t.dtype, place)
+    if _is_uniform(t):
+        return code("torch.full({}, {}, dtype={}, device={})", list(t.shape), t.flatten()[0].item(), t.dtype, place)
+    return code("torch.tensor({}, dtype={}, device={})", t.tolist(), t.dtype, place)
+
+
+def _place(spec: ScriptSpec, name: str) -> Code:
+    return code('"cpu"') if name in spec.on_cpu else code("device")
+
+
+def _tensors(spec: ScriptSpec) -> list[torch.Tensor]:
+    values = [v for value in spec.inputs.values() for v in (value if isinstance(value, list) else [value])]
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _n_written(t: torch.Tensor) -> int:
+    return 1 if _is_uniform(t) else t.numel()
+
+
+def _is_uniform(t: torch.Tensor) -> bool:
+    # Only where all bits agree: the signs of zeros, and the payloads of NaN, count.
+    if t.numel() < 2 or t.dtype == torch.complex32:
+        return False
+    raw = t.contiguous().view(-1).view(torch.uint8).view(t.numel(), t.element_size())
+    return bool((raw == raw[0]).all())
 
 
 def _is_simple(t: torch.Tensor) -> bool:
     dense = t.layout is torch.strided and t.is_contiguous() and not t.is_quantized and not t.is_conj()
-    # An empty list of numbers has lost its shape.
-    return dense and t.dtype != torch.complex32 and (t.numel() > 0 or t.dim() == 1)
+    return dense and t.dtype != torch.complex32 and not t.is_neg() and t.numel() <= 1 << 20

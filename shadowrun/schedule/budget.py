@@ -238,7 +238,7 @@ class Budget:
         taken_ns = factor * (clock.spent_in_step_ns / clock.factor + cost_ns) + passing_ns
         return taken_ns <= max(_MAX_IN_STEP, self._ratio - 1) * plain_ns
 
-    def wants(self, signature: Hashable, operator: Hashable = None) -> bool:
+    def selects(self, signature: Hashable, operator: Hashable = None) -> bool:
         """Whether a call with this signature should be replayed; if so, it counts as verified.
 
         In steps on credit, each operator is replayed only once until all calls of a step were looked at: a faulty
@@ -381,9 +381,9 @@ class Budget:
         wanted_ns = -self._overdraft_ns if self._has_new else self._wanted_ns
         return max(0, min(int((wanted_ns - clock.credit_ns) / earned_ns) - 1, _MAX_UNWATCHED))
 
-    def end_unwatched_steps(self, ends_ns: Sequence[int], own_ns: int, *, by_hook: bool = False) -> None:
-        """Count unwatched steps; arguments as for `OverheadClock.end_unwatched`."""
-        self._clock.end_unwatched(ends_ns, own_ns, by_hook=by_hook)
+    def add_unwatched_steps(self, ends_ns: Sequence[int], own_ns: int, *, by_hook: bool = False) -> None:
+        """Count unwatched steps; arguments as for `OverheadClock.add_unwatched_steps`."""
+        self._clock.add_unwatched_steps(ends_ns, own_ns, by_hook=by_hook)
         self._ended_watched = False
         self._n_steps += len(ends_ns)
         self._n_unwatched += len(ends_ns)

@@ -202,7 +202,7 @@ class OverheadClock:
         """Whether the next step may be slower, since a watched one came before it."""
         return self.elapsed_ns < self._cold_until_ns and self._n_cold < _MAX_COLD_STEPS
 
-    def end_unwatched(self, ends_ns: Sequence[int], by_our_clock_ns: float, *, by_hook: bool = False) -> None:
+    def add_unwatched_steps(self, ends_ns: Sequence[int], by_our_clock_ns: float, *, by_hook: bool = False) -> None:
         """End unwatched steps of which only the times were noted.
 
         Args:

@@ -125,6 +125,7 @@ class KernelChanges:
             base, _, variant = name.partition(".")
             self.replace(function, name)
             inplace = f"{base}_.{variant}" if variant else f"{base}_"
+            # torch's own names: `add.Tensor` has `add.out`, and `add.Scalar` has `add.Scalar_out`.
             out = f"{base}.out" if variant in {"", "Tensor"} else f"{base}.{variant}_out"
             if device.has_kernel(inplace, "CPU"):
                 self.replace(_inplace(function, plain), inplace)

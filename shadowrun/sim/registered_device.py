@@ -27,19 +27,17 @@ __all__ = ["FLAWS", "RegisteredDevice"]
 FLAWS = {**CATALOGUE, **FATAL}
 """All flaws that can be switched on."""
 
-# The lists of at::autocast for the CPU (torch 2.13.0), so that the device computes what the CPU computes.
+# What at::autocast does with operators on the CPU (torch 2.13.0), so that the device computes what the CPU computes:
+# these run in the lower precision, these in the widest of their tensors, all others that have a cast in float32.
 _LOWER = (
-    "addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "_addmm_activation", "_convolution.deprecated", "_native_multi_head_attention", "addbmm", "addmm", "baddbmm", "bmm",
+    "conv1d", "conv1d.padding", "conv2d", "conv2d.padding", "conv3d", "conv3d.padding", "conv_tbc", "conv_transpose1d",
     "conv_transpose2d.input", "conv_transpose3d.input", "linalg_vecdot", "linear", "matmul", "mm", "prelu",
     "scaled_dot_product_attention",
 )  # fmt: skip
-_FLOAT32 = (
-    "avg_pool3d", "binary_cross_entropy", "cosine_embedding_loss", "ctc_loss.IntList", "ctc_loss.Tensor", "huber_loss",
-    "kl_div", "l1_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "nanquantile", "nll_loss",
-    "nll_loss2d", "poisson_nll_loss", "prod", "prod.dim_int", "quantile", "smooth_l1_loss", "trace",
-    "triplet_margin_loss",
-)  # fmt: skip
 _WIDEST = ("cat", "stack", "index_copy")
+_NO_CAST = ("mkldnn_rnn_layer",)
+"""Its cast calls another operator of the CPU, which the device does not have."""
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -76,12 +74,13 @@ def _register_autocast() -> Library:
         values = args[0] if isinstance(args[0], (list, tuple)) else [a for a in args if isinstance(a, torch.Tensor)]
         return torch.float32 if any(v.dtype == torch.float32 for v in values) else lower(args)
 
-    entries = [
-        *((n, lower) for n in _LOWER),
-        *((n, lambda _: torch.float32) for n in _FLOAT32),
-        *((n, widest) for n in _WIDEST),
+    rules = {**dict.fromkeys(_LOWER, lower), **dict.fromkeys(_WIDEST, widest)}
+    names = [n.removeprefix("aten::") for n in device.all_operators() if device.has_kernel(n, "AutocastCPU")]
+    pairs = [
+        (f"aten::{n}", _kernel(device.overload(f"aten::{n}"), rules.get(n, lambda _: torch.float32)))
+        for n in sorted(names)
+        if n not in _NO_CAST
     ]
-    pairs = [(f"aten::{n}", _kernel(device.overload(f"aten::{n}"), rule)) for n, rule in entries]
     return device.register(pairs, "AutocastPrivateUse1")
 
 

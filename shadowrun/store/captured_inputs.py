@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shadowrun.errors import DataFileError
 from shadowrun.store import plain_json
+from shadowrun.store.atomic_write import atomic_write
 from shadowrun.store.plain_json import NotStorable
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_KEPT",
-    "Captured",
     "NotStorable",
+    "StoredCall",
     "captured_calls",
     "check_number",
     "clear",
@@ -59,7 +60,7 @@ from capture join call using (seq) join verdict on verdict.id = verdict_id order
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class StoredCall:
     """The inputs of one call before it ran, copied to the CPU.
 
     Attributes:
@@ -109,7 +110,7 @@ def clear(path: Path) -> None:
         folder.rmdir()
 
 
-def save(folder: Path, name: str, call: Captured) -> int:
+def save(folder: Path, name: str, call: StoredCall) -> int:
     """Write the inputs of one call, atomically.
 
     Returns:
@@ -141,15 +142,8 @@ def write_private(content: Any, path: Path) -> None:
     """
     import torch
 
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    try:
-        # O_EXCL: a link that another user put there is not followed.
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            torch.save(content, file)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(path, 0o600) as file:
+        torch.save(content, file)
 
 
 def file_of(folder: Path, name: str) -> Path:
@@ -174,7 +168,7 @@ def file_of(folder: Path, name: str) -> Path:
     return path
 
 
-def load(folder: Path, name: str) -> Captured:
+def load(folder: Path, name: str) -> StoredCall:
     """Read the inputs of one call.
 
     Raises:
@@ -191,7 +185,7 @@ def load(folder: Path, name: str) -> Captured:
         return _read(file, path)
 
 
-def _read(file: BinaryIO, path: Path) -> Captured:
+def _read(file: BinaryIO, path: Path) -> StoredCall:
     import torch
 
     try:
@@ -205,7 +199,7 @@ def _read(file: BinaryIO, path: Path) -> Captured:
         op, args, kwargs, tensors = (_of_type(content[k], t) for k, t in _PARTS.items())
         _check_plain(tensors)
         check_number([args, list(kwargs.values())])
-        return Captured(
+        return StoredCall(
             op,
             tuple(decode_value(a, tensors) for a in args),
             {_of_type(k, str): decode_value(v, tensors) for k, v in kwargs.items()},

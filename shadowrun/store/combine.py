@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.errors import DataFileError
 from shadowrun.store import connect
 from shadowrun.store.codec import encode_info, jsonable
-from shadowrun.store.copy_runs import Copier, Part
+from shadowrun.store.copy_runs import Part, RunCopier
 from shadowrun.store.datafile import DataFile
 from shadowrun.store.sources import SourceRun, are_ranks, greatest_seq, name_runs, ranges
 
@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 
     from shadowrun.types import RunInfo
 
-__all__ = ["DEFAULT_OUTPUT", "Combined", "check_platforms", "choose", "combine_files", "merge_infos", "name_together"]
+__all__ = [
+    "DEFAULT_OUTPUT",
+    "CombineResult",
+    "check_platforms",
+    "choose",
+    "combine_files",
+    "merge_infos",
+    "name_together",
+]
 
 
 DEFAULT_OUTPUT = Path(".shadowrun")
@@ -83,6 +91,7 @@ def name_together(paths: Sequence[Path]) -> Path:
 
 def _of_folder(folder: Path) -> list[Path]:
     found = sorted((file for file in folder.iterdir() if _is_data(file)), key=_natural)
+    # Next to the files of ranks, `run.shadowrun` is what an earlier `combine` made of them.
     return [file for file in found if _RANK.fullmatch(file.name)] or found
 
 
@@ -224,7 +233,7 @@ MIN_BLOCK = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Combined:
+class CombineResult:
     """Result of `combine_files`.
 
     Attributes:
@@ -248,7 +257,7 @@ def combine_files(
     force: bool = False,
     ignore_errors: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Combined:
+) -> CombineResult:
     """Combine data files, which may be combined files themselves, into a new one.
 
     Args:
@@ -346,9 +355,9 @@ def _copy(
     progress: Callable[[int, int], None] | None,
     *,
     ignore: bool,
-) -> Combined:
+) -> CombineResult:
     block = _block(parts)
-    copier = Copier(connection)
+    copier = RunCopier(connection)
     sources: list[SourceRun] = []
     files: list[Path] = []
     done = 0
@@ -367,7 +376,7 @@ def _copy(
         ) from (problems[0] if problems else None)
     copier.finish(sources, encode_info(merge_infos(sources)))
     (n_calls,) = connection.execute("select count(*) from call").fetchone()
-    return Combined(tuple(sources), tuple(files), n_calls, tuple(problems))
+    return CombineResult(tuple(sources), tuple(files), n_calls, tuple(problems))
 
 
 def _block(parts: list[Part]) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.sources import SourceRun
 
-__all__ = ["Copier", "Part"]
+__all__ = ["Part", "RunCopier"]
 
 _SHARED: dict[str, dict[str, str]] = {
     "op": {"name": ""},
@@ -95,7 +95,7 @@ class Part:
     greatest: int
 
 
-class Copier:
+class RunCopier:
     """Copies runs into a new data file.
 
     Args:

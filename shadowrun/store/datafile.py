@@ -16,7 +16,7 @@ from shadowrun.errors import DataFileError
 from shadowrun.store import connect
 from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
-from shadowrun.store.pending import INTERNED, MAX_FIRST_NUMBER, Pending
+from shadowrun.store.pending import INTERNED, MAX_FIRST_NUMBER, PendingRows
 from shadowrun.store.retention import RetentionLimit
 from shadowrun.store.sources import SourceRun, block_of, read_sources
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from shadowrun.store.packed_rows import Packed
+    from shadowrun.store.packed_rows import PackedRows
     from shadowrun.store.pending import Row, Rows
     from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
 
@@ -60,7 +60,7 @@ class DataFile:
     def __init__(self, path: Path | None, connection: sqlite3.Connection, *, writable: bool) -> None:
         self.path = path
         self._hold(connection)
-        self._pending = Pending()
+        self._pending = PendingRows()
         self.rows: Rows = self._pending.rows
         self.failure = ""
         self.n_records = 0
@@ -68,7 +68,7 @@ class DataFile:
         self.next_step = 0
         self._writable = writable
         self._bound: RetentionLimit | None = None
-        self._packed: Packed | None = None
+        self._packed: PackedRows | None = None
         # Reentrant: `query` holds it while `_settle` takes it again.
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -116,9 +116,9 @@ class DataFile:
             # Only a run in memory is packed: calls that should survive a kill have to be in the file.
             data._bound = RetentionLimit(max_records, packed=path is None)
             if path is None:
-                from shadowrun.store.packed_rows import Packed  # imports numpy, which no reader needs
+                from shadowrun.store.packed_rows import PackedRows  # imports numpy, which no reader needs
 
-                data._packed = Packed()
+                data._packed = PackedRows()
         data.update_info(info)
         data.flush()
         return data
@@ -196,9 +196,9 @@ class DataFile:
     def add(self, row: Row) -> None:
         """Record a call; see `pending.Rows` for the columns."""
         self.rows.append(row)
-        self.flush_at_times()
+        self.flush_if_due()
 
-    def flush_at_times(self) -> None:
+    def flush_if_due(self) -> None:
         """Flush if `FLUSH_ROWS` calls wait, or the last flush was `FLUSH_S` ago."""
         if len(self.rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at >= FLUSH_S:
             self.flush()

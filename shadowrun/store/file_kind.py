@@ -66,7 +66,9 @@ class FileKind:
             self.connect_to_read(path).close()
         try:
             if new:
-                path.unlink(missing_ok=True)  # SQLite would follow a dangling symbolic link and create its target
+                # SQLite would follow a dangling symbolic link and create its target, that of a journal too.
+                for ending in ("", "-journal", "-wal", "-shm"):
+                    path.with_name(path.name + ending).unlink(missing_ok=True)
             connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None)
             # No write-ahead log: one file is to be copied and sent, and a reader refuses a log.
             connection.execute("pragma journal_mode = delete")

@@ -145,6 +145,7 @@ def fill_from(connection: sqlite3.Connection, path: Path, version: int) -> None:
         sqlite3.Error: The file is damaged, or the database cannot be written.
     """
     run = connection.execute
+    # For reading only: the user's file stays of its schema.
     run("attach database ? as old", (f"{path.absolute().as_uri()}?mode=ro",))
     try:
         run("begin")

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     Calls = npt.NDArray[np.float64]
 
-__all__ = ["Packed", "plain_among", "sums_of"]
+__all__ = ["PackedRows", "plain_among", "sums_of"]
 
 _WIDTH = 8
 _SEQ, _STEP, _CONTEXT, _VERDICT, _REF_US, _TARGET_US, _DRIFT_ABS, _DRIFT_REL = range(_WIDTH)
 
 
-class Packed:
+class PackedRows:
     """Rows of calls, oldest first; 64 bytes each."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Rows that wait for the next flush to a data file.
 
-`Rows` buffers calls as packed float64 numbers, `Pending` buffers the rows of all other tables. Each text, form, outcome
-and verdict is interned: it gets a row number once. One flush is one transaction.
+`Rows` buffers calls as packed float64 numbers, `PendingRows` buffers the rows of all other tables. Each text, form,
+outcome and verdict is interned: it gets a row number once. One flush is one transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from shadowrun.store.packed_rows import Packed
+    from shadowrun.store.packed_rows import PackedRows
     from shadowrun.types import Phase, TensorDiff, TensorMeta, Verdict
 
     Row = tuple[int, int, int, int, float, float, float, float]
@@ -33,7 +33,7 @@ __all__ = [
     "INSERT_CALLS",
     "INTERNED",
     "MAX_FIRST_NUMBER",
-    "Pending",
+    "PendingRows",
     "PythonRows",
     "Rows",
     "unpacked",
@@ -189,7 +189,7 @@ INSERT_CALLS = f"insert into call values (?, ?, ?, ?, {_NS}, {_NS}, {_DRIFT}, {_
 """Inserts a row of `Rows`. The type affinity of the integer columns turns its float64 numbers back into integers."""
 
 
-class Pending:
+class PendingRows:
     """Rows that wait to be written, and the row numbers given so far.
 
     Attributes:
@@ -274,7 +274,7 @@ class Pending:
                 (self._intern("op", op), device, reason, n) for (op, device, reason), n in counts.items()
             )
 
-    def write(self, connection: sqlite3.Connection, packed: Packed | None = None) -> int:
+    def write(self, connection: sqlite3.Connection, packed: PackedRows | None = None) -> int:
         """Write all rows in one transaction, and forget them; returns the number of calls.
 
         Args:

@@ -12,7 +12,7 @@ from shadowrun.store.sources import ONE_RUN
 if TYPE_CHECKING:
     import sqlite3
 
-    from shadowrun.store.packed_rows import Packed
+    from shadowrun.store.packed_rows import PackedRows
     from shadowrun.store.pending import Calls
 
 __all__ = ["RetentionLimit"]
@@ -34,7 +34,7 @@ class RetentionLimit:
 
     Args:
         max_records: The limit; exceeded if too few calls are matches, since other calls are always kept.
-        packed: New calls are in `Packed`, not in the database.
+        packed: New calls are in `PackedRows`, not in the database.
     """
 
     def __init__(self, max_records: int, *, packed: bool = False) -> None:
@@ -48,7 +48,7 @@ class RetentionLimit:
         self._n_calls += n
         return self._n_calls > self._fold_at
 
-    def fold(self, connection: sqlite3.Connection, newest_verdict: int, packed: Packed | None) -> None:
+    def fold(self, connection: sqlite3.Connection, newest_verdict: int, packed: PackedRows | None) -> None:
         """Fold the oldest matches.
 
         Args:
@@ -77,7 +77,7 @@ class RetentionLimit:
         # Where too few matches were left to fold, the next attempt waits until there may be more.
         self._fold_at = max(self._max_records, self._n_calls + spare)
 
-    def settle(self, connection: sqlite3.Connection, packed: Packed) -> None:
+    def settle(self, connection: sqlite3.Connection, packed: PackedRows) -> None:
         """Move packed calls into the database, where queries see them.
 
         Raises:

@@ -86,6 +86,7 @@ def platforms_of(grid: Sequence[str], each: Sequence[str]) -> list[PlatformSpec]
         axes.append([f"{key.strip()}={word}" for word in words])
     n = len(each)
     if axes:
+        # Counted before any is made: ten settings of ten values are ten billion platforms.
         product = 1
         for axis in axes:
             product *= len(axis)
@@ -93,6 +94,7 @@ def platforms_of(grid: Sequence[str], each: Sequence[str]) -> list[PlatformSpec]
     if n > _MAX_PLATFORMS:
         raise UsageError(f"The grid has {n:,} platforms; at most {_MAX_PLATFORMS:,} are recorded.", slug="bad-grid")
     texts = [f"cpu[{','.join(combination)}]" for combination in itertools.product(*axes)] if axes else []
+    # Each once: equal platforms have one canonical text.
     found = {str(spec): spec for spec in map(parse, (*texts, *each))}
     for spec in found.values():
         if spec.device_type != "cpu" or any(key == PYTHON for key, _ in spec.settings):
@@ -162,6 +164,7 @@ def _names(platforms: Sequence[PlatformSpec]) -> Iterator[str]:
         text = "_".join(part.replace("=", "-") for part in spec.public.partition("[")[2].rstrip("]").split(","))
         name = base = re.sub(r"[^\w.+-]+", "-", text).strip("-.")[:_MAX_NAME] or "cpu"
         for number in itertools.count(2):
+            # Some file systems take `A` and `a` for one name.
             if name.lower() not in taken:
                 break
             name = f"{base}_{number}"
@@ -182,6 +185,7 @@ def _record_one(
         note = f"{name}={value} needs instructions that this processor lacks: {flags}"
         return dataclasses.replace(cell, outcome="cannot run here", note=note)
     path, log = folder / cell.file, folder / f"{cell.file}.log"
+    # The recording of an earlier grid must not count where this process writes none.
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "shadowrun", "record", "--platform", str(spec), "-o", str(path), *arguments]
     began = time.perf_counter()

@@ -49,7 +49,7 @@ def test_every_command_with_a_report_has_both_options(name):
 def test_the_actions_of_a_campaign_that_report_have_both_options():
     (commands,) = (a for a in cli.build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     (actions,) = (a for a in commands.choices["campaign"]._actions if isinstance(a, argparse._SubParsersAction))
-    for name in ("run", "resume", "status"):
+    for name in ("run", "resume", "status", "report", "reproduce"):
         assert {"-o", "--output", "-f", "--format"} <= {
             o for a in actions.choices[name]._actions for o in a.option_strings
         }
@@ -67,6 +67,7 @@ def files(tmp_path_factory):
     for name in ("c.shadowrec", "d.shadowrec"):
         with shadowrun.record(folder / name):
             torch.ones(3, 3) @ torch.ones(3, 3)
+    assert main(["zoo", "add", "modules", "nn.Linear", "--zoo", str(folder / "z.shadowzoo")]) == 0
     return folder
 
 
@@ -95,6 +96,7 @@ READING = {
     "diff": ["diff", "c.shadowrec", "d.shadowrec"],
     "classes": ["classes", "c.shadowrec", "d.shadowrec"],
     "replay": ["replay", "c.shadowrec", "--target", "cpu"],
+    "zoo list": ["zoo", "list", "--zoo", "z.shadowzoo"],
     "platforms": ["platforms"],
     "platforms --flaws": ["platforms", "--flaws"],
 }

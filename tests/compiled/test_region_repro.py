@@ -18,7 +18,7 @@ from shadowrun.compiled.captured import CapturedRegion
 from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.repro import script as scripting
 from shadowrun.store import captured_inputs
-from shadowrun.types import Allowed
+from shadowrun.types import Permissions
 from tests.compiled import faulty, models, planted, regions
 from tests.ground_truth.scripts import Scripts
 
@@ -64,7 +64,7 @@ def n_elements(made):
 def kept(run):
     """What is kept of the one finding of a run."""
     name = captured_inputs.captured_calls(run._data)[only(run).captured][2]
-    return CapturedRegion.read(captured_inputs.load(run._data.tensors, name), Allowed(modules=True))
+    return CapturedRegion.read(captured_inputs.load(run._data.tensors, name), Permissions(modules=True))
 
 
 def test_the_command_writes_it_and_the_script_runs_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
@@ -332,7 +332,7 @@ def test_a_text_that_is_no_backend_is_refused(text):
 
 def test_a_list_that_a_file_names_is_left_out_of_the_options():
     how = CompileSpec.by_inductor({"epilogue_fusion": [1], "cpp.cxx": ["sh"], "max_autotune": True})
-    read = CompileSpec.from_text(how.text()).from_file(Allowed())
+    read = CompileSpec.from_text(how.text()).from_file(Permissions())
     assert read.options == {"max_autotune": True}
     assert read.left_out == ("epilogue_fusion", "cpp.cxx")
 
@@ -356,7 +356,7 @@ def test_a_data_file_that_was_changed(tmp_path):
     call = captured_inputs.load(run._data.tensors, name)
     for changed in ({"graph": "[]"}, {"how": "{}"}, {"graph": "import os"}, {"devices": ["cpu"]}):
         captured_inputs.save(
-            run._data.tensors, name, captured_inputs.Captured(call.op, call.args, call.kwargs | changed)
+            run._data.tensors, name, captured_inputs.StoredCall(call.op, call.args, call.kwargs | changed)
         )
         with pytest.raises(DataFileError, match="hold no graph of its own"):
             run.repro(only(run), tmp_path / "a")

@@ -1,24 +1,29 @@
 """Each planted flaw alone: does a campaign find it, after how many variants, and as how many root causes?
 
-python -m tests.ground_truth.campaigns [--zoo FILE] [--n 20000] [--seed 0] [--flaw NAME] [--each 300] [--output FILE]
+python -m tests.ground_truth.campaigns --zoo FILE [--n 20000] [--seed 0] [--flaw NAME] [--each 100] [--most 4000]
 
 First the variants run on the clean device: which operators each calls, and that nothing is found. Then, for each flaw,
-those that call one of its operators run on the flawed device, in the order of their numbers, until it is found; and
-`--each` more, for the number of root causes that the report would have for it.
+those that call one of its operators run on the flawed device, in the order of their numbers, until it is found, but
+`--most` at most; and `--each` more, for the number of root causes that a report would have for it, and for the oracles.
 """
 
 import argparse
+import itertools
 import json
+import os
+import pickle
 import statistics
 import sys
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 
 from shadowrun import sim
 from shadowrun.studies.campaign.findings import Seen, root_causes
 from shadowrun.studies.campaign.generate import Generator
-from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
+from shadowrun.studies.campaign.runner import TARGET, RunnerSettings, VariantRunner
 from shadowrun.types import Status
 
 _KINDS = {
@@ -27,6 +32,8 @@ _KINDS = {
     Status.ERROR: ("error",),
     Status.FALLBACK: ("silent fallback", "warned fallback"),
 }
+_RIGHT = ("match",)
+"""Statuses of flaws that change bits as a correct device may: an oracle that reports them is wrong."""
 
 
 def programs(path):
@@ -35,74 +42,150 @@ def programs(path):
     return list(read_zoo(Path(path)).programs.values())
 
 
+def isolated(run, numbers):
+    """Results of `run` by number, from forked processes: one that dies costs the number in hand; its result is None."""
+    numbers = list(numbers)
+    while numbers:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            with os.fdopen(writer, "wb") as out:
+                for number in numbers:
+                    out.write(pickle.dumps(run(number)))
+                    out.flush()
+            os._exit(0)
+        os.close(writer)
+        done = 0
+        try:
+            with os.fdopen(reader, "rb") as results:
+                for number in numbers:
+                    try:
+                        result = pickle.load(results)  # of the own child
+                    except EOFError:
+                        break
+                    done += 1
+                    yield number, result
+        finally:
+            os.kill(child, 9)  # where the caller has seen enough
+            os.waitpid(child, 0)
+        if done < len(numbers):
+            yield numbers[done], None
+        numbers = numbers[done + 1 :]
+
+
 def clean_pass(generator, runner, n):
-    """Operators of each variant on the clean device, and its false findings."""
-    ops, false, invalid, began, seen = [], [], 0, time.process_time(), set()
-    for i in range(n):
+    """Operators of each variant on the clean device, its false findings, and what the oracles say."""
+    began, identities, ops, false = time.monotonic(), set(), [], []
+    masks, statuses = Counter(), Counter()
+
+    def run(i):
         variant = generator.variant(i)
-        identity = variant.identity()
-        if identity in seen:
-            ops.append(frozenset())
-            continue
-        seen.add(identity)
         result = runner.run(variant)
-        ops.append(frozenset(result.ops))
-        invalid += result.status == "invalid"
-        if result.findings or result.status not in ("ok", "invalid", "unverified"):
-            false.append((i, result.findings))
+        found = [f for f in result.findings if f.role == TARGET]
+        return variant.identity(), result.status, frozenset(result.ops), found, result.oracles
+
+    for i, done in isolated(run, range(n)):
+        identity, status, called, found, mask = done or (str(i), "crash", frozenset(), [], -1)
+        is_first = identity not in identities
+        identities.add(identity)
+        ops.append(called if is_first else frozenset())
+        if is_first:
+            statuses[status] += 1
+            masks[mask] += 1
+            if found:
+                false.append((i, found))
         if i % 1000 == 999:
-            rate = (i + 1) / (time.process_time() - began) * 3600
-            print(f"clean: {i + 1} variants, {len(false)} false, {invalid} invalid, {rate:,.0f} an hour", flush=True)
-    return ops, false, invalid
+            rate = (i + 1) / (time.monotonic() - began) * 3600
+            print(f"clean: {i + 1} variants, {len(false)} with a finding, {rate:,.0f} an hour", flush=True)
+    return ops, false, statuses, masks
 
 
-def search(flaw, generator, runner, ops, each):
-    """Number of variants until a flaw is found, and the root causes of `each` more; None if it is not found."""
+def search(flaw, generator, runner, ops, known, each, most):
+    """Variants until a flaw is found, root causes of `each` more, and what the oracles say; None if it is not found."""
     wanted, kinds = set(flaw.operators), {k for s in flaw.statuses for k in _KINDS.get(Status(s), ())}
-    found_at, n_more, seen = None, 0, []
+    calling = [i for i, called in enumerate(ops) if called & wanted]
+    found_at, n_run, n_more, seen, masks = None, 0, 0, [], Counter()
     with sim.flaws(flaw.name):
-        for i, called in enumerate(ops):
-            if not called & wanted:
+        for i, result in isolated(lambda i: runner.run(generator.variant(i)), calling):
+            n_run += 1
+            if result is None:
                 continue
-            result = runner.run(generator.variant(i))
-            seen += [Seen(i, 0, result.n_calls, f) for f in result.findings]
-            if found_at is None and any(f.op in wanted and f.kind in kinds for f in result.findings):
+            masks[result.oracles] += 1
+            # What the clean device shows as well is a fault of the CPU.
+            new = [f for f in result.findings if f.role == TARGET and (i, f.op, f.kind, f.cause) not in known]
+            seen += [Seen(i, 0, result.n_calls, f) for f in new]
+            if found_at is None and any(f.op in wanted and f.kind in kinds for f in new):
                 found_at = i + 1
             n_more += found_at is not None
-            if n_more > each:
+            if n_more > each or (found_at is None and n_run >= most):
                 break
-    causes = root_causes(seen, 1)
-    return found_at, [str(c.signature) for c in causes], sum(bool(c & wanted) for c in ops)
+    causes = [str(c.signature) for c in root_causes(seen, 1)]
+    return {"found at": found_at, "root causes": causes, "call it": len(calling), "run": n_run}, masks
+
+
+def oracle_table(clean, flawed):
+    """Lines of false positives and false negatives of each oracle.
+
+    Args:
+        clean: Variants by mask of oracles on the clean device.
+        flawed: The same for each flaw, by its statuses.
+    """
+    right, wrong = Counter(), Counter()
+    for statuses, masks in flawed:
+        if set(statuses) <= set(_RIGHT):
+            right.update(masks)
+        elif set(statuses) == {"mismatch"}:
+            wrong.update(masks)
+    yield f"{'oracle':14} {'clean':>16} {'other rounding':>16} {'missed':>16}"
+    for name in ORACLES:
+        rows = []
+        for masks, is_fired, differs in ((clean, False, True), (right, True, True), (wrong, True, False)):
+            of = Counter({m: n for m, n in masks.items() if m >= 0 and (not is_fired or FIRED in from_mask(m))})
+            n = sum(count for m, count in of.items() if (name in from_mask(m)) is differs)
+            rows.append(f"{n} of {of.total()}, {100 * n / max(of.total(), 1):.2f} %")
+        yield f"{name:14} {rows[0]:>24} {rows[1]:>24} {rows[2]:>24}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--zoo", default=".shadowzoo")
+    parser.add_argument("--zoo", required=True)
     parser.add_argument("--n", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--each", type=int, default=300)
+    parser.add_argument("--each", type=int, default=100)
+    parser.add_argument("--most", type=int, default=4000)
     parser.add_argument("--flaw", default="")
     parser.add_argument("--output", default="campaigns.json")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     generator = Generator(programs(args.zoo), args.seed)
     runner = VariantRunner(RunnerSettings(("sim",), flaws=()))
-    ops, false, invalid = clean_pass(generator, runner, args.n)
-    print(f"clean device: {len(false)} false findings in {args.n} variants, {invalid} invalid")
-    rows = {}
+    ops, false, statuses, clean = clean_pass(generator, runner, args.n)
+    print(f"clean device: {dict(statuses)}; {len(false)} with a finding", flush=True)
+    for i, found in false:
+        print(f"  {i}: {'; '.join(f'{f.kind} {f.op} {f.explanation}' for f in found)}", flush=True)
+    known = {(i, f.op, f.kind, f.cause) for i, found in false for f in found}
+    rows, masks = {}, []
     for flaw in sim.CATALOGUE.values():
-        if args.flaw not in flaw.name or not set(flaw.statuses) & {s.value for s in _KINDS}:
+        if args.flaw not in flaw.name:
             continue
-        found_at, causes, n_calling = search(flaw, generator, runner, ops, args.each)
-        rows[flaw.name] = {"found at": found_at, "root causes": causes, "variants that call it": n_calling}
+        row, seen = search(flaw, generator, runner, ops, known, args.each, args.most)
+        masks.append((flaw.statuses, seen))
+        if not set(flaw.statuses) & {s.value for s in _KINDS}:
+            print(f"{flaw.name:34} is none: {len(row['root causes'])} root causes in {row['run']} variants", flush=True)
+            continue
+        rows[flaw.name] = row
+        at = row["found at"] or "not found"
         print(
-            f"{flaw.name:34} {found_at or 'not found'!s:>9}  {n_calling:6} call it  {len(causes)} root causes",
-            flush=True,
+            f"{flaw.name:34} {at!s:>9}  {row['call it']:6} call it  {len(row['root causes'])} root causes", flush=True
         )
-        Path(args.output).write_text(json.dumps({"clean": [f[0] for f in false], "flaws": rows}, indent=1))
+        text = {"clean": [i for i, _ in false], "flaws": rows}
+        Path(args.output).write_text(json.dumps(text, indent=1))
     at = sorted(row["found at"] for row in rows.values() if row["found at"])
     if at:
         print(f"{len(at)} of {len(rows)} flaws found; median {statistics.median(at):g} variants, worst {at[-1]}")
+        one = sum(len(row["root causes"]) == 1 for row in rows.values() if row["found at"])
+        print(f"{one} of {len(at)} as one root cause")
+    print(*itertools.chain(oracle_table(clean, masks)), sep="\n")
     return 1 if false else 0
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import shadowrun
 from shadowrun import Phase
 from shadowrun.intercept import call_sites
-from shadowrun.intercept.call_sites import Sites
+from shadowrun.intercept.call_sites import CallSites
 
 
 def sites_of(run, op):
@@ -150,7 +150,7 @@ IN_OPTIM = call_sites._OPTIM_DIR + "planted.py"
 
 def test_a_mark_is_of_one_activation():
     step = in_file(IN_OPTIM, OPTIMIZER_CODE)["step"]
-    finder = Sites()
+    finder = CallSites()
 
     def find():
         return finder.find(sys._getframe(1), [], -1)[:2]
@@ -170,7 +170,7 @@ def test_a_mark_is_of_one_activation():
 
 def test_a_generator_gets_no_mark():
     """It goes on below whoever asks for its next value."""
-    finder = Sites()
+    finder = CallSites()
 
     def find():
         return finder.find(sys._getframe(1), [], -1)[0]
@@ -188,7 +188,7 @@ def test_a_generator_gets_no_mark():
 
 def test_the_mark_leaves_debuggers_alone():
     step = in_file(IN_OPTIM, "def step(find):\n    find()\n    return find()\n")["step"]
-    finder, traced = Sites(), []
+    finder, traced = CallSites(), []
 
     def find():
         frame = sys._getframe(1)
@@ -228,7 +228,7 @@ def test_the_mark_leaves_debuggers_alone():
 
 
 def test_code_that_is_gone_leaves_its_id_to_other_code():
-    finder = Sites()
+    finder = CallSites()
     x = []
 
     def find():
@@ -244,7 +244,7 @@ def test_code_that_is_gone_leaves_its_id_to_other_code():
 
 def test_what_is_remembered_of_code_is_bounded(monkeypatch):
     monkeypatch.setattr(call_sites, "_MAX_SITES", 10)
-    finder = Sites()
+    finder = CallSites()
 
     def find():
         return finder.find(sys._getframe(1), [], -1)[0]

@@ -9,7 +9,7 @@ import torch.optim.optimizer
 from torch import nn
 
 import shadowrun
-from shadowrun.comparison.steps import OptimizerTurns
+from shadowrun.comparison.steps import StepOptimizer
 from shadowrun.studies.slowdown.calls import read_mix
 
 
@@ -132,7 +132,7 @@ def test_a_gan_has_a_step_for_each_of_its_iterations():
     ],
 )
 def test_turns(order, ends):
-    turns = OptimizerTurns()
+    turns = StepOptimizer()
     assert "".join("01"[turns.ends(ord(c))] for c in order) == ends
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shadowrun import Status
-from shadowrun.judge import judge
+from shadowrun.judge import judgement
 from shadowrun.judge.closeness import MAX_TERMS, ClosenessCheck
 from shadowrun.judge.hypotheses import to_tf32
 from shadowrun.judge.judge import Judge
@@ -165,7 +165,7 @@ def test_one_rounding_more_of_a_16_bit_result(make_case):
 
 
 def test_exact_operators_and_the_user_s_tolerances_come_first(make_case, monkeypatch):
-    monkeypatch.setattr(judge.ClosenessCheck, "verdict", lambda *_: pytest.fail("it was asked"))
+    monkeypatch.setattr(judgement.ClosenessCheck, "verdict", lambda *_: pytest.fail("it was asked"))
     x = normal(16)
     copied = make_case(aten.clone.default, lambda x: x.nextafter(torch.tensor(9.0)), x)
     assert Judge()(copied)[0].status is Status.MISMATCH

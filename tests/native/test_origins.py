@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from shadowrun import native
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.attribution import Attribution
-from shadowrun.intercept.call_sites import Mark
+from shadowrun.intercept.call_sites import FrameMark
 from tests.models import digits, tokens
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")
@@ -244,7 +244,7 @@ def places(**changed):
         "threads": made._threads,
         "kinds": made._sites.kinds,
         "found": made._sites.known,
-        "mark": Mark,
+        "mark": FrameMark,
         "phases": ("forward", "backward", "optimizer"),
         "node": lambda: None,
         "number": lambda: 7,

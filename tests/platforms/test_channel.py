@@ -12,7 +12,7 @@ import torch
 
 from shadowrun.platforms.worker import channel
 from shadowrun.platforms.worker import channel as channels
-from shadowrun.platforms.worker.channel import Channel, Closed, SegmentPool
+from shadowrun.platforms.worker.channel import Channel, ChannelClosed, SegmentPool
 from shadowrun.platforms.worker.wire import Unsendable
 
 MIB = 1 << 20
@@ -194,5 +194,5 @@ def test_an_end_that_is_closed(n):
     with there:
         here.sendall(b"x" * n)
         here.close()
-        with pytest.raises(Closed):
+        with pytest.raises(ChannelClosed):
             Channel(there).receive()

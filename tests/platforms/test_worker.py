@@ -24,7 +24,7 @@ from shadowrun.platforms.spec import parse
 from shadowrun.platforms.worker import client
 from shadowrun.platforms.worker.channel import Channel
 from shadowrun.platforms.worker.client import Unsendable, Worker, WorkerDied
-from shadowrun.replay.call import Call, Ran, Role
+from shadowrun.replay.call import Call, CallRun, Role
 from shadowrun.replay.platform_runs import return_to_program
 
 ONE = (1, (0,))
@@ -496,7 +496,7 @@ def test_memory_of_a_worker_is_not_handed_to_the_program():
     out = worker.call("aten::neg", (x,), {}, ONE, [])[0][0]
     plan = make_plan(torch.ops.aten.neg.default, 0)
     role = Role(torch.device("cpu"), on_target=True, on_ref=False, shared=False)
-    handed = return_to_program(Call(plan, (x,), {}, role), Ran((x,), {}, out, 0))
+    handed = return_to_program(Call(plan, (x,), {}, role), CallRun((x,), {}, out, 0))
     worker.stop()
     handed.resize_(1_000_000)
     assert torch.equal(handed[:500_000], out)

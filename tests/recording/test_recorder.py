@@ -7,7 +7,7 @@ import torch
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.intercept.call_sites import Sites
+from shadowrun.intercept.call_sites import CallSites
 from shadowrun.intercept.plan import make_plan
 from shadowrun.recording import recorder as recorders
 from shadowrun.replay.call import Call, Role
@@ -142,7 +142,7 @@ def test_a_origin_is_not_worth_the_user_s_program(run, recorder, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Sites, "find", broken)
+    monkeypatch.setattr(CallSites, "find", broken)
     with shadowrun.compare("cpu") as other:
         y = torch.ones(2, requires_grad=True).view(2).neg()
     assert y.tolist() == [-1, -1]

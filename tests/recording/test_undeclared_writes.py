@@ -12,7 +12,7 @@ import torch
 import shadowrun
 from shadowrun import sim
 from shadowrun.intercept.plan import make_plan
-from shadowrun.recording import undeclared_writes, watch_schedule
+from shadowrun.recording import undeclared_writes
 from shadowrun.recording.digests import digest
 from shadowrun.recording.model import Kind
 from shadowrun.recording.recording_file import read
@@ -37,7 +37,7 @@ ADD, ADD_, COPY_, MM_OUT = (
 def watch(request, monkeypatch):
     """One whose schedule is that of C, and one whose is that of Python."""
     if request.param == "pure":
-        monkeypatch.setattr(watch_schedule, "core", None)
+        monkeypatch.setattr(undeclared_writes, "core", None)
     return UndeclaredWrites()
 
 
@@ -162,8 +162,8 @@ def test_later_calls_of_a_signature_are_watched_ever_more_seldom(watch):
 
 def test_shapes_that_change_for_ever_are_watched_at_a_bounded_rate(watch):
     numbers = watched(watch, ADD, 4000, lambda number: (torch.empty(1, number), 1))
-    assert numbers[: watch_schedule.FREE] == list(range(1, watch_schedule.FREE + 1))
-    assert len(numbers) <= watch_schedule.FREE + 4000 // watch_schedule.SHARE
+    assert numbers[: undeclared_writes.FREE] == list(range(1, undeclared_writes.FREE + 1))
+    assert len(numbers) <= undeclared_writes.FREE + 4000 // undeclared_writes.SHARE
     assert numbers[-1] > 3800
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import shadowrun
 from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms.device import resolve
-from shadowrun.replay.call import Call, Ran, Role
+from shadowrun.replay.call import Call, CallRun, Role
 from shadowrun.replay.drift import Drift
 from shadowrun.replay.executor import Executor
 
@@ -31,7 +31,7 @@ class Chain:
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
             out.copy_(wrong(out))
-        self.drift = self.drifting.after(plan, Ran(args, kwargs, out, 0))
+        self.drift = self.drifting.after(plan, CallRun(args, kwargs, out, 0))
         return out
 
     def add(self, x, n=1.0, **kwargs):
@@ -95,7 +95,7 @@ def test_a_resized_storage_gets_a_twin_of_the_user_s_values():
 def test_reseeding_goes_on_from_the_user_s_values():
     c = Chain()
     y = c.add(torch.zeros(2), wrong=lambda t: t + 1)
-    c.chain.reseed(make_plan(aten.add.Tensor, 0), Ran((), {}, y, 0))
+    c.chain.reseed(make_plan(aten.add.Tensor, 0), CallRun((), {}, y, 0))
     c.add(y)
     assert c.drift[0] == 0
 
@@ -106,7 +106,7 @@ def test_other_layouts_of_a_result_are_adopted():
     plan = make_plan(aten.add.Tensor, 0)
     c.drifting.before(Call(plan, (x, 1), {}, ON_TARGET))
     mine = torch.full((4, 3), 7.0).t()  # the user's device chose other strides
-    assert c.drifting.after(plan, Ran((x, 1), {}, mine, 0))[0] == 6
+    assert c.drifting.after(plan, CallRun((x, 1), {}, mine, 0))[0] == 6
     c.add(mine)
     assert c.drift[0] == 6
 
@@ -144,7 +144,7 @@ def test_layouts_without_a_storage_are_not_followed():
     sparse = torch.eye(2).to_sparse()
     plan = make_plan(aten.neg.default, 0)
     c.drifting.before(Call(plan, (sparse,), {}, ON_TARGET))
-    assert c.drifting.after(plan, Ran((sparse,), {}, sparse.neg(), 0)) == (-1, -1)
+    assert c.drifting.after(plan, CallRun((sparse,), {}, sparse.neg(), 0)) == (-1, -1)
 
 
 def test_twins_die_with_the_storage_and_not_before():

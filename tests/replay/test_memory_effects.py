@@ -145,7 +145,7 @@ def test_a_program_on_the_target_keeps_what_the_target_does():
 def test_plain_operators_are_looked_at_too_by_the_short_ways(monkeypatch):
     looked = []
     monkeypatch.setattr(MemoryEffects, "next_due", lambda self: None)  # which depends on the time
-    monkeypatch.setattr(MemoryEffects, "look", lambda self, plan, pristine: looked.append(plan.name))
+    monkeypatch.setattr(MemoryEffects, "check", lambda self, plan, pristine: looked.append(plan.name))
     x, y = torch.randn(4), torch.randn(4)
     with shadowrun.compare(TARGET):
         for _ in range(5):
@@ -158,7 +158,7 @@ def test_plain_operators_are_looked_at_too_by_the_short_ways(monkeypatch):
 def test_an_operator_that_is_due_is_looked_at_again(monkeypatch):
     looked, next_due = [], MemoryEffects.next_due
     monkeypatch.setattr(MemoryEffects, "next_due", lambda self: None)  # which depends on the time
-    monkeypatch.setattr(MemoryEffects, "look", lambda self, plan, pristine: looked.append(plan.name))
+    monkeypatch.setattr(MemoryEffects, "check", lambda self, plan, pristine: looked.append(plan.name))
     x = torch.randn(4)
     with shadowrun.compare(TARGET) as run:
 
@@ -182,10 +182,10 @@ def test_the_first_calls_of_a_signature_are_looked_at_and_later_ones_more_seldom
     here = Executor(resolve("cpu"))
     effects, plan = MemoryEffects(here, here, 1 << 30), make_plan(torch.ops.aten.exp.default, 0)
     x = torch.randn(4)
-    wanted = [n for n in range(1, 600) if effects.wants(plan, 7, (x,), {})]
+    wanted = [n for n in range(1, 600) if effects.is_due(plan, 7, (x,), {})]
     assert wanted == [1, 2, 8, 64, 512]
-    assert [effects.wants(plan, c, (x,), {}) for c in (8, 9)] == [False, False]  # the same form at other lines
-    assert effects.wants(plan, 10, (x[1:],), {})  # another place in memory is another form
+    assert [effects.is_due(plan, c, (x,), {}) for c in (8, 9)] == [False, False]  # the same form at other lines
+    assert effects.is_due(plan, 10, (x[1:],), {})  # another place in memory is another form
 
 
 def test_copies_stay_within_their_bound():

@@ -43,7 +43,7 @@ def test_a_copy_that_changes_a_payload_is_told_and_matches(make_case, op, args):
     verdict = judged(make_case, op, canonical(op), *args)
     assert (verdict.status, verdict.cause) == (Status.MATCH, Cause.EXCEPTIONAL_VALUES)
     assert verdict.explanation == "a copy changed the payload of NaN"
-    row = (0, op.name(), "forward", verdict.status, verdict.cause, verdict.explanation, "", verdict.evidence)
+    row = (0, op.name(), "forward", verdict.status, verdict.cause, verdict.explanation, "", verdict.evidence, "")
     shown = finding_of_row(row)
     assert (shown.kind, shown.explanation) == (Kind.PASS, verdict.explanation)
     assert judged(make_case, op, op, *args) == judged(make_case, op, op, *args)

@@ -11,7 +11,7 @@ import shadowrun
 from shadowrun import Cause, Status, sim
 from shadowrun.intercept import torchapi
 from shadowrun.replay import postponed as module
-from shadowrun.replay.postponed import Postponed
+from shadowrun.replay.postponed import PostponedCalls
 from shadowrun.replay.replayer import Replayer
 from shadowrun.schedule.budget import Budget
 
@@ -24,7 +24,7 @@ def always(monkeypatch):
     monkeypatch.setattr(Replayer, "met_target", property(lambda _: True))
     monkeypatch.setattr(Budget, "postpones", property(lambda _: True))
     monkeypatch.setattr(Budget, "exhausted", lambda *_: False)
-    monkeypatch.setattr(Budget, "wants", lambda *_: True)
+    monkeypatch.setattr(Budget, "selects", lambda *_: True)
     monkeypatch.setattr(Budget, "end_step", lambda *_, **__: True)
     monkeypatch.setattr(Budget, "judging_ns", 0.0)
 
@@ -90,7 +90,7 @@ def test_an_interrupt_leaves_a_record_for_each(always, clean_sim, monkeypatch):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Postponed, "_advance", interrupt)
+            patch.setattr(PostponedCalls, "_advance", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 run._replayer.judge_postponed()
     verdicts = [r.verdict for r in run.records() if "interrupted" in r.verdict.explanation]
@@ -114,13 +114,13 @@ class _Parts:
 def test_no_more_time_than_given_but_for_the_part_that_was_begun(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr(module.time, "perf_counter_ns", lambda: next(now))
-    held, parts, ended = Postponed(lambda: True, lambda: None), _Parts(), []
+    held, parts, ended = PostponedCalls(lambda: True, lambda: None), _Parts(), []
     monkeypatch.setattr(module, "_copied", lambda case: case)
     monkeypatch.setattr(module, "_tensors", lambda _: [])
     held.add(None, parts, lambda _, examined: ended.append(examined))
-    held.work(2)
+    held.judge_for(2)
     assert parts.done == 1
     assert held
-    held.work(math.inf)
+    held.judge_for(math.inf)
     assert ended == ["examined"]
     assert not held

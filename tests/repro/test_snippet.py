@@ -8,7 +8,7 @@ from shadowrun.intercept.plan import make_plan
 from shadowrun.repro.calls import script_call
 from shadowrun.repro.platform_setup import platform_setup_of
 from shadowrun.repro.script import ScriptSpec
-from shadowrun.repro.snippet import snippet
+from shadowrun.repro.snippet import MAX_LINES, snippet
 
 MM = torch.ops.aten.mm.default
 
@@ -19,12 +19,20 @@ def spec(op, *args, target="sim", facts=None, kind="mismatch", title="aten::mm i
     return ScriptSpec(kind, title, (), target=sides[0], ref=sides[1], **call)
 
 
+def ran(text, folder):
+    """What a script printed, by the name of the platform."""
+    done = subprocess.run([sys.executable, "-"], input=text, capture_output=True, text=True, check=True, cwd=folder)
+    return dict(line.split(" ", 1) for line in done.stdout.replace("\n   ", " ").splitlines())
+
+
 def test_a_snippet_is_short_and_shows_the_fault():
     text = snippet(spec(MM, torch.tensor([[1 / 3]]), torch.tensor([[3.0]])), ("matmul-in-bf16",))
     assert len(text.splitlines()) <= 15
     done = subprocess.run([sys.executable, "-"], input=text, capture_output=True, text=True, check=True)
-    assert "1.0020" in done.stdout
-    assert "tensor([[1.]])" in done.stdout
+    assert done.stdout.splitlines() == [
+        "cpu {'output 0': tensor([[1.]])}",
+        "sim {'output 0': tensor([[1.001953125]], device='sim:0')}",
+    ]
 
 
 def test_an_environment_is_given_in_a_comment():
@@ -37,7 +45,7 @@ def test_values_survive_as_text():
     x = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 0.1])
     text = snippet(spec(torch.ops.aten.relu.default, x), ())
     scope = {}
-    exec(text.split("for device")[0].replace('sim.enable("sim", ', "dict("), scope)
+    exec(text.split("print(")[0].replace('sim.enable("sim", ', "dict("), scope)
     assert 'float("nan")' in text
     assert torch.equal(scope["call"]("cpu")["output 0"].nan_to_num(9), x.relu().nan_to_num(9))
 
@@ -45,19 +53,46 @@ def test_values_survive_as_text():
 @pytest.mark.parametrize(
     "args",
     [
-        (torch.ones(8, 8), torch.ones(8, 8)),
-        (torch.ones(2, 3).t(), torch.ones(2, 2)),
-        (torch.ones(0, 3), torch.ones(3, 1)),
+        (torch.arange(64.0).view(8, 8), torch.full((8, 1), 1 / 3)),
+        (torch.tensor([[1.0, 1 / 3, 2.0], [3.0, 4.0, 5.0]]).t(), torch.ones(2, 1)),
     ],
 )
-def test_what_numbers_do_not_show_has_no_snippet(args):
-    assert snippet(spec(MM, *args), ()) == ""
+def test_what_numbers_do_not_show_is_loaded(args, tmp_path):
+    made = spec(MM, *args)
+    torch.save(dict(made.inputs), tmp_path / "inputs.pt")
+    text = snippet(made, ("matmul-in-bf16",))
+    assert 'INPUTS["self"].to(device, copy=True)' in text
+    assert len(text.splitlines()) <= MAX_LINES
+    shown = ran(text, tmp_path)
+    assert shown["sim"].replace(", device='sim:0'", "") != shown["cpu"]
 
 
-def test_settings_of_both_calls_and_other_kinds_have_none():
+def test_sizes_and_equal_elements_are_short():
+    text = snippet(spec(torch.ops.aten.cat.default, [torch.ones(0, 3), torch.full((9, 9), -0.0)]), ())
+    assert "torch.empty([0, 3], dtype=torch.float32, device=device)" in text
+    assert "torch.full([9, 9], -0.0, dtype=torch.float32, device=device)" in text
+    assert "torch.tensor([0.0, -0.0], " in snippet(spec(torch.ops.aten.neg.default, torch.tensor([0.0, -0.0])), ())
+
+
+def test_settings_of_one_process_come_between_the_calls(tmp_path):
+    text = snippet(spec(torch.ops.aten.mul.Tensor, torch.tensor([1e-38]), 0.1, target="cpu[flush_denormal=on]"))
+    shown = ran(text, tmp_path)
+    assert len(text.splitlines()) <= MAX_LINES
+    assert "tensor([1.000000215e-39])" in shown["cpu"]
+    assert "tensor([0.])" in shown["cpu[flush_denormal=on]"]
+
+
+def test_what_raises_comes_last():
+    accepts = snippet(spec(MM, torch.ones(1, 2), torch.ones(1, 1), kind="accepts"), ())
+    assert accepts.index('print("sim"') < accepts.index('print("cpu"')
+    raises = snippet(spec(MM, torch.ones(1, 2), torch.ones(1, 1), kind="raises"), ())
+    assert raises.index('print("sim"') > raises.index('print("cpu"')
+
+
+def test_what_needs_more_than_a_call_has_none():
     args = torch.ones(1, 1), torch.ones(1, 1)
-    assert snippet(spec(MM, *args, target="cpu[threads=1]")) == ""
     assert snippet(spec(MM, *args, kind="memory"), ()) == ""
+    assert snippet(spec(MM, *args, kind="unstable"), ()) == ""
 
 
 def test_a_title_stays_a_comment():

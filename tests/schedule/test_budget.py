@@ -64,7 +64,7 @@ class Program:
             entered = self.now
             if not self.budget.exhausted(int(self.now)):
                 self.now += self.looking_us * US
-                if self.budget.wants(name):
+                if self.budget.selects(name):
                     self.now += us * US
                     replayed.append(name)
                     self.budget.verified(name, int(us * US))
@@ -130,7 +130,7 @@ def test_new_signatures_come_first_then_the_longest_unseen():
 
 def test_a_signature_that_never_comes_again_does_not_stop_the_rest():
     program = Program(1.3, {f"op{k}": 100.0 for k in range(10)})
-    program.budget.wants("once, and never replayed")
+    program.budget.selects("once, and never replayed")
     for _ in range(30):
         program.step()
     assert len({name for step in program.replayed[20:] for name in step}) == 10
@@ -215,7 +215,7 @@ def test_while_in_debt_steps_pass_without_a_look_and_no_more_than_it_takes():
         if budget.watched:
             now += step_ns + 3_000_000  # a call that costs far more than a step allows
             budget.exhausted(now)
-            if budget.wants("call"):
+            if budget.selects("call"):
                 budget.verified("call", 3_000_000)
             budget.spend(now, 3_000_000)
         else:
@@ -226,7 +226,7 @@ def test_while_in_debt_steps_pass_without_a_look_and_no_more_than_it_takes():
         if n:
             assert not budget.watched
             assert budget._clock.credit_ns < 0
-            budget.end_unwatched_steps([now + k * step_ns for k in range(1, n + 1)], n * 1000)
+            budget.add_unwatched_steps([now + k * step_ns for k in range(1, n + 1)], n * 1000)
             now += n * step_ns
             uncounted.append(n)
             assert budget._clock.credit_ns <= budget._clock.allowed_ns, "the step after is not too late"
@@ -304,7 +304,7 @@ def test_until_all_calls_were_looked_at_each_operator_is_verified_once():
     now = 0
     for signature, operator in first:
         now += 10_000_000
-        if not budget.exhausted(now) and budget.wants(signature, operator):
+        if not budget.exhausted(now) and budget.selects(signature, operator):
             replayed.append(operator)
             budget.verified(signature, 1000)
         budget.spend(now, 1000)
@@ -380,7 +380,7 @@ def test_what_a_step_that_is_only_counted_costs_unseen_is_paid_for(monkeypatch):
         budget.watched = False
         budget.end_step(n * 100_000)
     spent = budget._clock.spent_ns
-    budget.end_unwatched_steps([800_000 + n * 100_000 for n in range(1, 51)], 0)
+    budget.add_unwatched_steps([800_000 + n * 100_000 for n in range(1, 51)], 0)
     half = budget._clock.allowed_ns / 2
     assert 0 < half < overhead_clock._PASSED_NS, (
         "no more than half of what a step allows: else none would ever be watched"
@@ -397,7 +397,7 @@ def test_where_an_optimizer_s_hook_ends_the_steps_they_cost_more(by_hook, monkey
         budget.watched = False
         budget.end_step(n * 1_000_000)
     spent = budget._clock.spent_ns
-    budget.end_unwatched_steps([8_000_000 + n * 1_000_000 for n in range(1, 51)], 0, by_hook=by_hook)
+    budget.add_unwatched_steps([8_000_000 + n * 1_000_000 for n in range(1, 51)], 0, by_hook=by_hook)
     cost = overhead_clock._PASSED_NS + by_hook * overhead_clock._PASSED_BY_HOOK_NS
     assert budget._clock.spent_ns == spent + 50 * cost
 

@@ -249,7 +249,7 @@ def test_signatures_that_never_come_again_do_not_fill_the_memory(monkeypatch):
         now = (n + 1) * 1_000_000
         assert not budget.exhausted(now)
         for signature in ("each step", n):
-            if budget.wants(signature):
+            if budget.selects(signature):
                 budget.verified(signature, 1000)
         budget.spend(now + 1000, 1000)
         budget.watched = budget.end_step(now + 2000, must_watch=True)

@@ -148,6 +148,31 @@ def test_autocast_and_grad_scaler_match_the_cpu(dtype):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.ops.aten.adaptive_max_pool3d(x, (2, 2, 2)),
+        lambda x: torch.ops.aten.replication_pad2d(x[0], (1, 1, 1, 1)),
+        lambda x: torch.ops.aten.max_pool3d(x, (2, 2, 2)),
+        lambda x: F.binary_cross_entropy_with_logits(x, torch.ones_like(x)),
+        lambda x: torch.ops.aten.conv3d.padding(x, torch.ones_like(x), None, (1, 1, 1), "same"),
+        lambda x: torch.cdist(x[0], x[0]),
+        torch.exp,
+    ],
+)
+def test_autocast_gives_the_dtypes_of_the_cpu(call, dtype):
+    """Also for inputs of the other short dtype, which the CPU widens in its list of float32 operators."""
+
+    def dtypes(device):
+        x = torch.ones(1, 1, 4, 4, 4, dtype=torch.bfloat16, device=device)
+        with torch.autocast(device, dtype=dtype):
+            out = call(x)
+        return [t.dtype for t in (out if isinstance(out, tuple) else (out,))]
+
+    assert dtypes("sim") == dtypes("cpu")
+
+
 def test_young_device_trains_where_unsupported_calls_are_answered(sim, replayer):
     """The demonstration's device: a mode that answers missing operators lets both models train."""
     from shadowrun.sim.catalogue import PRESETS

@@ -10,11 +10,11 @@ import torch
 
 from shadowrun import DataFileError
 from shadowrun.store import captured_inputs
-from shadowrun.store.captured_inputs import Captured, NotStorable
+from shadowrun.store.captured_inputs import NotStorable, StoredCall
 
 
 def kept(folder, *args, **kwargs):
-    captured_inputs.save(folder, "0.pt", Captured("aten::op", args, kwargs))
+    captured_inputs.save(folder, "0.pt", StoredCall("aten::op", args, kwargs))
     return captured_inputs.load(folder, "0.pt")
 
 
@@ -60,7 +60,7 @@ print(captured_inputs.load(Path({!r}), "0.pt").args[0])
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 def test_what_torch_warns_of_sparse_tensors_is_no_damage(tmp_path, layout):
     with warnings.catch_warnings(action="ignore"):
-        captured_inputs.save(tmp_path, "0.pt", Captured("aten::op", (torch.eye(2).to_sparse(layout=layout),), {}))
+        captured_inputs.save(tmp_path, "0.pt", StoredCall("aten::op", (torch.eye(2).to_sparse(layout=layout),), {}))
     # Torch warns once in a process.
     ran = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", _LOAD.format(str(tmp_path))],
                          capture_output=True, text=True, check=False)  # fmt: skip
@@ -70,21 +70,21 @@ def test_what_torch_warns_of_sparse_tensors_is_no_damage(tmp_path, layout):
 
 def test_what_no_such_file_can_hold_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(NotStorable, match="Generator"):
-        captured_inputs.save(tmp_path / "t", "0.pt", Captured("aten::op", (torch.Generator(),), {}))
+        captured_inputs.save(tmp_path / "t", "0.pt", StoredCall("aten::op", (torch.Generator(),), {}))
     assert not list(tmp_path.rglob("*.p*"))
 
 
 @pytest.mark.parametrize("name", ["../0.pt", "/0.pt", "a/0.pt", "0.pt\n", "0.pkl", "..", "", "²9.pt"])
 def test_names_stay_in_the_folder(tmp_path, name):
     (tmp_path / "t").mkdir()
-    captured_inputs.save(tmp_path, "0.pt", Captured("aten::op", (), {}))
+    captured_inputs.save(tmp_path, "0.pt", StoredCall("aten::op", (), {}))
     with pytest.raises(DataFileError, match=r"not a name of captured inputs|are gone") as caught:
         captured_inputs.load(tmp_path / "t", name)
     assert caught.value.slug == "captured-inputs"
 
 
 def test_links_are_not_followed(tmp_path):
-    captured_inputs.save(tmp_path, "0.pt", Captured("aten::op", (), {}))
+    captured_inputs.save(tmp_path, "0.pt", StoredCall("aten::op", (), {}))
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "1.pt").symlink_to(tmp_path / "0.pt")
     with pytest.raises(DataFileError, match="not a name of captured inputs"):
@@ -115,7 +115,7 @@ def test_files_of_others_run_nothing(tmp_path, monkeypatch, make):
 
 def test_only_our_files_are_cleared(tmp_path):
     folder = captured_inputs.folder_of(tmp_path / "run.shadowrun")
-    captured_inputs.save(folder, "0.pt", Captured("aten::op", (), {}))
+    captured_inputs.save(folder, "0.pt", StoredCall("aten::op", (), {}))
     (folder / "1.pt.part").touch()
     (folder / "letter.txt").touch()
     captured_inputs.clear(tmp_path / "run.shadowrun")
@@ -128,7 +128,7 @@ def test_only_our_files_are_cleared(tmp_path):
 def test_the_file_that_was_looked_at_is_the_one_that_is_read(tmp_path, monkeypatch):
     """Another is put in its place between the check and torch's reading."""
     for name, value in (("0.pt", 1), ("1.pt", 2)):
-        captured_inputs.save(tmp_path, name, captured_inputs.Captured("aten::relu", (value,), {}))
+        captured_inputs.save(tmp_path, name, captured_inputs.StoredCall("aten::relu", (value,), {}))
     check = captured_inputs._check_size
 
     def swap(*given):

@@ -17,8 +17,8 @@ import shadowrun
 from shadowrun.errors import DataFileError
 from shadowrun.native import core
 from shadowrun.store import DataFile
-from shadowrun.store.packed_rows import Packed
-from shadowrun.store.pending import Pending, PythonRows, Rows, unpacked
+from shadowrun.store.packed_rows import PackedRows
+from shadowrun.store.pending import PendingRows, PythonRows, Rows, unpacked
 from shadowrun.types import Phase, RunInfo, Verdict
 from shadowrun.types import Status as S
 
@@ -274,9 +274,9 @@ def data():
 
 
 def filled(kind, connection, monkeypatch, drift=(-1.0, 0.5)):
-    """A `Pending` of three calls, of whose tables nothing waits."""
+    """A `PendingRows` of three calls, of whose tables nothing waits."""
     monkeypatch.setattr("shadowrun.store.pending.Rows", kind)
-    pending = Pending()
+    pending = PendingRows()
     pending.context("aten::mm", "", (), "", "", Phase.FORWARD, "", "cpu")
     pending.verdict(Verdict(S.MATCH), "")
     pending.write(connection)
@@ -326,7 +326,7 @@ def test_no_statement_numbers_its_placeholders():
 @pytest.mark.parametrize("kind", CLASSES)
 def test_calls_alone_need_no_transaction_in_memory(data, kind, monkeypatch):
     connection = Watched(data.connection)
-    pending, packed = filled(kind, connection, monkeypatch), Packed()
+    pending, packed = filled(kind, connection, monkeypatch), PackedRows()
     connection.said.clear()
     assert pending.write(connection, packed) == 3
     assert connection.said == []
@@ -338,7 +338,7 @@ def test_calls_alone_need_no_transaction_in_memory(data, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("packed", [None, Packed()], ids=["file", "memory"])
+@pytest.mark.parametrize("packed", [None, PackedRows()], ids=["file", "memory"])
 def test_a_call_that_comes_during_a_write_waits_for_the_next(data, kind, packed, monkeypatch):
     connection = Watched(data.connection)
     pending = filled(kind, connection, monkeypatch)

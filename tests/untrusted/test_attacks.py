@@ -394,7 +394,7 @@ def test_no_other_tensor_has_the_indices_of_a_sparse_one(attack, capsys, what):
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_sparse_tensors_that_share_their_indices_are_read(tmp_path):
     a = torch.eye(3).to_sparse_csr()
-    tensors.save(tmp_path / "x", "0.pt", tensors.Captured("aten::add.Tensor", (a, a.detach(), torch.ones(3)), {}))
+    tensors.save(tmp_path / "x", "0.pt", tensors.StoredCall("aten::add.Tensor", (a, a.detach(), torch.ones(3)), {}))
     x, y, _ = tensors.load(tmp_path / "x", "0.pt").args
     assert x.col_indices().data_ptr() == y.col_indices().data_ptr()
 

@@ -22,7 +22,7 @@ from shadowrun import limits
 from shadowrun.cli import main as cli
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError, UsageError
-from shadowrun.limits import Allowance
+from shadowrun.limits import ResourceLimits
 from shadowrun.recording.recording_writer import is_recording
 from shadowrun.settings import read_settings
 from shadowrun.store import DataFile
@@ -135,14 +135,14 @@ def test_an_allowance_grows_with_the_files():
     with Path("holes").open("wb") as file:
         file.truncate(1 << 40)
     Path("folder/up").symlink_to(Path.cwd())
-    none = Allowance.of(["", "no such file", "x" * 9000, "a\0b", "*nothing*"])
+    none = ResourceLimits.of(["", "no such file", "x" * 9000, "a\0b", "*nothing*"])
     assert none.n_bytes == 0
-    assert Allowance.of(["a", "a", "./a"]).n_bytes == 3_000_000
-    assert Allowance.of(["a", "folder"]).n_bytes == 4_000_000
-    assert Allowance.of(["fold*"]).n_bytes == 1_000_000
-    assert Allowance.of(["holes"]).n_bytes < 1_000_000
-    assert Allowance.of(["a"]).memory > none.memory
-    assert Allowance.of(["a"]).seconds > none.seconds
+    assert ResourceLimits.of(["a", "a", "./a"]).n_bytes == 3_000_000
+    assert ResourceLimits.of(["a", "folder"]).n_bytes == 4_000_000
+    assert ResourceLimits.of(["fold*"]).n_bytes == 1_000_000
+    assert ResourceLimits.of(["holes"]).n_bytes < 1_000_000
+    assert ResourceLimits.of(["a"]).memory > none.memory
+    assert ResourceLimits.of(["a"]).seconds > none.seconds
 
 
 def test_a_bound_of_the_user_stays(monkeypatch):
@@ -150,7 +150,7 @@ def test_a_bound_of_the_user_stays(monkeypatch):
     set_to = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: set_to.append((kind, limit)))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (7, 9))
-    Allowance.of([]).bound_time()
+    ResourceLimits.of([]).bound_time()
     (soft,) = [limit for kind, limit in set_to if kind == resource.RLIMIT_CPU]
     assert soft == (7, 9)
 

@@ -15,7 +15,7 @@ from shadowrun.report.document import Document, Records, render
 from shadowrun.store import DataFile
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
-from shadowrun.studies.sweep.recorded import Unreadable, read_calls, sample
+from shadowrun.studies.sweep.recorded import UnreadableCall, read_calls, sample
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
 
 N = 1_000_000
@@ -81,27 +81,27 @@ def test_cell_of_a_table():
 
 
 def test_name_of_a_dtype():
-    with pytest.raises(Unreadable, match=r"cannot be made|without its value"):
+    with pytest.raises(UnreadableCall, match=r"cannot be made|without its value"):
         sample("aten::exp", "a" * N, 0)
 
 
 @pytest.mark.parametrize("sizes", [["9" * 4000] * 2000, ["9" * 18] * 400_000], ids=["digits", "dimensions"])
 def test_sizes_of_a_tensor(sizes):
     """Their product took minutes."""
-    with pytest.raises(Unreadable, match="no tensor has such a shape"):
+    with pytest.raises(UnreadableCall, match="no tensor has such a shape"):
         sample("aten::cat", f"f32[{', '.join(sizes)}]", 0)
 
 
 @pytest.mark.parametrize("text", ["], " * N, "a" * N, f"torch.{'a' * N}"], ids=["brackets", "word", "constant"])
 def test_what_cannot_be_read_is_named_in_part(text):
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableCall) as caught:
         sample("aten::cat", text, 0)
     assert len(str(caught.value)) < 1000
 
 
 def test_lists_that_were_cut():
     """Each named a hundred thousand entries: together they took all memory."""
-    with pytest.raises(Unreadable, match="more entries"):
+    with pytest.raises(UnreadableCall, match="more entries"):
         sample("aten::cat", "[0, … 60000 more], " * 2, 0)
 
 

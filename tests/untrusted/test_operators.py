@@ -14,7 +14,7 @@ from shadowrun.intercept import op_allowlist
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.platforms.untrusted_specs import simulated_flaws, trusted_spec
 from shadowrun.repro.quoting import in_docstring, literal
-from shadowrun.types import Allowed
+from shadowrun.types import Permissions
 
 NAMES = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(("aten::", "prims::"))]
 HARMLESS = (
@@ -173,11 +173,11 @@ def test_what_an_assertion_says_is_no_code():
 
 def test_options_of_inductor_that_name_a_compiler_are_left_out():
     options = {"cpp.cxx": "./evil", "max_autotune": True, "freezing": "./x", "fx_graph_remote_cache": True}
-    how = CompileSpec("inductor", "evil", False, True, None, options, None).from_file(Allowed())
+    how = CompileSpec("inductor", "evil", False, True, None, options, None).from_file(Permissions())
     assert how.options == {"max_autotune": True}
     assert how.left_out == ("cpp.cxx", "freezing", "fx_graph_remote_cache")
     assert how.module == ""
-    own = CompileSpec("inductor", "", False, True, None, options, None).from_file(Allowed(modules=True))
+    own = CompileSpec("inductor", "", False, True, None, options, None).from_file(Permissions(modules=True))
     assert own.options == options
 
 

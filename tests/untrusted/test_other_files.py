@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.settings import read_settings
-from shadowrun.store.captured_inputs import Captured, load, save
+from shadowrun.store.captured_inputs import StoredCall, load, save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_a_ledger_of_any_text(tmp_path, text):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_captured_inputs_with_other_bytes(tmp_path, seed):
-    call = Captured("aten::mm", (torch.ones(2, 3), [torch.zeros(3, dtype=torch.int64), 1.5]), {"dim": 1})
+    call = StoredCall("aten::mm", (torch.ones(2, 3), [torch.zeros(3, dtype=torch.int64), 1.5]), {"dim": 1})
     folder = tmp_path / "x.shadowrun.tensors"
     save(folder, "0.pt", call)
     chance = random.Random(seed)
@@ -105,4 +105,4 @@ def test_captured_inputs_with_other_bytes(tmp_path, seed):
         found = type(load(folder, "0.pt")).__name__
     except DataFileError as error:
         found = error.slug
-    assert found in ("Captured", "captured-inputs")
+    assert found in ("StoredCall", "captured-inputs")

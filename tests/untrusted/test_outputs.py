@@ -19,7 +19,7 @@ from shadowrun.report.machine import render_csv
 from shadowrun.report.sanitize import one_line, show
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
-from shadowrun.studies.slowdown.measuring import Measured
+from shadowrun.studies.slowdown.measuring import TimedCall
 from shadowrun.studies.slowdown.report import slowdown_document
 from shadowrun.studies.slowdown.table import Slowdown
 from shadowrun.studies.static.coverage import StaticCoverage, StaticOperator
@@ -135,7 +135,7 @@ def test_of_a_sweep_itself(sweep_file):
 
 
 def test_of_slowdown_and_static():
-    failed = Measured(Call(EVIL, EVIL, 1, EVIL), None, None, None, EVIL, True)
+    failed = TimedCall(Call(EVIL, EVIL, 1, EVIL), None, None, None, EVIL, True)
     slowdown = slowdown_document(Slowdown.of([failed], 1, 100.0), EVIL)
     coverage = StaticCoverage((EVIL,), (EVIL,), (StaticOperator(EVIL, ("absent",), 1),))
     for document in (slowdown, static_document(coverage, EVIL)):
@@ -183,7 +183,7 @@ def no_markup(text):
 
 
 def test_no_name_is_markup_of_markdown(tmp_path, capsys):
-    failed = Measured(Call(MARKUP, MARKUP, 1, MARKUP), None, None, None, MARKUP, True)
+    failed = TimedCall(Call(MARKUP, MARKUP, 1, MARKUP), None, None, None, MARKUP, True)
     no_markup(render(slowdown_document(Slowdown.of([failed], 1, 100.0), MARKUP), "md"))
     path = tmp_path / "x.shadowcov"
     file = CoverageFile.begin(path, SweepInfo(MARKUP, MARKUP, versions={"torch": MARKUP}))

@@ -27,7 +27,7 @@ from shadowrun.platforms.worker.wire import Region, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["KEPT_BYTES", "PROBE", "Channel", "Closed", "SegmentPool"]
+__all__ = ["KEPT_BYTES", "PROBE", "Channel", "ChannelClosed", "SegmentPool"]
 
 PROBE = (None, True, -(2**70), 0.1, float("inf"), 1j, "ä€", b"\x00\xff", [1, (2,)], {"a": torch.float32})
 """First message of both ends: values that they must read alike, whatever their versions of Python."""
@@ -159,7 +159,7 @@ _COPY_UP_TO = 1 << 20
 _IN_MESSAGE, _IN_SEGMENT, _IN_RECEIVED = range(3)
 
 
-class Closed(Exception):  # noqa: N818 - an end, not a failure
+class ChannelClosed(Exception):  # noqa: N818 - an end, not a failure
     """The other end is closed."""
 
 
@@ -308,9 +308,9 @@ class Channel:
         try:
             data, fds, _, _ = socket.recv_fds(self.connection, len(head), 1)
         except ConnectionError as error:
-            raise Closed from error
+            raise ChannelClosed from error
         if not data:
-            raise Closed
+            raise ChannelClosed
         head[: len(data)] = data
         self._fill(memoryview(head)[len(data) :])
         return fds[0] if fds else -1
@@ -321,9 +321,9 @@ class Channel:
             try:
                 n = self.connection.recv_into(view[done:])
             except ConnectionError as error:
-                raise Closed from error
+                raise ChannelClosed from error
             if not n:
-                raise Closed
+                raise ChannelClosed
             done += n
             if done < len(view) and self._deadline is not None:
                 left = self._deadline - time.monotonic()

@@ -21,7 +21,7 @@ from shadowrun.errors import PlatformError
 from shadowrun.platforms import cpu, settings, torchplatform
 from shadowrun.platforms.cpu import flushes_denormals
 from shadowrun.platforms.worker import wire
-from shadowrun.platforms.worker.channel import PROBE, Channel, Closed
+from shadowrun.platforms.worker.channel import PROBE, Channel, ChannelClosed
 from shadowrun.platforms.worker.wire import Unsendable
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Worker:
                 raise WorkerDied(
                     f"worker hung: no answer within {self.limit_s:g} s, ended by signal 9 (SIGKILL)"
                 ) from None
-            except (Closed, OSError):
+            except (ChannelClosed, OSError):
                 self._deaths[name] += 1
                 raise WorkerDied(f"worker died: {self._exit_reason()}") from None
             except BaseException:  # an interrupt: the next call would receive the answer to this one
@@ -209,7 +209,7 @@ class Worker:
             how = self._exit_reason()
             if isinstance(error, TimeoutError):
                 how = f"it was not ready within {_START_LIMIT_S:g} s"
-            if not isinstance(error, (Closed, OSError, Unsendable)):
+            if not isinstance(error, (ChannelClosed, OSError, Unsendable)):
                 raise
             raise PlatformError(
                 f"The process of platform {str(self._spec)!r} did not start ({how}): {why}.", slug="no-worker"

@@ -24,7 +24,7 @@ from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import fingerprint
 from shadowrun.platforms.settings import environment
 from shadowrun.platforms.worker import wire
-from shadowrun.platforms.worker.channel import PROBE, Channel, Closed
+from shadowrun.platforms.worker.channel import PROBE, Channel, ChannelClosed
 from shadowrun.platforms.worker.wire import Unsendable
 
 __all__ = ["main"]
@@ -54,7 +54,7 @@ def main(descriptor: int) -> None:
             while True:
                 _serve(channel, server)
     # The parent has ended: no clean-up of torch may delay the end.
-    except (Closed, OSError):
+    except (ChannelClosed, OSError):
         os._exit(0)
 
 

@@ -228,6 +228,7 @@ def no_float64(kernels: KernelChanges) -> None:
         if torch.float64 in (dtype, *(a for a in args if isinstance(a, torch.dtype))):
             raise TypeError(message)
 
+    # All ways to make a tensor with memory of its own end in one of these.
     kernels.call_before(before, "aten::empty.memory_format", "aten::empty_strided")
 
 

@@ -23,6 +23,10 @@ _PROBES: Final = 64
 """Slots that are looked at. In a table that is too full, variants are run twice, and nothing else happens."""
 
 
+_MAX_BITS: Final = 26
+"""Slots of a GiB, of which only those that are written take memory. The number of variants may come from a file."""
+
+
 class Claims:
     """The table, in a file.
 
@@ -32,7 +36,7 @@ class Claims:
     """
 
     def __init__(self, path: Path, n: int) -> None:
-        self._n_slots = 1 << max(12, (2 * n).bit_length())
+        self._n_slots = 1 << max(12, min(_MAX_BITS, (2 * n).bit_length()))
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         size = self._n_slots * _SLOT.size
         if os.fstat(self._descriptor).st_size < size:

@@ -28,7 +28,10 @@ def combine(out: Path, shards: Iterable[Path], info: CampaignInfo) -> None:
         DataFileError: A shard cannot be read or is of another campaign, or the store cannot be written.
     """
     new = out.with_name(f"{out.name}.part")
-    new.unlink(missing_ok=True)
+    try:
+        new.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(new, error) from error
     store = CampaignStore.begin(new, info)
     try:
         for path in sorted(shards):
@@ -43,11 +46,15 @@ def combine(out: Path, shards: Iterable[Path], info: CampaignInfo) -> None:
     try:
         new.replace(out)
     except OSError as error:
-        raise DataFileError(
-            f"The store of a campaign {str(out)!r} cannot be written: {error.strerror}. Choose a folder that you may "
-            "write to.",
-            slug="campaign-store",
-        ) from error
+        raise _unwritable(out, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> DataFileError:
+    return DataFileError(
+        f"The store of a campaign {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may "
+        "write to.",
+        slug="campaign-store",
+    )
 
 
 def add_rows(store: CampaignStore, path: Path) -> int:
@@ -58,7 +65,8 @@ def add_rows(store: CampaignStore, path: Path) -> int:
     """
     other = CampaignStore.open(path)
     try:
-        if other.info.campaign != store.info.campaign:
+        # The hash is what a file says of itself; the targets are counted.
+        if (other.info.campaign, len(other.info.targets)) != (store.info.campaign, len(store.info.targets)):
             raise other_campaign(path)
         n_findings = 0
         with store.written():

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from shadowrun.compiled.check import compile_check
 from shadowrun.compiled.outcome import CompileReport, RegionOutcome
 from shadowrun.errors import UsageError
@@ -15,11 +17,9 @@ from shadowrun.studies.zoo.graph import Runner
 from shadowrun.studies.zoo.values import make_all
 
 if TYPE_CHECKING:
-    import torch
-
     from shadowrun.studies.campaign.variant import Variant
 
-__all__ = ["check_compiled"]
+__all__ = ["check_compiled", "compiled"]
 
 _LIMIT_S: Final = 120.0
 _FAILED: Final = {
@@ -39,10 +39,30 @@ def check_compiled(variant: Variant, backend: str, device: torch.device) -> tupl
     Returns:
         Status (as in `runner.Result`), the reason, and findings as op, dtype, kind, cause, explanation, message.
     """
+    try:
+        report = compiled(variant, backend, device)
+    except UsageError as error:  # it fails in eager mode
+        return "invalid", str(error)[:300], []
+    return _read(report, backend)
+
+
+def compiled(variant: Variant, backend: str, device: torch.device, *, regions: bool = False) -> CompileReport:
+    """Compile a variant as one function.
+
+    Args:
+        variant: The variant.
+        backend: Of torch.compile; ``inductor:dynamic`` with sizes as symbols.
+        device: Where it runs.
+        regions: Whether to look for the operator at fault, which takes a compilation for each step.
+
+    Raises:
+        UsageError: It fails in eager mode.
+    """
     name, _, option = backend.partition(":")
     graph = variant.graph
-    runner = Runner(graph, device)
-    inputs = [t.to(device) for t in make_all(graph.inputs, variant.recipe.seed)]
+    _check_eager(variant, device)
+    runner = Runner(graph, device, checked=False)
+    inputs = _inputs(variant, device)
     if variant.execution.backward:
         for described, t in zip(graph.inputs, inputs, strict=True):
             t.requires_grad_(described.requires_grad)
@@ -50,20 +70,33 @@ def check_compiled(variant: Variant, backend: str, device: torch.device) -> tupl
     def program(*given: torch.Tensor) -> list[Any]:
         return runner(given)
 
+    return compile_check(
+        program,
+        *inputs,
+        backend=name,
+        dynamic=True if option == "dynamic" else None,
+        train=variant.execution.backward,
+        ladder=False,
+        regions=regions,
+        time_limit_s=_LIMIT_S,
+    )
+
+
+def _check_eager(variant: Variant, device: torch.device) -> None:
+    """Run it once without compilation, where each call is looked at: compiled code does not look.
+
+    Raises:
+        UsageError: It fails.
+    """
     try:
-        report = compile_check(
-            program,
-            *inputs,
-            backend=name,
-            dynamic=True if option == "dynamic" else None,
-            train=variant.execution.backward,
-            ladder=False,
-            regions=False,
-            time_limit_s=_LIMIT_S,
-        )
-    except UsageError as error:  # it fails in eager mode
-        return "invalid", str(error)[:300], []
-    return _read(report, backend)
+        with torch.no_grad():
+            Runner(variant.graph, device)(_inputs(variant, device))
+    except Exception as error:  # whatever the graph does on its values
+        raise UsageError(f"It fails in eager mode: {type(error).__name__}: {error}", slug="no-repro") from error
+
+
+def _inputs(variant: Variant, device: torch.device) -> list[torch.Tensor]:
+    return [t.to(device) for t in make_all(variant.graph.inputs, variant.recipe.seed)]
 
 
 def _read(report: CompileReport, backend: str) -> tuple[str, str, list[tuple[str, ...]]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shadowrun.errors import DataFileError, PlatformError, ShadowrunError
+from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign.chunk_job import NO_PROGRAMS, run_chunk
 from shadowrun.studies.campaign.claims import Claims
 from shadowrun.studies.campaign.combining import add_rows
@@ -229,7 +230,8 @@ class Engine:
                     if result is None:
                         n_failed += 1
                         continue
-                    part.write_bytes(result)
+                    with atomic_write(part) as file:
+                        file.write(result)
                     n_findings += add_rows(store, part)
                     n_variants += chunk.stop - chunk.start
                 self._saved_rows(store, n_variants, n_findings, cpu_s)
@@ -345,7 +347,8 @@ def open_chunks(settled: dict[int, int], n: int, shard: Shard, n_targets: int) -
 
 def _n_of(n: int, shard: Shard) -> int:
     """Variants of a shard."""
-    return sum(min(CHUNK, n - start) for start in range(shard.index * CHUNK, n, shard.of * CHUNK))
+    starts = range(shard.index * CHUNK, n, shard.of * CHUNK)  # not to be walked through: a file may say any number
+    return len(starts) * CHUNK - max(0, starts[-1] + CHUNK - n) if starts else 0
 
 
 def _cpu_s() -> float:

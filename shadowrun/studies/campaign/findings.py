@@ -10,6 +10,7 @@ issue*.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,17 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.campaign.runner import VariantFinding
 
-__all__ = ["PUBLISHED_CAUSES", "RootCause", "Seen", "Signature", "published_cause", "root_causes", "signature"]
+__all__ = [
+    "PUBLISHED_CAUSES",
+    "RootCause",
+    "Seen",
+    "Signature",
+    "is_compiled",
+    "published_cause",
+    "root_causes",
+    "signature",
+    "without_flaws",
+]
 
 _CLASSES: Final = {
     **dict.fromkeys(("f16", "bf16"), "16-bit float"),
@@ -30,6 +41,7 @@ _CLASSES: Final = {
     "b8": "bool",
 }
 _RAISED: Final = (Kind.ERROR, Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE, Kind.MISSING_ERROR, Kind.WRONG_ERROR)
+_FLAWS: Final = re.compile(r" \([^)]*\)")
 _ORDER: Final = {kind: n for n, kind in enumerate(Kind)}
 
 PUBLISHED_CAUSES: Final = ("operator implementation", "exceptional values", "instruction scheduling", "undefined")
@@ -43,6 +55,16 @@ _PUBLISHED: Final = {
     "undefined behaviour": "undefined",
     "randomness": "undefined",
 }
+
+
+def is_compiled(target: str) -> bool:
+    """Whether a target of a store is compiled code: ``npu, inductor``, ``sim (a-flaw, another), inductor``."""
+    return ", " in without_flaws(target)
+
+
+def without_flaws(target: str) -> str:
+    """The name of a target of a store without the flaws of a simulated one, which reports name once."""
+    return _FLAWS.sub("", target)
 
 
 def published_cause(cause: str) -> str:

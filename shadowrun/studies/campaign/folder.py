@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.errors import DataFileError, UsageError, brief
+from shadowrun.limits import head
+from shadowrun.store.atomic_write import atomic_write, write_text
 from shadowrun.store.codec import decode_facts
 from shadowrun.studies.campaign.store import CampaignInfo
 
@@ -26,6 +28,8 @@ CHUNK: Final = 100
 """Recipes in a chunk. All processes of a campaign must have the same: a shard is every n-th chunk."""
 _FORMAT: Final = 1
 _MAX_BYTES: Final = 1 << 20
+_MAX_NAMES: Final = 1000
+_MAX_SECONDS: Final = 1e9
 _SETTINGS: Final = "campaign.json"
 _PROGRAMS: Final = "programs.shadowzoo"
 _SHARDS: Final = "shards"
@@ -163,7 +167,8 @@ class Folder:
         try:
             (path / _SHARDS).mkdir(parents=True, exist_ok=True)
             if found is None and programs.resolve() != folder.programs.resolve():
-                shutil.copyfile(programs, folder.programs)
+                with programs.open("rb") as given, atomic_write(folder.programs) as file:
+                    shutil.copyfileobj(given, file)
             # The settings last: a folder that was not made to its end is none.
             folder._write()
         except OSError as error:
@@ -185,9 +190,10 @@ class Folder:
                     "--target SPEC` makes one.",
                     slug="campaign-folder",
                 )
-            if file.stat().st_size > _MAX_BYTES:
+            content = head(file, _MAX_BYTES + 1)
+            if len(content) > _MAX_BYTES:
                 raise _damaged(file, "it is too large")
-            found = json.loads(file.read_bytes())
+            found = json.loads(content)
             settings = decode_facts(Settings, json.dumps(found))
             if found.get("format") != _FORMAT:
                 raise DataFileError(
@@ -199,9 +205,28 @@ class Folder:
             raise _damaged(file, str(error.strerror)) from error
         except (ValueError, RecursionError) as error:
             raise _damaged(file, str(error)) from error
-        if not settings.targets or settings.n < 0 or not settings.timeout_s > 0 or settings.memory_bytes < 1:
+        s = settings
+        if not s.targets or not 0 <= s.n < 1 << 63 or not 0 < s.timeout_s <= _MAX_SECONDS or s.memory_bytes < 1:
             raise _damaged(file, "it has no targets, or limits that are none")
-        return cls(path, settings)
+        if max(map(len, (s.targets, s.mutators, s.compile, s.flaws))) > _MAX_NAMES:
+            raise _damaged(file, f"it has more than {_MAX_NAMES} targets, mutators, backends or flaws")
+        folder = cls(path, settings)
+        folder._refuse_links()
+        return folder
+
+    def _refuse_links(self) -> None:
+        """Refuse links in the folder: what is written here would be written elsewhere.
+
+        Raises:
+            DataFileError: It has one.
+        """
+        shards = self.path / _SHARDS
+        for place in (self.path / _SETTINGS, self.programs, self.combined, shards, *shards.glob(f"*{_SUFFIX}")):
+            if place.is_symlink():
+                raise DataFileError(
+                    f"{str(place)!r} is a link, which could lead out of the folder. Copy what it leads to here.",
+                    slug="campaign-folder",
+                )
 
     @staticmethod
     def programs_in(path: Path) -> Path | None:
@@ -218,6 +243,21 @@ class Folder:
             raise DataFileError(
                 f"{str(self.programs)!r} was changed since the campaign began: its numbers mean other variants now. "
                 "Restore the file, or start a new campaign.",
+                slug="campaign-other",
+            )
+
+    def check_torch(self) -> None:
+        """Look that torch is that of the campaign: another one makes other variants, and other results.
+
+        Raises:
+            DataFileError: It is not.
+        """
+        import torch
+
+        if self.settings.torch not in ("", str(torch.__version__)):
+            raise DataFileError(
+                f"{str(self.path)!r} is a campaign with torch {brief(self.settings.torch)}, and this is torch "
+                f"{torch.__version__}: use that version, or start a new campaign.",
                 slug="campaign-other",
             )
 
@@ -249,9 +289,7 @@ class Folder:
 
     def _write(self) -> None:
         facts = {"format": _FORMAT, "campaign": self.settings.campaign, **dataclasses.asdict(self.settings)}
-        new = self.path / f"{_SETTINGS}.part"
-        new.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        new.replace(self.path / _SETTINGS)
+        write_text(self.path / _SETTINGS, json.dumps(facts, indent=1) + "\n")
 
 
 def shard_of(text: str | None, environment: Mapping[str, str]) -> tuple[Shard, str]:
@@ -292,6 +330,8 @@ def _shard(index: int, of: int, words: str) -> Shard:
 
 
 def _digest(path: Path) -> str:
+    if path.exists() and not path.is_file():  # a pipe would block, a device has no end
+        raise DataFileError(f"The programs {str(path)!r} are no regular file.", slug="campaign-folder")
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]

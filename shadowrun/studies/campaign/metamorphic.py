@@ -18,14 +18,14 @@ from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.numerics.form import dtype_name
 from shadowrun.studies.campaign.mutators.execution import RELATIONS
 from shadowrun.studies.campaign.mutators.tensors import in_place_form
+from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.cases import Part
 from shadowrun.studies.sweep.inputs import transposed
 from shadowrun.studies.sweep.invariance import (
     Invariance,
     LayoutVariant,
     Pair,
-    Refused,
-    batch_arguments,
+    TargetUnsupported,
     flattened,
     map_tensors,
 )
@@ -85,7 +85,11 @@ class Metamorphic:
         self._plans: dict[torch._ops.OpOverload, OpPlan] = {}
 
     def check(
-        self, program: Callable[[], Any], relation: str, on_target: Callable[[], None] = lambda: None
+        self,
+        program: Callable[[], Any],
+        relation: str,
+        on_target: Callable[[], None] = lambda: None,
+        on_op: Callable[[str], None] = lambda _: None,
     ) -> tuple[list[Violation], int]:
         """Check a relation on each operator call of a program.
 
@@ -93,6 +97,7 @@ class Metamorphic:
             program: Runs the variant on the CPU.
             relation: One of `RELATIONS`.
             on_target: Called when the program has run on the CPU and before the target runs.
+            on_op: Called with the name of each operator before it is called on the target.
 
         Returns:
             The violations, and the number of pairs that were compared.
@@ -105,6 +110,7 @@ class Metamorphic:
         violations: list[Violation] = []
         n_pairs = 0
         for plan, args, kwargs in calls:
+            on_op(plan.name)
             try:
                 for pair, of in self._pairs(relation, plan, args, kwargs):
                     n_pairs += 1
@@ -113,7 +119,7 @@ class Metamorphic:
                         violations.append(_violation(relation, plan, args, mismatch))
                         break
             # A form that the target does not take: that it lacks the operator is found where it runs the program.
-            except Refused:
+            except TargetUnsupported:
                 continue
         return violations, n_pairs
 

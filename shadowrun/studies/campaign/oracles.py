@@ -29,12 +29,24 @@ from shadowrun.numerics.bits import Uncomparable, bits_equal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["FIRED", "ORACLES", "differing", "from_mask", "to_mask"]
+__all__ = ["FIRED", "ORACLES", "RULES", "differing", "from_mask", "to_mask"]
 
 FIRED: Final = "an operator's bits"
 """Whether any operator returned other bits than the reference from the same inputs: on a simulated device, whose right
 kernels are the CPU's, this says that a planted flaw had an effect. No oracle: it takes one pass over all operators."""
 ORACLES: Final = ("bitwise", "shadowrun", "allclose 1e-4", "nnsmith", "dynamo", "backendbench", "torchfuzz")
+
+
+RULES: Final = {
+    "bitwise": "any bit differs",
+    "shadowrun": "the judge condemns an operator, from the same inputs of that operator",
+    "allclose 1e-4": "torch.allclose fails with rtol = atol = 1e-4",
+    "nnsmith": "torch.allclose fails with rtol = 1e-2, atol = 1e-3",
+    "dynamo": "torch._dynamo.utils.same fails with tol = 1e-4",
+    "backendbench": "torch.testing.assert_close fails with rtol = atol = 1e-2",
+    "torchfuzz": "the sums of all elements differ by more than 1.0 and by more than 5 %",
+}
+"""When two results differ by each oracle, for reports."""
 
 
 def differing(

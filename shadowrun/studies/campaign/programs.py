@@ -1,4 +1,4 @@
-"""The programs of a campaign: those of a zoo, or torch's own modules."""
+"""The programs of a campaign: those of a zoo, or torch's own modules and their frequent subgraphs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import UsageError
-from shadowrun.studies.zoo.program import Program, read_zoo, unique, write_zoo
+from shadowrun.studies.zoo.program import read_zoo, unique, write_zoo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from shadowrun.studies.zoo.graph import Graph
+    from shadowrun.studies.zoo.program import Program, Stage
 
 __all__ = ["LazyProgram", "lazily", "write_programs"]
 
@@ -55,7 +56,8 @@ def write_programs(out: Path, zoo: Path | None, patterns: Sequence[str], on_prog
 
     Args:
         out: The file.
-        zoo: Where they come from; None for torch's own modules.
+        zoo: Where they come from; None for torch's own modules and, unless `patterns` leave these out, the frequent
+            subgraphs of them all.
         patterns: Glob patterns of names, sources or ids; all if empty.
         on_progress: Called with done, total and name.
 
@@ -64,10 +66,7 @@ def write_programs(out: Path, zoo: Path | None, patterns: Sequence[str], on_prog
         DataFileError: The zoo cannot be read, or the file not be written.
     """
     if zoo is None:
-        from shadowrun.studies.zoo.sources import modules
-
-        found = modules.collect(lambda _: True, on_progress)
-        programs, stages = unique(found.programs)[0], found.stages
+        programs, stages = _own_programs(patterns, on_progress)
     else:
         whole = read_zoo(zoo)
         programs, stages = list(whole.programs.values()), whole.stages
@@ -79,6 +78,20 @@ def write_programs(out: Path, zoo: Path | None, patterns: Sequence[str], on_prog
         )
     write_zoo(out, chosen, stages)
     return len(chosen)
+
+
+def _own_programs(
+    patterns: Sequence[str], on_progress: Callable[..., None]
+) -> tuple[Sequence[Program], tuple[Stage, ...]]:
+    from shadowrun.studies.zoo import subgraphs
+    from shadowrun.studies.zoo.sources import modules
+
+    found = modules.collect(lambda _: True, on_progress)
+    programs, stages = unique(found.programs)[0], found.stages
+    if patterns and not any(fnmatchcase(subgraphs.SOURCE, pattern) for pattern in patterns):
+        return programs, stages
+    mined = subgraphs.mine(programs, lambda done, n, name: on_progress(done, n, f"subgraphs of {name}"))
+    return unique((*programs, *mined.programs))[0], (*stages, *mined.stages)
 
 
 def _fits(program: Program, patterns: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.analysis.wording import plural
@@ -17,14 +18,18 @@ from shadowrun.report.document import (
     Facts,
     GateLine,
     Limits,
+    Listing,
     Note,
     Records,
     Section,
     Span,
     Table,
 )
-from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause
+from shadowrun.studies.campaign.cause_report import cause_data, target_name
+from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause, without_flaws
+from shadowrun.studies.campaign.oracles import RULES
 from shadowrun.studies.campaign.summary import DEFINITIONS, upper_bound
+from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,28 +37,35 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.summary import Platform, Summary
 
-__all__ = ["campaign_document", "issue_page"]
+__all__ = ["campaign_document"]
 
 FORMAT: Final = 1
 """Version of the JSON's form."""
 _LIMITS: Final = Limits(20, 200, 1000)
+_UNSUPPORTED: Final = (Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE)
+_RATE: Final = (
+    "Starts of the campaign: variants by the clock, duplicates and invalid ones too, and processor time of each."
+)
 _BOUND: Final = "at most {:.2g} % at 95 %"
 
 
-def campaign_document(summary: Summary, *, fail_on: frozenset[str] = frozenset()) -> Document:
+def campaign_document(summary: Summary, *, folder: str = "DIR", fail_on: frozenset[str] = frozenset()) -> Document:
     """The report.
 
     Args:
         summary: Figures of the campaign.
+        folder: Of the campaign, for the commands.
         fail_on: Verdicts among the root causes that fail it.
     """
+    causes = list(enumerate(summary.root_causes, 1))
+    known = [(n, c) for n, c in causes if str(c.signature) in summary.known]
     blocks: list[Block] = [
         Facts(tuple(_headline(summary))),
-        Section("Root causes", (_causes(summary),), DEFINITIONS["root cause"], len(summary.root_causes)),
-        Section(
-            "Platforms", (_platforms(summary),), f"Support: {DEFINITIONS['support']}. Fewer: {DEFINITIONS['fewer']}."
-        ),
-        Section("Discrepancy rate by oracle", tuple(_oracle_blocks(summary)), DEFINITIONS["discrepancy rate"]),
+        _causes_section("Root causes", [pair for pair in causes if pair not in known], summary, folder),
+        *([_causes_section("Known issues", known, summary, folder)] if known else []),
+        *([_gone(summary)] if summary.gone else []),
+        Section("Platforms", (_platforms(summary),), f"{_sentence('support')} Fewer: {DEFINITIONS['fewer']}."),
+        Section("Discrepancy rate by oracle", tuple(_oracle_blocks(summary)), f"{_sentence('discrepancy rate')}"),
         Section(
             "Causes",
             (_published(summary),),
@@ -72,95 +84,103 @@ def campaign_document(summary: Summary, *, fail_on: frozenset[str] = frozenset()
     blocks += [
         Section("Stages", (_stages(summary),), "What went in and out of each stage."),
         Section("Mutators", (_mutators(summary),), f"Valid: {DEFINITIONS['valid']}."),
+        *([Section("Throughput", (_throughput(summary),), _RATE)] if summary.sessions else []),
         Section("Definitions", (Facts(tuple(Fact(k, v) for k, v in DEFINITIONS.items())),)),
     ]
     return Document(
-        f"campaign: {summary.title}", tuple(blocks), _data(summary), _records(summary), _gate(summary, fail_on)
+        f"campaign: {without_flaws(summary.title)}",
+        tuple(blocks),
+        _data(summary),
+        _records(summary),
+        _gate(summary, fail_on),
     )
 
 
-def issue_page(number: int, cause: RootCause, summary: Summary) -> str:
-    """A root cause as Markdown, to be pasted into an issue tracker."""
-    s = cause.signature
-    f = cause.smallest.finding
-    where = ", ".join(_target_name(summary, t) for t in cause.targets)
-    lines = [
-        f"## {s.op or 'A program'}: {s.kind} on {where}",
-        "",
-        (
-            f"Root cause {number} of a campaign of {summary.n_variants:,} variants ({summary.title}), seen in "
-            f"{cause.n_variants:,} of them."
-        ),
-        "",
-        f"- dtype: {s.dtype or 'several'}",
-        f"- cause: {', '.join(filter(None, (s.cause, *cause.explanations[:3]))) or 'not known'}",
-        f"- evidence: {f.message or f.explanation or 'see the script'}",
-        f"- {'flaw of the framework: ' if cause.is_framework else ''}seen on {where}",
-    ]
-    text = summary.texts.get(str(s))
-    if text:
-        lines += ["", "```python", text.rstrip(), "```"]
-    return "\n".join(lines) + "\n"
-
-
 def _headline(summary: Summary) -> Iterator[Fact]:
-    yield Fact("variants", f"{summary.n_variants:,} distinct, {summary.n_duplicates:,} duplicates skipped")
-    if summary.flaws:
-        yield Fact("planted flaws", ", ".join(summary.flaws))
+    yield Fact("variants", f"{summary.n_variants:,} distinct, {plural(summary.n_duplicates, 'duplicate')} skipped")
+    if summary.is_simulated:
+        yield Fact("planted flaws", ", ".join(summary.flaws) or "none")
     for platform in summary.platforms:
         counted = ", ".join(f"{n:,} {status}" for status, n in sorted(platform.statuses.items(), key=lambda i: -i[1]))
-        yield Fact(platform.name, counted)
+        yield Fact(without_flaws(platform.name), counted or "nothing was run")
     wrong = list(summary.findings)
     n_flaws = sum(c.is_framework for c in wrong)
     counted = f"{plural(len(wrong) - n_flaws, 'platform issue')}, {plural(n_flaws, 'framework flaw')}"
-    yield Fact("findings", counted, "strong")
+    yield Fact("root causes", counted, "strong")
+    if summary.new is not None:
+        yield Fact("since then", f"{len(summary.new):,} new, {len(summary.gone):,} not found again")
     n = min((p.n_compared for p in summary.platforms if not p.is_compiled), default=0)
     if (bound := upper_bound(len(wrong), n)) is not None:
         yield Fact("no finding", f"in {n:,} compared variants: {_BOUND.format(100 * bound)}")
     if summary.cpu_s:
         rate = sum(p.n_run for p in summary.platforms) / summary.cpu_s * 3600
-        wall = f"; {summary.wall_s / 60:.1f} minutes by the clock with {summary.jobs} workers" if summary.wall_s else ""
+        wall = f"; {summary.wall_s / 60:.1f} minutes by the clock" if summary.wall_s else ""
         yield Fact("throughput", f"{rate:,.0f} variants an hour of processor time{wall}")
 
 
-def _causes(summary: Summary) -> Entries:
-    entries = []
-    for number, cause in enumerate(summary.root_causes, 1):
-        s, f = cause.signature, cause.smallest.finding
-        facts = [
-            Fact(
-                "seen in",
-                f"{cause.n_variants:,} variants, first in number {cause.first}, smallest in number "
-                f"{cause.smallest.number} ({cause.smallest.size} calls)",
-            ),
-            Fact(
-                "where",
-                ", ".join(_target_name(summary, t) for t in cause.targets)
-                + (" (a flaw of the framework)" if cause.is_framework else ""),
-            ),
-        ]
-        if why := ", ".join(filter(None, (s.cause, *cause.explanations[:2]))):
-            facts.append(Fact("why", why, "strong"))
-        if f.message:
-            facts.append(Fact("evidence", f.message, short=True))
-        if summary.new is not None and str(s) in summary.new:
-            facts.append(Fact("new", "the earlier campaign does not have it"))
-        facts.append(Fact("script", f"shadowrun campaign repro DIR --finding {number}", "action", command=True))
-        entries.append(
-            Entry(
-                s.op or "the program as a whole",
-                tuple(facts),
-                f"{s.kind} {s.dtype}".strip(),
-                str(number),
-                _tone(s.kind),
-                f"cause-{number}",
-            )
-        )
-    return Entries(tuple(entries), noun="root causes", limits=Limits(15, 100, 300))
+def _causes_section(title: str, causes: list[tuple[int, RootCause]], summary: Summary, folder: str) -> Section:
+    entries = Entries(
+        tuple(_cause(n, cause, summary, folder) for n, cause in causes),
+        noun="root causes",
+        limits=Limits(15, 100, 300),
+    )
+    blocks: list[Block] = [entries] if causes else [Note("None.", "dim")]
+    lead = "Accepted by the ledger; they fail no gate." if title == "Known issues" else _sentence("root cause")
+    return Section(title, tuple(blocks), lead, len(causes))
+
+
+def _gone(summary: Summary) -> Section:
+    table = Table((Column("root cause"),), tuple((text,) for text in summary.gone), noun="root causes", limits=_LIMITS)
+    return Section("Not found again", (table,), "Only the earlier campaign has these.", len(summary.gone))
+
+
+def _cause(number: int, cause: RootCause, summary: Summary, folder: str) -> Entry:
+    s, f = cause.signature, cause.smallest.finding
+    where = ", ".join(without_flaws(target_name(summary, t)) for t in cause.targets)
+    facts = [
+        Fact(
+            "seen in",
+            f"{plural(cause.n_variants, 'variant')}, first in number {cause.first}, smallest in number "
+            f"{cause.smallest.number} ({plural(cause.smallest.size, 'call')})",
+        ),
+        Fact("where", f"{where} (a flaw of the framework)" if cause.is_framework else where),
+    ]
+    if why := ", ".join(filter(None, (s.cause, *cause.explanations[:2]))):
+        facts.append(Fact("why", why, "strong"))
+    if f.message:
+        facts.append(Fact("evidence", f.message, short=True))
+    if reason := summary.known.get(str(s)):
+        facts.append(Fact("known", reason))
+    if summary.new is not None and str(s) in summary.new:
+        facts.append(Fact("new", "the earlier campaign does not have it", "strong"))
+    made = summary.scripts.get(str(s))
+    if made is None:
+        facts.append(Fact("script", _command("repro", folder, str(number)), "action", command=True))
+    else:
+        facts += [Fact("note", note) for note in made.notes[:2]]
+        facts.append(Fact("page", _command("report", folder, "--cause", str(number)), "action", command=True))
+    return Entry(
+        s.op or "the program as a whole",
+        tuple(facts),
+        f"{s.kind} {s.dtype}".strip(),
+        str(number),
+        _tone(s.kind),
+        f"cause-{number}",
+        Listing(tuple(made.text.rstrip().splitlines()), "python", "script") if made is not None and made.text else None,
+    )
+
+
+def _command(name: str, folder: str, *words: str) -> str:
+    return shlex.join(["shadowrun", "campaign", name, f"./{folder}" if folder.startswith("-") else folder, *words])
+
+
+def _sentence(term: str) -> str:
+    text = DEFINITIONS[term]
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _tone(kind: str) -> str:
-    return "warn" if kind.endswith("fallback") or kind == "reference" else "bad"
+    return "warn" if kind.endswith("fallback") or kind in (Kind.REFERENCE, *_UNSUPPORTED) else "bad"
 
 
 def _platforms(summary: Summary) -> Table:
@@ -168,21 +188,23 @@ def _platforms(summary: Summary) -> Table:
         Column("platform", "name"),
         Column("valid", "number"),
         Column("operators", "number"),
-        Column("missing", "number"),
+        Column("run", "number"),
         Column("fewer", "number"),
         Column("fallback", "number"),
         Column("with a finding", "number"),
+        Column("discrepancy rate", "number"),
         Column("unverified", "number"),
     )
     rows: list[tuple[Cell, ...]] = [
         (
-            p.name,
+            without_flaws(p.name),
             f"{p.n_run:,}",
-            f"{sum(p.ops.values()):,}",
-            f"{p.ops.get('unsupported', 0):,}",
+            f"{p.n_ops_of_reference:,}",
+            f"{p.n_ops_of_reference - p.ops.get('unsupported', 0):,}",
             f"{100 * p.fewer:.1f} %",
             f"{p.ops.get('fallback', 0):,}",
             f"{p.statuses.get('finding', 0):,}",
+            _share(next((o.n_differ for o in p.oracles if o.name == "shadowrun"), 0), p.n_compared),
             f"{p.statuses.get('unverified', 0):,}",
         )
         for p in summary.platforms
@@ -202,15 +224,16 @@ def _oracle_blocks(summary: Summary) -> Iterator[Block]:
                 Column("false negatives", "number"),
                 Column("false positives", "number"),
             ]
+        columns.append(Column("two results differ if", detail=1))
         rows = []
         for o in p.oracles:
             row = [o.name, f"{o.n_differ:,}", _share(o.n_differ, p.n_compared)]
             if summary.is_simulated:
                 clean = p.n_compared - p.n_fired
                 row += [f"{o.n_missed:,}", _share(o.n_missed, p.n_fired), _share(o.n_alone, clean)]
-            rows.append(tuple(row))
+            rows.append((*row, RULES.get(o.name, "")))
         yield Note(
-            f"{p.name}: {p.n_compared:,} variants compared"
+            f"{without_flaws(p.name)}: {p.n_compared:,} variants compared"
             + (f"; an operator returned other bits in {p.n_fired:,} of them" if p.n_fired else "")
         )
         yield Table(tuple(columns), tuple(rows), noun="oracles", limits=_LIMITS)
@@ -236,7 +259,7 @@ def _share(n: int, of: int) -> str:
 def _published(summary: Summary) -> Table:
     columns = (Column("published cause", "name"), Column("ours"), Column("platform"), Column("findings", "number"))
     rows: list[tuple[Cell, ...]] = [
-        (name, cause or "none named", p.name, f"{n:,}")
+        (name, cause or "none named", without_flaws(p.name), f"{n:,}")
         for name in PUBLISHED_CAUSES
         for p in summary.platforms
         for cause, n in sorted(p.causes.items(), key=lambda item: -item[1])
@@ -286,42 +309,65 @@ def _mutators(summary: Summary) -> Table:
     return Table(columns, tuple(rows), noun="mutators", limits=_LIMITS)
 
 
+def _throughput(summary: Summary) -> Table:
+    columns = (
+        Column("start", "name"),
+        Column("workers", "number"),
+        Column("variants", "number"),
+        Column("minutes", "number"),
+        Column("an hour", "number"),
+        Column("an hour and worker", "number"),
+        Column("ms each", "number"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for s in summary.sessions:
+        rate = 3600 * s.n_variants / s.wall_s if s.wall_s else 0.0
+        each = 1e3 * s.cpu_s / s.n_variants if s.n_variants else 0.0
+        rows.append(
+            (
+                s.started,
+                f"{s.jobs:,}",
+                f"{s.n_variants:,}",
+                f"{s.wall_s / 60:,.1f}",
+                f"{rate:,.0f}",
+                f"{rate / max(s.jobs, 1):,.0f}",
+                f"{each:,.1f}",
+            )
+        )
+    return Table(columns, tuple(rows), noun="starts", limits=_LIMITS)
+
+
 def _gate(summary: Summary, fail_on: frozenset[str]) -> GateLine | None:
     if not fail_on:
         return None
-    failing = [c for c in summary.root_causes if any(c.signature.kind.startswith(kind) for kind in fail_on)]
+    failing = [
+        c
+        for c in summary.root_causes
+        if str(c.signature) not in summary.known and any(c.signature.kind.startswith(kind) for kind in fail_on)
+    ]
+    excused = f", {plural(len(summary.known), 'known issue')}" if summary.known else ""
     if not summary.n_variants or not any(p.n_run for p in summary.platforms):
         return GateLine("FAILED: no variant was run", passed=False)
     if failing:
-        return GateLine(f"FAILED: {len(failing)} root causes", passed=False)
-    return GateLine(f"passed: {summary.n_variants:,} variants", passed=True)
-
-
-def _target_name(summary: Summary, target: int) -> str:
-    return summary.platforms[target].name if 0 <= target < len(summary.platforms) else "the reference itself"
+        return GateLine(f"FAILED: {plural(len(failing), 'root cause')}{excused}", passed=False)
+    return GateLine(f"passed: {plural(summary.n_variants, 'variant')}{excused}", passed=True)
 
 
 def _data(summary: Summary) -> dict[str, Any]:
+    left_out = ("root_causes", "new", "scripts", "recipes")
     return {
         "format": FORMAT,
-        **{f.name: getattr(summary, f.name) for f in dataclasses.fields(summary) if f.name != "new"},
+        **{f.name: getattr(summary, f.name) for f in dataclasses.fields(summary) if f.name not in left_out},
+        "root_causes": [cause_data(n, c, summary) for n, c in enumerate(summary.root_causes, 1)],
         "new": sorted(summary.new) if summary.new is not None else None,
         "definitions": DEFINITIONS,
     }
 
 
 def _records(summary: Summary) -> Records:
-    head = ("number", "kind", "op", "dtype", "cause", "raised", "variants", "targets", "first", "smallest", "framework")
-    rows = tuple(
-        (
-            k,
-            *dataclasses.astuple(c.signature),
-            c.n_variants,
-            " ".join(map(str, c.targets)),
-            c.first,
-            c.smallest.number,
-            c.is_framework,
-        )
-        for k, c in enumerate(summary.root_causes, 1)
-    )
-    return Records(head, rows)
+    keys = ("number", "kind", "op", "dtype", "cause", "raised", "n_variants", "first", "smallest", "is_framework")
+    rows = []
+    for n, cause in enumerate(summary.root_causes, 1):
+        data = cause_data(n, cause, summary)
+        rows.append((*(data[key] for key in keys), "; ".join(data["targets"]), data["known"] or ""))
+    return Records((*keys, "targets", "known"), tuple(rows))

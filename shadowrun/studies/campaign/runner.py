@@ -2,7 +2,8 @@
 
 The reference runs first: a variant that it refuses is invalid, and says nothing about a target. On the target each
 operator call is judged by itself (`studies.sweep.run_case` does that for any program), so the first pass names the
-operator, and nothing is bisected. The results of the whole program go to the oracles (`oracles`).
+operator, and nothing is bisected. The results of the whole program go to the oracles (`oracles`). Where a recipe asks
+for it, each platform is compared with itself, too (`metamorphic`): a fault that the reference shows there is its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shadowrun.platforms import parse
 from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.replay.copies import move, without_strides
 from shadowrun.replay.executor import Executor
+from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.oracles import FIRED, differing, to_mask
 from shadowrun.studies.sweep.cases import FAILURES, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 
     from shadowrun.platforms.device import Platform
     from shadowrun.studies.campaign.variant import Variant
-    from shadowrun.studies.sweep.run_case import Observed
+    from shadowrun.studies.sweep.run_case import CaseRun
 
-__all__ = ["Result", "RunnerSettings", "VariantFinding", "VariantRunner", "program_of"]
+__all__ = ["REFERENCE", "TARGET", "Result", "RunnerSettings", "VariantFinding", "VariantRunner", "program_of"]
 
 _RENEW: Final = 256
 """Variants in one comparison: each leaves rows and forms in its memory, which ends with it."""
@@ -46,6 +48,8 @@ _CPU: Final = torch.device("cpu")
 _BY_DEVICE: Final = frozenset({"aten::scaled_dot_product_attention"})
 """Operators that torch splits into others for each device: each of these is judged, and the result of the whole program
 may differ. On the clean simulated device all 62 of 400 variants that differed in bits had one."""
+TARGET: Final = "target"
+REFERENCE: Final = "reference"
 _STATUS_OF_OP: Final = {"unsupported": "unsupported", "fallback": "fallback", "error": "error"}
 
 
@@ -87,6 +91,7 @@ class VariantFinding:
         explanation: Hypothesis, or type of the exception.
         message: Evidence, or first sentence of the exception.
         phase: ``forward`` or ``backward``.
+        role: `REFERENCE` for a fault that the reference shows against itself, else `TARGET`.
     """
 
     op: str
@@ -96,6 +101,7 @@ class VariantFinding:
     explanation: str = ""
     message: str = ""
     phase: str = "forward"
+    role: str = TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ class VariantRunner:
         if settings.flaws is not None and not sim.is_enabled():
             simulated = next(t for t in settings.targets if parse(t).device_type not in ("cpu", "cuda"))
             sim.enable(parse(simulated).device_type, flaws=settings.flaws)
-        self._pairs = [_Pair(target, settings) for target in settings.targets]
+        self._pairs = [_Pair(target, settings, checks_reference=not k) for k, target in enumerate(settings.targets)]
         self._compiled = [(pair, backend) for backend in settings.backends for pair in self._pairs]
 
     def run(
@@ -160,19 +166,30 @@ class VariantRunner:
         began = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if variant.execution.threads:
+                torch.set_num_threads(variant.execution.threads)
             if target < len(self._pairs):
                 result = self._pairs[target].run(variant, on_target, on_op)
             else:
                 pair, backend = self._compiled[target - len(self._pairs)]
                 result = pair.compiled(variant, backend, on_target)
+            if variant.execution.threads:
+                torch.set_num_threads(self._settings.threads)
         return _timed(result, (time.process_time() - began) * 1e3)
 
 
 class _Pair:
-    """One target and the reference."""
+    """One target and the reference.
 
-    def __init__(self, target: str, settings: RunnerSettings) -> None:
+    Args:
+        target: Spec of the target.
+        settings: Of all platforms.
+        checks_reference: Whether the reference is compared with itself: once for all targets.
+    """
+
+    def __init__(self, target: str, settings: RunnerSettings, *, checks_reference: bool) -> None:
         self._target, self._settings = target, settings
+        self._checks_reference = checks_reference
         self._on_target: Callable[[], None] = lambda: None
         self._n_left = 0
         self._renew()
@@ -181,6 +198,7 @@ class _Pair:
         s = self._settings
         self._cases = CaseRunner(self._target, s.ref, s.call_limit_s, self._target_begins)
         self._platform = self._cases.target
+        self._relations = {TARGET: Metamorphic(self._platform), REFERENCE: Metamorphic(self._cases.reference)}
         self._n_left = _RENEW
 
     def _target_begins(self) -> None:
@@ -196,6 +214,8 @@ class _Pair:
             on_op(op.name())
             return op(*args, **kwargs)
 
+        # Before the target begins: a crash in here is the reference's.
+        itself = self._violations(variant, REFERENCE, on_op) if self._checks_reference else ()
         program = program_of(variant, call, lambda: on_op(""))
         found = self._cases.run(Part.FORWARD, program) or []
         if any(node.name in _BY_DEVICE for node in variant.graph.nodes):
@@ -206,6 +226,7 @@ class _Pair:
             return Result("invalid", f"{refused.explanation}: {refused.message}"[:300])
         findings = (*self._findings(found, observed), *self._compiled_too(variant))
         condemned = any(f.kind in _WRONG for f in findings)
+        findings += (*self._violations(variant, TARGET, on_op), *itself)
         status, reason = _status(found, findings)
         rows = observed.rows if observed is not None else []
         return Result(
@@ -216,6 +237,21 @@ class _Pair:
             _ops(rows, findings),
             sum(row[3] == "match" or row[3] == "mismatch" for row in rows),
         )
+
+    def _violations(self, variant: Variant, role: str, on_op: Callable[[str], None]) -> tuple[VariantFinding, ...]:
+        """What a platform shows against itself, where the recipe asks for it; nothing where the variant raises."""
+        relation = variant.execution.metamorphic
+        if not relation:
+            return ()
+        try:
+            found, _ = self._relations[role].check(program_of(variant)(_CPU), relation, on_op=on_op)
+        # What the program raises is found, or makes it invalid, where it runs as a whole.
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+            return ()
+        kind = Kind.MISMATCH
+        each = (VariantFinding(v.op, v.dtype, kind, v.cause, v.explanation, v.message, role=role) for v in found)
+        # One variant may call a faulty operator many times.
+        return tuple({(f.op, f.dtype, f.cause): f for f in each}.values())
 
     def _compiled_too(self, variant: Variant) -> tuple[VariantFinding, ...]:
         """Findings of the compiled variant, where its recipe asks for compilation."""
@@ -234,7 +270,7 @@ class _Pair:
             status, reason, found = check_compiled(variant, backend, self._platform.device)
         return Result(status, reason, tuple(VariantFinding(*f) for f in found))
 
-    def _findings(self, found: list[CaseFinding], observed: Observed | None) -> Iterator[VariantFinding]:
+    def _findings(self, found: list[CaseFinding], observed: CaseRun | None) -> Iterator[VariantFinding]:
         places: dict[tuple[str, ...], tuple[str, str]] = {}
         for row in observed.rows if observed is not None else ():
             if (shown := finding_of_row(row)) is not None:
@@ -250,7 +286,7 @@ class _Pair:
                 seen.add(key)
                 yield one
 
-    def _oracles(self, variant: Variant, observed: Observed | None, *, condemned: bool) -> int:
+    def _oracles(self, variant: Variant, observed: CaseRun | None, *, condemned: bool) -> int:
         if observed is None or (self._cases.is_on_device and observed.actual is None):
             return -1  # it raised
         expected = _tensors(observed.expected)
@@ -260,7 +296,7 @@ class _Pair:
         here = [_to_cpu(t, self._platform) for t in actual]
         if self._platform.device.type == "cpu" and self._cases.is_on_device:
             here = actual
-        there = [t.detach() for t in expected]
+        there = [_to_cpu(t, self._cases.reference) for t in expected]
         names = differing(here, there, lambda: _exact(variant), condemned=condemned)
         # A match with a cause is one whose bits differ.
         fired = any(row[3] == "mismatch" or (row[3] == "match" and row[4]) for row in observed.rows)

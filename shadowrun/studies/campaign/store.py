@@ -50,6 +50,7 @@ _MAX_TEXT: Final = 400
 _MAX_NAMES: Final = 60_000
 """Ids have two bytes where they are many. Reasons with figures in them could be any number."""
 _MANY: Final = "(one of too many texts)"
+_REFERENCE: Final = -1
 _ID: Final = struct.Struct("<H")
 
 SCHEMA: Final = """\
@@ -110,7 +111,7 @@ create table outcome (              -- what findings share
 
 create table finding (
     number integer not null references variant (number),
-    target integer not null,
+    target integer not null,        -- -1: the reference, against itself
     position integer not null,
     outcome_id integer not null references outcome (id),
     message text not null,
@@ -225,7 +226,7 @@ class VariantRow(NamedTuple):
 
 
 class FindingRow(NamedTuple):
-    """A finding: see the table ``outcome``."""
+    """A finding: see the tables ``finding`` and ``outcome``; its role is ``reference`` where the target is -1."""
 
     op: str
     dtype: str
@@ -234,6 +235,7 @@ class FindingRow(NamedTuple):
     explanation: str
     message: str
     phase: str
+    role: str = "target"
 
 
 class ResultRow(NamedTuple):
@@ -318,6 +320,11 @@ class CampaignStore:
         return store
 
     def _check_same(self, info: CampaignInfo) -> None:
+        try:
+            self._check()
+        except ValueError as error:
+            self._connection.close()
+            raise KIND.damaged(self.path, error) from error
         if self.info.campaign != info.campaign:
             self._connection.close()
             raise other_campaign(self.path)
@@ -334,6 +341,11 @@ class CampaignStore:
             ((most,),) = self._rows(f"select coalesce(max(target), 0) from {table}")  # noqa: S608 - names from above
             if most >= n_targets:
                 raise ValueError(f"a row of {table} is of no target")
+        for table in ("name", "op"):
+            # Numbers are given one after the other, and those in blobs have two bytes.
+            ((most, n),) = self._rows(f"select coalesce(max(id), 0), count(*) from {table}")  # noqa: S608 - from above
+            if most > n or n > _MAX_NAMES + 1:
+                raise ValueError(f"a row of {table} has a number that shadowrun does not give")
         for blobs, ids in (("mutators from variant", self._names), ("ops from result", self._ops)):
             known = set(ids.values())
             for (blob,) in self._rows(f"select distinct {blobs}"):
@@ -385,7 +397,8 @@ class CampaignStore:
         if not cursor.rowcount:
             return False
         for position, found in enumerate(row.findings):
-            values = (row.number, row.target, position, self._outcome(found), storable(found.message)[:_MAX_TEXT])
+            target = row.target if found.role == "target" else _REFERENCE
+            values = (row.number, target, position, self._outcome(found), storable(found.message)[:_MAX_TEXT])
             self._connection.execute("insert into finding values (?, ?, ?, ?, ?)", values)
         if recipe is not None:
             self._connection.execute("update variant set recipe = ? where number = ?", (recipe, row.number))
@@ -462,14 +475,16 @@ class CampaignStore:
             "select number, target, op, dtype, kind, cause, explanation, message, phase from finding join outcome "
             "on outcome.id = outcome_id order by number, target, position"
         ):
-            findings.setdefault((number, target), []).append(FindingRow(*found))
+            row = FindingRow(*found)._replace(role="target" if target >= 0 else "reference")
+            findings.setdefault((number, target), []).append(row)
         for number, target, status, reason, oracles, n_calls, cpu_us, used in self._rows(
             "select * from result order by number, target"
         ):
             yield ResultRow(
                 *(number, target, status, texts.get(reason, ""), oracles, n_calls, cpu_us),
                 dict(ops[n] for n in _ids(used)),
-                tuple(findings.get((number, target), ())),
+                # The reference is compared with itself once, with the first target.
+                (*findings.get((number, target), ()), *(() if target else findings.get((number, _REFERENCE), ()))),
             )
 
     def events(self) -> Iterator[Event]:
@@ -528,6 +543,8 @@ class CampaignStore:
     def _op(self, name: str, status: str) -> int:
         key = self._name(name) or 0, status
         number = self._ops.get(key)
+        if number is None and len(self._ops) >= _MAX_NAMES - len(OPS) and name != _MANY:
+            return self._op(_MANY, status)
         if number is None:
             cursor = self._connection.execute("insert into op (name_id, status) values (?, ?)", key)
             number = self._ops[key] = int(cursor.lastrowid or 0)

@@ -10,18 +10,31 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.studies.campaign.findings import Seen, root_causes, signature
+from shadowrun.studies.campaign.findings import Seen, is_compiled, root_causes, signature, without_flaws
+from shadowrun.studies.campaign.ledger import known_causes
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
-from shadowrun.studies.campaign.runner import VariantFinding
+from shadowrun.studies.campaign.runner import TARGET, VariantFinding
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from shadowrun.settings import KnownLine
+    from shadowrun.studies.campaign.cause_files import CauseFile
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.store import CampaignStore, ResultRow
 
-__all__ = ["DEFINITIONS", "OracleCount", "Platform", "Summary", "count_oracles", "summarise", "upper_bound"]
+__all__ = [
+    "DEFINITIONS",
+    "OracleCount",
+    "Platform",
+    "Session",
+    "Summary",
+    "causes_of",
+    "count_oracles",
+    "summarise",
+    "upper_bound",
+]
 
 DEFINITIONS: Final = {
     "program": "a graph of operator calls, distinct by its hash: operators, attributes, shapes, dtypes and layouts",
@@ -95,8 +108,8 @@ class Platform:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it is compiled code; its name then has a comma."""
-        return ", " in self.name
+        """Whether it is compiled code."""
+        return is_compiled(self.name)
 
     @property
     def n_run(self) -> int:
@@ -108,6 +121,25 @@ class Platform:
         """Share of the reference's operators that it lacks."""
         n = self.n_ops_of_reference
         return self.ops.get("unsupported", 0) / n if n else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A start of a campaign.
+
+    Attributes:
+        started: ISO 8601, UTC.
+        jobs: Worker processes.
+        n_variants: Variants that it settled.
+        wall_s: Seconds by the clock.
+        cpu_s: Seconds of processor time.
+    """
+
+    started: str
+    jobs: int
+    n_variants: int
+    wall_s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +157,15 @@ class Summary:
         invalid: Reasons of invalid variants, with their number, the most frequent first.
         wall_s: Time by the clock; 0 if unknown.
         jobs: Worker processes.
-        is_simulated: Whether flaws were planted: an oracle that says nothing has then missed one.
-        flaws: Their names.
+        is_simulated: Whether a target is simulated: an oracle that says nothing of a flaw has then missed one.
+        flaws: Those that were planted.
         new: Root causes that an earlier campaign did not have; None without one.
-        texts: Short script of each root cause that has one.
+        gone: Root causes that only the earlier campaign has.
+        known: Root causes that the ledger covers, with the reason.
+        scripts: What `campaign repro` wrote, by root cause.
+        sessions: Starts of the campaign.
+        versions: Of torch and others.
+        recipes: JSON of the smallest variant of each root cause, by its number.
     """
 
     title: str
@@ -144,7 +181,12 @@ class Summary:
     is_simulated: bool = False
     flaws: tuple[str, ...] = ()
     new: frozenset[str] | None = None
-    texts: Mapping[str, str] = field(default_factory=dict)
+    gone: tuple[str, ...] = ()
+    known: Mapping[str, str] = field(default_factory=dict)
+    scripts: Mapping[str, CauseFile] = field(default_factory=dict)
+    sessions: tuple[Session, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    recipes: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def cpu_s(self) -> float:
@@ -191,46 +233,66 @@ def summarise(
     store: CampaignStore,
     *,
     stages: Iterable[tuple[str, int, int, Mapping[str, int]]] = (),
+    simulated: bool = False,
     flaws: Sequence[str] = (),
     before: CampaignStore | None = None,
+    ledger: Sequence[KnownLine] = (),
+    scripts: Mapping[str, CauseFile] | None = None,
 ) -> Summary:
     """The figures of a store.
 
     Args:
         store: The store.
         stages: Of the programs.
-        flaws: Flaws that were planted in the simulated target.
+        simulated: Whether a target is simulated.
+        flaws: Flaws that were planted in it.
         before: Store of an earlier campaign.
+        ledger: Known issues.
+        scripts: What `campaign repro` wrote.
     """
     variants = _Variants(store)
     counted = [_Counted() for _ in store.info.targets]
-    seen: list[Seen] = []
     valid: Counter[str] = Counter()
     for result in store.results():
         counted[result.target].add(result)
-        seen += (
-            Seen(result.number, result.target, result.n_calls, VariantFinding(*found)) for found in result.findings
-        )
     for mutators in variants.valid_mutators():
         valid.update(mutators)
-    causes = root_causes(seen, sum(", " not in name.partition(" (")[0] for name in store.info.targets))
+    causes = causes_of(store)
     reference = {op for c in counted for op in c.ops}
-    sessions = store.sessions()
+    sessions = tuple(Session(*row) for row in store.sessions())
+    earlier = _signatures(before) if before is not None else set()
+    wanted = {cause.smallest.number for cause in causes}
     return Summary(
         title=f"{', '.join(store.info.targets)} against {store.info.ref}",
-        stages=(*stages, *variants.stages(counted)),
+        stages=(*stages, *variants.stages(dict(zip(store.info.targets, counted, strict=True)))),
         platforms=tuple(c.platform(n, len(reference)) for n, c in zip(store.info.targets, counted, strict=True)),
         root_causes=tuple(causes),
         validity={name: (n, valid[name]) for name, n in variants.mutators.items()},
         n_variants=variants.n_distinct,
         n_duplicates=variants.n_duplicates,
         invalid=tuple(variants.invalid.most_common()),
-        wall_s=sum(s[3] for s in sessions),
-        jobs=max((s[1] for s in sessions), default=1),
-        is_simulated=bool(flaws),
+        wall_s=sum(s.wall_s for s in sessions),
+        jobs=max((s.jobs for s in sessions), default=1),
+        is_simulated=simulated or bool(flaws),
         flaws=tuple(flaws),
-        new=None if before is None else frozenset(map(_text, causes)) - _signatures(before),
+        new=None if before is None else frozenset(map(_text, causes)) - earlier,
+        gone=tuple(sorted(earlier - set(map(_text, causes)))),
+        known=known_causes(causes, store.info.targets, ledger),
+        scripts=scripts or {},
+        sessions=sessions,
+        versions=store.info.versions,
+        recipes={v.number: v.recipe for v in store.variants() if v.number in wanted and v.recipe},
     )
+
+
+def causes_of(store: CampaignStore) -> list[RootCause]:
+    """The root causes of a store, in the order in which the report numbers them."""
+    seen = [
+        Seen(result.number, result.target if f.role == TARGET else -1, result.n_calls, VariantFinding(*f))
+        for result in store.results()
+        for f in result.findings
+    ]
+    return root_causes(seen, sum(not is_compiled(name) for name in store.info.targets))
 
 
 def _text(cause: RootCause) -> str:
@@ -271,15 +333,15 @@ class _Variants:
         """Names of the mutators of each valid variant, each once."""
         return map(set, self._valid)
 
-    def stages(self, counted: Sequence[_Counted]) -> Iterable[tuple[str, int, int, Mapping[str, int]]]:
+    def stages(self, counted: Mapping[str, _Counted]) -> Iterable[tuple[str, int, int, Mapping[str, int]]]:
         """Recipes, valid variants, results that were compared."""
         n_made = self.n_distinct + self.n_duplicates
         yield "recipes", n_made, self.n_distinct, {"duplicate": self.n_duplicates}
         n_valid = len(self._valid)
         yield "variants", self.n_distinct, n_valid, dict(self.invalid.most_common())
-        for c in counted:
+        for name, c in counted.items():
             left = {s: n for s, n in c.statuses.items() if s in ("unsupported", "unverified", "failed")}
-            yield "results", n_valid, c.statuses["ok"] + c.statuses["finding"], left
+            yield f"results on {without_flaws(name)}", n_valid, c.statuses["ok"] + c.statuses["finding"], left
 
 
 class _Counted:
@@ -299,7 +361,9 @@ class _Counted:
         self.masks[result.oracles] += 1
         self.cpu_us += result.cpu_us
         self.n_failed += any(f.kind == Kind.ERROR for f in result.findings)
-        self.causes.update(f.cause for f in result.findings if f.kind in (Kind.MISMATCH, Kind.FORM))
+        self.causes.update(
+            f.cause for f in result.findings if f.kind in (Kind.MISMATCH, Kind.FORM) and f.role == TARGET
+        )
         for op, status in result.ops.items():
             # The worst of all variants.
             if _OP_ORDER.get(status, 0) >= _OP_ORDER.get(self.ops.get(op, ""), -1):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.operators.facts import base_name, facts
-from shadowrun.studies.zoo.graph import DEVICE, Ref
+from shadowrun.studies.zoo.graph import DEVICE, Ref, check_call, check_dense
 from shadowrun.studies.zoo.values import make
 from shadowrun.torch_private import schema_of
 
@@ -96,7 +96,7 @@ def info(op: torch._ops.OpOverload) -> OpInfo:
         pointwise=torch.Tag.pointwise in op.tags,
         random=torch.Tag.nondeterministic_seeded in op.tags,
         layout="as_strided" in base or "reshape_alias" in base or base.startswith(("empty", "new_empty", "resize")),
-        fragile="batch_norm" in base or base in _UNCHECKED,
+        fragile="batch_norm" in base or "scaled_dot_product" in base or base in _UNCHECKED,
         bounded=base in _BOUNDED,
         indices=tuple(i for i, a in enumerate(schema.arguments) if a.name in _INDICES and "Tensor" in str(a.type)),
     )
@@ -256,7 +256,9 @@ def run_node(node: Node, known: Trace) -> Any:
     if about.fragile:
         _check_fragile(node, args, kwargs)
     try:
+        check_call(node.op, args, kwargs)
         value = node.op(*args, **kwargs)
+        check_dense(node.op, value)
     # A mutated call may raise anything.
     except Exception as error:
         raise Invalid(f"{about.base}: {first_line(error)}") from None
@@ -301,6 +303,11 @@ def _check_fragile(node: Node, args: list[Any], kwargs: dict[str, Any]) -> None:
             t = given.get(name)
             if isinstance(t, torch.Tensor) and t.numel() != channels:
                 raise Invalid(f"{base}: {name} has not one value for each channel")
+    key, value = given.get("key"), given.get("value")
+    if "scaled_dot_product" in base and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor):
+        n_keys, n_values = key.shape[-2:-1], value.shape[-2:-1]
+        if n_keys != n_values:  # the kernel for the CPU reads as many keys as values (pytorch/pytorch#193728)
+            raise Invalid(f"{base}: not as many keys as values")
     labels, classes = given.get("targets"), given.get("log_probs")
     if "ctc_loss" in base and isinstance(labels, torch.Tensor) and isinstance(classes, torch.Tensor):
         if not labels.is_contiguous() or not classes.is_contiguous():

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.studies.campaign.store import Event, FindingRow, ResultRow, VariantRow
-from shadowrun.studies.isolation.pool import Ending, Rest
+from shadowrun.studies.isolation.pool import FailureKind, RemainingTask
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shadowrun.studies.campaign.store import CampaignStore
-    from shadowrun.studies.isolation.pool import Loss
+    from shadowrun.studies.isolation.pool import WorkerFailure
 
 __all__ = ["ALONE", "Chunk", "ChunkWork"]
 
@@ -23,10 +23,10 @@ _CONFIRMED: Final = 3
 """Variants in which an operator ended its process twice: from then on one death is enough."""
 _MAX_IDLE_DEATHS: Final = 3
 _KINDS: Final = {
-    Ending.CRASH: Kind.CRASH,
-    Ending.TIMEOUT: Kind.TIMEOUT,
-    Ending.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
-    Ending.DEVICE: Kind.CRASH,
+    FailureKind.CRASH: Kind.CRASH,
+    FailureKind.TIMEOUT: Kind.TIMEOUT,
+    FailureKind.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
+    FailureKind.DEVICE: Kind.CRASH,
 }
 
 
@@ -85,7 +85,7 @@ class ChunkWork:
         self._store, self._chunks, self._n_targets = store, chunks, n_targets
         self._is_over, self._on_saved = is_over, on_saved
         self._in_hand: dict[Chunk, _InHand] = {}
-        self._losses: dict[tuple[int, int], Loss] = {}
+        self._losses: dict[tuple[int, int], WorkerFailure] = {}
         self._confirmed: dict[tuple[str, str], int] = {}
         self._idle_deaths: dict[tuple[int, int], int] = {}
         self._rows: list[tuple[Any, str | None]] = []
@@ -119,8 +119,8 @@ class ChunkWork:
             self._invalid(hand, number, target, reason)
             return
         found = [FindingRow(*f) for f in findings]
-        if (loss := self._losses.pop((number, target), None)) is not None and _is_flaky(loss):
-            found.append(_finding_of(loss, f"{loss.explanation}; not again in a fresh process"))
+        if (failure := self._losses.pop((number, target), None)) is not None and _is_flaky(failure):
+            found.append(_finding_of(failure, f"{failure.explanation}; not again in a fresh process"))
             status = "finding"
         self._result(hand, ResultRow(number, target, status, reason, oracles, n_calls, cpu_us, ops, found), recipe)
 
@@ -128,24 +128,24 @@ class ChunkWork:
         """All of a chunk was run."""
         del self._in_hand[task]
 
-    def lost(self, task: Chunk, loss: Loss) -> Rest[Chunk] | None:
+    def lost(self, task: Chunk, failure: WorkerFailure) -> RemainingTask[Chunk] | None:
         """Record the outcome of the case in hand, or have it tried again; gives what is left."""
         hand = self._in_hand.pop(task)
-        case = None if loss.step.case is None else (loss.step.case[0], loss.step.case[1])
+        case = None if failure.step.case is None else (failure.step.case[0], failure.step.case[1])
         # The process may have ended after it had sent the outcome.
         if case is None or (case[0], max(case[1], 0)) < hand.at:
-            return self._after_idle_death(task, hand, loss)
+            return self._after_idle_death(task, hand, failure)
         number, target = case
         again = task.attempt == 2 and number == task.start
-        event = Event(number, target, 1 + again, loss.ending, loss.explanation, loss.step.op)
+        event = Event(number, target, 1 + again, failure.kind, failure.explanation, failure.step.op)
         self._rows.append((event, None))
-        key = loss.step.op, loss.ending
+        key = failure.step.op, failure.kind
         if not again and not (key[0] and self._confirmed.get(key, 0) >= _CONFIRMED):
-            self._losses[number, max(target, 0)] = loss
-            return Rest(Chunk(number, task.stop, max(target, 0), 2), fresh=True)
+            self._losses[number, max(target, 0)] = failure
+            return RemainingTask(Chunk(number, task.stop, max(target, 0), 2), fresh=True)
         self._losses.pop((number, max(target, 0)), None)
         self._confirmed[key] = self._confirmed.get(key, 0) + 1
-        self._condemn(hand, number, target, loss)
+        self._condemn(hand, number, target, failure)
         return self._rest(task, hand)
 
     def pause(self) -> bool:
@@ -201,25 +201,25 @@ class ChunkWork:
         self._rows.append(((number, reason), recipe))
         self._settle(hand, number, self._n_targets - 1)
 
-    def _condemn(self, hand: _InHand, number: int, target: int, loss: Loss) -> None:
+    def _condemn(self, hand: _InHand, number: int, target: int, failure: WorkerFailure) -> None:
         """Record that a variant ends its process."""
         recipe = hand.recipes.get(number)
         if target == ALONE and number not in hand.recipes:
-            reason = f"{loss.ending} while it was made: {loss.explanation}"
+            reason = f"{failure.kind} while it was made: {failure.explanation}"
             self._rows.append((VariantRow(number, None, None, invalid=reason), None))
             self._settle(hand, number, self._n_targets - 1)
-        elif not loss.step.on_target:
-            self._invalid(hand, number, max(target, 0), f"{loss.ending} on the reference: {loss.explanation}")
+        elif not failure.step.on_target:
+            self._invalid(hand, number, max(target, 0), f"{failure.kind} on the reference: {failure.explanation}")
         else:
-            found = [_finding_of(loss, loss.explanation)]
+            found = [_finding_of(failure, failure.explanation)]
             self._result(hand, ResultRow(number, target, "finding", findings=found), recipe)
 
-    def _after_idle_death(self, task: Chunk, hand: _InHand, loss: Loss) -> Rest[Chunk] | None:
+    def _after_idle_death(self, task: Chunk, hand: _InHand, failure: WorkerFailure) -> RemainingTask[Chunk] | None:
         """The process ended between two cases."""
         self._idle_deaths[hand.at] = self._idle_deaths.get(hand.at, 0) + 1
         if self._idle_deaths[hand.at] >= _MAX_IDLE_DEATHS and hand.at[0] < task.stop:
             number, target = hand.at
-            reason = f"{loss.ending} before it began: {loss.explanation}"
+            reason = f"{failure.kind} before it began: {failure.explanation}"
             if number in hand.recipes or target:
                 self._result(hand, ResultRow(number, target, "failed", reason), hand.recipes.get(number))
             else:
@@ -227,16 +227,20 @@ class ChunkWork:
                 self._settle(hand, number, self._n_targets - 1)
         return self._rest(task, hand)
 
-    def _rest(self, task: Chunk, hand: _InHand) -> Rest[Chunk] | None:
+    def _rest(self, task: Chunk, hand: _InHand) -> RemainingTask[Chunk] | None:
         number, target = hand.at
-        return Rest(Chunk(number, task.stop, target)) if number < task.stop else None
+        return RemainingTask(Chunk(number, task.stop, target)) if number < task.stop else None
 
 
-def _is_flaky(loss: Loss) -> bool:
+def _is_flaky(failure: WorkerFailure) -> bool:
     # SIGKILL comes from outside: the system out of memory, or a person. Time and memory depend on the machine's load.
-    return loss.step.on_target and loss.ending in (Ending.CRASH, Ending.DEVICE) and "SIGKILL" not in loss.explanation
+    return (
+        failure.step.on_target
+        and failure.kind in (FailureKind.CRASH, FailureKind.DEVICE)
+        and "SIGKILL" not in failure.explanation
+    )
 
 
-def _finding_of(loss: Loss, explanation: str) -> FindingRow:
-    words = f"device lost: {explanation}" if loss.ending is Ending.DEVICE else explanation
-    return FindingRow(loss.step.op, "", _KINDS[loss.ending], "", words, loss.message, "forward")
+def _finding_of(failure: WorkerFailure, explanation: str) -> FindingRow:
+    words = f"device lost: {explanation}" if failure.kind is FailureKind.DEVICE else explanation
+    return FindingRow(failure.step.op, "", _KINDS[failure.kind], "", words, failure.message, "forward")

@@ -8,6 +8,7 @@ target. Which case is in hand stands in the page that it shares with the pool, a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -19,10 +20,11 @@ from shadowrun.studies.campaign.claims import Claims
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shadowrun.studies.campaign.runner import RunnerSettings
     from shadowrun.studies.campaign.variant import Variant
     from shadowrun.studies.isolation.serving import Channel
 
-__all__ = ["ENTRY", "Maker", "VariantWorker", "Verdicts", "start"]
+__all__ = ["ENTRY", "Maker", "VariantWorker", "Verdicts", "runner_settings", "start"]
 
 ENTRY: Final = "shadowrun.studies.campaign.worker:start"
 _MAX_TEXT: Final = 300
@@ -54,21 +56,30 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
     """
     from shadowrun.studies.campaign.generate import Generator
     from shadowrun.studies.campaign.programs import lazily
-    from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+    from shadowrun.studies.campaign.runner import VariantRunner
 
-    flaws = settings["flaws"]
-    runner = VariantRunner(
-        RunnerSettings(
-            targets=tuple(settings["targets"]),
-            ref=settings["ref"],
-            flaws=None if flaws is None else tuple(flaws),
-            backends=tuple(settings["compile"]),
-            threads=settings["threads"],
-            call_limit_s=settings["call_limit_s"],
-        )
-    )
+    runner = VariantRunner(runner_settings(settings))
     maker = Generator(lazily(Path(settings["programs"])), settings["seed"], settings["mutators"])
     return VariantWorker(settings, channel, maker, runner).run
+
+
+def runner_settings(settings: dict[str, Any]) -> RunnerSettings:
+    """Platforms as `runner.VariantRunner` takes them.
+
+    Args:
+        settings: Of `Settings.for_workers`, as JSON has it.
+    """
+    from shadowrun.studies.campaign.runner import RunnerSettings
+
+    flaws = settings["flaws"]
+    return RunnerSettings(
+        targets=tuple(settings["targets"]),
+        ref=settings["ref"],
+        flaws=None if flaws is None else tuple(flaws),
+        backends=tuple(settings["compile"]),
+        threads=settings["threads"],
+        call_limit_s=settings["call_limit_s"],
+    )
 
 
 class VariantWorker:
@@ -130,7 +141,7 @@ class VariantWorker:
         """Run it on a target and send the result; False if it needs no other target."""
         try:
             r = self._runner.run(variant, target, self._channel.step.on_target, self._channel.step.in_op)
-            findings = [[f.op, f.dtype, f.kind, f.cause, f.explanation, f.message, f.phase] for f in r.findings]
+            findings = [list(dataclasses.astuple(f)) for f in r.findings]
             line = [r.status, r.reason, findings, r.oracles, dict(r.ops), r.n_calls, int(r.cpu_ms * 1000)]
         except ShadowrunError as error:
             line = ["failed", f"{error}"[:_MAX_TEXT], [], -1, {}, 0, 0]

@@ -17,11 +17,12 @@ import numpy as np
 
 from shadowrun.errors import UsageError
 from shadowrun.numerics.ladder import remaining_precision
-from shadowrun.recording.model import Kind
+from shadowrun.recording.model import NONE, Kind
 from shadowrun.studies.classes import samples
+from shadowrun.types import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -50,7 +51,7 @@ _MAX_NAMED: Final = 100
 """Patterns of outputs that a recording may name; further ones are left out."""
 
 _BEYOND: Final = 255
-"""Position of all results beyond the first 255: they cannot be told apart from repeats."""
+"""Position of all results beyond the first 255: they cannot be distinguished from repeats."""
 
 
 KEY_FIELDS: Final = {"rank": int, "step": int, "phase": str, "module": str, "op": str, "occurrence": int}
@@ -239,7 +240,7 @@ def outputs_of(platforms: Sequence[Platform], wanted: Sequence[str] = ()) -> lis
     Args:
         platforms: The platforms.
         wanted: Patterns of ``module/op``; by default those that the recordings name, or else the last call of each step
-            that has results with digests.
+            with digests that has part in the model.
 
     Raises:
         UsageError: A pattern matches no call.
@@ -278,6 +279,7 @@ def classes_of(platforms: Sequence[Platform], output: Output, *, by_value: bool 
     values: list[Value] = []
     members = []
     every = [list(values_of(platform, output)) for platform in platforms]
+    # Of all or of none: samples of one platform cannot be compared with all elements of another.
     if all(value.all_bits is not None for found in every for value in found):
         every = [[v._replace(bits=v.all_bits) for v in found if v.all_bits is not None] for found in every]
     for platform, found in zip(platforms, every, strict=True):
@@ -329,12 +331,38 @@ def _matches(key: Key, pattern: str) -> bool:
 
 
 def _last(recording: Recording, calls: dict[Key, int]) -> list[Key]:
-    """The last call of each rank and step that has a result with a digest."""
-    last: dict[tuple[int, int], Key] = {}
+    """Of each rank and step, the last call with digests that has part in the model.
+
+    A program that does not mark its steps makes the next batch before the next step begins: calls whose inputs come
+    from no module, backward pass or optimizer are passed over, unless the step has no others.
+    """
+    steps: dict[tuple[int, int], dict[int, Key]] = {}
     for key, call in calls.items():
-        if next(_places(recording, call), None) is not None:
-            last[key.rank, key.step] = key
-    return list(last.values())
+        steps.setdefault((key.rank, key.step), {})[call] = key
+    last = []
+    for of_step in steps.values():
+        placed = [call for call in reversed(of_step) if next(_places(recording, call), None) is not None]
+        known: dict[int, bool] = {}
+        found = next((call for call in placed if _is_of_model(recording, call, of_step, known)), None)
+        if placed:
+            last.append(of_step[placed[0] if found is None else found])
+    return last
+
+
+def _is_of_model(recording: Recording, call: int, of_step: Mapping[int, Key], known: dict[int, bool]) -> bool:
+    """Whether a call, or a call of its step that it depends on, is in a module, a backward pass or an optimizer."""
+    waiting = [call]
+    while waiting:
+        call = waiting.pop()
+        key = of_step.get(call)
+        if key is None or call in known:  # of another step; or looked at, and of no model
+            continue
+        if key.module or key.phase != Phase.FORWARD:
+            return True
+        known[call] = False
+        rows = [row for row in recording.inputs_of(call).tolist() if row != NONE]
+        waiting.extend((np.searchsorted(recording.first_result, rows, side="right") - 1).tolist())
+    return False
 
 
 def _places(recording: Recording, call: int) -> Iterator[tuple[int, int]]:

@@ -213,21 +213,21 @@ def flag_clusters(classes: Classes, platforms: Sequence[Platform]) -> FlagCluste
     common = every.intersection(*(flags[m.platform] for m in members))
     patterns: dict[tuple[bool, ...], list[str]] = defaultdict(list)
     for flag in sorted(every - common):
-        # Flags that always occur together cannot be told apart: they are one cluster, as in the published table 1.
+        # Flags that always occur together cannot be distinguished: they are one cluster, as in the published table 1.
         patterns[tuple(flag in flags[m.platform] for m in members)].append(flag)
     clusters = []
-    told: list[tuple[bool, ...]] = []
+    deciding: list[tuple[bool, ...]] = []
     for pattern, own in patterns.items():
         with_flag = {m.label for m, has in zip(members, pattern, strict=True) if has}
         without = {m.label for m, has in zip(members, pattern, strict=True) if not has}
         # A class with platforms on both sides shows that the flag does not decide it.
         aligned = not with_flag & without
-        told += [pattern] if aligned else []
+        deciding += [pattern] if aligned else []
         names = tuple(m.platform for m, has in zip(members, pattern, strict=True) if has)
         letters = tuple(letter(label) for label in sorted(with_flag))
         clusters.append(FlagCluster(_representative(own), tuple(own), names, letters, aligned))
     clusters.sort(key=lambda c: (not c.aligned, -len(c.flags), c.name))
-    signatures = {tuple(pattern[i] for pattern in told) for i in range(len(members))}
+    signatures = {tuple(pattern[i] for pattern in deciding) for i in range(len(members))}
     n_classes = len({m.label for m in members})
     return FlagClusters(tuple(clusters), len(members), len(every), len(common), len(signatures), n_classes)
 

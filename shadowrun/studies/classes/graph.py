@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Key, Recording
     from shadowrun.studies.classes.platforms import Platform
 
-__all__ = ["Change", "OfOperator", "along_graph", "by_operator"]
+__all__ = ["Change", "OperatorChanges", "along_graph", "by_operator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class OfOperator:
+class OperatorChanges:
     """What all calls of one operator do.
 
     Attributes:
@@ -135,7 +135,7 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
     return changes
 
 
-def by_operator(changes: Sequence[Change]) -> list[OfOperator]:
+def by_operator(changes: Sequence[Change]) -> list[OperatorChanges]:
     """What each operator does to classes and precision; those that add most classes first."""
     groups: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
@@ -144,7 +144,7 @@ def by_operator(changes: Sequence[Change]) -> list[OfOperator]:
     for op, own in groups.items():
         trends = [c.trend for c in own if c.n_before > 1]
         found.append(
-            OfOperator(
+            OperatorChanges(
                 op,
                 len(own),
                 sum(c.n_added > 0 for c in own),

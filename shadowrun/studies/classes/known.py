@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.platforms import Platform
 
 __all__ = [
-    "Checked",
+    "ClassCheck",
     "KnownClass",
     "KnownOutput",
     "check",
@@ -101,7 +101,7 @@ class KnownClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ClassCheck:
     """A platform against known classes.
 
     Attributes:
@@ -144,7 +144,7 @@ class Checked:
         return f"{self.platform}: new class; the nearest is {self.nearest!r}{whose}: {distance} ({self.output})"
 
 
-def check(recording: Recording | str | Path, path: str | Path) -> Checked:
+def check(recording: Recording | str | Path, path: str | Path) -> ClassCheck:
     """Assert that a recording's results are of a known class; for tests.
 
     Args:
@@ -164,7 +164,7 @@ def check(recording: Recording | str | Path, path: str | Path) -> Checked:
     return found
 
 
-def check_platform(platform: Platform, known: Sequence[KnownClass]) -> Checked:
+def check_platform(platform: Platform, known: Sequence[KnownClass]) -> ClassCheck:
     """Find the class of a platform; of repeats that differ, the most frequent result counts."""
     candidates = []
     for entry in known:
@@ -174,12 +174,12 @@ def check_platform(platform: Platform, known: Sequence[KnownClass]) -> Checked:
         worst, mantissa, output = max(d for d in distances if d is not None)
         candidates.append((not entry.is_for(platform.facts), worst, mantissa, output, entry.name))
     if not candidates:
-        return Checked(platform.name)
+        return ClassCheck(platform.name)
     # Classes for this hardware first, whatever their distance; then the nearest.
     foreign, n_lost, mantissa, output, name = min(candidates, key=lambda c: c[:2])
     if not n_lost and not foreign:
-        return Checked(platform.name, name)
-    return Checked(
+        return ClassCheck(platform.name, name)
+    return ClassCheck(
         platform.name, nearest=name, is_for_hardware=not foreign, n_lost=n_lost, mantissa=mantissa, output=output
     )
 

@@ -174,6 +174,7 @@ def facts_of(fingerprint: Mapping[str, object]) -> dict[str, str]:
         vendor = facts.get("vendor") or next((v for v in ("Intel", "AMD") if v in brand), brand.partition(" ")[0])
         facts |= {"architecture": facts.get("architecture", brand), "vendor": _VENDORS.get(vendor, vendor)}
     if "threads" in facts:
+        # The work is divided among threads, however many cores there are.
         facts["cores"] = facts["threads"]
     return {name: value for name, value in facts.items() if value}
 

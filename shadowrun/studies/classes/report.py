@@ -22,8 +22,9 @@ from shadowrun.report.document import (
 )
 from shadowrun.studies.classes.equivalence import letter
 from shadowrun.studies.classes.graph import by_operator
-from shadowrun.studies.classes.layer_kernels import kernel_data, kernel_section, layer_name
+from shadowrun.studies.classes.layer_kernels import kernel_section
 from shadowrun.studies.classes.plots import curve_svg, dendrogram_svg, graph_svg, leaf_order
+from shadowrun.studies.classes.report_data import FORMAT, study_data, study_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,14 +33,10 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.equivalence import Classes
     from shadowrun.studies.classes.explain import Claim, FlagClusters
     from shadowrun.studies.classes.graph import Change
-    from shadowrun.studies.classes.known import Checked
-    from shadowrun.studies.classes.layer_kernels import LayerKernels
-    from shadowrun.studies.classes.study import OfOutput, Study
+    from shadowrun.studies.classes.known import ClassCheck
+    from shadowrun.studies.classes.study import OutputStudy, Study
 
 __all__ = ["classes_document", "known_document", "plots_of"]
-
-FORMAT: Final = 1
-"""Version of the JSON's form."""
 
 _MAX_OUTPUTS: Final = 12
 """Outputs that the table of letters has columns for; CSV and JSON have all."""
@@ -62,10 +59,10 @@ def classes_document(study: Study) -> Document:
         blocks.append(_repeats(study))
     blocks.append(_claims(study.claims))
     title = f"classes of {len(study.platforms)} recordings"
-    return Document(title, tuple(blocks), _data(study), _records(study))
+    return Document(title, tuple(blocks), study_data(study), study_records(study))
 
 
-def known_document(checked: Sequence[Checked], file: str) -> Document:
+def known_document(checked: Sequence[ClassCheck], file: str) -> Document:
     """Report of platforms against known classes."""
     n_new = sum(not found.known for found in checked)
     columns = (Column("platform", "name"), Column("class"), Column("distance"))
@@ -175,7 +172,7 @@ def _outputs(study: Study) -> Section:
     return Section("Outputs", (Table(columns, tuple(rows), noun="outputs", limits=_ALL),), lead, len(study.outputs))
 
 
-def _ulp(output: OfOutput) -> str:
+def _ulp(output: OutputStudy) -> str:
     if output.max_ulp is None:
         return "-"
     if output.is_exact or output.classes.n_classes == 1:
@@ -218,7 +215,7 @@ def _repeats(study: Study) -> Section:
     return Section("Platforms that do not repeat themselves", (table,), lead, len(rows))
 
 
-def _explained(output: OfOutput) -> Section:
+def _explained(output: OutputStudy) -> Section:
     columns = (Column("fact", "name"), Column("explains"), Column("values: platforms, classes"))
     rows: list[tuple[Cell, ...]] = []
     for fact in output.facts:
@@ -263,7 +260,7 @@ def _flags(flags: FlagClusters) -> Section:
     return Section(f"CPU flags of {flags.n_platforms} platforms", (table,), lead, len(rows))
 
 
-def _nearness(study: Study, output: OfOutput) -> Section:
+def _nearness(study: Study, output: OutputStudy) -> Section:
     classes = output.classes
     who = _who(study, classes)
     columns = (Column("bits", "number"), Column("classes", "number"), Column("agree to so many bits"))
@@ -360,96 +357,6 @@ def _claims(claims: tuple[Claim, ...]) -> Section:
     rows = tuple((c.text, (verdicts[c.holds],), str(c.n_broken), str(c.n_tested), c.example) for c in claims)
     lead = "Of the published claims. Fingerprints are hardware, libraries and settings, without names and memory."
     return Section("Claims", (Table(columns, rows, noun="claims", limits=_ALL),), lead)
-
-
-def _data(study: Study) -> dict[str, object]:
-    return {
-        "format": FORMAT,
-        "by_value": study.by_value,
-        "n_common_calls": study.n_common,
-        "n_calls": study.n_any,
-        "different_programs": study.are_different_programs,
-        "provenance_differs": study.provenance,
-        "platforms": [
-            {"name": p.name, "facts": dict(p.facts), "flags": sorted(p.flags), "fingerprint": p.fingerprint}
-            for p in study.platforms
-        ],
-        "outputs": [_output_data(o) for o in study.outputs],
-        "graph": study.changes,
-        "layers": kernel_data(study.layers, [p.name for p in study.platforms]),
-        "operators": by_operator(study.changes),
-        "claims": [
-            {"claim": c.text, "holds": c.holds, "n_tested": c.n_tested, "n_broken": c.n_broken, "example": c.example}
-            for c in study.claims
-        ],
-    }
-
-
-def _output_data(output: OfOutput) -> dict[str, object]:
-    c = output.classes
-    return {
-        "output": c.output.name,
-        "key": c.output.fields,
-        "n_classes": c.n_classes,
-        "n_classes_near": output.outliers.n_classes,
-        "apart": output.outliers.platforms,
-        "mantissa_bits": c.mantissa,
-        "remaining_precision": c.precision.tolist(),
-        "labels_by_lost_bits": c.truncated,
-        "max_ulp_bound": c.max_ulp,
-        "max_ulp_of_samples": output.max_ulp,
-        "max_relative_difference_of_samples": output.max_difference,
-        "all_elements_sampled": output.is_exact,
-        "n_undecided": c.n_undecided,
-        "classes": [{"class": letter(i), "digest": f"{int(v.ladder[0]):016x}"} for i, v in enumerate(c.values)],
-        "platforms": [
-            {
-                "platform": m.platform,
-                "class": letter(m.label),
-                "n_repeats": m.n_repeats,
-                "n_mode": m.n_mode,
-                "n_distinct": m.n_distinct,
-            }
-            for m in c.members
-        ],
-        "facts": output.facts,
-        "flag_clusters": output.flags,
-        "curve": output.curve,
-    }
-
-
-def _records(study: Study) -> Records:
-    head = ("output", "step", "platform", "class", "digest", "repeats", "mode", "distinct", "architecture", "cores",
-            "path", "kernel")  # fmt: skip
-    facts = {p.name: p.facts for p in study.platforms}
-    layers = {layer.key: layer for layer in study.layers}
-    numbers = {p.name: number for number, p in enumerate(study.platforms)}
-    rows: list[tuple[object, ...]] = []
-    for o in study.outputs:
-        c = o.classes
-        layer = layers.pop(c.output.key, None)
-        for m in c.members:
-            digest = f"{int(c.values[m.label].ladder[0]):016x}"
-            own = facts[m.platform]
-            rows.append((
-                *(c.output.name, c.output.key.step, m.platform, letter(m.label), digest, m.n_repeats, m.n_mode),
-                *(m.n_distinct, own.get("architecture", ""), own.get("cores", "")),
-                *_path_and_kernel(layer, numbers[m.platform]),
-            ))  # fmt: skip
-    for layer in layers.values():
-        labels = list(dict.fromkeys(layer.digests))
-        for p in study.platforms:
-            digest = layer.digests[numbers[p.name]]
-            rows.append((
-                *(layer_name(layer), layer.key.step, p.name, letter(labels.index(digest)), digest, "", "", ""),
-                *(p.facts.get("architecture", ""), p.facts.get("cores", "")),
-                *_path_and_kernel(layer, numbers[p.name]),
-            ))  # fmt: skip
-    return Records(head, tuple(rows))
-
-
-def _path_and_kernel(layer: LayerKernels | None, number: int) -> tuple[str, str]:
-    return ("", "") if layer is None else (layer.paths[number], layer.kernels[number])
 
 
 def _who(study: Study, classes: Classes) -> dict[int, str]:

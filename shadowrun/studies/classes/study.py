@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.layer_kernels import LayerKernels
     from shadowrun.studies.classes.platforms import Platform
 
-__all__ = ["FEW_COMMON", "OfOutput", "Study"]
+__all__ = ["FEW_COMMON", "OutputStudy", "Study"]
 
 FEW_COMMON: Final = 0.5
 """Share of common calls below which recordings are of different programs."""
@@ -36,7 +36,7 @@ _Explained = tuple["tuple[Fact, ...]", "FlagClusters | None", "tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class OfOutput:
+class OutputStudy:
     """One output, explained.
 
     Attributes:
@@ -77,7 +77,7 @@ class Study:
     """
 
     platforms: tuple[Platform, ...]
-    outputs: tuple[OfOutput, ...]
+    outputs: tuple[OutputStudy, ...]
     changes: tuple[Change, ...]
     claims: tuple[Claim, ...]
     n_common: int
@@ -158,12 +158,12 @@ class Study:
         return [(c, m) for c, m in self.unstable_outputs if m.n_mode < MODE_WARNING * m.n_repeats]
 
     @property
-    def focus(self) -> OfOutput:
+    def focus(self) -> OutputStudy:
         """The output with the most classes, the first of several: what the report explains."""
         return max(self.outputs, key=lambda o: o.classes.n_classes)
 
 
-def _of_output(classes: Classes, platforms: Sequence[Platform], explained: dict[object, _Explained]) -> OfOutput:
+def _of_output(classes: Classes, platforms: Sequence[Platform], explained: dict[object, _Explained]) -> OutputStudy:
     # Facts and flags depend on nothing but who is in which class, and that is the same for most outputs.
     key = tuple((m.platform, m.label) for m in classes.members)
     if key not in explained:
@@ -171,7 +171,7 @@ def _of_output(classes: Classes, platforms: Sequence[Platform], explained: dict[
         explained[key] = facts, explain.flag_clusters(classes, platforms), tuple(explain.curve(classes, platforms))
     pairs = [(a, b) for i, a in enumerate(classes.values) for b in classes.values[:i]]
     ulps = [u for u in (ulp_difference(a, b) for a, b in pairs) if u is not None]
-    return OfOutput(
+    return OutputStudy(
         classes,
         explain.outliers(classes),
         max((difference(a, b) for a, b in pairs), default=0.0),

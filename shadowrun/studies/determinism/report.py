@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shadowrun.studies.determinism.processes import ProcessRun
-    from shadowrun.studies.determinism.variants import Broken
+    from shadowrun.studies.determinism.variants import ChangedVariant
 
 __all__ = ["DIMENSIONS", "Determinism", "determinism_document"]
 
@@ -49,7 +49,7 @@ class Determinism:
     program: str
     runs: Sequence[ProcessRun]
     by_dimension: Mapping[str, Mapping[str, Stability]]
-    broken: Sequence[Broken]
+    broken: Sequence[ChangedVariant]
     left_out: Mapping[str, int]
     n_missing: int
     differing: Sequence[str]

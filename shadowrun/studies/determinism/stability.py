@@ -148,6 +148,7 @@ def _joined(values: Hashes, first: npt.NDArray[np.int64], skipped: npt.NDArray[A
     with np.errstate(over="ignore"):
         mixed = np.where(kept == 1, mix(values + (position + np.uint64(1)) * _GAMMA), np.uint64(0))
         total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+        # Sums may wrap: their differences are right mod 2^64.
         joined: Hashes = total[first[1:]] - total[first[:-1]]
         return joined
 
@@ -176,6 +177,7 @@ def run_to_run(runs: Iterable[Mapping[Key, CallDigests]]) -> tuple[dict[str, Sta
         worst = max(groups.values(), key=len)
         if len(worst) > 1:
             of_op.add_break(worst, _place(key))
+        # No two runs had the same inputs.
         elif len(groups) > 1 and len(groups) == len(seen):
             of_op.n_downstream += 1
         elif len(seen) > 1:

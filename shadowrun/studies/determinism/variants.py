@@ -23,15 +23,15 @@ from shadowrun.operators.case import Case, flat_results, tensors
 from shadowrun.recording.digests import digest
 from shadowrun.replay.call import draws_random
 from shadowrun.studies.determinism.stability import Stability
+from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.inputs import channels_last, is_plain, transposed
-from shadowrun.studies.sweep.invariance import batch_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shadowrun.operators.case import Value
 
-__all__ = ["Broken", "Dimension", "Variants"]
+__all__ = ["ChangedVariant", "Dimension", "Variants"]
 
 MAX_BYTES: Final = 1 << 30
 """Inputs of a call: with its variants, several times as much is held at once."""
@@ -61,7 +61,7 @@ class Dimension:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class ChangedVariant:
     """A variant of a call that gave other bits.
 
     Attributes:
@@ -101,7 +101,7 @@ class Variants:
     batch_slices: Sequence[int]
     layouts: bool
     found: dict[str, dict[str, Stability]] = field(default_factory=dict)
-    broken: list[Broken] = field(default_factory=list)
+    broken: list[ChangedVariant] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     random: set[str] = field(default_factory=set)
     plans: dict[int, OpPlan] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Variants:
 
     # -- what the mode calls --------------------------------------------------------------------------
 
-    def learn(self, plan: OpPlan) -> None:
+    def add_operator(self, plan: OpPlan) -> None:
         """An operator has got its plan."""
 
     def count(self, name: str, reason: str) -> None:
@@ -244,8 +244,9 @@ class Variants:
     def _note(self, call: _Call, dimension: str, variant: str, counts: Counter[bytes], bits: tuple[int, int]) -> None:
         of_op = self.found.setdefault(dimension, defaultdict(Stability))[call.plan.name]
         if len(counts) > 1:
+            # How many there are of each is what counts, not which hash it was.
             of_op.add_break(Counter(dict(enumerate(counts.values()))), variant)
-            self.broken.append(Broken(call.plan.name, dimension, variant, call.printed(), bits, len(counts)))
+            self.broken.append(ChangedVariant(call.plan.name, dimension, variant, call.printed(), bits, len(counts)))
         else:
             of_op.n_holds += 1
             if not of_op.n_breaks:

@@ -10,7 +10,7 @@ from shadowrun.report.document import Block, Column, Document, Limits, Note, Rec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.analysis import FindingChange, Seen
+    from shadowrun.analysis import FindingChange, FindingInRun
     from shadowrun.types import RunInfo
 
 __all__ = ["changes_document", "failures"]
@@ -94,7 +94,7 @@ def failures(changes: Sequence[FindingChange], kinds: frozenset[str]) -> list[st
     return found
 
 
-def _calls(seen: Seen | None) -> str:
+def _calls(seen: FindingInRun | None) -> str:
     return "" if seen is None else f"{seen.n_calls:,} of {seen.n_calls_of_op:,}"
 
 

@@ -17,12 +17,12 @@ from shadowrun.report.document import (
     Facts,
     Limits,
     Note,
-    Records,
     Section,
     Span,
     Table,
 )
-from shadowrun.studies.diff.compare import ARISING, Outcome, is_undeclared
+from shadowrun.studies.diff.compare import Outcome
+from shadowrun.studies.diff.report_data import DiffData, effects, kernel
 from shadowrun.studies.diff.rounding import Rounding
 
 if TYPE_CHECKING:
@@ -31,12 +31,8 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Recording
     from shadowrun.report.document import Cell
     from shadowrun.studies.diff.recordings import RecordingDiff
-    from shadowrun.studies.diff.step_outputs import OutputDistance
 
 __all__ = ["recordings_document"]
-
-FORMAT: Final = 1
-"""Version of the JSON's form."""
 
 _LIMITS: Final = Limits(20, 50, 1000)
 _MAX_PARENTS: Final = 8
@@ -77,6 +73,7 @@ class _Report:
     def __init__(self, found: RecordingDiff, limit: int, replays: Sequence[str]) -> None:
         self._found = found
         self._replays = tuple(replays)
+        self._data = DiffData(found, limit, replays)
         self._limit = limit
         self._difference = found.difference
         self._a, self._b = found.difference.first.recording, found.difference.second.recording
@@ -91,7 +88,7 @@ class _Report:
             blocks.append(self._arising())
         if any(output.n_differ for output in found.outputs):
             blocks.append(self._outputs())
-        if counterparts := self._counterparts():
+        if counterparts := self._data.counterparts():
             blocks.append(_counterpart_section(counterparts, self._limit))
         if found.n_missing:
             blocks.append(self._missing())
@@ -101,7 +98,7 @@ class _Report:
             table = Table((Column("fact", "name"), *map(Column, found.labels)), facts, noun="facts", limits=_LIMITS)
             blocks.append(Section("Platforms", (table,), "Facts in which they differ.", count=len(facts)))
         title = f"{found.labels[0]} against {found.labels[1]}"
-        return Document(title, tuple(blocks), self._data(title), self._records())
+        return Document(title, tuple(blocks), self._data.data(title), self._data.records())
 
     # -- blocks --------------------------------------------------------------------------------------
 
@@ -157,19 +154,19 @@ class _Report:
             Fact("outcome", f"{self._difference.outcome(pair)}: {self._meaning(self._difference.outcome(pair))}"),
             Fact("device", _two(a.device, b.device)),
         ]
-        kernels = [_kernel(r, c) for r, c in ((self._a, x), (self._b, y))]
+        kernels = [kernel(r, c) for r, c in ((self._a, x), (self._b, y))]
         if any(kernels):
             rows.append(Fact("kernel", _two(*(k or "not recorded" for k in kernels))))
         if any(paths := [path_of(k) for k in kernels]):
             rows.append(Fact("path", _two(*(path or "not known" for path in paths))))
         if self._difference.outcome(pair) is Outcome.ARGUMENTS:
             rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
-        placements = [", ".join(_placements(r, c)) for r, c in self._calls(pair)]
+        placements = [", ".join(_placements(r, c)) for r, c in self._data.calls(pair)]
         if placements[0] != placements[1]:
             rows.append(Fact("placement", _two(*(p or "none" for p in placements))))
         if self._difference.undeclared[pair]:
             rows.append(
-                Fact("memory", _two(*(", ".join(_effects(r, c)) or "as declared" for r, c in self._calls(pair))))
+                Fact("memory", _two(*(", ".join(effects(r, c)) or "as declared" for r, c in self._data.calls(pair))))
             )
         rows.append(Fact("distance", self._distance(pair)))
         if judged is not None:
@@ -186,10 +183,6 @@ class _Report:
         graph = self._graph(pair)
         if graph.rows:
             yield Section("What it reaches", (graph,), count=origin.n_reached)
-
-    def _calls(self, pair: int) -> tuple[tuple[Recording, int], tuple[Recording, int]]:
-        x, y = (int(c) for c in self._difference.alignment.pairs[pair])
-        return (self._a, x), (self._b, y)
 
     def _graph(self, origin: int) -> Table:
         """Calls that differ because the first divergence did, with the calls that their inputs come from."""
@@ -262,36 +255,16 @@ class _Report:
             f"{n_reached:,}",
         )
 
-    def _counterparts(self) -> list[dict[str, Any]]:
-        """Calls that correspond under two names of operators: of each two names, how many, and how many are equal."""
-        pairs = self._difference.alignment.pairs
-        ops = [np.array([c.op for c in r.contexts], object) for r in (self._a, self._b)]
-        names = [of[r.calls["context"][pairs[:, side]]] if len(of) else of[:0]
-                 for side, (of, r) in enumerate(zip(ops, (self._a, self._b), strict=True))]  # fmt: skip
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        for pair in np.flatnonzero(names[0] != names[1]).tolist():
-            first, second = (str(of[pair]) for of in names)
-            new = {"first": first, "second": second, "n_calls": 0, "n_equal": 0, "call": int(pairs[pair, 0])}
-            row = found.setdefault((first, second), new)
-            row["n_calls"] += 1
-            row["n_equal"] += self._difference.outcome(pair) is Outcome.EQUAL
-        return list(found.values())
-
     def _missing(self) -> Section:
         rows = tuple(
             (self._found.labels[side], str(call), *_place(recording, call))
-            for side, recording, call in self._missing_calls()
+            for side, recording, call in self._data.missing_calls()
         )
         columns = (Column("only in"), Column("call", "number"), Column("operator", "name"), Column("module"),
                    Column("phase", detail=1), Column("line"))  # fmt: skip
         table = Table(columns, rows, self._found.n_missing - len(rows), "calls", _LIMITS)
         lead = "Inserted, removed or fused: no call of the other recording fits."
         return Section("Calls of one recording only", (table,), lead, count=self._found.n_missing)
-
-    def _missing_calls(self) -> Iterator[tuple[int, Recording, int]]:
-        alignment = self._difference.alignment
-        for side, recording, calls in ((0, self._a, alignment.only_first), (1, self._b, alignment.only_second)):
-            yield from ((side, recording, call) for call in calls[: self._limit].tolist())
 
     def _rows(self, number: int) -> Section:
         found = self._found.rows[number]
@@ -334,107 +307,6 @@ class _Report:
             parts += ["exact, by all elements"] if judged.is_exact else []
         return "; ".join(parts) or "not measured"
 
-    # -- data ----------------------------------------------------------------------------------------
-
-    def _data(self, title: str) -> dict[str, Any]:
-        found, alignment = self._found, self._difference.alignment
-        first = found.flow.origins[0].pair if found.flow.origins else None
-        return {
-            "format": FORMAT,
-            "of": title,
-            "recordings": list(map(_recording_data, found.labels, (self._a, self._b))),
-            "warnings": list(found.warnings),
-            "provenance": {
-                "same": found.provenance.is_same,
-                "different": {k: list(v) for k, v in found.provenance.different.items()},
-                "only_first": list(found.provenance.only_first),
-                "only_second": list(found.provenance.only_second),
-                "facts": {f.name: [f.first, f.second] for f in found.provenance.facts},
-                "versions": {f.name: [f.first, f.second] for f in found.provenance.versions},
-            },
-            "n_matched": len(alignment.pairs),
-            "matched_by": dict(alignment.by),
-            "n_by_outcome": {str(outcome): self._difference.count(outcome) for outcome in Outcome},
-            "n_by_rounding": {str(r): found.count_rounding(r) for r in Rounding},
-            "n_only_first": len(alignment.only_first),
-            "n_only_second": len(alignment.only_second),
-            "first_divergence": None if first is None else self._pair_data(first),
-            "replay": list(self._replays),
-            "arising": [self._pair_data(o.pair) for o in found.flow.origins[: self._limit]],
-            "outputs": [self._output_data(output) for output in found.outputs[: self._limit]],
-            "reached": [self._pair_data(p) for p in self._reached()],
-            "only_first": [_call_data(self._a, c) for c in alignment.only_first[: self._limit].tolist()],
-            "only_second": [_call_data(self._b, c) for c in alignment.only_second[: self._limit].tolist()],
-            "counterparts": self._counterparts()[: self._limit],
-            "rows": [
-                {
-                    "module": f.rule.module, "op": f.rule.op, "n_first": f.n_first, "n_second": f.n_second,
-                    "n_compared": len(f.pairs), "n_other_form": f.n_other_form, "modules_of_one_only": list(f.alone),
-                    "different": [
-                        {
-                            "module": p.module, "row": p.number, "first": list(p.first), "second": list(p.second),
-                            "remaining": p.remaining,
-                        }
-                        for p in f.pairs if not p.equal
-                    ][: self._limit],
-                }
-                for f in found.rows
-            ],
-        }  # fmt: skip
-
-    def _output_data(self, output: OutputDistance) -> dict[str, Any]:
-        x, y = (int(c) for c in self._difference.alignment.pairs[output.pair])
-        return {
-            "first": _call_data(self._a, x), "second": _call_data(self._b, y), "position": output.position,
-            "n_elements": output.n_elements, "n_differ": output.n_differ, "ulp": _finite(output.ulp),
-            "relative": _finite(output.relative), "absolute": _finite(output.absolute),
-        }  # fmt: skip
-
-    def _reached(self) -> list[int]:
-        reached: list[int] = self._difference.where(Outcome.INPUT, Outcome.UNKNOWN)[: self._limit].tolist()
-        return reached
-
-    def _pair_data(self, pair: int) -> dict[str, Any]:
-        x, y = (int(c) for c in self._difference.alignment.pairs[pair])
-        judged, flow = self._found.judgements.get(pair), self._found.flow
-        origin = int(flow.origin[pair])
-        return {
-            "outcome": str(self._difference.outcome(pair)),
-            "first": _call_data(self._a, x),
-            "second": _call_data(self._b, y),
-            "remaining": _or_none(int(self._difference.remaining[pair])),
-            "min_ulp": _finite(judged.min_ulp) if judged else None,
-            "max_ulp": _finite(judged.max_ulp) if judged else None,
-            "min_relative": _finite(judged.relative) if judged else None,
-            "is_exact": judged.is_exact if judged else False,
-            "rounding": str(judged.rounding) if judged else None,
-            "why": judged.why if judged else None,
-            "undeclared": [list(_effects(r, c)) for r, c in self._calls(pair)],
-            "classes": {c: [m, n] for c, m, n in judged.classes} if judged else {},
-            "parents": flow.parents_of(pair)[: self._limit],
-            "origin": None if origin == NONE else int(self._difference.alignment.pairs[origin, 0]),
-            "depth": int(self._depths[pair]),
-        }
-
-    def _records(self) -> Records:
-        head = ("outcome", "call_first", "call_second", "step", "phase", "module", "operator", "line", "remaining",
-                "min_ulp", "max_ulp", "rounding", "origin")  # fmt: skip
-        rows: list[tuple[object, ...]] = []
-        for pair in self._difference.where(*ARISING, Outcome.INPUT, Outcome.UNKNOWN)[: self._limit].tolist():
-            data = self._pair_data(pair)
-            call = data["first"]
-            rows.append((
-                data["outcome"], call["call"], data["second"]["call"],
-                *(call[name] for name in ("step", "phase", "module", "op", "site")),
-                *(data[name] for name in ("remaining", "min_ulp", "max_ulp", "rounding", "origin")),
-            ))  # fmt: skip
-        for side, recording, call in self._missing_calls():
-            data = _call_data(recording, call)
-            numbers = (call, None) if side == 0 else (None, call)
-            place = (data[name] for name in ("step", "phase", "module", "op", "site"))
-            rows.append((f"only {('first', 'second')[side]}", *numbers, *place, *[None] * 5))
-        return Records(head, tuple(rows))
-
 
 def _counterpart_section(rows: list[dict[str, Any]], limit: int) -> Section:
     columns = (
@@ -451,40 +323,9 @@ def _counterpart_section(rows: list[dict[str, Any]], limit: int) -> Section:
     return Section("Counterparts", (table,), lead, count=len(rows))
 
 
-def _recording_data(label: str, recording: Recording) -> dict[str, Any]:
-    return {
-        "name": label,
-        "n_calls": len(recording.calls),
-        "n_processes": len(recording.processes),
-        "complete": all(p.complete for p in recording.processes),
-        "argv": [list(p.argv) for p in recording.processes[:1]],
-        "skipped": dict(recording.processes[0].skipped) if recording.processes else {},
-    }
-
-
-def _call_data(recording: Recording, call: int) -> dict[str, Any]:
-    context = recording.context_of(call)
-    return {
-        "call": call,
-        "step": int(recording.calls["step"][call]),
-        "rank": recording.process_of(call).rank,
-        "phase": str(context.phase),
-        "module": context.module,
-        "op": context.op,
-        "site": context.site,
-        "device": context.device,
-        "kernel": _kernel(recording, call),
-    }
-
-
 def _place(recording: Recording, call: int) -> tuple[str, str, str, str]:
     context = recording.context_of(call)
     return context.op, context.module, str(context.phase), context.site
-
-
-def _kernel(recording: Recording, call: int) -> str:
-    number = int(recording.calls["kernel"][call])
-    return recording.kernels[number] if number != NONE else ""
 
 
 def _placements(recording: Recording, call: int) -> Iterator[str]:
@@ -492,16 +333,6 @@ def _placements(recording: Recording, call: int) -> Iterator[str]:
     for row in recording.results_of(call):
         if recording.results["kind"][row] != Kind.LEAF and (text := recording.form_of(row).placement):
             yield text
-
-
-def _effects(recording: Recording, call: int) -> Iterator[str]:
-    """What a call does to memory and its schema does not declare."""
-    rows = recording.results_of(call)
-    for row in recording.results[rows.start : rows.stop][is_undeclared(recording.results[rows.start : rows.stop])]:
-        if row["kind"] == Kind.OVERWRITTEN:
-            yield f"undeclared write in tensor argument {row['position']}, or next to it"
-        else:
-            yield f"result {row['position']} lies in the memory of an earlier tensor, undeclared"
 
 
 def _two(first: str, second: str) -> str:
@@ -528,11 +359,3 @@ def _ulps(least: float, most: float) -> str:
     if math.isnan(most):
         return f"at least {least:,.0f}"
     return f"at most {most:,.0f}" if math.isnan(least) else f"{least:,.0f} to {most:,.0f}"
-
-
-def _or_none(value: int) -> int | None:
-    return None if value == NONE else value
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

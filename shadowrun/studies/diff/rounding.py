@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from shadowrun.judge.units import FAST_CONVOLUTION_PEAK, FAST_CONVOLUTION_RMS, terms, units
+from shadowrun.judge.rounding_bounds import (
+    FAST_CONVOLUTION_PEAK,
+    FAST_CONVOLUTION_RMS,
+    reduction_length,
+    rounding_bound,
+)
 from shadowrun.numerics.ladder import mantissa_of
 from shadowrun.numerics.raw_numbers import decoded, ulps_apart
 from shadowrun.operators.facts import facts, ulp_bound
@@ -296,7 +301,7 @@ class _Group:
         kinds, number = np.unique(n_terms, return_inverse=True)
         mantissa = mantissa_of(self._dtype)
         # How many partial sums a kernel adds in memory is not recorded: as many as there are terms.
-        each = [units(self._row, mantissa, n_terms=n, n_partial_sums=max(1, int(n))) for n in kinds.tolist()]
+        each = [rounding_bound(self._row, mantissa, n_terms=n, n_partial_sums=max(1, int(n))) for n in kinds.tolist()]
         return np.array(each)[number]
 
     def _terms(self) -> tuple[Floats, Floats]:
@@ -313,7 +318,7 @@ class _Group:
         factor = max([1.0, *(abs(value) for value in factors if isinstance(value, float | int))])
         for k, row in enumerate(x.tolist()):
             sizes, norms, total = self._inputs.of(int(values.call[row]))
-            n_terms[k] = terms(sizes, recording.form_of(row).n_elements)
+            n_terms[k] = reduction_length(sizes, recording.form_of(row).n_elements)
             if self._row.n_factors:
                 # By Cauchy and Schwarz; what is added to a product is no greater than its own norm.
                 product = norms[0] * norms[1] if self._row.n_factors == 2 and len(norms) > 1 else 0.0

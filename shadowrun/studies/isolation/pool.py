@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.isolation.step import Step
 
-__all__ = ["Ending", "Limits", "Loss", "Pool", "Rest", "Work"]
+__all__ = ["FailureKind", "Limits", "Pool", "RemainingTask", "Work", "WorkerFailure"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ _STARTS: Final = 3
 """Starts in a row that may fail where a command resets the device."""
 
 
-class Ending(enum.StrEnum):
+class FailureKind(enum.StrEnum):
     """How a case ended its process. The values are those of the sweep's `Kind`."""
 
     CRASH = "crash"
@@ -46,24 +46,24 @@ class Ending(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class WorkerFailure:
     """A process that ended.
 
     Attributes:
-        ending: How.
+        kind: How.
         explanation: ``signal 11 (SIGSEGV)``; the limit that was exceeded.
         message: Last line of standard error, or what is known of the memory.
         step: What it did; without a case if it was between two.
     """
 
-    ending: Ending
+    kind: FailureKind
     explanation: str
     message: str
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
-class Rest(Generic[T]):
+class RemainingTask(Generic[T]):
     """What is left of a task whose process ended.
 
     Attributes:
@@ -103,7 +103,7 @@ class Work(Protocol[T]):
     def ended(self, task: T) -> None:
         """All of a task was run."""
 
-    def lost(self, task: T, loss: Loss) -> Rest[T] | None:
+    def lost(self, task: T, failure: WorkerFailure) -> RemainingTask[T] | None:
         """The process of a task has ended: record the outcome of the case in hand, and give the rest."""
 
     def pause(self) -> bool:
@@ -144,7 +144,7 @@ class Pool(Generic[T]):
         if work is not None:
             self.work = work
         self._workers: list[WorkerProcess] = []
-        self._waiting: deque[Rest[T]] = deque()
+        self._waiting: deque[RemainingTask[T]] = deque()
         self._selector = selectors.DefaultSelector()
         self._failed_starts = 0
         self.n_lost = 0
@@ -175,7 +175,7 @@ class Pool(Generic[T]):
 
     def _has_work(self) -> bool:
         while len(self._waiting) < self._n_workers and (task := self.work.next()) is not None:
-            self._waiting.append(Rest(task))
+            self._waiting.append(RemainingTask(task))
         return bool(self._waiting) or any(worker.task is not None for worker in self._workers)
 
     def _start_and_assign(self) -> None:
@@ -261,10 +261,10 @@ class Pool(Generic[T]):
         seconds = self._limits.seconds if step.case is not None else max(self._limits.seconds, _START_LIMIT_S)
         if grown > self._limits.n_bytes:  # before the time: a case that exhausts memory is slow too
             limit = f"more than {self._limits.n_bytes / 2**30:.3g} GiB"
-            self._replace(worker, Loss(Ending.OUT_OF_MEMORY, limit, "", step))
+            self._replace(worker, WorkerFailure(FailureKind.OUT_OF_MEMORY, limit, "", step))
         elif took > seconds:
             memory = f"it had taken {grown / 2**30:.2g} GiB by then" if grown > _MUCH_MEMORY else ""
-            self._replace(worker, Loss(Ending.TIMEOUT, f"no end within {seconds:g} s", memory, step))
+            self._replace(worker, WorkerFailure(FailureKind.TIMEOUT, f"no end within {seconds:g} s", memory, step))
 
     def _died(self, worker: WorkerProcess) -> None:
         if worker not in self._workers:
@@ -274,10 +274,10 @@ class Pool(Generic[T]):
             text = f"A worker did not start ({how}): {worker.stderr_tail() or 'it wrote nothing'}."
             self._failed_start(worker, PlatformError(text, slug="no-worker"))
         elif worker.lost:
-            self._replace(worker, Loss(Ending.DEVICE, worker.lost, "", worker.step))
+            self._replace(worker, WorkerFailure(FailureKind.DEVICE, worker.lost, "", worker.step))
             self._reset()
         else:
-            self._replace(worker, Loss(Ending.CRASH, how, worker.stderr_tail(), worker.step))
+            self._replace(worker, WorkerFailure(FailureKind.CRASH, how, worker.stderr_tail(), worker.step))
 
     def _failed_start(self, worker: WorkerProcess, error: ShadowrunError) -> None:
         self._remove(worker)
@@ -307,7 +307,7 @@ class Pool(Generic[T]):
                 slug="reset-failed",
             )
 
-    def _replace(self, worker: WorkerProcess, loss: Loss) -> None:
+    def _replace(self, worker: WorkerProcess, failure: WorkerFailure) -> None:
         """Remove a worker, and queue the rest of its task."""
         worker.kill()
         # Verdicts of earlier cases may still be in its pipe.
@@ -319,6 +319,6 @@ class Pool(Generic[T]):
         self.n_lost += 1
         if task is None:
             return
-        rest = self.work.lost(task, loss)
+        rest = self.work.lost(task, failure)
         if rest is not None:
             self._waiting.appendleft(rest)

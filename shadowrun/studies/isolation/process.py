@@ -22,7 +22,7 @@ __all__ = ["WorkerProcess", "refuse_without_processes"]
 _START: Final = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shadowrun.studies.isolation.serving import main;"
-    "main(sys.argv[2], json.loads(sys.argv[3]), *map(int, sys.argv[4:]))"
+    "main(sys.argv[2], json.loads(sys.stdin.readline()), *map(int, sys.argv[3:]))"
 )
 # The size of a pipe's buffer on Linux.
 _PIECE: Final = 1 << 16
@@ -78,7 +78,7 @@ class WorkerProcess:
         # Whether a process that the worker forked holds the other end is not known: a read must not wait for it.
         os.set_blocking(self._lines, False)
         numbers = (writable, lifeline, page)
-        texts = (json.dumps(sys.path), entry, json.dumps(settings), *map(str, numbers))
+        texts = (json.dumps(sys.path), entry, *map(str, numbers))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 # -P: a file of the current folder must not shadow a module.
@@ -92,6 +92,8 @@ class WorkerProcess:
                 start_new_session=True,
             )
             self._steps = StepReader(os.dup(page))
+            # Not as an argument, of which the system takes 128 KiB.
+            self._send(settings)
         finally:
             # The ends of the worker: while this process holds them, no pipe reports that the worker has ended.
             for descriptor in numbers:
@@ -119,6 +121,9 @@ class WorkerProcess:
         """Send it a task, as this line."""
         self.task, self._given, self._given_bytes = task, time.monotonic(), self.memory_bytes()
         self.n_tasks += 1
+        self._send(line)
+
+    def _send(self, line: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has died, which `read` reports
             self._process.stdin.write((json.dumps(line) + "\n").encode())

@@ -60,6 +60,7 @@ class Mitigation:
 _EVERY: Final = (
     Mitigation(
         "deterministic",
+        # cuBLAS repeats itself only with a workspace of fixed size: without the variable, torch raises.
         "deterministic=on,env:CUBLAS_WORKSPACE_CONFIG=:4096:8",
         kind="deterministic",
         applied="deterministic algorithms from the start; an operator that has none raises an error",
@@ -74,6 +75,7 @@ _EVERY: Final = (
     ),
     Mitigation(
         "tf32=off",
+        # It overrides what a program asks of NVIDIA's libraries, so it works for an unchanged one.
         "env:NVIDIA_TF32_OVERRIDE=0",
         applied="environment of the process",
         in_a_program="NVIDIA_TF32_OVERRIDE=0",
@@ -130,20 +132,21 @@ _WRAPPERS: Final = ("channels_last", "float64")
 
 
 def chosen(
-    only: Sequence[str] = (), bits: Sequence[int] = DEFAULT_BITS, further: Sequence[str] = ()
+    only: Sequence[str] = (), bits: Sequence[int] | None = None, further: Sequence[str] = ()
 ) -> list[Mitigation]:
     """The mitigations of a sweep.
 
     Args:
         only: Names of those that are wanted; all by default.
-        bits: Numbers of low mantissa bits to truncate, each a mitigation.
+        bits: Numbers of low mantissa bits to truncate, each a mitigation, with `only` too; `DEFAULT_BITS` by default.
         further: Settings of the CPU, such as ``onednn_isa=AVX2``, each a mitigation.
 
     Raises:
         UsageError: There is no such mitigation, or a wrong number of bits.
         PlatformError: There is no such setting of the CPU, or it has no such value.
     """
-    known = {m.name: m for m in (*_EVERY, *map(_truncation, bits))}
+    truncations = [_truncation(n_bits) for n_bits in (DEFAULT_BITS if bits is None else bits)]
+    known = {m.name: m for m in (*_EVERY, *truncations)}
     for name in only:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
@@ -151,9 +154,12 @@ def chosen(
             raise UsageError(
                 f"--only {name!r} is no mitigation.{hint} There are: {', '.join(known)}.", slug="bad-option"
             )
-    found = {name: m for name, m in known.items() if not only or name in only}
+    # Bits that were asked for are wanted, even where --only names other mitigations.
+    wanted = {*only, *(m.name for m in truncations if bits is not None)} if only else known
+    found = {name: m for name, m in known.items() if name in wanted}
     for text in further:
         for key, value in parse(f"cpu[{text}]").settings:
+            # The canonical text: one that is known is the same mitigation.
             setting = str(PlatformSpec("cpu", None, ((key, value),)))[len("cpu[") : -1]
             found.setdefault(setting, Mitigation(setting, setting, kind=key, applied="setting of the platform"))
     return list(found.values())

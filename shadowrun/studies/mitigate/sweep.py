@@ -300,6 +300,7 @@ def run_sweep(
     # After the first recording, which shows the operators that the program calls.
     reasons = {m.name: _why_not(m, platforms, recordings[0]) for m in mitigations}
     applicable = [m for m in mitigations if not reasons[m.name]]
+    # Less those that are left out: the bar must reach its end.
     runner.plan(len(applicable) - len(mitigations))
     singles = [runner.trial((m,), runner.record((m,))) for m in applicable]
     # After all recordings: a timed run must not share the machine with them.
@@ -356,9 +357,11 @@ def _candidates(sweep: Sweep) -> Iterator[tuple[Mitigation, ...]]:
     for size in range(2, len(useful) + 1):
         for trials in itertools.combinations(useful, size):
             mitigations = tuple(t.mitigations[0] for t in trials)
+            # As if each cost were independent of the others: it decides only what is tried first.
             cost = math.prod(_or_one(t.ratio(sweep.base, "processor")) for t in trials)
             names = frozenset(m.name for m in mitigations)
             costs_more = is_solved and (cost, size) >= (most, len(best.mitigations))
+            # Nor where a part of it leaves one class already.
             if names in tried or costs_more or conflicts(mitigations) or any(names >= other for other in enough):
                 continue
             ranked.append((_expected_classes([t.labels for t in trials]), cost, size, mitigations))
@@ -410,6 +413,7 @@ class _Results:
         digests = [tuple(found) for found in identities]
         first = list(dict.fromkeys(digests))
         lost = [classes.lost_bits for classes in every]
+        # By the bits that are lost, not by those left, of which an output in bfloat16 never has more than 7.
         worst = min(every, key=lambda c: (c.min_precision - c.mantissa, c.min_precision))
         return cls(
             tuple(classes.output.name for classes in every),

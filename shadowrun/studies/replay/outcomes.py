@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.model import Context
     from shadowrun.studies.diff.rounding import Judgement
-    from shadowrun.studies.replay.propagated import Propagated
+    from shadowrun.studies.replay.propagated import PropagatedError
     from shadowrun.types import Verdict
 
-__all__ = ["FAIL_ON", "NOT_RUN", "OfOperator", "Outcome", "Replay", "ReplayedCall"]
+__all__ = ["FAIL_ON", "NOT_RUN", "OperatorReplays", "Outcome", "Replay", "ReplayedCall"]
 
 FAIL_ON: Final = ("any", "not-rounding", "mismatch", "error", "missing", "provenance")
 _FAULTS: Final = (Status.MISMATCH, Status.UNSUPPORTED, Status.ERROR, Status.FALLBACK)
@@ -91,12 +91,13 @@ class ReplayedCall:
         """Which of the two machines is off, where the reference decides it: ``here``, ``recorded`` or empty."""
         if self.is_fault:
             return "here"
+        # Right by the reference of this machine, and far from the recording: then the recording is off.
         is_right_here = self.verdict is not None and self.verdict.status is Status.MATCH
         return "recorded" if is_right_here and self.outcome in (Outcome.BEYOND, Outcome.FORM) else ""
 
 
 @dataclass(slots=True)
-class OfOperator:
+class OperatorReplays:
     """All calls of one operator.
 
     Attributes:
@@ -120,7 +121,7 @@ class OfOperator:
     remaining: int = NONE
     min_ulp: float = math.nan
     max_ulp: float = math.nan
-    propagated: Propagated | None = None
+    propagated: PropagatedError | None = None
 
     @property
     def n_flagged(self) -> int:
@@ -142,6 +143,7 @@ class OfOperator:
 
 
 def _greater(a: float, b: float) -> float:
+    # NaN stands for not measured.
     return b if math.isnan(a) else a if math.isnan(b) else max(a, b)
 
 
@@ -174,7 +176,7 @@ class Replay:
     n_random: int = 0
     n_without_values: int = 0
     n_unselected: int = 0
-    propagated: Mapping[str, Propagated] | None = None
+    propagated: Mapping[str, PropagatedError] | None = None
     warnings: tuple[str, ...] = ()
     same_provenance: bool = True
     n_left: int = 0
@@ -189,12 +191,12 @@ class Replay:
         """Calls with one of these outcomes."""
         return sum(call.outcome in outcomes for call in self.calls)
 
-    def by_operator(self) -> list[OfOperator]:
+    def by_operator(self) -> list[OperatorReplays]:
         """All operators with results to compare: those that are flagged first, then those that differ, by name."""
-        found: dict[str, OfOperator] = {}
+        found: dict[str, OperatorReplays] = {}
 
-        def of(op: str) -> OfOperator:
-            return found.setdefault(op, OfOperator(op))
+        def of(op: str) -> OperatorReplays:
+            return found.setdefault(op, OperatorReplays(op))
 
         for call in self.calls:
             of(call.context.op).n_calls += 1
@@ -236,7 +238,7 @@ class Replay:
         return found
 
 
-def _order(row: OfOperator) -> tuple[int, str]:
+def _order(row: OperatorReplays) -> tuple[int, str]:
     faults = sum(row.verdicts[status] for status in _FAULTS)
     if row.n_flagged or faults:
         return 0, row.op

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Recording
     from shadowrun.studies.diff.recordings import RecordingDiff
 
-__all__ = ["Propagated", "by_operator", "free_run"]
+__all__ = ["PropagatedError", "by_operator", "free_run"]
 
 
 _STDERR: Final = 2
 
 
 @dataclass(slots=True)
-class Propagated:
+class PropagatedError:
     """The calls of one operator in two runs of the program.
 
     Attributes:
@@ -90,16 +90,16 @@ def free_run(
     return diff_recordings(recording, here, labels=(recording.name, "here")), done.returncode
 
 
-def by_operator(found: RecordingDiff) -> Mapping[str, Propagated]:
+def by_operator(found: RecordingDiff) -> Mapping[str, PropagatedError]:
     """The propagated error of each operator of the first recording."""
     difference, recording = found.difference, found.difference.first.recording
-    errors: dict[str, Propagated] = {}
+    errors: dict[str, PropagatedError] = {}
     equal = list(Outcome).index(Outcome.EQUAL)
     unknown = list(Outcome).index(Outcome.UNKNOWN)
     contexts = recording.calls["context"][difference.alignment.pairs[:, 0]].tolist()
     columns = zip(contexts, difference.outcomes.tolist(), difference.remaining.tolist(), strict=True)
     for context, outcome, remaining in columns:
-        error = errors.setdefault(recording.contexts[context].op, Propagated())
+        error = errors.setdefault(recording.contexts[context].op, PropagatedError())
         error.n_pairs += 1
         if outcome in (equal, unknown):
             continue

@@ -50,18 +50,18 @@ if TYPE_CHECKING:
     from shadowrun.recording.captured_reader import CapturedCall, CapturedFile
     from shadowrun.recording.digests import Digest
     from shadowrun.recording.model import Context, Recording
-    from shadowrun.replay.call import Ran
+    from shadowrun.replay.call import CallRun
     from shadowrun.studies.diff.compare import Difference
     from shadowrun.types import Verdict
 
-__all__ = ["ResultRows", "Wanted", "replay"]
+__all__ = ["CallFilter", "ResultRows", "replay"]
 
 MAX_JUDGED: Final = 100_000
 _ABSENT: Final = "this process has no such operator: --import the library that brings it"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CallFilter:
     """Which calls to replay.
 
     Attributes:
@@ -93,7 +93,7 @@ def replay(
     captured: CapturedFile,
     target: str,
     ref: str,
-    wanted: Wanted | None = None,
+    wanted: CallFilter | None = None,
     *,
     trusted: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
@@ -113,7 +113,7 @@ def replay(
         PlatformError: A platform is not here.
         UsageError: Memory ran out.
     """
-    wanted = wanted or Wanted()
+    wanted = wanted or CallFilter()
     values = Values(recording)
     found = _sorted(recording, values, captured, wanted)
     done: list[ReplayedCall] = []
@@ -147,7 +147,7 @@ def replay(
     )
 
 
-def _sorted(recording: Recording, values: Values, captured: CapturedFile, wanted: Wanted) -> _Sorted:
+def _sorted(recording: Recording, values: Values, captured: CapturedFile, wanted: CallFilter) -> _Sorted:
     has_values = _with_values(recording, values)
     kept = captured.calls()
     calls: list[int] = []
@@ -351,7 +351,7 @@ class ResultRows:
         self._outputs: dict[int, bytes] = {}
         self._kept: set[tuple[int, int]] = set()
 
-    def add(self, call: int, plan: OpPlan, ran: Ran, *, stand_in: bool) -> None:
+    def add(self, call: int, plan: OpPlan, ran: CallRun, *, stand_in: bool) -> None:
         """Add a call.
 
         Args:
@@ -388,6 +388,7 @@ class ResultRows:
         dtype = str(value.dtype).removeprefix("torch.")
         form = Form(dtype, tuple(value.shape), tuple(value.stride()) if is_strided else (), str(value.layout)[6:])
         number = self._forms.setdefault(form, len(self._forms))
+        # As the recorder counts them: the column has one byte.
         found, position = digest(value), min(position, _MAX_POSITION)
         if found is not None and (int(kind), position) in self._kept:
             self._outputs[len(self._results)] = content_of(value)
@@ -423,7 +424,7 @@ class _Written:
 _WRITTEN: Final = _Written()
 
 
-def _returned(plan: OpPlan, ran: Ran) -> Iterator[Any]:
+def _returned(plan: OpPlan, ran: CallRun) -> Iterator[Any]:
     """What a call returned, lists taken apart, as the recorder numbers it."""
     returns = schema_of(plan.func).returns
     written = {i for i, r in enumerate(returns) if r.alias_info is not None and r.alias_info.is_write}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowrun.report.document import Cell
-    from shadowrun.studies.replay.outcomes import OfOperator, Replay, ReplayedCall
-    from shadowrun.studies.replay.propagated import Propagated
+    from shadowrun.studies.replay.outcomes import OperatorReplays, Replay, ReplayedCall
+    from shadowrun.studies.replay.propagated import PropagatedError
 
 __all__ = ["replay_document"]
 
@@ -104,7 +104,7 @@ def _summary(found: Replay) -> Iterator[str]:
         yield f"to look at: {', '.join(sorted(flagged))}"
 
 
-def _operators(found: Replay, operators: Sequence[OfOperator]) -> Table:
+def _operators(found: Replay, operators: Sequence[OperatorReplays]) -> Table:
     has_ref, is_free = bool(found.ref), found.propagated is not None
     columns = [
         *(Column("operator", "name"), Column("calls", "number"), Column("run", "number"), Column("isolated")),
@@ -122,7 +122,7 @@ def _operators(found: Replay, operators: Sequence[OfOperator]) -> Table:
     return Table(tuple(columns), tuple(rows), noun="operators: -f csv lists all", limits=_LIMITS)
 
 
-def _propagated(found: Propagated | None) -> Cell:
+def _propagated(found: PropagatedError | None) -> Cell:
     if found is None:
         return "not called"
     if not found.n_differ:
@@ -131,12 +131,12 @@ def _propagated(found: Propagated | None) -> Cell:
     return f"{found.n_differ:,} of {found.n_pairs:,} differ{bits}"
 
 
-def _outcomes(row: OfOperator) -> Cell:
+def _outcomes(row: OperatorReplays) -> Cell:
     spans = [Span(f"{row.outcomes[o]:,} {o.value}", _TONES[o]) for o in Outcome if row.outcomes[o]]
     return tuple(spans) or (Span("no inputs", "dim"),)
 
 
-def _verdicts(row: OfOperator) -> Cell:
+def _verdicts(row: OperatorReplays) -> Cell:
     tones = {"match": "good", "unverified": "dim"}
     spans = [Span(f"{n:,} {status.value}", tones.get(status.value, "bad")) for status, n in row.verdicts.items()]
     return tuple(spans)
@@ -205,7 +205,7 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _data(found: Replay, operators: Sequence[OfOperator], limit: int) -> dict[str, Any]:
+def _data(found: Replay, operators: Sequence[OperatorReplays], limit: int) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "recording": found.name,
@@ -228,7 +228,7 @@ def _data(found: Replay, operators: Sequence[OfOperator], limit: int) -> dict[st
     }
 
 
-def _operator_data(row: OfOperator) -> dict[str, Any]:
+def _operator_data(row: OperatorReplays) -> dict[str, Any]:
     spread = row.propagated
     return {
         "op": row.op,

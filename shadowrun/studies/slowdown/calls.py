@@ -22,7 +22,7 @@ from shadowrun.studies.slowdown.measuring import FunctionJob, OperatorJob
 from shadowrun.studies.sweep import opinfo
 from shadowrun.studies.sweep.exceptional_inputs import ordinary
 from shadowrun.studies.sweep.inputs import is_plain, leaves, printed
-from shadowrun.studies.sweep.recorded import Unreadable, sample
+from shadowrun.studies.sweep.recorded import UnreadableCall, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.sweep.inputs import Sample
 
-__all__ = ["Call", "Entry", "Mix", "entries", "names_of", "read_mix"]
+__all__ = ["Call", "CallMix", "Entry", "entries", "names_of", "read_mix"]
 
 # A run in memory folds its oldest matches: of these only the number of each context is kept.
 _CALLS = """
@@ -67,20 +67,20 @@ class Call:
         """The call with newly sampled values.
 
         Raises:
-            Unreadable: The call cannot be rebuilt.
+            UnreadableCall: The call cannot be rebuilt.
         """
         try:
             plan = operator(self.op)
         except AttributeError:
-            raise Unreadable(f"this process has no operator {self.op}") from None
+            raise UnreadableCall(f"this process has no operator {self.op}") from None
         except Refused as why:
-            raise Unreadable(str(why)) from None
+            raise UnreadableCall(str(why)) from None
         made = sample(self.op, self.inputs, seed, self.shapes)
         return OperatorJob(plan, made.args, dict(made.kwargs or {}))
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class CallMix:
     """The calls of a run, with their counts.
 
     Attributes:
@@ -95,7 +95,7 @@ class Mix:
     ref: str
 
 
-def read_mix(path: Path) -> Mix:
+def read_mix(path: Path) -> CallMix:
     """Read the calls of a run, without compiled regions, whose kernels are no operators.
 
     Raises:
@@ -106,7 +106,7 @@ def read_mix(path: Path) -> Mix:
     rows = data.query(_CALLS)
     calls = tuple(Call(op, inputs, n, shapes) for op, inputs, shapes, n in rows if not op.startswith(REGION))
     (n_steps,) = next(iter(data.query("select count(distinct step) from step")))
-    return Mix(calls, max(1, n_steps), data.info.target, data.info.ref)
+    return CallMix(calls, max(1, n_steps), data.info.target, data.info.ref)
 
 
 _SHAPES = {1: (1 << 20,), 2: (1024, 1024), 3: (64, 128, 128), 4: (16, 16, 64, 64)}

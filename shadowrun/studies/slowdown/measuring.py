@@ -17,7 +17,7 @@ from shadowrun.platforms.unsupported import first_sentence
 from shadowrun.replay.copies import OverBudget, tensors_in
 from shadowrun.replay.executor import Executor
 from shadowrun.studies.sweep.inputs import copied
-from shadowrun.studies.sweep.recorded import MAX_BYTES, Unreadable
+from shadowrun.studies.sweep.recorded import MAX_BYTES, UnreadableCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Inputs = tuple[tuple[Any, ...], dict[str, Any]]
     from shadowrun.studies.slowdown.calls import Call, Entry
 
-__all__ = ["FunctionJob", "Job", "Measured", "OperatorJob", "Spread", "Timer", "measure"]
+__all__ = ["FunctionJob", "Job", "OperatorJob", "Spread", "TimedCall", "Timer", "measure"]
 
 
 class Job(Protocol):
@@ -190,7 +190,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TimedCall:
     """A call signature, timed or not.
 
     Attributes:
@@ -211,7 +211,7 @@ class Measured:
 
 def measure(
     call: Call | Entry, target: Platform, ref: Platform, *, rounds: int, time_limit_s: float = 5.0, seed: int = 0
-) -> Measured:
+) -> TimedCall:
     """Time a call on both platforms, reference and target in turn.
 
     Args:
@@ -227,19 +227,19 @@ def measure(
         # The reference first: new values that it refuses say nothing about the target.
         on_ref = Timer(ref, job)
     except OverBudget:
-        return Measured(call.summary, failed="its inputs are larger than 2 GiB")
-    except Unreadable as reason:
-        return Measured(call.summary, failed=str(reason))
+        return TimedCall(call.summary, failed="its inputs are larger than 2 GiB")
+    except UnreadableCall as reason:
+        return TimedCall(call.summary, failed=str(reason))
     except Exception as error:  # newly sampled values need not be valid
-        return Measured(call.summary, failed=f"the reference: {_error_text(error)}")
+        return TimedCall(call.summary, failed=f"the reference: {_error_text(error)}")
     try:
         on_target = Timer(target, job)
         pairs = _pairs(on_ref, on_target, rounds, time_limit_s)
     except OverBudget:
-        return Measured(call.summary, failed="its inputs are larger than 2 GiB")
+        return TimedCall(call.summary, failed="its inputs are larger than 2 GiB")
     except Exception as error:
-        return Measured(call.summary, failed=_error_text(error), on_target=True)
-    return Measured(
+        return TimedCall(call.summary, failed=_error_text(error), on_target=True)
+    return TimedCall(
         call.summary,
         Spread.of([r for r, _ in pairs]),
         Spread.of([t for _, t in pairs]),

@@ -12,7 +12,7 @@ from shadowrun.studies.slowdown.table import BOUNDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shadowrun.studies.slowdown.measuring import Measured
+    from shadowrun.studies.slowdown.measuring import TimedCall
     from shadowrun.studies.slowdown.table import OperatorSlowdown, Slowdown
 
 __all__ = ["slowdown_document"]
@@ -115,12 +115,12 @@ def _data(slowdown: Slowdown, title: str) -> dict[str, Any]:
     }
 
 
-def _measured_data(m: Measured) -> dict[str, Any]:
+def _measured_data(m: TimedCall) -> dict[str, Any]:
     figures = {f.name: getattr(m, f.name) for f in dataclasses.fields(m) if f.name != "call"}
     return {**figures, "call": {k: getattr(m.call, k) for k in ("op", "inputs", "n", "shapes")}}
 
 
-def _records(slowdown: Slowdown, failures: list[tuple[Measured, str]]) -> Records:
+def _records(slowdown: Slowdown, failures: list[tuple[TimedCall, str]]) -> Records:
     rows: list[tuple[object, ...]] = [
         (o.op, o.n_calls, *(f"{x:.4g}" for x in (o.ratio, o.lower, o.upper, o.lost_us)), o.worst.call.inputs, "")
         for o in slowdown.operators

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.studies.slowdown.measuring import Measured
+    from shadowrun.studies.slowdown.measuring import TimedCall
 
 __all__ = ["OperatorSlowdown", "Slowdown", "StepTime"]
 
@@ -39,7 +39,7 @@ class OperatorSlowdown:
     lower: float
     upper: float
     lost_us: float
-    worst: Measured
+    worst: TimedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +76,15 @@ class Slowdown:
     """
 
     operators: tuple[OperatorSlowdown, ...]
-    failing: tuple[Measured, ...]
-    left_out: tuple[Measured, ...]
+    failing: tuple[TimedCall, ...]
+    left_out: tuple[TimedCall, ...]
     step: StepTime
     critical_ratio: float
     of_program: bool = True
 
     @classmethod
     def of(
-        cls, measured: Sequence[Measured], n_steps: int, critical_ratio: float, *, of_program: bool = True
+        cls, measured: Sequence[TimedCall], n_steps: int, critical_ratio: float, *, of_program: bool = True
     ) -> Slowdown:
         """Summarise measurements.
 
@@ -94,7 +94,7 @@ class Slowdown:
             critical_ratio: Operators slower than this are reported separately.
             of_program: Whether the calls are those of a program.
         """
-        by_op: dict[str, list[Measured]] = defaultdict(list)
+        by_op: dict[str, list[TimedCall]] = defaultdict(list)
         for m in measured:
             if m.ratio is not None:
                 by_op[m.call.op].append(m)
@@ -133,7 +133,7 @@ class Slowdown:
         return tuple(o for o in self.operators if o.upper < 1)
 
 
-def _operator(op: str, measured: list[Measured], n_steps: int) -> OperatorSlowdown:
+def _operator(op: str, measured: list[TimedCall], n_steps: int) -> OperatorSlowdown:
     ref = target = lower = upper = 0.0
     for m in measured:
         assert m.ref_us is not None

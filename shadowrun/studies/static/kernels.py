@@ -22,7 +22,7 @@ from shadowrun.platforms.backends import BACKENDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Declared", "Kernels", "declared", "kernels"]
+__all__ = ["DeclaredOperator", "Kernels", "declared", "kernels"]
 
 IN_TREE = frozenset(b.dispatch_key for b in BACKENDS.values() if b.native_functions)
 """Dispatch keys with all kernels in ``native_functions.yaml``; of XPU and MTIA it has only some."""
@@ -35,7 +35,7 @@ _KEY_OF = {"gpu": "CUDA", "rocm": "CUDA", "hip": "CUDA"}
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredOperator:
     """The entry of one operator in ``native_functions.yaml``.
 
     Attributes:
@@ -62,7 +62,7 @@ class Kernels:
     device: str
     key: str
     source: str
-    _operators: Mapping[str, Declared] = field(repr=False)
+    _operators: Mapping[str, DeclaredOperator] = field(repr=False)
     _own: Callable[[str], bool] = field(repr=False)
     _elsewhere: str = field(repr=False)
     _default: Callable[[str, str], bool] = field(repr=False)
@@ -123,7 +123,7 @@ def kernels(device: str) -> Kernels:
 
 
 @functools.cache
-def declared() -> Mapping[str, Declared]:
+def declared() -> Mapping[str, DeclaredOperator]:
     """The entries of ``native_functions.yaml``, by operator.
 
     Raises:
@@ -149,7 +149,7 @@ def declared() -> Mapping[str, Declared]:
     return _read(yaml.load(text, loader))  # noqa: S506 - both are safe loaders
 
 
-def _read(functions: list[dict[str, Any]]) -> dict[str, Declared]:
+def _read(functions: list[dict[str, Any]]) -> dict[str, DeclaredOperator]:
     operators = {}
     for function in functions:
         name = "aten::" + function["func"].partition("(")[0]
@@ -160,14 +160,14 @@ def _read(functions: list[dict[str, Any]]) -> dict[str, Declared]:
             keys |= {"CPU", "CUDA"}
         if not keys and not through:  # the default of the code generator
             keys = {_IMPLICIT}
-        operators[name] = Declared(frozenset(keys), f"aten::{through}" if through else "")
+        operators[name] = DeclaredOperator(frozenset(keys), f"aten::{through}" if through else "")
         # Generated variants call the operator that they were made of.
         for generated in filter(None, (n.strip() for n in function.get("autogen", "").split(","))):
-            operators[f"aten::{generated}"] = Declared(frozenset({_EXPLICIT}), name)
+            operators[f"aten::{generated}"] = DeclaredOperator(frozenset({_EXPLICIT}), name)
     return operators
 
 
-def _is_declared(operators: Mapping[str, Declared], key: str, op: str) -> bool:
+def _is_declared(operators: Mapping[str, DeclaredOperator], key: str, op: str) -> bool:
     return op in operators and key in operators[op].keys
 
 

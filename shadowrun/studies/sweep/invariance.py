@@ -20,14 +20,14 @@ from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.operators.case import Case, Value, exact_copy
 from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.replay.executor import Executor
+from shadowrun.studies.sweep.batch_arguments import batch_arguments, batch_item
 from shadowrun.studies.sweep.cases import NOT_INVARIANT, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.inputs import is_plain, leaves, strided, transposed
 from shadowrun.studies.sweep.sweep_findings import finding_of_error
-from shadowrun.torch_private import schema_of
 from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from shadowrun.judge.result_diff import ResultDiff as Wrong
     from shadowrun.platforms.device import Platform
@@ -38,93 +38,11 @@ __all__ = [
     "Invariance",
     "LayoutVariant",
     "Pair",
-    "Refused",
+    "TargetUnsupported",
     "VariantMismatch",
-    "batch_arguments",
     "flattened",
     "map_tensors",
 ]
-
-_BATCH_FIRST = (
-    "convolution _convolution conv_transpose2d mkldnn_convolution _softmax _log_softmax _safe_softmax native_layer_norm"
-    " _fused_rms_norm avg_pool2d avg_pool3d adaptive_avg_pool2d _adaptive_avg_pool2d _adaptive_avg_pool3d"
-    " max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d"
-    " upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d"
-    " _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"
-    " _upsample_bilinear2d_aa im2col col2im reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"
-    " replication_pad2d replication_pad3d mm mv sum mean amax amin prod var std var_mean logsumexp argmax argmin"
-    " linalg_vector_norm norm sort topk cumsum cumprod logcumsumexp cummax cummin max min median kthvalue mode all any"
-)
-_BATCH_ARGUMENTS: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(_BATCH_FIRST.split(), (0,)),
-    "bmm": (0, 1),
-    "baddbmm": (0, 1, 2),
-    "addmm": (0, 1),
-    "addmv": (0, 1),
-    "_cdist_forward": (0, 1),
-    "grid_sampler_2d": (0, 1),
-    "grid_sampler_3d": (0, 1),
-    "embedding": (1,),
-    "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
-    "_scaled_dot_product_attention_math": (0, 1, 2),
-}
-"""Indices of the inputs that have a batch dimension, by operator name without overload."""
-_MIN_DIMS = {
-    **dict.fromkeys(("avg_pool2d", "max_pool2d_with_indices", "adaptive_max_pool2d", "_adaptive_avg_pool2d"), 4),
-    **dict.fromkeys(("avg_pool3d", "max_pool3d_with_indices", "adaptive_max_pool3d", "_adaptive_avg_pool3d"), 5),
-    **{f"{kind}_pad{n}d": n + 2 for kind in ("reflection", "replication") for n in (1, 2, 3)},
-    **dict.fromkeys(("im2col", "adaptive_avg_pool2d"), 4),
-    "col2im": 3,
-}
-"""Number of dimensions with a batch, for operators that also accept inputs without one."""
-_MAY_BROADCAST = {"addmm": 2, "addmv": 1, "baddbmm": 3}
-"""Their first input broadcasts: it has a batch only with this many dimensions and the size of the batch."""
-
-
-def batch_arguments(
-    func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[tuple[int, ...], int]:
-    """Indices of the inputs with a batch dimension, and the batch size; 0 if there is no batch."""
-    name = str(func.name()).partition("::")[2].partition(".")[0]  # type: ignore[no-untyped-call]
-    places = _BATCH_ARGUMENTS.get(name, ())
-    if not places or any(p >= len(args) or not isinstance(args[p], torch.Tensor) for p in places):
-        return (), 0
-    n = args[places[-1]].shape[0] if args[places[-1]].dim() else 0
-    if name in _MAY_BROADCAST and (args[0].dim() < _MAY_BROADCAST[name] or args[0].shape[0] != n):
-        places = places[1:]
-    x = args[places[0]]
-    if any(args[p].dim() < 1 or args[p].shape[0] != n for p in places) or x.dim() < _MIN_DIMS.get(name, 1):
-        return (), 0
-    # A norm over all dimensions has no batch.
-    if name in {"native_layer_norm", "_fused_rms_norm"}:
-        return (places, n) if x.dim() > len(args[1]) else ((), 0)
-    return (places, n) if _keeps_batch_dim(func, args, kwargs, x.dim()) else ((), 0)
-
-
-def batch_item(args: tuple[Any, ...], places: tuple[int, ...], k: int) -> tuple[Any, ...]:
-    """The inputs with item `k` of the batch only."""
-    return tuple(a[k : k + 1] if i in places else a for i, a in enumerate(args))
-
-
-def _keeps_batch_dim(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], n_dims: int) -> bool:
-    """Whether the operator reduces or scans no batch dimension."""
-    for i, argument in enumerate(schema_of(func).arguments):
-        if argument.name not in ("dim", "dims"):
-            continue
-        value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-        if value is None:
-            return False
-        dims = value if isinstance(value, (list, tuple)) else [value]
-        # Dimension 0 is the batch. Torch counts one dimension for a tensor without any.
-        return bool(dims) and all(type(d) is int and d % max(n_dims, 1) != 0 for d in dims)
-    return not _reduces_all(func)
-
-
-def _reduces_all(func: torch._ops.OpOverload) -> bool:
-    """Whether it is an overload without ``dim`` of an operator that has overloads with ``dim``."""
-    packet = func.overloadpacket
-    others = (getattr(packet, name) for name in packet.overloads())
-    return any(a.name in ("dim", "dims") for other in others for a in schema_of(other).arguments)
 
 
 _COLUMNS = 7
@@ -309,7 +227,7 @@ class Invariance:
                 for pair in self.pairs(part, plan, args, kwargs):
                     n += 1
                     findings += self._findings(part, plan, pair)
-            except Refused as refused:
+            except TargetUnsupported as refused:
                 findings.append(refused.finding)
         return findings if n or findings else None
 
@@ -338,7 +256,7 @@ class Invariance:
                 mismatch = self.compare(plan, pair)
                 if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
                     return mismatch
-        except Refused:
+        except TargetUnsupported:
             return None
         return None
 
@@ -352,7 +270,7 @@ class Invariance:
             kwargs: Its keyword arguments.
 
         Raises:
-            Refused: The target cannot run it.
+            TargetUnsupported: The target cannot run it.
         """
         made = {Part.TAIL: self._tail, Part.LAYOUT: self._layout, Part.SLICE: self._slice}[part](plan, args, kwargs)
         yield from made
@@ -423,7 +341,8 @@ class Invariance:
         """Run an operator on the target; its results on the CPU, contiguous.
 
         Raises:
-            Refused: The target cannot run it. If `first` is false, that is a failure: it accepted the whole input.
+            TargetUnsupported: The target cannot run it. If `first` is false, that is a failure: it accepted the whole
+                input.
         """
         try:
             ran = self._executor.run_mirrored(plan, args, kwargs, _MAX_BYTES)
@@ -433,7 +352,7 @@ class Invariance:
             finding = finding_of_error(error, plan.name)
             if first and not isinstance(error, WorkerDied):
                 finding = CaseFinding(Kind.UNVERIFIED, plan.name, "", "", "the target cannot run it", finding.message)
-            raise Refused(finding) from None
+            raise TargetUnsupported(finding) from None
         return names, tuple(as_contiguous(v) if isinstance(v, torch.Tensor) else v for v in values)
 
     def compare(self, plan: OpPlan, pair: Pair) -> VariantMismatch | None:
@@ -498,7 +417,7 @@ def _printed(value: Value, k: int, n: int) -> str:
     return f"{flat[k if flat.numel() == n else 0].item():.9g}"
 
 
-class Refused(Exception):  # noqa: N818 - a reason, caught inside
+class TargetUnsupported(Exception):  # noqa: N818 - a reason, caught inside
     """The target cannot run an operator."""
 
     def __init__(self, finding: CaseFinding) -> None:

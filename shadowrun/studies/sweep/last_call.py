@@ -33,7 +33,7 @@ from shadowrun.studies.sweep.sweep_findings import SweepFinding
 if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
 
-__all__ = ["CasePlatform", "last_call", "main"]
+__all__ = ["CasePlatform", "LastCallRecorder", "last_call", "load_last_call", "main"]
 
 _CPU = torch.device("cpu")
 _NAME = "0.pt"
@@ -72,7 +72,7 @@ class CasePlatform:
 
 def last_call(
     sweep_finding: SweepFinding, origin: Origin, platform: CasePlatform, seconds: float
-) -> captured_inputs.Captured | None:
+) -> captured_inputs.StoredCall | None:
     """The call that was running when the process of a case died or timed out; None if no call was running.
 
     Args:
@@ -102,11 +102,16 @@ def last_call(
         )
         with process:
             _wait_or_kill(process, seconds)
-        try:
-            # The process may have died while it wrote the file.
-            return captured_inputs.load(Path(folder), _NAME)
-        except DataFileError:
-            return None
+        return load_last_call(Path(folder))
+
+
+def load_last_call(folder: Path) -> captured_inputs.StoredCall | None:
+    """The call that a `LastCallRecorder` left in a folder; None if its process ended between two calls."""
+    try:
+        # The process may have died while it wrote the file.
+        return captured_inputs.load(folder, _NAME)
+    except DataFileError:
+        return None
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -143,7 +148,7 @@ def main(facts: dict[str, Any], folder: str) -> None:
     sys.stdout.write("begins\n")
     sys.stdout.flush()
     torch.manual_seed(0)
-    with platform.context(), _LastCallRecorder(Path(folder), platform):
+    with platform.context(), LastCallRecorder(Path(folder), platform):
         prepared()
     # What was launched last may crash after the program has returned.
     platform.synchronize()
@@ -155,8 +160,13 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-class _LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """Writes the inputs of the current call to a file, and deletes the file after the call."""
+class LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
+    """Writes the inputs of the current call to a file, and deletes the file after the call.
+
+    Args:
+        folder: Where to.
+        platform: Where the calls run.
+    """
 
     def __init__(self, folder: Path, platform: Platform) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -166,7 +176,7 @@ class _LastCallRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload):
-            call = captured_inputs.Captured(str(func.name()), self._on_cpu(args), self._on_cpu(kwargs))  # type: ignore[no-untyped-call]
+            call = captured_inputs.StoredCall(str(func.name()), self._on_cpu(args), self._on_cpu(kwargs))  # type: ignore[no-untyped-call]
             try:
                 # Before the call: a process that dies in it writes nothing afterwards.
                 captured_inputs.save(self._folder, _NAME, call)

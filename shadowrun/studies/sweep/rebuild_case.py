@@ -176,12 +176,12 @@ def _recorded(case: Case, origin: Origin) -> Sample | None:
         return None
     try:
         return recorded.sample(case.operator, calls[case.sample], origin.seed)
-    except recorded.Unreadable as why:
+    except recorded.UnreadableCall as why:
         raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
 
 
 def _recorded_function(name: str) -> Any:
     try:
         return recorded.function(name)
-    except recorded.Unreadable as why:
+    except recorded.UnreadableCall as why:
         raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["MAX_BYTES", "Unreadable", "function", "read_calls", "sample"]
+__all__ = ["MAX_BYTES", "UnreadableCall", "function", "read_calls", "sample"]
 
 _CALLS = "select distinct op.name, inputs, dtypes from context join op on op.id = op_id order by op.name, inputs"
 # Each pattern takes time in proportion to the text, which an untrusted file may make a megabyte long.
@@ -45,7 +45,7 @@ _MAX_SIZE_DIGITS = 19
 _WORDS = {"None": None, "True": True, "False": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
-class Unreadable(ValueError):  # noqa: N818 - a reason, caught inside
+class UnreadableCall(ValueError):  # noqa: N818 - a reason, caught inside
     """A recorded call that cannot be rebuilt; the message is the reason."""
 
 
@@ -70,7 +70,7 @@ def function(name: str) -> Callable[..., Any]:
     Its attribute ``operator`` is the operator itself.
 
     Raises:
-        Unreadable: This torch has no such operator, or the operator does more than compute tensors.
+        UnreadableCall: This torch has no such operator, or the operator does more than compute tensors.
     """
     operator = _operator(name)
 
@@ -85,9 +85,9 @@ def _operator(name: str) -> torch._ops.OpOverload:
     try:
         return operator_named(name)
     except AttributeError:
-        raise Unreadable(f"this process has no operator {name}") from None
+        raise UnreadableCall(f"this process has no operator {name}") from None
     except Refused as why:
-        raise Unreadable(str(why)) from None
+        raise UnreadableCall(str(why)) from None
 
 
 def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
@@ -101,7 +101,7 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
             get these shapes and the dtype of the last tensor before them.
 
     Raises:
-        Unreadable: The text is incomplete, has a value without a literal, or asks for a forbidden operation.
+        UnreadableCall: The text is incomplete, has a value without a literal, or asks for a forbidden operation.
     """
     operator = _operator(name)
     # Seeded per call, so that a script can rebuild one call without the others.
@@ -113,11 +113,11 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
         sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
         for t in leaves([args, kwargs]):
             _fill(t, min([2, *sizes]))
-    except Unreadable:
+    except UnreadableCall:
         raise
     # The text may name any shape, dtype and number.
     except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as why:
-        raise Unreadable(f"its inputs cannot be made: {why}") from None
+        raise UnreadableCall(f"its inputs cannot be made: {why}") from None
     return Sample(None, tuple(args), kwargs)
 
 
@@ -158,14 +158,14 @@ class _Reader:
             return self._tensor(_shape(tensor[2]), _dtypes()[tensor[1]])
         word = _WORD.match(text, self._at)
         if word is None:
-            raise Unreadable(f"{brief(text[self._at :])} cannot be read")
+            raise UnreadableCall(f"{brief(text[self._at :])} cannot be read")
         self._at = word.end()
         return _of_word(word[0].strip())
 
     def _tensor(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         self._n_bytes += math.prod(shape) * dtype.itemsize
         if self._n_bytes > MAX_BYTES:
-            raise Unreadable("its inputs are larger than 2 GiB")
+            raise UnreadableCall("its inputs are larger than 2 GiB")
         return torch.empty(shape, dtype=dtype)
 
     def _list(self) -> list[Any]:
@@ -173,7 +173,7 @@ class _Reader:
         entries: list[Any] = []
         while not self._text.startswith("]", self._at):
             if self._at >= len(self._text):
-                raise Unreadable("its inputs were recorded in part")
+                raise UnreadableCall("its inputs were recorded in part")
             more = _MORE.match(self._text, self._at)
             if more is None:
                 entries.append(self._value())
@@ -188,24 +188,24 @@ class _Reader:
         last = before[-1] if before else None
         self._n_unwritten += n  # of the whole text, which can name a list every few characters
         if self._n_unwritten > _MAX_UNWRITTEN:
-            raise Unreadable(f"lists with {self._n_unwritten} more entries")
+            raise UnreadableCall(f"lists with {self._n_unwritten} more entries")
         if not isinstance(last, torch.Tensor):
             return [last] * n
         shapes = self._shapes[self._n_tensors : self._n_tensors + n]
         if len(shapes) < n:
-            raise Unreadable("its inputs were recorded in part")
+            raise UnreadableCall("its inputs were recorded in part")
         self._n_tensors += n
         return [self._tensor(shape, last.dtype) for shape in shapes]
 
     def _string(self) -> str:
         end = self._text.find(self._text[self._at], self._at + 1)
         if end < 0:
-            raise Unreadable("its inputs were recorded in part")
+            raise UnreadableCall("its inputs were recorded in part")
         word, self._at = self._text[self._at : end + 1], end + 1
         try:
             return str(ast.literal_eval(word))
         except (ValueError, SyntaxError):
-            raise Unreadable("its inputs were recorded in part") from None
+            raise UnreadableCall("its inputs were recorded in part") from None
 
     def _skip_comma(self) -> None:
         if self._text.startswith(", ", self._at):
@@ -216,7 +216,7 @@ def _shape(text: str) -> list[int]:
     sizes = [n.strip() for n in text.split(",") if n.strip()]
     # The product of thousands of numbers of thousands of digits takes minutes.
     if len(sizes) > _MAX_DIMENSIONS or any(len(n) > _MAX_SIZE_DIGITS for n in sizes):
-        raise Unreadable("no tensor has such a shape")
+        raise UnreadableCall("no tensor has such a shape")
     return [int(n) for n in sizes]
 
 
@@ -227,7 +227,7 @@ def _of_word(word: str) -> Any:
         constant = vars(torch).get(word.removeprefix("torch."))  # `getattr` would import modules
         if isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
             return constant
-        raise Unreadable(f"{brief(word)} is no constant")
+        raise UnreadableCall(f"{brief(word)} is no constant")
     with contextlib.suppress(ValueError, SyntaxError):
         # The limit is for an integer of a million digits, which takes Python minutes to read.
         number = ast.literal_eval(word) if len(word) <= _MAX_DIGITS else None
@@ -236,7 +236,7 @@ def _of_word(word: str) -> Any:
     try:
         torch.device(word)
     except RuntimeError:
-        raise Unreadable(f"{brief(word)} was recorded without its value") from None
+        raise UnreadableCall(f"{brief(word)} was recorded without its value") from None
     return torch.device("cpu")  # `copied` replaces it by the device of the inputs
 
 

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.programs import Program
     from shadowrun.studies.sweep.sweep_findings import Row
 
-__all__ = ["AS_A_WHOLE", "CaseRunner", "ErrorCatcher", "NotDispatched", "Observed"]
+__all__ = ["AS_A_WHOLE", "CaseRun", "CaseRunner", "ErrorCatcher", "NotDispatched"]
 
 
 _MAX_BYTES = 1 << 28  # far above the samples of the database
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class CaseRun:
     """What a compared run of a case left.
 
     Attributes:
@@ -170,7 +170,7 @@ class CaseRunner:
         self._device = away.device if away.has_program_settings else _CPU
         # All cases write to one data file: the records of a case are those after this number.
         self._last = -1
-        self.observed: Observed | None = None
+        self.observed: CaseRun | None = None
         self._invariance = Invariance(self._target)
         self._error_catchers = ErrorCatcher(self._target), ErrorCatcher(self._ref)
         for platform in (self._target, self._ref):
@@ -193,6 +193,11 @@ class CaseRunner:
     def target(self) -> Platform:
         """The platform under test."""
         return self._target
+
+    @property
+    def reference(self) -> Platform:
+        """The platform that is trusted."""
+        return self._ref
 
     def watch(self, program: Program) -> Run:
         """Run a case on the target, and return the comparison, which also recorded any exception of the case."""
@@ -220,7 +225,7 @@ class CaseRunner:
         if isinstance(raised, NoGradient):
             return None
         rows = self._records()
-        self.observed = Observed(rows, actual, expected)
+        self.observed = CaseRun(rows, actual, expected)
         shown = [(row, finding) for row in rows if (finding := finding_of_row(row)) is not None]
         # The forward pass has a part of its own: its faults are not counted twice.
         findings = [finding for row, finding in shown if part is not Part.BACKWARD or row[2] == Phase.BACKWARD]

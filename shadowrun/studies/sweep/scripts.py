@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.invariance import VariantMismatch
     from shadowrun.studies.sweep.rebuild_case import Origin, RebuiltCase
     from shadowrun.studies.sweep.sweep_findings import SweepFinding
-    from shadowrun.types import Allowed
+    from shadowrun.types import Permissions
 
 __all__ = ["write_script"]
 
@@ -132,7 +132,7 @@ class _Writer:
         self._target, self._ref = platform_setups(run)
         self._notes: list[str] = []
 
-    def write(self, allowed: Allowed) -> Repro:
+    def write(self, allowed: Permissions) -> Repro:
         """Write the smallest script that shows the fault."""
         on_reference = self._finding.explanation.startswith(ON_REFERENCE)
         ends = self._finding.kind in _PROCESS_ENDS and not self._finding.op

@@ -93,7 +93,7 @@ class _Worker:
         try:
             function = recorded.function(name) if "::" in name else opinfo.database()[name]
             findings = self._runner.run(part, programs.program(function, part, number, sample))
-        except recorded.Unreadable as error:
+        except recorded.UnreadableCall as error:
             findings = [CaseFinding(Kind.HARNESS, explanation="not readable", message=str(error))]
         except Exception as error:  # a fault of shadowrun must not end the sweep
             text = f"{type(error).__name__}: {error}"[:300]
@@ -113,7 +113,7 @@ class _Worker:
             for number, text in enumerate(calls):
                 try:
                     yield number, recorded.sample(name, text, self._seed)
-                except recorded.Unreadable as error:
+                except recorded.UnreadableCall as error:
                     case = [part, number, text[:300]]
                     self._channel.step.begin(case)
                     self._end(case, CaseFinding(Kind.HARNESS, explanation="not readable", message=str(error)))

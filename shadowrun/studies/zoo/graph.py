@@ -15,13 +15,16 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
+from shadowrun.errors import brief
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values, operator_named
 from shadowrun.store import plain_json
+from shadowrun.studies.zoo.values import KINDS
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ __all__ = [
     "Node",
     "Ref",
     "Runner",
+    "check_call",
+    "check_dense",
     "from_json",
     "mapped",
     "refs_in",
@@ -231,10 +236,14 @@ class Runner:
         graph: The graph.
         device: Device of what it makes without inputs.
         call: Calls an operator with positional and named arguments; None for the usual way.
+        checked: Look at each call as at one of a file. Not where the graph is compiled: it ran before.
     """
 
-    def __init__(self, graph: Graph, device: torch.device | str = "cpu", call: Call | None = None) -> None:
+    def __init__(
+        self, graph: Graph, device: torch.device | str = "cpu", call: Call | None = None, *, checked: bool = True
+    ) -> None:
         self._graph = graph
+        self._checked = checked
         self._call = call or _called
         self._device = torch.device(device)
         last: dict[int, int] = {}
@@ -247,7 +256,11 @@ class Runner:
                 self._free[at] += (number,)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        """Run it on its inputs, which operators may write to; returns the results."""
+        """Run it on its inputs, which operators may write to; returns the results.
+
+        Raises:
+            Refused: A call has arguments that no file may give, or returns what is no dense tensor.
+        """
         values: list[Any] = [None] * len(self._graph.nodes)
 
         def value(ref: Any) -> Any:
@@ -261,11 +274,38 @@ class Runner:
             return self._device if ref is DEVICE else ref
 
         for at, (node, free) in enumerate(zip(self._graph.nodes, self._free, strict=True)):
-            args = [value(a) for a in node.args]
-            values[at] = self._call(node.op, args, {k: value(v) for k, v in node.kwargs})
+            args, kwargs = [value(a) for a in node.args], {k: value(v) for k, v in node.kwargs}
+            if self._checked:
+                check_call(node.op, args, kwargs)
+            values[at] = self._call(node.op, args, kwargs)
+            if self._checked:
+                check_dense(node.op, values[at])
             for number in free:
                 values[number] = None
         return [value(r) for r in self._graph.outputs]
+
+
+def check_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Look at a call once its tensors are there, which were not when the graph was read.
+
+    Raises:
+        Refused: No file may give these arguments.
+    """
+    if depends_on_values(op):
+        check_arguments(op, args, kwargs)
+
+
+def check_dense(op: Any, value: Any) -> None:
+    """Look that a call returned dense tensors.
+
+    Sparse and nested tensors find their values by indices, which kernels believe and other tensors can share.
+
+    Raises:
+        Refused: It did not.
+    """
+    for t in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(t, torch.Tensor) and (t.layout is not torch.strided or t.is_nested):
+            raise Refused(f"{op.name()} returns a tensor that is {'nested' if t.is_nested else t.layout}")
 
 
 def _called(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -348,15 +388,31 @@ def _input(
 ) -> Input:
     sizes, steps = _sizes(shape), _sizes(strides)
     reach = 1 + sum((n - 1) * s for n, s in zip(sizes, steps, strict=True)) if steps and 0 not in sizes else 1
-    if max(torch.Size(sizes).numel(), reach) + _sizes([offset])[0] > MAX_ELEMENTS:
+    if max(math.prod(sizes), reach) + _sizes([offset])[0] > MAX_ELEMENTS:
         raise ValueError("an input of more than 2^28 elements")
     kind, a, b = fill
     if not (isinstance(name, str) and isinstance(kind, str) and role in ("input", "parameter", "buffer")):
         raise ValueError("an input without name, fill or role")
-    found = plain_json.decode("torch", dtype)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(f"{dtype!r} is no dtype")
-    return Input(name, sizes, found, Fill(kind, float(a), float(b)), steps, offset, bool(requires_grad), role)
+    if dtype not in _DTYPES:
+        raise ValueError(f"{brief(dtype)} is no dtype of an input")
+    found, low, high = _DTYPES[dtype], float(a), float(b)
+    if kind not in KINDS:
+        raise ValueError(f"values of the unknown kind {kind[:40]!r}")
+    if kind == "integers" and not all(abs(v) <= _MAX_INTEGER for v in (low, high)):  # NaN is not
+        raise ValueError(f"integers from {low} to {high}")
+    return Input(name, sizes, found, Fill(kind, low, high), steps, offset, bool(requires_grad), role)
+
+
+_DTYPES: Final = {
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+}
+"""Dtypes that values can be made in: not those of quantized tensors, nor those that kernels do not know."""
+_MAX_INTEGER: Final = 2.0**62
 
 
 def _sizes(value: Any) -> tuple[int, ...]:

@@ -8,9 +8,10 @@ from shadowrun.report.document import Column, Document, Fact, Facts, Limits, Rec
 from shadowrun.studies.zoo.graph import Device, Ref, to_json
 
 if TYPE_CHECKING:
+    from shadowrun.studies.zoo.graph import Graph
     from shadowrun.studies.zoo.program import Program, Zoo
 
-__all__ = ["left_out_document", "program_document", "zoo_document"]
+__all__ = ["call_lines", "left_out_document", "program_document", "zoo_document"]
 
 _ALL: Final = Limits(100_000, 100_000, 100_000)
 _SHORT: Final = Limits(30, 200, 2000)
@@ -92,6 +93,14 @@ def program_document(program: Program, *, calls: bool) -> Document:
     data = {"format": 1, "id": program.id, "name": program.name, "source": program.source, "graph": to_json(graph)}
     records = Records(("input", "dtype", "shape", "role", "values"), inputs)
     return Document(f"zoo: {program.name}", tuple(blocks), data, records)
+
+
+def call_lines(graph: Graph) -> list[str]:
+    """The calls of a graph, one a line: ``v3 = aten::add.Tensor(v2, x0, alpha=1)``."""
+    return [
+        f"v{at} = {node.name}({', '.join((*map(_plain, node.args), *(f'{k}={_plain(v)}' for k, v in node.kwargs)))})"
+        for at, node in enumerate(graph.nodes)
+    ]
 
 
 def _plain(value: Any) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.errors import DataFileError, brief
+from shadowrun.store.atomic_write import atomic_write
 from shadowrun.store.plain_json import NotStorable
 from shadowrun.studies.zoo.graph import Graph, from_json, to_json
 
@@ -29,6 +30,11 @@ _FORMAT: Final = "shadowrun zoo"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 31
 """Of all lines, unpacked."""
+_LEAST_BYTES: Final = 1 << 26
+_RATIO: Final = 200
+"""Bytes of lines for each of the file; zoos have some 30. More than `_LEAST_BYTES` must keep it."""
+_MAX_STAGES: Final = 1 << 26
+"""Bytes of lines that are no programs: these are parsed at once."""
 _MAX_LINE: Final = 1 << 25
 _MAX_MEMORY: Final = 1 << 27
 """Of the decoder; what `write_zoo` writes needs 9 MiB."""
@@ -151,18 +157,14 @@ def write_zoo(path: Path, programs: Iterable[Program], stages: Iterable[Stage]) 
         raise DataFileError(
             f"{str(path)!r} exists and is no zoo; it is not replaced. Give another file.", slug="zoo-file"
         )
-    part = path.with_name(f"{path.name}.part")
     try:
-        with lzma.open(part, "wb", preset=3) as file:
+        with atomic_write(path) as new, lzma.open(new, "wb", preset=3) as file:
             for row in _rows(programs, stages):
                 file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
-        part.replace(path)
     except OSError as error:
         raise DataFileError(
             f"The zoo {str(path)!r} cannot be written ({error.strerror or error}).", slug="zoo-file"
         ) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _rows(programs: Iterable[Program], stages: Iterable[Stage]) -> Iterator[Any]:
@@ -193,25 +195,35 @@ def read_zoo(path: Path) -> Zoo:
             "Make it again with `shadowrun zoo add`.",
             slug="zoo-file",
         )
-    stages: list[Stage] = []
-    rows: dict[str, bytes] = {}
     try:
-        lines = _lines(path)
-        next(lines)
-        for line in lines:
-            # The head of a row tells what it is: graphs are parsed when they are used.
-            if line.startswith(b'["program","'):
-                key = line[12 : 12 + _N_DIGITS].decode("ascii")
-                if int(key, 16) >= 0 and len(rows) < _MAX_PROGRAMS:
-                    rows[key] = line
-            else:
-                stages.append(_stage(json.loads(line)))
+        rows, stages = _read(path)
     except (lzma.LZMAError, EOFError, OSError, ValueError, TypeError, RecursionError) as error:
         raise DataFileError(
             f"The zoo {str(path)!r} is damaged ({type(error).__name__}: {brief(str(error))}). Make it again.",
             slug="zoo-file",
         ) from error
     return Zoo(_Lines(path, rows), stages)
+
+
+def _read(path: Path) -> tuple[dict[str, bytes], list[Stage]]:
+    """Lines of the programs by id, and stages."""
+    stages: list[Stage] = []
+    rows: dict[str, bytes] = {}
+    lines = _lines(path)
+    next(lines)
+    n_bytes = 0
+    for line in lines:
+        # The head of a row tells what it is: graphs are parsed when they are used.
+        if line.startswith(b'["program","'):
+            key = line[12 : 12 + _N_DIGITS].decode("ascii")
+            if int(key, 16) >= 0 and len(rows) < _MAX_PROGRAMS:
+                rows[key] = line
+        else:
+            n_bytes += len(line)
+            if n_bytes > _MAX_STAGES:
+                raise ValueError("it is too large")
+            stages.append(_stage(json.loads(line)))
+    return rows, stages
 
 
 def _header(path: Path) -> dict[str, Any] | None:
@@ -230,6 +242,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     """
     decoder = lzma.LZMADecompressor(memlimit=_MAX_MEMORY)
     rest, total = b"", 0
+    most = min(_MAX_BYTES, _LEAST_BYTES + _RATIO * path.stat().st_size)
     with path.open("rb") as file:
         while not decoder.eof:
             packed = file.read(1 << 16) if decoder.needs_input else b""
@@ -238,7 +251,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             piece = decoder.decompress(packed, max_length=1 << 20)
             total += len(piece)
             *lines, rest = (rest + piece).split(b"\n")
-            if total > _MAX_BYTES or len(rest) > _MAX_LINE or any(len(line) > _MAX_LINE for line in lines):
+            if total > most or len(rest) > _MAX_LINE or any(len(line) > _MAX_LINE for line in lines):
                 raise ValueError("it is too large")
             yield from lines
     if rest:
@@ -258,7 +271,7 @@ def _program(path: Path, key: str, line: bytes) -> Program:
         _, number, name, source, made_from, count, data = json.loads(line)
         graph = from_json(data)
         made = program_of(_text(name), _text(source), graph, tuple(_text(m) for m in made_from), int(count))
-    except (ValueError, TypeError, RecursionError, NotStorable) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, NotStorable) as error:
         raise DataFileError(
             f"The program {key} of the zoo {str(path)!r} cannot be used: {brief(str(error))}. Make the zoo again.",
             slug="zoo-program",

@@ -2,23 +2,23 @@
 
 Two occurrences are the same pattern if operators, attributes and wiring are equal; sizes may differ. A pattern is
 frequent if two programs have it, and counts once for each occurrence. Of each of the most frequent patterns, some
-occurrences with different sizes become programs, whose inputs get
-fills fitted to the values that were there.
+occurrences with different sizes become programs, whose inputs get fills fitted to the values that were there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.studies.zoo import values
 from shadowrun.studies.zoo.fills import described
-from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, mapped, refs_in
+from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, refs_in
 from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked, reason_of
 from shadowrun.torch_private import schema_of
 
@@ -39,6 +39,13 @@ _NAMED: Final = 8
 """Programs that a subgraph names as its origin."""
 _MAX_NODES: Final = 3000
 """Calls of a program that are looked at."""
+_MAX_COUNTED: Final = 1 << 20
+"""Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs:
+one that comes again is counted from then on."""
+
+
+_Counts: TypeAlias = dict[bytes, tuple[int, int]]
+"""Occurrences, and programs with one, by pattern."""
 
 
 @dataclass(slots=True)
@@ -47,13 +54,11 @@ class _Pattern:
 
     Attributes:
         count: How many.
-        n_programs: Programs with one.
         programs: Ids of some of them.
         graphs: Of different sizes, with a name, by these.
     """
 
-    count: int = 0
-    n_programs: int = 0
+    count: int
     programs: dict[str, None] = field(default_factory=dict)
     graphs: dict[Any, tuple[str, Graph]] = field(default_factory=dict)
 
@@ -79,23 +84,23 @@ def mine(
         Programs in the order of their counts, and what was left out.
     """
     found = Collected(SOURCE)
-    patterns: dict[bytes, _Pattern] = {}
+    counts: _Counts = {}
     # Twice over the programs: of a million patterns only counts are kept, and graphs of the frequent ones are cut then.
     usable = [p for p in programs if p.source != SOURCE]
     for number, program in enumerate(usable):
         on_progress(number, 2 * len(usable), program.name)
-        found.tried("program run", program.name, lambda: _count(program, patterns, max_operators))  # noqa: B023
+        found.tried("program run", program.name, lambda: _count(program, counts, max_operators))  # noqa: B023
+        _forget(counts, _MAX_COUNTED)
     # The sort is stable: patterns of one count stay in the order of the programs.
-    frequent = sorted((p for p in patterns.values() if p.n_programs >= min_programs), key=lambda p: -p.count)
-    kept = {id(p) for p in frequent[:most]}
-    found.counted(f"patterns that {min_programs} programs have", len(patterns), n_out=len(frequent))
-    found.counted(f"the {most} most frequent", len(frequent), n_out=len(kept))
-    chosen = {key: p for key, p in patterns.items() if id(p) in kept}
+    frequent = sorted((key for key, (_, n) in counts.items() if n >= min_programs), key=lambda key: -counts[key][0])
+    chosen = {key: _Pattern(counts[key][0]) for key in frequent[:most]}
+    found.counted(f"patterns that {min_programs} programs have", len(counts), n_out=len(frequent))
+    found.counted(f"the {most} most frequent", len(frequent), n_out=len(chosen))
     for number, program in enumerate(usable):
         on_progress(len(usable) + number, 2 * len(usable), program.name)
         with contextlib.suppress(Exception):  # counted above
             _cut(program, chosen, max_operators)
-    for pattern in frequent[:most]:
+    for pattern in chosen.values():
         for name, graph in pattern.graphs.values():
             _take(found, name, graph, pattern)
     return found
@@ -108,17 +113,22 @@ def _take(found: Collected, name: str, graph: Graph, pattern: _Pattern) -> None:
         found.note(RUNS, name, reason_of(error))
 
 
-def _count(program: Program, patterns: dict[bytes, _Pattern], max_operators: int) -> None:
+def _count(program: Program, counts: _Counts, max_operators: int) -> None:
     """Count the occurrences in a program."""
     one = _Ran(program.graph)
-    seen: set[bytes] = set()
-    for chosen in one.connected(max_operators):
-        key = one.key(one.with_views(chosen))
-        pattern = patterns.setdefault(key, _Pattern())
-        pattern.count += 1
-        if key not in seen:
-            seen.add(key)
-            pattern.n_programs += 1
+    here = Counter(one.key(one.with_views(chosen)) for chosen in one.connected(max_operators))
+    for key, n in here.items():
+        count, n_programs = counts.get(key, (0, 0))
+        counts[key] = count + n, n_programs + 1
+
+
+def _forget(counts: _Counts, most: int) -> None:
+    """Where there are too many patterns, keep half: those that most programs have."""
+    if len(counts) > most:
+        best = sorted(counts, key=lambda key: counts[key][::-1], reverse=True)[: most // 2]
+        kept = {key: counts[key] for key in best}
+        counts.clear()
+        counts.update(kept)
 
 
 def _cut(program: Program, patterns: dict[bytes, _Pattern], max_operators: int) -> None:
@@ -146,6 +156,8 @@ class _Ran:
         self._graph = graph
         self._plans = [_plan(node.op) for node in graph.nodes]
         self._is_view = [plan.action is Action.VIEW for plan in self._plans]
+        self._words = [_words(node, sizes=is_view) for node, is_view in zip(graph.nodes, self._is_view, strict=True)]
+        self._refs = [tuple(node.refs()) for node in graph.nodes]
         self._inputs = values.make_all(graph.inputs)
         self._results: list[Any] = []
         self._described: dict[tuple[Ref, bool], Input] = {}
@@ -161,7 +173,8 @@ class _Ran:
             Runner(graph, call=call)(self._inputs)
         self._inputs = first
         # Operators that feed each other, through views or not.
-        self._producers = [self._reached(at) for at in range(len(graph.nodes))]
+        reached = [self._reached(at) for at in range(len(graph.nodes))]
+        self._producers, self._views = ([pair[k] for pair in reached] for k in (0, 1))
         self._neighbours: list[set[int]] = [set() for _ in graph.nodes]
         for at, producers in enumerate(self._producers):
             if not self._is_view[at]:
@@ -169,17 +182,20 @@ class _Ran:
                     self._neighbours[at].add(producer)
                     self._neighbours[producer].add(at)
 
-    def _reached(self, at: int) -> list[int]:
-        """Operators whose results a call takes, through views."""
+    def _reached(self, at: int) -> tuple[list[int], list[int]]:
+        """Operators whose results a call takes, through views or not, and these views."""
         found: dict[int, None] = {}
-        waiting = [r.node for r in self._graph.nodes[at].refs()]
+        views: dict[int, None] = {}
+        waiting = [r.node for r in self._refs[at]]
         while waiting:
             node = waiting.pop()
             if node >= 0 and self._is_view[node]:
-                waiting += [r.node for r in self._graph.nodes[node].refs()]
+                if node not in views:
+                    views[node] = None
+                    waiting += [r.node for r in self._refs[node]]
             elif node >= 0:
                 found[node] = None
-        return list(found)
+        return list(found), list(views)
 
     def connected(self, most: int) -> Iterator[tuple[int, ...]]:
         """Sets of operators that feed each other: for each operator, those in which it is the first."""
@@ -200,31 +216,23 @@ class _Ran:
 
     def with_views(self, chosen: tuple[int, ...]) -> list[int]:
         """The calls of a set, with the views that lead to each, in order."""
-        members = set(chosen)
-        waiting = [r.node for at in chosen for r in self._graph.nodes[at].refs()]
-        while waiting:
-            node = waiting.pop()
-            if node >= 0 and self._is_view[node] and node not in members:
-                members.add(node)
-                waiting += [r.node for r in self._graph.nodes[node].refs()]
-        return sorted(members)
+        return sorted({*chosen, *(view for at in chosen for view in self._views[at])})
 
     def key(self, members: list[int]) -> bytes:
         """Hash of operators, attributes and wiring, without sizes."""
-        numbers: dict[Any, Any] = {}
-
-        def local(ref: Ref) -> Any:
-            inside = ref.node in numbers and ref.node >= 0
-            return (numbers[ref.node], ref.output) if inside else (-1 - numbers.setdefault(ref, len(numbers)), 0)
-
-        rows = []
+        inside: dict[int, int] = {}
+        outside: dict[Ref, int] = {}
+        parts = []
         for place, at in enumerate(members):
-            node = self._graph.nodes[at]
-            kwargs = tuple((k, _attribute(v, local)) for k, v in node.kwargs)
-            sizes = self._is_view[at]  # a view's attributes are sizes and places
-            rows.append((node.name, tuple(_attribute(a, local, sizes=sizes) for a in node.args), kwargs))
-            numbers[at] = place
-        return hashlib.blake2b(repr(rows).encode(), digest_size=12).digest()
+            parts.append(self._words[at])
+            for ref in self._refs[at]:
+                known = inside.get(ref.node)
+                if known is None:
+                    parts.append(f"<{outside.setdefault(ref, len(outside))}")
+                else:
+                    parts.append(f"{known}.{ref.output}")
+            inside[at] = place
+        return hashlib.blake2b(" ".join(parts).encode(), digest_size=12).digest()
 
     def forms(self, members: list[int]) -> Any:
         """Shapes and dtypes of what it takes."""
@@ -232,7 +240,7 @@ class _Ran:
 
     def _taken(self, members: list[int]) -> list[Ref]:
         inside = set(members)
-        refs = (r for at in members for r in self._graph.nodes[at].refs())
+        refs = (r for at in members for r in self._refs[at])
         return list(dict.fromkeys(r for r in refs if r.node not in inside))
 
     def _value(self, ref: Ref) -> torch.Tensor:
@@ -312,13 +320,19 @@ def _plan(op: Any) -> OpPlan:
     return found
 
 
-def _attribute(value: Any, local: Callable[[Ref], Any], *, sizes: bool = False) -> Any:
-    """An argument for comparison: references by place, and numbers by type too, as 1 and True are equal."""
+def _words(node: Node, *, sizes: bool) -> str:
+    """Hash of an operator and its attributes without references; with `sizes`, without numbers: those of views."""
+    row = node.name, [_attribute(a, sizes=sizes) for a in node.args], [(k, _attribute(v)) for k, v in node.kwargs]
+    return hashlib.blake2b(repr(row).encode(), digest_size=12).hexdigest()
+
+
+def _attribute(value: Any, *, sizes: bool = False) -> Any:
+    """An argument for comparison: numbers by type too, as 1 and True are equal."""
     if type(value) is Ref:
-        return mapped(value, local)
+        return "reference"
     if type(value) is tuple:
         holds = any(True for _ in refs_in(value))
-        return tuple(_attribute(v, local) for v in value) if holds or not sizes else "sizes"
+        return tuple(map(_attribute, value)) if holds or not sizes else "sizes"
     if sizes and type(value) is int:
         return "size"
     return type(value).__name__, repr(value) if isinstance(value, float) else value

@@ -54,7 +54,9 @@ def make(described: Input, seed: int = 0) -> torch.Tensor:
     maker = _MAKERS.get(fill.kind)
     if maker is None:
         raise ValueError(f"values of the unknown kind {fill.kind[:40]!r}: known are {', '.join(KINDS)}")
-    values = torch.from_numpy(maker(words, fill, described)).reshape(described.shape)
+    # Without elements, one size may still be large: a triangle of it would be made.
+    values = torch.from_numpy(maker(words, fill, described)) if n else torch.zeros(0, dtype=torch.float64)
+    values = values.reshape(described.shape)
     if values.is_floating_point() and not (described.dtype.is_floating_point or described.dtype.is_complex):
         # Torch leaves open what a cast of a value out of range gives.
         values = values.clamp(*_range_of(described.dtype)) if described.dtype is not torch.bool else values

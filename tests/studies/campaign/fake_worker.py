@@ -51,8 +51,9 @@ class Variant:
 
 
 class Fake:
-    def __init__(self, knobs):
+    def __init__(self, knobs, channel):
         self.knobs = knobs
+        self.channel = channel
 
     def does(self, what, number):
         return number in self.knobs.get(what, ())
@@ -82,6 +83,28 @@ class Fake:
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.does("hang", n):
             time.sleep(1000)
+        if self.does("kill itself", n):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.does("leave", n):
+            os._exit(7)
+        if self.does("fork", n):
+            if os.fork() == 0:
+                time.sleep(1000)  # it keeps the pipes open
+            os._exit(9)
+        if self.does("print", n):
+            for _ in range(300):
+                os.write(1, b"x" * (1 << 20))
+                os.write(2, b"x" * (1 << 20))
+        if self.does("eat", n):
+            kept = []
+            while True:
+                kept.append(bytearray(os.urandom(1 << 20) * 16))
+        if self.does("lose the device", n) and not Path(self.knobs["mark"]).exists():
+            Path(self.knobs["broken"]).touch()
+        if "broken" in self.knobs and Path(self.knobs["broken"]).exists():
+            # As a device does after a failed assertion: no call succeeds in any process until it is reset.
+            self.channel.send({"lost": "no answer"})
+            os._exit(1)
         if self.does("crash once", n):
             mark = Path(self.knobs["mark"])
             if not mark.exists():
@@ -94,5 +117,5 @@ class Fake:
 
 
 def start(settings, channel):
-    fake = Fake(json.loads(os.environ.get(KNOBS, "{}")))
+    fake = Fake(json.loads(os.environ.get(KNOBS, "{}")), channel)
     return VariantWorker(settings, channel, fake, fake).run

@@ -1,11 +1,17 @@
 """The command: a small campaign from end to end, and what it says of wrong use."""
 
+import contextlib
 import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
 
 import pytest
 
 from shadowrun.cli.main import main
-from shadowrun.errors import UsageError
+from shadowrun.errors import DataFileError, UsageError
 from shadowrun.studies.campaign.folder import Folder, Shard, shard_of
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.zoo.program import program_of, write_zoo
@@ -130,6 +136,103 @@ def test_a_shard_of_another_campaign(zoo, capsys):
     CampaignStore.begin(other.shard(Shard()), other.info()).close()
     assert "campaign-other" in refused(capsys, "combine", "c", "d/shards/1-of-1.shadowcampaign")
     assert not (zoo / "c" / "campaign.shadowcampaign").exists()
+
+
+def newer(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma user_version = 99")
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:6000])
+
+
+@pytest.mark.parametrize(
+    ("harm", "slug"),
+    [
+        (newer, "campaign-store"),
+        (cut, "data-file-corrupt"),
+        (lambda path: path.write_text("mine"), "campaign-store"),
+    ],
+)
+def test_a_store_that_is_none_of_this_version(zoo, capsys, harm, slug):
+    made(zoo)
+    folder = Folder.open(zoo / "c")
+    CampaignStore.begin(folder.shard(Shard()), folder.info()).close()
+    harm(folder.shard(Shard()))
+    content = folder.shard(Shard()).read_bytes()
+    for action in ("status", "report", "combine", "resume", "repro"):
+        error = refused(capsys, action, "c")
+        assert slug in error, (action, error)
+        assert "1-of-1" in error
+    assert refused(capsys, "reproduce", "c", "0")
+    assert folder.shard(Shard()).read_bytes() == content
+    assert not folder.combined.exists()
+
+
+def test_another_torch_makes_other_variants(zoo, capsys):
+    made(zoo, torch="1.0.0")
+    for action in (["resume", "c"], ["repro", "c"], ["reproduce", "c", "0"]):
+        error = refused(capsys, *action)
+        assert "campaign-other" in error
+        assert "a campaign with torch '1.0.0'" in error
+
+
+def test_two_processes_on_one_store(zoo, capsys):
+    made(zoo)
+    folder = Folder.open(zoo / "c")
+    store = CampaignStore.begin(folder.shard(Shard()), folder.info())
+    error = refused(capsys, "resume", "c")
+    assert "another process" in error
+    assert "--shard" in error
+    store.close()
+
+
+def test_what_the_folder_is_not_is_said_by_each_action(zoo, capsys):
+    (zoo / "text").write_text("mine")
+    for action in (["report"], ["repro"], ["add-known"], ["status"], ["combine"]):
+        for name in ("none", "text"):
+            assert "campaign-folder" in refused(capsys, *action, name)
+    assert "campaign-folder" in refused(capsys, "reproduce", "none", "1")
+    made(zoo)
+    assert "campaign-folder" in refused(capsys, "report", "c", "--before", "none")
+    assert "bad-option" in refused(capsys, "report", "c", "--fail-on", "mismatches")
+    assert "unknown-finding" in refused(capsys, "report", "c", "--cause", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_command_that_was_ended_goes_on_with_resume(zoo, capsys, number):
+    """Real variants: the same results as of a campaign that was not interrupted."""
+    assert main(["campaign", "run", "whole", *OPTIONS, "--n", "100"]) == 0
+    command = [sys.executable, "-m", "shadowrun", "campaign", "run", "c", *OPTIONS, "--n", "100"]
+    process = subprocess.Popen(
+        ["env", "--default-signal=INT", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 200
+    while n_settled(zoo / "c") < 10:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert ("resume c` goes on" in error) == (number == signal.SIGINT)
+    first = n_settled(zoo / "c")
+    assert 10 <= first < 100
+    assert main(["campaign", "resume", "c", "--jobs", "2"]) == 0
+    assert outcomes(zoo / "c") == outcomes(zoo / "whole")
+
+
+def n_settled(path):
+    with contextlib.suppress(DataFileError):
+        return sum(1 for shard in Folder.open(path).shards() for _ in CampaignStore.open(shard).settled())
+    return 0
+
+
+def outcomes(path):
+    store = CampaignStore.open(path / "campaign.shadowcampaign")
+    return list(store.variants()), [r._replace(cpu_us=0) for r in store.results()]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shadowrun.errors import DataFileError
+from shadowrun.errors import DataFileError, PlatformError
 from shadowrun.studies.campaign.combining import combine
 from shadowrun.studies.campaign.engine import Engine, Outcome, open_chunks
 from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings, Shard
@@ -140,6 +140,50 @@ def test_hostile_variants_are_outcomes(tmp_path, knobs, whole):
     assert [e for e in events if e[0] == 18] == [(18, 1)]
 
 
+def test_more_hostile_variants_cost_one_each(tmp_path, knobs, whole):
+    """A variant that forks, prints gigabytes, takes all memory, leaves, or is killed from outside."""
+    where = folder(tmp_path / "c", memory_bytes=300 << 20)
+    knobs(kill_itself=[13], leave=[24], fork=[36], print=[47], eat=[58])
+    assert ran(where, jobs=2) is Outcome.COMPLETE
+    variants, results = outcomes(where)
+    assert [v.number for v in variants] == list(range(350))
+    found = {r.number: [(f.kind, f.explanation) for f in r.findings if f.op == "aten::erfinv"] for r in results}
+    assert found[24] == [("crash", "exit status 7")]
+    assert found[36] == [("crash", "exit status 9")]
+    assert found[58] == [("out of memory", "more than 0.293 GiB")]
+    assert found[13] == [("crash", "signal 9 (SIGKILL)")]  # twice, the second time in a fresh process
+    assert found[47] == []
+    guilty = {13, 24, 36, 58}
+    assert [r for r in results if r.number not in guilty] == [r for r in whole[1] if r.number not in guilty]
+
+
+def test_a_lost_device_is_reset_and_the_variant_tried_again(tmp_path, knobs, whole):
+    where = folder(tmp_path / "c")
+    mark, broken = tmp_path / "mark", tmp_path / "broken"
+    knobs(lose_the_device=[13], mark=str(mark), broken=str(broken))
+    code = f"from pathlib import Path; Path({str(broken)!r}).unlink(); Path({str(mark)!r}).touch()"
+    assert ran(where, reset_command=[sys.executable, "-c", code]) is Outcome.COMPLETE
+    variants, results = outcomes(where)
+    assert variants[:13] == whole[0][:13]
+    (flaky,) = next(r for r in results if r.number == 13).findings
+    assert flaky.explanation == "device lost: no answer; not again in a fresh process"
+    assert [r for r in results if r.number != 13] == [r for r in whole[1] if r.number != 13]
+
+
+def test_a_reset_that_fails_keeps_what_was_run(tmp_path, knobs, whole):
+    where = folder(tmp_path / "c")
+    broken = tmp_path / "broken"
+    knobs(lose_the_device=[150], mark=str(tmp_path / "mark"), broken=str(broken))
+    with pytest.raises(PlatformError, match="exit status 4") as caught:
+        Engine(where, entry=ENTRY, reset_command=[sys.executable, "-c", "exit(4)"]).run()
+    assert caught.value.slug == "reset-failed"
+    assert n_settled(where) >= 100
+    broken.unlink()
+    knobs()
+    assert ran(where) is Outcome.COMPLETE
+    assert outcomes(where) == whole
+
+
 def test_several_targets_and_the_rest_of_a_variant(tmp_path, knobs):
     knobs(crash=[13])
     where = folder(tmp_path / "c", targets=("cpu", "cpu[threads=1]"), n=60)
@@ -186,6 +230,24 @@ def test_killed_it_goes_on_and_says_the_same(tmp_path, knobs, whole):
         ((event,), sessions) = store.events(), store.sessions()
     assert event.explanation == "signal 9 (SIGKILL)"
     assert sessions[1][2] == 350 - first
+
+
+def test_ctrl_c_stops_it_and_it_goes_on(tmp_path, knobs, whole, interrupts):
+    knobs(seconds=0.01)
+    where = folder(tmp_path / "c")
+    main = subprocess.Popen([sys.executable, "-c", COMMAND, str(where.path), ENTRY], stdout=subprocess.PIPE, text=True)
+    wait_for(where, 30, main)
+    workers = children(main.pid)
+    main.send_signal(signal.SIGINT)
+    assert main.communicate(timeout=60)[0] == "STOPPED\n"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    first = n_settled(where)
+    assert 30 <= first < 350
+    knobs()
+    assert ran(where, jobs=2) is Outcome.COMPLETE
+    assert outcomes(where) == whole
+    with contextlib.closing(CampaignStore.open(where.combined)) as store:
+        assert [s[2] for s in store.sessions()] == [first, 350 - first]
 
 
 def wait_for(where, n, main):

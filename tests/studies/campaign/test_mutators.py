@@ -277,6 +277,15 @@ def test_floats_that_become_integers_keep_their_values():
         _ = Library({"w": Program("w", wide)}).draft("w").trace
 
 
+def test_attention_has_as_many_keys_as_values():
+    """The kernel of the CPU does not check it, and reads behind the end of the keys."""
+    q, k, v = (Input(name, (1, 2, n, 4)) for name, n in (("q", 4), ("k", 3), ("v", 6)))
+    attention = Node(aten.scaled_dot_product_attention.default, (Ref(-1), Ref(-2), Ref(-3)))
+    programs = {"a": Program("a", Graph((q, k, v), (attention,), (Ref(0),)))}
+    with pytest.raises(Invalid, match="not as many keys as values"):
+        _ = Library(programs).draft("a").trace
+
+
 # Execution
 
 BATCH_NORM = Graph(

@@ -3,9 +3,11 @@ import json
 import pytest
 
 from shadowrun.report.document import render
-from shadowrun.studies.campaign.findings import Seen, root_causes
+from shadowrun.studies.campaign.cause_files import CauseFile
+from shadowrun.studies.campaign.cause_report import cause_document
+from shadowrun.studies.campaign.findings import Seen, is_compiled, root_causes
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, to_mask
-from shadowrun.studies.campaign.report import campaign_document, issue_page
+from shadowrun.studies.campaign.report import campaign_document
 from shadowrun.studies.campaign.runner import VariantFinding
 from shadowrun.studies.campaign.summary import Platform, Summary, count_oracles, upper_bound
 
@@ -97,9 +99,66 @@ def test_the_gate():
     assert not campaign_document(nothing, fail_on=frozenset({"crash"})).gate.passed
 
 
-def test_a_page_for_an_issue():
+def made(text, **facts):
     (cause,) = root_causes([Seen(4, 0, 3, MM)], 1)
-    page = issue_page(1, cause, summary([Seen(4, 0, 3, MM)], texts={str(cause.signature): "import torch\n"}))
-    assert page.startswith("## aten::mm: mismatch on sim (matmul-in-bf16)\n")
-    assert "```python\nimport torch\n```" in page
+    return {str(cause.signature): CauseFile(str(cause.signature), "[]", text=text, **facts)}
+
+
+@pytest.mark.parametrize("kind", ["txt", "md", "json", "csv", "html"])
+def test_a_page_for_an_issue(kind):
+    text = "import torch\n\nif True:\n    print('a  b')\n"
+    found = summary([Seen(4, 0, 3, MM)], scripts=made(text, said="1 on sim, 2 on cpu", exits=1))
+    page = render(cause_document(1, found.root_causes[0], found), kind)
     assert "inputs rounded to bf16" in page
+    assert "1 on sim, 2 on cpu" in page
+    if kind == "md":
+        title = "# aten::mm returns wrong values on sim (matmul-in-bf16): reduced precision, inputs rounded to bf16\n"
+        assert page.startswith(title)
+        assert f"```python\n{text}```" in page
+    if kind == "json":
+        assert json.loads(page)["script"] == text
+    if kind in ("txt", "html"):
+        assert "    print(" in page
+
+
+def test_a_script_of_somebody_else_breaks_out_of_no_format():
+    evil = "```\n</code><script>alert(1)</script>\n\x1b[31m red\u2028```"
+    found = summary([Seen(4, 0, 3, MM)], scripts=made(evil))
+    for document in (cause_document(1, found.root_causes[0], found), campaign_document(found)):
+        assert "<script>" not in render(document, "html")
+        assert "\x1b" not in render(document, "txt") + render(document, "md") + render(document, "html")
+        assert "````python\n```\n" in render(document, "md")
+
+
+def test_what_is_known_is_apart_and_fails_nothing():
+    found = [Seen(4, 0, 3, MM), Seen(5, 0, 3, EVIL)]
+    key = next(str(c.signature) for c in root_causes(found, 1) if c.signature.op == "aten::mm")
+    document = campaign_document(summary(found, known={key: "ticket 123"}), fail_on=frozenset({"mismatch"}))
+    assert document.gate.passed
+    assert "1 known issue" in document.gate.line
+    text = render(document, "txt")
+    assert "ticket 123" in text.partition("Known issues (1)")[2]
+    assert "Root causes (1)" in text
+
+
+def test_what_is_new_and_what_is_gone():
+    found = [Seen(4, 0, 3, MM)]
+    key = str(root_causes(found, 1)[0].signature)
+    text = render(campaign_document(summary(found, new=frozenset({key}), gone=("mismatch aten::add",))), "txt")
+    assert "1 new, 1 not found again" in text
+    assert "the earlier campaign does not have it" in text
+    assert "mismatch aten::add" in text.partition("Not found again (1)")[2].partition("Platforms")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("npu", False),
+        ("cpu[threads=1,mkldnn=off]", False),
+        ("npu, inductor", True),
+        ("sim (a-flaw, another)", False),
+        ("sim (a-flaw, another), inductor", True),
+    ],
+)
+def test_compiled_targets_are_known_by_their_name(name, expected):
+    assert is_compiled(name) is expected

@@ -9,7 +9,7 @@ from shadowrun import sim
 from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.oracles import FIRED, from_mask
 from shadowrun.studies.campaign.recipe import Recipe
-from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.runner import REFERENCE, TARGET, RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.variant import Execution, Variant
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
 
@@ -117,3 +117,31 @@ def test_attention_that_each_device_computes_by_other_operators_is_no_finding(ru
     attention = Node(aten.scaled_dot_product_attention.default, (Ref(-1), Ref(-1), Ref(-1)))
     graph = Graph((x,), (attention, Node(aten.mul.Tensor, (Ref(0), Ref(0)))), (Ref(1),))
     assert runner.run(variant(graph, **execution)).status == "ok"
+
+
+LEAKY = Graph((Input("x", (5, 7)),), (Node(aten.leaky_relu.default, (Ref(-1),)),), (Ref(0),))
+
+
+def test_a_platform_is_compared_with_itself_where_the_recipe_asks_for_it(runner):
+    with sim.flaws("leaky-relu-ignores-strides"):
+        plain, itself = runner.run(variant(LEAKY)), runner.run(variant(LEAKY, metamorphic="layout"))
+    assert plain.findings == ()
+    assert [(f.op, f.explanation, f.role) for f in itself.findings] == [
+        ("aten::leaky_relu", "strided and contiguous inputs differ", TARGET)
+    ]
+    assert "shadowrun" not in from_mask(itself.oracles)  # of the results of the whole program, none differs
+    assert runner.run(variant(LEAKY, metamorphic="layout")).findings == ()
+
+
+def test_what_the_reference_shows_against_itself_is_its_own():
+    two = VariantRunner(RunnerSettings(("cpu", "cpu[threads=1]"), ref="sim"))
+    with sim.flaws("leaky-relu-ignores-strides"):
+        results = [two.run(variant(LEAKY, metamorphic="layout"), target) for target in (0, 1)]
+    assert [[(f.op, f.role) for f in r.findings] for r in results] == [[("aten::leaky_relu", REFERENCE)], []]
+
+
+def test_the_number_of_threads_is_that_of_the_recipe_for_its_time(runner, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    runner.run(variant(threads=3))
+    assert seen == [3, 1]

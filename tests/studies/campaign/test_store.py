@@ -47,6 +47,18 @@ def test_what_is_written_is_read(tmp_path):
     }  # fmt: skip
 
 
+def test_what_the_reference_shows_against_itself_keeps_its_role(tmp_path):
+    own = WRONG._replace(role="reference")
+    store = filled(tmp_path / "x")
+    with store.written():
+        store.add_variant(variant(7))
+        store.add_result(ResultRow(7, 0, "finding", findings=(WRONG, own)))
+        store.add_result(ResultRow(7, 1, "finding", findings=(WRONG,)))
+    store.close()
+    *_, first, second = CampaignStore.open(tmp_path / "x").results()
+    assert (first.findings, second.findings) == ((WRONG, own), (WRONG,))
+
+
 def test_a_second_result_of_a_case_is_left_out(tmp_path):
     store = filled(tmp_path / "x")
     with store.written():

@@ -4,10 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shadowrun
 from shadowrun.errors import UsageError
+from shadowrun.recording.recording_file import read
 from shadowrun.report.document import render
 from shadowrun.studies.classes.equivalence import classes_of, common_keys, letter, outputs_of
 from shadowrun.studies.classes.explain import claims, flag_clusters
@@ -217,6 +220,22 @@ def test_outputs_are_the_last_call_of_each_step_or_those_asked_for():
     assert [o.name for o in outputs_of(made, ["aten::exp"])] == ["side/aten::exp"]
     with pytest.raises(UsageError, match="no recorded call matches"):
         outputs_of(made, ["nothing"])
+
+
+def test_the_next_batch_is_no_output_of_a_step(tmp_path):
+    """Without `run.step()`, it is made before the next step begins."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with shadowrun.record(tmp_path / "a.shadowrec"):
+        for _ in range(2):
+            x, y = torch.randn(4, 3), torch.stack([torch.randint(0, 2, (4,))])[0]
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            loss.item()
+        torch.stack([torch.randint(0, 2, (4,))])
+    found = outputs_of(platforms_of([read(tmp_path / "a.shadowrec")]))
+    assert [(o.key.step, o.name) for o in found] == [(0, "aten::_local_scalar_dense"), (1, "aten::_local_scalar_dense")]
 
 
 def test_where():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.analysis import Change, Seen, Signature, changes
+from shadowrun.analysis import Change, FindingInRun, Signature, changes
 from shadowrun.cli.main import main
 
 
@@ -41,14 +41,14 @@ def test_new_gone_and_same(runs):
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [
-        (Seen(1, 10, 1e6 + 50, 0), Seen(1, 10, 1e6 + 60, 0), Change.SAME),
-        (Seen(1, 10, 1e6 + 50, 0), Seen(1, 10, 1e6 + 500, 0), Change.WORSE),
-        (Seen(1, 10, 1e6 + 50, 0), Seen(1, 10, 4e6 + 50, 0), Change.WORSE),
-        (Seen(1, 10, 4e6 + 50, 0), Seen(1, 10, 1e6 + 500, 0), Change.SAME),
-        (Seen(1, 10, 1e6, 0), Seen(3, 10, 1e6, 0), Change.WORSE),
-        (Seen(10, 10, 1e6, 0), Seen(30, 30, 1e6, 0), Change.SAME),
-        (None, Seen(1, 1, 0, 0), Change.NEW),
-        (Seen(1, 1, 0, 0), None, Change.GONE),
+        (FindingInRun(1, 10, 1e6 + 50, 0), FindingInRun(1, 10, 1e6 + 60, 0), Change.SAME),
+        (FindingInRun(1, 10, 1e6 + 50, 0), FindingInRun(1, 10, 1e6 + 500, 0), Change.WORSE),
+        (FindingInRun(1, 10, 1e6 + 50, 0), FindingInRun(1, 10, 4e6 + 50, 0), Change.WORSE),
+        (FindingInRun(1, 10, 4e6 + 50, 0), FindingInRun(1, 10, 1e6 + 500, 0), Change.SAME),
+        (FindingInRun(1, 10, 1e6, 0), FindingInRun(3, 10, 1e6, 0), Change.WORSE),
+        (FindingInRun(10, 10, 1e6, 0), FindingInRun(30, 30, 1e6, 0), Change.SAME),
+        (None, FindingInRun(1, 1, 0, 0), Change.NEW),
+        (FindingInRun(1, 1, 0, 0), None, Change.GONE),
     ],
 )
 def test_worse(before, after, change):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shadowrun.errors import PlatformError
-from shadowrun.studies.isolation.pool import Ending, Limits, Pool, Rest
+from shadowrun.studies.isolation.pool import FailureKind, Limits, Pool, RemainingTask
 from shadowrun.studies.isolation.step import StepReader, StepWriter, new_page
 
 LIMITS = Limits(60.0, 1 << 30)
@@ -28,7 +28,7 @@ class Work:
 
     def __init__(self, *tasks, retry=False):
         self.tasks, self.retry = [Cases(t) for t in tasks], retry
-        self.done, self.by_task, self.losses, self.n_ended = [], [], [], 0
+        self.done, self.by_task, self.failures, self.n_ended = [], [], [], 0
 
     def next(self):
         return self.tasks.pop(0) if self.tasks else None
@@ -43,10 +43,10 @@ class Work:
     def ended(self, task):
         self.n_ended += 1
 
-    def lost(self, task, loss):
-        self.losses.append(loss)
-        again = self.retry and len(self.losses) == 1
-        return Rest(Cases(task.cases, loss.step.case + (not again)), fresh=again)
+    def lost(self, task, failure):
+        self.failures.append(failure)
+        again = self.retry and len(self.failures) == 1
+        return RemainingTask(Cases(task.cases, failure.step.case + (not again)), fresh=again)
 
     def pause(self):
         return False
@@ -69,9 +69,12 @@ def test_deaths_are_told_from_each_other_and_cost_one_case():
     work = Work(("fine", "segfaults", "leaves", "fine"))
     ran(work)
     assert [n for n, _ in work.done] == [0, 3]
-    assert [(loss.ending, loss.step.case) for loss in work.losses] == [(Ending.CRASH, 1), (Ending.CRASH, 2)]
-    assert [loss.explanation for loss in work.losses] == ["signal 11 (SIGSEGV)", "exit status 7"]
-    assert [(loss.step.op, loss.step.on_target) for loss in work.losses] == [
+    assert [(failure.kind, failure.step.case) for failure in work.failures] == [
+        (FailureKind.CRASH, 1),
+        (FailureKind.CRASH, 2),
+    ]
+    assert [failure.explanation for failure in work.failures] == ["signal 11 (SIGSEGV)", "exit status 7"]
+    assert [(failure.step.op, failure.step.on_target) for failure in work.failures] == [
         ("aten::segfaults", True), ("aten::leaves", True),
     ]  # fmt: skip
     assert work.n_ended == 1
@@ -82,7 +85,7 @@ def test_limits_and_what_a_case_started():
     ran(work, limits=Limits(3.0, 200 << 20))
     (_, child), *others = work.done
     assert [n for n, _ in others] == [1, 3]
-    assert [loss.ending for loss in work.losses] == [Ending.TIMEOUT, Ending.OUT_OF_MEMORY]
+    assert [failure.kind for failure in work.failures] == [FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY]
     deadline = time.monotonic() + 20
     while is_running(child):
         assert time.monotonic() < deadline, "a process that a case started lives on"
@@ -94,7 +97,7 @@ def test_a_fork_that_keeps_the_pipes_open_and_much_text():
     began = time.monotonic()
     ran(work)
     assert [n for n, _ in work.done] == [1, 2]
-    assert [loss.explanation for loss in work.losses] == ["exit status 9"]
+    assert [failure.explanation for failure in work.failures] == ["exit status 9"]
     assert time.monotonic() - began < 50  # seen by its end, not by the limit of time
 
 
@@ -115,7 +118,7 @@ def test_a_lost_device_is_reset_before_the_next_process(tmp_path):
     work = Work(("fine", "breaks", "loses"))
     command = [sys.executable, "-c", f"import os; os.remove({str(mark)!r})"]
     ran(work, settings, reset_command=command)
-    assert [(loss.ending, loss.explanation) for loss in work.losses] == [(Ending.DEVICE, "no answer")]
+    assert [(failure.kind, failure.explanation) for failure in work.failures] == [(FailureKind.DEVICE, "no answer")]
     assert [n for n, _ in work.done] == [0, 2]
 
 
@@ -130,7 +133,7 @@ def test_a_process_that_ends_after_its_message_has_run_its_case():
     work = Work(("sends_and_ends",))
     ran(work, {"number": "0"})
     assert [n for n, _ in work.done] == [0]
-    assert work.losses[0].step.case == 0  # what was sent is the work's business, and it has got it before
+    assert work.failures[0].step.case == 0  # what was sent is the work's business, and it has got it before
 
 
 def test_what_a_page_says():

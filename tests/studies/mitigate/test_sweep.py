@@ -36,6 +36,10 @@ def test_settings_of_mitigations_replace_those_of_the_platform():
 
 def test_what_is_chosen():
     assert [m.name for m in chosen(["threads=1", "truncate=4"], bits=[4])] == ["threads=1", "truncate=4"]
+    assert [m.name for m in chosen(["threads=1"], bits=[4])] == ["threads=1", "truncate=4"], (
+        "what was asked for is there"
+    )
+    assert [m.name for m in chosen(["threads=1"])] == ["threads=1"]
     assert not conflicts([EVERY["threads=1"], EVERY["float64"]])
     assert conflicts([EVERY["truncate=8"], EVERY["truncate=16"]])
     assert conflicts([EVERY["mkldnn=off"], *chosen(["mkldnn=off"], further=["mkldnn=on"])[1:]])

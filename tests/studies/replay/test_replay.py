@@ -14,7 +14,7 @@ from shadowrun.recording.captured_reader import CapturedFile
 from shadowrun.recording.recording_file import read
 from shadowrun.sim import CATALOGUE
 from shadowrun.studies.replay.outcomes import Outcome
-from shadowrun.studies.replay.replaying import Wanted, replay
+from shadowrun.studies.replay.replaying import CallFilter, replay
 from shadowrun.types import Status
 from tests.ground_truth.recordings import triggered
 from tests.ground_truth.replays import record_clean, replayed, score
@@ -131,10 +131,10 @@ def test_an_empty_recording(path):
 def test_chosen_calls(path):
     with shadowrun.record(path, capture=MAX):
         model("cpu")
-    found = on_cpu(path, wanted=Wanted(ops=["aten::*mm"]))
+    found = on_cpu(path, wanted=CallFilter(ops=["aten::*mm"]))
     assert {call.context.op for call in found.calls} == {"aten::addmm", "aten::mm"}
     number = found.calls[-1].call
-    assert [c.call for c in on_cpu(path, wanted=Wanted(calls={number})).calls] == [number]
+    assert [c.call for c in on_cpu(path, wanted=CallFilter(calls={number})).calls] == [number]
     assert found.n_unselected
 
 

@@ -15,7 +15,7 @@ from shadowrun.errors import DataFileError
 from shadowrun.platforms import resolve
 from shadowrun.studies.slowdown import measuring
 from shadowrun.studies.slowdown.calls import Call, read_mix
-from shadowrun.studies.slowdown.measuring import Measured, Spread, measure
+from shadowrun.studies.slowdown.measuring import Spread, TimedCall, measure
 from shadowrun.studies.slowdown.table import Slowdown
 
 
@@ -129,7 +129,7 @@ def spread(median, noise=0.0):
 
 
 def timed(op, n, ref, target, noise=0.0):
-    return Measured(Call(op, "f32[2]", n), spread(ref), spread(target), spread(target / ref, noise))
+    return TimedCall(Call(op, "f32[2]", n), spread(ref), spread(target), spread(target / ref, noise))
 
 
 def test_the_step_is_weighted_by_the_run_s_own_mix():
@@ -155,7 +155,7 @@ def test_noise_is_told_from_slowness():
 
 
 def test_what_failed_makes_the_step_incomplete():
-    failed = Measured(Call("c", "", 1), failed="NotImplementedError: no", on_target=True)
+    failed = TimedCall(Call("c", "", 1), failed="NotImplementedError: no", on_target=True)
     found = Slowdown.of([timed("a", 1, 1, 1), failed], 1, 10)
     assert not found.step.complete
     assert found.failing == (failed,)

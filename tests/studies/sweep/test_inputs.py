@@ -129,7 +129,7 @@ def _as_printed(text):
 
 @pytest.mark.parametrize("text", ["[f32[2], … 3 more]", "Generator", "f32[2], 'abc", "<object>"])
 def test_what_has_no_text_is_told(text):
-    with pytest.raises(recorded.Unreadable):
+    with pytest.raises(recorded.UnreadableCall):
         recorded.sample("aten::cat", text, seed=0)
 
 
@@ -140,7 +140,7 @@ def test_recorded_values_are_valid_indices():
 
 
 def test_an_operator_that_is_not_here():
-    with pytest.raises(recorded.Unreadable, match="aten::nothing"):
+    with pytest.raises(recorded.UnreadableCall, match="aten::nothing"):
         recorded.function("aten::nothing.at_all")
 
 

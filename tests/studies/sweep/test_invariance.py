@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.cases import NOT_INVARIANT, Kind, Part
-from shadowrun.studies.sweep.invariance import batch_arguments
 from shadowrun.types import Cause
 from tests.studies.sweep.test_probes import failures, found
 

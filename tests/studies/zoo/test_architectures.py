@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from shadowrun.studies.isolation.pool import Ending, Loss
+from shadowrun.studies.isolation.pool import FailureKind, WorkerFailure
 from shadowrun.studies.isolation.step import Step
 from shadowrun.studies.zoo.graph import Runner, from_json
 from shadowrun.studies.zoo.sources import architectures
@@ -84,7 +84,7 @@ def test_what_does_not_work_is_counted_with_its_reason():
     assert [work.next() for _ in range(5)] == ["good", "bad", "crash", "none", None]
     work.receive("bad", {"step": "models built", "program": "bad/Model", "why": "ValueError: no"})
     work.ended("bad")
-    work.lost("crash", Loss(Ending.CRASH, "signal 11 (SIGSEGV)", "", Step()))
+    work.lost("crash", WorkerFailure(FailureKind.CRASH, "signal 11 (SIGSEGV)", "", Step()))
     work.ended("none")
     stages = {s.name: s for s in found.stages}
     assert stages["models built"].left_out == (("bad/Model", "ValueError: no"),)

@@ -69,3 +69,14 @@ def test_operators_are_limited(found):
     steps = {s.name: s for s in few.stages}
     assert steps["the 1 most frequent"].n_in > steps["the 1 most frequent"].n_out == 1
     assert steps["the 1 most frequent"].n_in == steps["patterns that 2 programs have"].n_out
+
+
+def test_memory_is_bounded_and_what_most_programs_have_stays(found, monkeypatch):
+    programs, collected = found
+    monkeypatch.setattr(subgraphs, "_MAX_COUNTED", 12)
+    bounded = subgraphs.mine(programs)
+    assert {"addmm", "gelu"} <= {p.name for p in bounded.programs}
+    n_counted = [{s.name: s.n_in for s in c.stages}["patterns that 2 programs have"] for c in (bounded, collected)]
+    assert n_counted[0] <= 12 < n_counted[1]
+    counts = {p.name: p.count for p in collected.programs}
+    assert all(p.count <= counts[p.name] for p in bounded.programs)

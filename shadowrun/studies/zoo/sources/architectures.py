@@ -29,7 +29,7 @@ from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, check
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.studies.isolation.pool import Loss, Rest
+    from shadowrun.studies.isolation.pool import RemainingTask, WorkerFailure
     from shadowrun.studies.isolation.serving import Channel
 
 __all__ = ["SOURCE", "collect", "worker"]
@@ -115,8 +115,8 @@ class _Work:
         worked = len(self._has.get(task, ())) == len(_PROGRAMS)
         self._found.note(ARCHITECTURE, task, "" if worked else self._why.get(task, "it has no model"))
 
-    def lost(self, task: str, loss: Loss) -> Rest[str] | None:
-        self._why[task] = f"{loss.ending.value}: {loss.explanation}"
+    def lost(self, task: str, failure: WorkerFailure) -> RemainingTask[str] | None:
+        self._why[task] = f"{failure.kind.value}: {failure.explanation}"
         self.ended(task)
         return None
 

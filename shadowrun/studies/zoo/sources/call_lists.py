@@ -30,6 +30,8 @@ TRACES: Final = "traces"
 RUN: Final = "run"
 _MAX_BYTES: Final = 1 << 28
 _MAX_LINE: Final = 1 << 16
+_KEPT: Final = _MAX_LINE + 1
+"""Characters of a call: one more than may be, so that a longer one is still seen to be too long."""
 _OPERATOR: Final = re.compile(r"Operator: ([\w.:]+)", re.ASCII)
 _COUNTED: Final = re.compile(r"cnt: (\d{1,9}), (.*)", re.DOTALL)
 _ONE_LINE: Final = re.compile(r"([\w.:]+),\s*(\d{1,9}),\s*(\(.*)", re.DOTALL | re.ASCII)
@@ -76,19 +78,21 @@ def collect_traces(path: Path, wanted: Callable[[str], bool], on_progress: Calla
 
 def _calls(path: Path) -> Iterator[tuple[str, int, str]]:
     try:
+        if path.exists() and not path.is_file():  # a pipe would block, a device has no end
+            raise DataFileError(f"{str(path)!r} is no regular file.", slug="zoo-source-file")
         if path.stat().st_size > _MAX_BYTES:
             raise DataFileError(f"{str(path)!r} has more than 256 MiB.", slug="zoo-source-file")
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            operator = ""
+            for line in lines:
+                if (match := _OPERATOR.match(line)) is not None:
+                    operator = _named(match[1])
+                elif (match := _COUNTED.match(line)) is not None and operator:
+                    yield operator, int(match[1]), match[2][:_KEPT]
+                elif (match := _ONE_LINE.match(line)) is not None:
+                    yield _named(match[1]), int(match[2]), match[3][:_KEPT]
     except OSError as error:
         raise DataFileError(f"{str(path)!r} cannot be read ({error.strerror}).", slug="zoo-source-file") from error
-    operator = ""
-    for line in lines:
-        if (match := _OPERATOR.match(line)) is not None:
-            operator = _named(match[1])
-        elif (match := _COUNTED.match(line)) is not None and operator:
-            yield operator, int(match[1]), match[2]
-        elif (match := _ONE_LINE.match(line)) is not None:
-            yield _named(match[1]), int(match[2]), match[3]
 
 
 def _named(text: str) -> str:

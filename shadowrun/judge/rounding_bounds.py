@@ -18,9 +18,9 @@ __all__ = [
     "FAST_CONVOLUTION_RMS",
     "FULL_MANTISSA",
     "ROOT",
-    "sums",
-    "terms",
-    "units",
+    "is_made_of_sums",
+    "reduction_length",
+    "rounding_bound",
 ]
 
 BOUND: Final = 32.0
@@ -42,7 +42,7 @@ FULL_MANTISSA: Final = 23
 """Mantissa bits from which sums are accumulated in the dtype itself; results with fewer are *coarse*."""
 
 
-def units(row: OpFacts, mantissa: int, *, n_terms: float = 1.0, n_partial_sums: int = 1) -> float:
+def rounding_bound(row: OpFacts, mantissa: int, *, n_terms: float = 1.0, n_partial_sums: int = 1) -> float:
     """Units of rounding that a correct implementation may be off.
 
     Args:
@@ -55,7 +55,7 @@ def units(row: OpFacts, mantissa: int, *, n_terms: float = 1.0, n_partial_sums: 
         # Errors of independent roundings add up as the root of their number; a model of 9 to 1024 additions gave 0.91
         # times it.
         added = n_partial_sums - 1
-        return COARSE_SUM_BOUND + ROOT * float(added**0.5) if sums(row) else COARSE_BOUND
+        return COARSE_SUM_BOUND + ROOT * float(added**0.5) if is_made_of_sums(row) else COARSE_BOUND
     if row.accumulates:
         # Rounding errors of a sum grow as sqrt(n) u (Higham & Mary 2019); recursive summation of n positive terms
         # reaches 0.84.
@@ -63,12 +63,12 @@ def units(row: OpFacts, mantissa: int, *, n_terms: float = 1.0, n_partial_sums: 
     return ARITHMETIC_BOUND if row.arithmetic else BOUND
 
 
-def sums(row: OpFacts) -> bool:
+def is_made_of_sums(row: OpFacts) -> bool:
     """Whether a 16-bit result is made of sums: gradients of a loss are a formula on each element."""
     return row.accumulates and not row.loss_gradient
 
 
-def terms(sizes: Iterable[int], size: int) -> float:
+def reduction_length(sizes: Iterable[int], size: int) -> float:
     """About how many terms enter each element of a result: length of the reduction or contraction.
 
     The elements of the greatest input for each of the result or, for products of two (the inner dimension of a

@@ -1,4 +1,4 @@
-/* Where a tensor lies: places.c. */
+/* Where a tensor lies: storages.c. */
 
 #ifndef SHADOWRUN_PLACES_H
 #define SHADOWRUN_PLACES_H

@@ -1,0 +1,53 @@
+"""Files that are whole or as before, and are written where their name says: never through a link.
+
+A folder from an untrusted source may have a link, a pipe or a folder in the place of a file that we write, also under
+the name that it has until it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["atomic_write", "write_text"]
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A file to write to, which takes the place of `path` at the end of the block; a link there is replaced.
+
+    Args:
+        path: The file.
+        mode: Permissions, of which the umask is taken away.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    # In the same folder: `replace` is atomic only within a file system.
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)  # it fails if a link appears meanwhile
+    descriptor = os.open(part, flags, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as `atomic_write` does; lone surrogates, which are no UTF-8, are replaced.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with atomic_write(path) as file:
+        file.write(text.replace("\n", os.linesep).encode("utf-8", "replace"))

@@ -1,0 +1,144 @@
+"""The page of one root cause: what a reader of an issue tracker needs, from the title to the versions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from shadowrun.analysis.wording import plural
+from shadowrun.report.document import Document, Fact, Facts, Listing, Note, Records, Section
+from shadowrun.studies.campaign.findings import published_cause
+from shadowrun.studies.sweep.cases import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shadowrun.report.document import Block
+    from shadowrun.studies.campaign.cause_files import CauseFile
+    from shadowrun.studies.campaign.findings import RootCause
+    from shadowrun.studies.campaign.summary import Summary
+
+__all__ = ["cause_data", "cause_document", "target_name"]
+
+FORMAT: Final = 1
+_WHAT: Final[dict[str, str]] = {
+    Kind.MISMATCH: "returns wrong values",
+    Kind.FORM: "returns another dtype, shape or layout",
+    Kind.ERROR: "raises",
+    Kind.UNSUPPORTED: "is not supported",
+    Kind.UNSUPPORTED_DTYPE: "does not support the dtype",
+    Kind.CRASH: "ends the process",
+    Kind.TIMEOUT: "does not return",
+    Kind.OUT_OF_MEMORY: "takes all memory",
+    Kind.REFERENCE: "is wrong on the reference, and right",
+    Kind.SILENT_FALLBACK: "runs on the CPU, without a warning,",
+    Kind.WARNED_FALLBACK: "runs on the CPU",
+}
+"""What a verdict says of an operator, for a title."""
+
+
+def cause_document(number: int, cause: RootCause, summary: Summary) -> Document:
+    """A root cause, ready to be pasted as an issue.
+
+    Args:
+        number: Its number in the report.
+        cause: The root cause.
+        summary: The campaign.
+    """
+    s = cause.signature
+    where = ", ".join(target_name(summary, t) for t in cause.targets)
+    why = ", ".join(filter(None, (s.cause, *cause.explanations[:1])))
+    title = f"{s.op or 'A program'} {_WHAT.get(s.kind, s.kind)} on {where}{f': {why}' if why else ''}"
+    made = summary.scripts.get(str(s))
+    records = Records(("key", "value"), tuple((k, str(v)) for k, v in cause_data(number, cause, summary).items()))
+    return Document(
+        title,
+        tuple(_blocks(number, cause, summary, made)),
+        {"format": FORMAT, **cause_data(number, cause, summary)},
+        records,
+    )
+
+
+def _blocks(number: int, cause: RootCause, summary: Summary, made: CauseFile | None) -> Iterator[Block]:
+    s, f = cause.signature, cause.smallest.finding
+    facts = [Fact("operator", s.op or "the program as a whole"), Fact("verdict", s.kind)]
+    if s.dtype or f.dtype:
+        facts.append(Fact("dtype", f"{f.dtype or s.dtype}{f' ({s.dtype})' if f.dtype and s.dtype else ''}"))
+    if s.cause:
+        facts.append(Fact("cause", f"{s.cause} (published: {published_cause(s.cause)})"))
+    if s.raised:
+        facts.append(Fact("exception", s.raised))
+    facts += [Fact("explanation", text) for text in cause.explanations[:3] if text != s.raised]
+    if f.message:
+        facts.append(Fact("evidence", f.message))
+    facts.append(Fact("where", ", ".join(target_name(summary, t) for t in cause.targets)))
+    facts.append(Fact("kind", "flaw of the framework" if cause.is_framework else "platform issue"))
+    if reason := summary.known.get(str(s)):
+        facts.append(Fact("known", reason))
+    yield Facts(tuple(facts))
+    if made is not None and made.text:
+        blocks: list[Block] = [Listing(tuple(made.text.rstrip().splitlines()), "python")]
+        if "INPUTS" in made.text:
+            blocks.append(
+                Note("inputs.pt lies next to the script; its tensors are too large or too irregular to print.")
+            )
+        yield Section("Script", tuple(blocks), "Plain torch." if "shadowrun" not in made.text else "")
+    if made is not None and made.said:
+        shown = {1: "It exits 1: the fault is there.", 0: "It exits 0 here."}.get(made.exits, "")
+        yield Section(
+            "Result",
+            (Listing(tuple(made.said.splitlines()), "console"),),
+            f"What the script that checks itself prints. {shown}".rstrip(),
+        )
+    if made is None:
+        yield Note(f"`shadowrun campaign repro DIR {number}` writes a script.", "dim")
+    else:
+        yield from (Note(note, "dim") for note in made.notes)
+    yield Section("Versions", (Facts(tuple(Fact(k, v) for k, v in summary.versions.items())),))
+    yield Section("Seen", (Facts(tuple(_seen(number, cause, summary, made))),))
+
+
+def _seen(number: int, cause: RootCause, summary: Summary, made: CauseFile | None) -> Iterator[Fact]:
+    yield Fact("campaign", f"{summary.title}, {plural(summary.n_variants, 'variant')}")
+    yield Fact("root cause", f"number {number}, in {plural(cause.n_variants, 'variant')}")
+    yield Fact("first", f"variant {cause.first}")
+    yield Fact("smallest", f"variant {cause.smallest.number}, {plural(cause.smallest.size, 'call')}")
+    if recipe := summary.recipes.get(cause.smallest.number):
+        yield Fact("recipe", recipe, command=True)
+    if made is not None and made.recipe and made.recipe != recipe:
+        yield Fact("minimised", made.recipe, command=True)
+
+
+def cause_data(number: int, cause: RootCause, summary: Summary) -> dict[str, Any]:
+    """A root cause as plain values."""
+    s, f = cause.signature, cause.smallest.finding
+    made = summary.scripts.get(str(s))
+    return {
+        "number": number,
+        "signature": str(s),
+        "op": s.op,
+        "kind": s.kind,
+        "dtype": s.dtype,
+        "cause": s.cause,
+        "published_cause": published_cause(s.cause),
+        "raised": s.raised,
+        "explanations": list(cause.explanations),
+        "evidence": f.message,
+        "targets": [target_name(summary, t) for t in cause.targets],
+        "is_framework": cause.is_framework,
+        "n_variants": cause.n_variants,
+        "first": cause.first,
+        "smallest": cause.smallest.number,
+        "n_calls": cause.smallest.size,
+        "recipe": summary.recipes.get(cause.smallest.number),
+        "is_new": None if summary.new is None else str(s) in summary.new,
+        "known": summary.known.get(str(s)),
+        "script": made.text if made is not None else None,
+        "output": made.said if made is not None else None,
+        "minimised": made.recipe if made is not None else None,
+        "notes": list(made.notes) if made is not None else [],
+    }
+
+
+def target_name(summary: Summary, target: int) -> str:
+    """Name of a target."""
+    return summary.platforms[target].name if 0 <= target < len(summary.platforms) else "the reference itself"
