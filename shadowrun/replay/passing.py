@@ -1,6 +1,7 @@
 """Has the C handler pass on the calls that an overhead budget leaves out.
 
-A watched step passes on most of its calls, since it may compare only a few. Through Python, each takes 12 µs.
+A watched step passes on most of its calls, since it may compare only a few. Each takes 11 µs more through Python, and
+7 µs through the C handler, of which 5.5 µs are torch's own for any mode (MLP of 0.34 ms).
 """
 
 from __future__ import annotations
