@@ -24,6 +24,7 @@ from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import node_origin
 from shadowrun.errors import UsageError
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, check_operator, is_word, operator_named
+from shadowrun.replay.copies import tensors_in
 from shadowrun.store import plain_json
 from shadowrun.store.plain_json import NotStorable
 from shadowrun.torch_private import schema_of
@@ -31,7 +32,7 @@ from shadowrun.torch_private import schema_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["from_text", "function_name", "to_text"]
+__all__ = ["DenseInterpreter", "from_text", "function_name", "to_text"]
 
 _FACTORIES: Final = (
     "arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor",
@@ -152,6 +153,28 @@ def from_text(text: str) -> fx.GraphModule:
     # Recursion in a hostile text is a RuntimeError too.
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, SyntaxError) as error:
         raise ValueError(repr(error)) from None
+
+
+class DenseInterpreter(fx.Interpreter):
+    """Runs a graph as long as its values are numbers and strided tensors.
+
+    Sparse and nested tensors find their values by indices, which operators believe and other tensors can share:
+    ``t_`` turns those of a detached alias around, too, which then lead out of its memory.
+    """
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function, after a look at arguments that earlier nodes made."""
+        if isinstance(target, torch._ops.OpOverload):
+            check_arguments(target, args, kwargs)  # those that nodes computed have come now
+        return super().call_function(target, args, kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node, and look at what it returns."""
+        value = super().run_node(n)
+        for t in tensors_in((value,)):
+            if t.layout is not torch.strided or t.is_nested:
+                raise TypeError(f"{n.name} is {'nested' if t.is_nested else t.layout}: for a file, tensors are dense")
+        return value
 
 
 def function_name(dotted: str) -> str:

@@ -120,7 +120,8 @@ class _Work:
             "stage": task.stage,
             "signature": dataclasses.astuple(task.cause.signature),
             "explanations": task.cause.explanations,
-            "target": task.cause.smallest.target,
+            # The reference's own fault is shown there: that needs no device.
+            "target": -1 if -1 in task.cause.targets else task.cause.smallest.target,
             "recipe": task.recipe.to_json(),
             "folder": folder_name(task.cause.signature),
         }
@@ -221,6 +222,7 @@ class _Writer:
                 "recipe": json.dumps(made.recipe.to_json()),
                 "text": made.text,
                 "inputs": "" if repro is None else repro.inputs,
+                "script": "" if repro is None else str(repro.script.relative_to(folder)),
                 "exits": exits,
                 "said": "" if repro is None else repro.said,
                 "notes": [note for note in (made.note, *(repro.notes if repro is not None else ())) if note],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.compiled.graph_text import from_text
+from shadowrun.compiled.graph_text import DenseInterpreter, from_text
 from shadowrun.errors import UsageError
 from shadowrun.limits import bounded_memory
 from shadowrun.store import plain_json
@@ -104,5 +104,5 @@ def captured(rows: Rows, inputs: Sequence[Input]) -> Graph:
         named = [Named(i.name, t, i.role, i.fill) for i, t in zip(inputs, tensors, strict=True)]
         recorder = Recorder(named)
         with recorder:
-            out = module(*tensors)
+            out = DenseInterpreter(module).run(*tensors, enable_io_processing=False)
         return recorder.graph(tensors_in(out))
