@@ -10,19 +10,25 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from shadowrun import limits
 from shadowrun.cli import campaign_findings
+from shadowrun.cli import main as cli
 from shadowrun.cli.main import build_parser, main
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values
+from shadowrun.limits import ResourceLimits, at_most_free
 from shadowrun.settings import fits_platform
+from shadowrun.store import captured_inputs
+from shadowrun.studies.campaign import engine
 from shadowrun.studies.campaign.claims import Claims
 from shadowrun.studies.campaign.combining import add_rows, combine
 from shadowrun.studies.campaign.draft import Library
-from shadowrun.studies.campaign.engine import _n_of
+from shadowrun.studies.campaign.engine import Engine, _n_of
 from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings, Shard
 from shadowrun.studies.campaign.ledger import new_lines
 from shadowrun.studies.campaign.script_jobs import _Writer
@@ -449,7 +455,8 @@ def test_no_call_is_taken_from_the_folder_of_scripts(tmp_path):
     settings = {"out": str(tmp_path / "out"), "caught": str(tmp_path / "ours"), "limits": [1.0, 1 << 30]}
     hostile = tmp_path / "out" / "x" / "caught"
     hostile.mkdir(parents=True)
-    torch.save({"op": "aten::from_file"}, hostile / "0.pt")
+    call = captured_inputs.StoredCall("aten::from_file", (str(tmp_path / "made"), True, 100), {})
+    captured_inputs.save(hostile, "0.pt", call)
     sent = []
 
     class Channel:
@@ -471,6 +478,7 @@ def test_no_call_is_taken_from_the_folder_of_scripts(tmp_path):
     }
     _Writer(settings, Channel(), Library({}), RunnerSettings(("cpu",))).run(task)
     assert "does not end any more" in sent[0]["notes"][0]
+    assert not (tmp_path / "made").exists()
 
 
 # -- the ledger ----------------------------------------------------------------------------------------------
@@ -509,3 +517,46 @@ def test_the_user_may_name_a_backend():
     campaign_findings.may_start(folder, args)
     with pytest.raises(UsageError, match="module"):
         campaign_findings.may_start(folder, build_parser().parse_args(["campaign", "resume", "c"]))
+
+
+# -- what it may cost --------------------------------------------------------------------------------------
+
+
+def test_the_file_of_a_zoo_counts_and_is_packed(monkeypatch):
+    """Its option is a path and no text; and its bytes are those before it is unpacked."""
+    zoo_of("other.shadowzoo", MM)
+    seen = []
+    monkeypatch.setattr(cli, "ResourceLimits", SimpleNamespace(of=lambda *given: seen.append(given)))
+    assert main(["zoo", "list", "--zoo", "other.shadowzoo"]) == 0
+    ((words, packed),) = seen
+    assert "other.shadowzoo" in list(words)
+    n_bytes = Path("other.shadowzoo").stat().st_size
+    assert ResourceLimits.of(["other.shadowzoo"], packed).n_bytes == packed * n_bytes > n_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is not known")
+def test_memory_of_a_variant_is_what_there_is_at_most(monkeypatch):
+    monkeypatch.setattr(limits, "_left", lambda: 10 << 30)
+    assert at_most_free(1 << 62) == 9 << 30
+    assert at_most_free(5) == 5
+    monkeypatch.setattr(limits, "_left", lambda: 1 << 20)
+    assert at_most_free(1 << 62) == 1 << 30  # nothing would run in less
+    monkeypatch.setattr(limits, "_left", lambda: None)
+    assert at_most_free(1 << 62) == 1 << 62
+
+
+def test_a_campaign_takes_what_there_is_at_most(monkeypatch):
+    given = []
+    monkeypatch.setattr(limits, "_left", lambda: 10 << 30)
+    monkeypatch.setattr(engine, "Pool", lambda *args: given.append(args[3]) or Stopped())
+    Engine(folder_of(memory_bytes=1 << 62)).run()
+    assert given[0].n_bytes == 9 << 30
+
+
+class Stopped:
+    """A pool that has nothing to run."""
+
+    def run(self):
+        """End."""
+
+    close = run
