@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -24,6 +25,7 @@ from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_o
 from shadowrun.limits import ResourceLimits, at_most_free
 from shadowrun.settings import fits_platform
 from shadowrun.store import captured_inputs
+from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign import engine
 from shadowrun.studies.campaign.claims import Claims
 from shadowrun.studies.campaign.combining import add_rows, combine
@@ -295,11 +297,25 @@ def test_a_link_in_the_place_of_a_shard_is_refused(capsys):
     assert not Path("nowhere").exists()
 
 
-def test_settings_are_not_written_through_a_link(victim):
+def test_settings_are_not_written_through_a_link(victim, monkeypatch):
     folder = folder_of()
-    Path("c/campaign.json.part").symlink_to(victim)
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
+    for name in ("campaign.json.part", "campaign.json.known.part", "programs.shadowzoo.known.part"):
+        (folder.path / name).symlink_to(victim)
     Folder.create(folder.path, folder.settings, Path("programs"))
     assert victim.read_text() == PRECIOUS
+
+
+def test_processes_that_start_together_write_one_folder():
+    """Shards on several machines: each writes the settings, and none takes the file that another has not finished."""
+    path = Path("shared")
+    with atomic_write(path, shared=True) as first:
+        first.write(b"first")
+        with atomic_write(path, shared=True) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first"
+    assert [p.name for p in Path().iterdir()] == ["shared"]
 
 
 @pytest.mark.parametrize("ending", ["", "-journal", "-wal"])
