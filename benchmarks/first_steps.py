@@ -1,10 +1,12 @@
 """Whether an overhead budget holds from the first step on, and how long the longest steps are.
 
-python benchmarks/first_steps.py [--workload PATTERN] [--flaw NAME] [--budget 1.2] [--steps 300] [--runs 3]
-    [--processor-clock]
+python benchmarks/first_steps.py [--workload PATTERN] [--target sim] [--flaw NAME] [--budget 1.2] [--steps 300]
+    [--runs 3] [--processor-clock]
 
 Each run is a separate process, because this measures work that is done once: imports, plans, the first comparison of an
-operator. A run has plain steps, steps under the comparison, and plain steps again; processor time, step by step.
+operator. A run has plain steps, steps under the comparison, and plain steps again; processor time, step by step. All
+figures are in plain steps; the last line of a workload has the medians over its runs. The median step is one that the
+budget leaves alone.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _clock = time.process_time_ns
-_WARM, _MAX_SHOWN = 20, 5
+_WARM, _MAX_SHOWN, _FIRST = 20, 5, 300
 _AS_IF_ALONE = "import time; time.perf_counter_ns, time.perf_counter = time.process_time_ns, time.process_time; "
 """Where other programs want the processors, wall times say little: as on a machine of one's own, then."""
 
@@ -66,7 +68,7 @@ PROGRAMS: dict[str, Callable[[], workloads.Program]] = {
 }
 
 
-def measure(name: str, flaw: str, budget: float, n_steps: int) -> dict[str, Any]:
+def measure(name: str, target: str, flaw: str, budget: float, n_steps: int) -> dict[str, Any]:
     """One run, in this process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -75,7 +77,7 @@ def measure(name: str, flaw: str, budget: float, n_steps: int) -> dict[str, Any]
     for _ in range(_WARM):
         step()
     plain = _steps(step, n_steps // 2)
-    run = shadowrun.compare("sim", budget=budget)
+    run = shadowrun.compare(target, budget=budget)
     with sim.flaws(flaw) if flaw else nullcontext():
         began = _clock()
         run.start()
@@ -90,6 +92,8 @@ def measure(name: str, flaw: str, budget: float, n_steps: int) -> dict[str, Any]
     return {
         "plain_ms": plain_ns / 1e6,
         "mean": statistics.fmean(compared) / plain_ns,
+        "mean_of_first": statistics.fmean(compared[:_FIRST]) / plain_ns,
+        "median": statistics.median(compared) / statistics.median(plain),
         "first": compared[0] / plain_ns,
         "longest": [[k, ns / plain_ns] for ns, k in sorted(((ns, k) for k, ns in enumerate(compared)), reverse=True)],
         "setup_ms": setup_ns / 1e6,
@@ -117,6 +121,7 @@ def main() -> None:
     """Run each workload some times, and print a line for each run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workload", default="*")
+    parser.add_argument("--target", default="sim")
     parser.add_argument("--flaw", default="matmul-in-bf16", help="of the simulated device; empty for none")
     parser.add_argument("--budget", type=float, default=1.2)
     parser.add_argument("--steps", type=int, default=300)
@@ -127,28 +132,45 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one, options.flaw, options.budget, options.steps)))
+        print(json.dumps(measure(options.one, options.target, options.flaw, options.budget, options.steps)))
         return
     for name in PROGRAMS:
-        if not fnmatchcase(name, options.workload):
-            continue
-        for _ in range(options.runs):
-            before = _AS_IF_ALONE if options.processor_clock else ""
-            code = f"{before}import runpy; runpy.run_path({__file__!r}, run_name='__main__')"
-            command = [sys.executable, "-W", "ignore", "-c", code, "--one", name, "--flaw", options.flaw]
-            command += ["--budget", str(options.budget), "--steps", str(options.steps)]
-            path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
-            found = json.loads(done.stdout.splitlines()[-1])
-            longest = ", ".join(f"{x:.1f} (step {k + 1})" for k, x in found["longest"][:_MAX_SHOWN])
-            print(
-                f"{name}: plain {found['plain_ms']:.2f} ms, mean {found['mean']:.2f} (told {found['told']:.2f}), first "
-                f"{found['first']:.1f}, longest {longest}; start {found['setup_ms']:.0f} ms, stop "
-                f"{found['stop_ms']:.0f} ms; {found['verified'][0]} of {found['verified'][1]} signatures, "
-                f"{found['mismatches']} mismatches from step {found['found_in_step']}, {', '.join(found['causes'])}",
-                flush=True,
-            )
+        if fnmatchcase(name, options.workload):
+            runs = [_run(name, options) for _ in range(options.runs)]
+            medians = {key: statistics.median(run[key] for run in runs) for key in _SHOWN}
+            print(f"{name}, medians: {_figures(medians)}", flush=True)
+
+
+_SHOWN = ("plain_ms", "mean", "mean_of_first", "median", "first", "most", "setup_ms", "stop_ms")
+
+
+def _run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One run in a process of its own, and a line for it."""
+    before = _AS_IF_ALONE if options.processor_clock else ""
+    code = f"{before}import runpy; runpy.run_path({__file__!r}, run_name='__main__')"
+    command = [sys.executable, "-W", "ignore", "-c", code, "--one", name, "--flaw", options.flaw]
+    command += ["--budget", str(options.budget), "--steps", str(options.steps), "--target", options.target]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found["most"] = found["longest"][0][1]
+    longest = ", ".join(f"{x:.1f} (step {k + 1})" for k, x in found["longest"][:_MAX_SHOWN])
+    print(
+        f"{name}: {_figures(found)}; told {found['told']:.2f}; longest {longest}; {found['verified'][0]} of "
+        f"{found['verified'][1]} signatures, {found['mismatches']} mismatches from step {found['found_in_step']}, "
+        f"{', '.join(found['causes'])}",
+        flush=True,
+    )
+    return found
+
+
+def _figures(found: dict[str, Any]) -> str:
+    return (
+        f"plain {found['plain_ms']:.2f} ms, mean {found['mean']:.3f}, of the first {_FIRST} "
+        f"{found['mean_of_first']:.3f}, median step {found['median']:.3f}, first {found['first']:.1f}, longest "
+        f"{found['most']:.1f}, start {found['setup_ms']:.0f} ms, stop {found['stop_ms']:.0f} ms"
+    )
 
 
 if __name__ == "__main__":

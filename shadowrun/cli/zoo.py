@@ -10,6 +10,8 @@ Examples:
   shadowrun zoo add transformers --jobs 2         every architecture of the installed transformers, scaled down
   shadowrun zoo add traces calls.txt              operator calls with shapes, in BackendBench's text format
   shadowrun zoo add run run.shadowrun             distinct calls of a recorded run
+  shadowrun zoo add graphnet samples 'timm/*'     graphs in GraphNet's layout, in a folder that you have
+  shadowrun zoo add exported model.pt2            a program of torch.export.save
   shadowrun zoo add subgraphs                     frequent subgraphs of all that is in the zoo
   shadowrun zoo list                              counts of each step and source
   shadowrun zoo list --left-out transformers      what was left out, and why
@@ -46,12 +48,14 @@ _SOURCES: Final = {
     "transformers": "models of the installed transformers; WHAT: patterns of architectures such as bert 'qwen*'",
     "traces": "calls of a text trace of BackendBench; WHAT: the file, patterns of operators such as 'aten::add*'",
     "run": "calls of a recorded run, without their values; WHAT: the .shadowrun file, patterns of operators",
+    "graphnet": "graphs in GraphNet's layout; WHAT: the folder, patterns of folders in it",
+    "exported": "files of torch.export.save; WHAT: the .pt2 file or a folder of them, patterns of files",
     "subgraphs": "frequent subgraphs of the programs in the zoo; WHAT: patterns of names of programs",
 }
 
 _PACKED: Final = 32
 """Bytes that one of a zoo unpacks to: of 651 programs of transformers 21, of torch's own modules 33."""
-_OF_FILES: Final = ("traces", "run")
+_OF_FILES: Final = ("traces", "run", "graphnet", "exported")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,13 +136,25 @@ def _collected(
 
         return architectures.collect(wanted, update, all_heads=args.all_heads, n_workers=args.jobs)
     if source in _OF_FILES:
-        from shadowrun.studies.zoo.sources import call_lists
-
-        collect = call_lists.collect_traces if source == "traces" else call_lists.collect_run
-        return collect(path, wanted, update)
+        return _of_file(source)(path, wanted, update)
     from shadowrun.studies.zoo import subgraphs
 
     return subgraphs.mine([p for p in zoo.programs.values() if wanted(p.name)], update)
+
+
+def _of_file(source: str) -> Callable[..., Collected]:
+    """What reads a source that somebody else may have written: it is data, and no code of it runs."""
+    if source == "graphnet":
+        from shadowrun.studies.zoo.sources.graph_folders import collect_folders
+
+        return collect_folders
+    if source == "exported":
+        from shadowrun.studies.zoo.sources.exported import collect_exported
+
+        return collect_exported
+    from shadowrun.studies.zoo.sources import call_lists
+
+    return call_lists.collect_traces if source == "traces" else call_lists.collect_run
 
 
 def _list(args: argparse.Namespace) -> None:

@@ -184,7 +184,7 @@ class Steps:
         self._due = self._at_once = self._by_optimizer = False
         self._n_unwatched_next = 0
         self._unwatched_ends_ns: list[int] = []
-        self._running = False
+        self._running = self._has_begun = False
         self._began = 0.0
         self._step_began = 0.0
         self._first_began = 0.0
@@ -225,9 +225,13 @@ class Steps:
         self.watching = ModeToggle(mode, self._attribution)
         self.watching.begin()
         if self._budget is not None:
-            self._budget.start(began_ns)
             self._budget.watched = self.watching.toggle(self._budget.watched)
-            self._budget.spend_on_step(began_ns, time.perf_counter_ns())
+            # What the first start prepares belongs to no step; a function that is decorated starts at each call.
+            now = time.perf_counter_ns()
+            began_ns = began_ns if self._has_begun else now
+            self._has_begun = True
+            self._budget.start(began_ns)
+            self._budget.spend_on_step(began_ns, now)
 
     def switch_to_marks(self) -> None:
         """The program marks a step for the first time: stop to detect steps."""
@@ -297,7 +301,7 @@ class Steps:
         for ended_ns in ends_ns:
             self._begin_step(ended_ns / 1e9)
         own_ns = time.perf_counter_ns() - began_ns
-        self._budget.add_unwatched_steps(ends_ns[-1], len(ends_ns), own_ns, by_hook=not self.marked)
+        self._budget.add_unwatched_steps(ends_ns, own_ns, by_hook=not self.marked)
         ends_ns.clear()
 
     def end(self, began_ns: int) -> None:
@@ -309,6 +313,7 @@ class Steps:
                 self._attribution.end_step()
                 if self._budget is not None:
                     self._watch(self._budget, began_ns)
+                    self._n_unwatched_next = self._budget.n_unwatched_next
             except Exception:  # noqa: S110 - a wrong count of steps must not end the user's program
                 pass
 
@@ -432,7 +437,9 @@ class Steps:
         must = self._replayer.met_target or (watching.on and not watching.can_leave)
         may = self._selection.compares_step
         was_watched = budget.watched
-        wanted = budget.end_step(began_ns, must_watch=must, may_watch=may, is_stretch=is_stretch)
+        self._replayer.charge_passed()
+        by_hook = not self.marked and not is_stretch
+        wanted = budget.end_step(began_ns, must_watch=must, may_watch=may, is_stretch=is_stretch, by_hook=by_hook)
         judges = wanted and self._replayer.has_postponed and (must or not was_watched)
         # Time goes to postponed calls first: they may be findings already.
         if wanted and self._replayer.has_postponed and not must:

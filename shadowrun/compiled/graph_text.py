@@ -14,6 +14,7 @@ import keyword
 import math
 import operator
 import re
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -30,7 +31,7 @@ from shadowrun.torch_private import schema_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["from_text", "to_text"]
+__all__ = ["from_text", "function_name", "to_text"]
 
 _FACTORIES: Final = (
     "arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor",
@@ -41,6 +42,8 @@ _FACTORIES: Final = (
 _NOT_ON_VALUES: Final = ("attrgetter", "call", "itemgetter", "methodcaller")
 _SAFE_MODULES: Final = ("torch.fft", "torch.functional", "torch.linalg", "torch.nn.functional", "torch.special")
 """All that these have computes tensors from tensors."""
+_CALLED_IN: Final = ("torch", "torch._C._nn", "math", *_SAFE_MODULES)
+"""Modules by which the code of a graph names functions; some are known by another name here."""
 _NO_OPERATORS: Final = frozenset(
     {
         *(
@@ -149,6 +152,17 @@ def from_text(text: str) -> fx.GraphModule:
     # Recursion in a hostile text is a RuntimeError too.
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, SyntaxError) as error:
         raise ValueError(repr(error)) from None
+
+
+def function_name(dotted: str) -> str:
+    """The name by which `from_text` knows a function that Python code calls, ``torch._C._nn.linear``; empty if none."""
+    module, _, last = dotted.rpartition(".")
+    # Looked up in what the module holds: `getattr` would import what a module loads when it is first asked for.
+    found = vars(sys.modules[module]).get(last) if module in _CALLED_IN else None
+    try:
+        return _names().get(found, "")
+    except TypeError:  # it has no hash
+        return ""
 
 
 def _check_name(name: Any) -> None:

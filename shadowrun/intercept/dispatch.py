@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Attribution
 
-__all__ = ["ModeToggle", "Observer", "ShadowMode", "dispatch_overhead_ns"]
+__all__ = ["ModeToggle", "Observer", "ShadowMode", "dispatch_overhead_ns", "plan_of"]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _planning = threading.Lock()
@@ -226,12 +226,18 @@ class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                 return None
             self._observer.count(getattr(func, "name", lambda: str(func))(), higher_order.REASON)
             return None
-        with _planning:  # two threads must not give two operators one number
-            plan = self._plans.get(id(func))
-            if plan is None:
-                plan = self._plans[id(func)] = make_plan(func, len(self._plans))
-                self._observer.add_operator(plan)
-        return plan
+        return plan_of(func, self._observer)
+
+
+def plan_of(func: torch._ops.OpOverload, observer: Observer) -> OpPlan:
+    """The plan of an operator; the observer learns a new one."""
+    plans = observer.plans
+    with _planning:  # two threads must not give two operators one number
+        plan = plans.get(id(func))
+        if plan is None:
+            plan = plans[id(func)] = make_plan(func, len(plans))
+            observer.add_operator(plan)
+    return plan
 
 
 if native.core is not None:

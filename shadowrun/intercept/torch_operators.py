@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HigherOrderOperator",
+    "common_operators",
     "decomposition",
     "functionalize_included",
     "has_autograd_kernel",
@@ -56,6 +57,41 @@ def plain_kernel(func: Any) -> Callable[..., Any] | None:
         torch._C.DispatchKey.CompositeExplicitAutograd
     )
     return kernel
+
+
+# Of the programs in benchmarks/workloads.py, and their likes.
+_COMMON = """
+    _local_scalar_dense _log_softmax _log_softmax_backward_data _safe_softmax
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward _softmax
+    _softmax_backward_data _to_copy _unsafe_view add.Tensor add_.Tensor addcdiv_ addcmul_ addmm alias arange argmax
+    bernoulli_.float bmm cat clone constant_pad_nd convolution convolution_backward copy_ cos detach div.Scalar
+    div.Tensor div_.Scalar embedding embedding_dense_backward empty.memory_format empty_like exp expand gelu
+    gelu_backward index.Tensor lerp_.Scalar lift_fresh masked_fill.Scalar max_pool2d_with_indices
+    max_pool2d_with_indices_backward mean mean.dim mm mse_loss mse_loss_backward mul.Scalar mul.Tensor mul_.Scalar
+    mul_.Tensor native_batch_norm native_batch_norm_backward native_dropout native_layer_norm
+    native_layer_norm_backward neg nll_loss_backward nll_loss_forward ones_like permute pow.Tensor_Scalar relu rsqrt
+    select.int select_backward sigmoid sigmoid_backward silu silu_backward sin slice.Tensor slice_backward
+    split.Tensor sqrt squeeze.dim sub.Tensor sum sum.dim_IntList t tanh tanh_backward threshold_backward transpose.int
+    unsqueeze view zero_ zeros zeros_like
+""".split()  # noqa: SIM905
+
+
+def common_operators(mode: type) -> Iterator[torch._ops.OpOverload]:
+    """Operators of torch that most training steps call, as far as this version has them, ready for a dispatch mode.
+
+    Torch makes the object of an operator, and an entry for its dispatch rules, when it first hands the operator to a
+    mode. Seen on 2.13 (`find_torch_dispatch_rule`). Without it, the first call of each operator takes 40 µs longer.
+    """
+    registry = getattr(getattr(torch, "_library", None), "simple_registry", None)
+    make_ready: Callable[[Any, type], Any] | None = getattr(registry, "find_torch_dispatch_rule", None)
+    for name in _COMMON:
+        packet, _, overload = name.partition(".")
+        func = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if func is None:
+            continue
+        if make_ready is not None:
+            make_ready(func, mode)
+        yield func
 
 
 def is_undefined_error(error: RuntimeError) -> bool:

@@ -171,10 +171,10 @@ class TreatmentPolicy:
         # On a shared device the target is the program's own kernel: it lacks nothing and cannot fall back.
         on_target = role.on_target and not role.shared and self._replays
         if not on_target:
-            reason = over or (
-                # An origin costs a search through the stack, which a call of an unselected operator need not pay.
-                plan.reason if kind is _NO_VALUES else "" if selection.everything else selection.unwanted(plan)
-            )
+            reason = plan.reason if kind is _NO_VALUES else over
+            # An origin costs a search through the stack, which a call of an unselected operator need not pay.
+            if not reason and not selection.everything:
+                reason = selection.unwanted(plan)
             if reason:
                 self._attribution.note_origin(_FRAMES)  # its backward may be compared
                 call.reason = reason

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.comparator import Comparator
     from shadowrun.replay.context import RunSink
     from shadowrun.replay.memory import CopyBuffer
+    from shadowrun.replay.passing import Passing
     from shadowrun.replay.same_device import SameDevicePath
     from shadowrun.schedule.selection import Selection
 
@@ -40,6 +41,7 @@ class NativeHandler:
         comparator: Knows which operators are watched.
         same_device: The path that the C handler follows, in Python.
         role: What the CPU means.
+        passing: Decides under an overhead budget which calls are passed on; all others are left to Python.
 
     Attributes:
         handler: The C handler; None without the part in C.
@@ -53,10 +55,12 @@ class NativeHandler:
         comparator: Comparator,
         same_device: SameDevicePath,
         role: Role,
+        passing: Passing | None = None,
     ) -> None:
         # The C handler leaves every call that is not a plain match to these, so Python alone decides verdicts.
         self._path, self._fast = same_device, same_device.fast
         self._role = role
+        self._passes = passing is not None
         self.handler: Any = None
         # Each of the three may be missing with some torch version: all calls then go through Python.
         if core is None or plainly_equal is None or attribution.native_origins is None:
@@ -66,7 +70,7 @@ class NativeHandler:
             function_mode_on=torchapi.has_function_mode,
             profiler_on=torchapi.profiling,
             origins=attribution.native_origins,
-            selection=selection,
+            selection=selection if passing is None else passing,
             device=role.device,
             watched=comparator.watched,
             # C and Python use the same buffers, so the bound of 4 MiB holds for both together.
@@ -106,6 +110,11 @@ class NativeHandler:
             if os.environ.get("SHADOWRUN_KEEP_HEAP") != "0":  # see native/module.c for what it costs and saves
                 core.keep_heap()
 
+    def pass_on(self) -> None:
+        """Have calls passed on that the overhead budget leaves out."""
+        if core is not None and self.handler is not None:
+            self.handler.state = core.COMPARING
+
     def record(self) -> None:
         """Have calls recorded only."""
         if core is not None and self.handler is not None:
@@ -130,14 +139,22 @@ class NativeHandler:
         # Composite operators are split in Python under inference mode.
         if plan.composite or (plan.custom and kind is not OpKind.PASS):
             return
+        # From a tensor on the CPU, such a call may make one on the target, whose calls must be seen from then on.
+        if self._passes and plan.has_device:
+            return
         written = tuple(a.position for a in plan.mutated if not (a.is_list or a.kwarg_only))
-        route = {
-            OpKind.PASS: core.PASSING,
-            OpKind.NO_VALUES: core.SILENT,
-            OpKind.FUNCTIONAL: core.FRESH,
-            OpKind.IN_PLACE: core.IN_PLACE,
-            OpKind.SEVERAL: core.SEVERAL,
-        }.get(kind, core.LONG)
+        # Where calls are only passed on, Python does whatever C does not pass on.
+        routes = (
+            {}
+            if self._passes
+            else {
+                OpKind.NO_VALUES: core.SILENT,
+                OpKind.FUNCTIONAL: core.FRESH,
+                OpKind.IN_PLACE: core.IN_PLACE,
+                OpKind.SEVERAL: core.SEVERAL,
+            }
+        )
+        route = core.PASSING if kind is OpKind.PASS else routes.get(kind, core.LONG)
         # C compares every result, so one without meaning would be a false difference.
         simple = not plan.uninitialised and len(written) == len(plan.mutated) <= core.MAX_WRITTEN
         if kind is OpKind.SEVERAL and not simple:

@@ -7,7 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.intercept import torch_operators
 from shadowrun.intercept.attribution import NOWHERE
+from shadowrun.intercept.dispatch import ShadowMode, plan_of
 from shadowrun.intercept.patches import GraphCaptures, SubclassConstructor
 from shadowrun.intercept.plan import OpKind
 from shadowrun.intercept.torchapi import with_isolated_warnings
@@ -21,6 +23,7 @@ from shadowrun.replay.cross_device import CrossDevicePath
 from shadowrun.replay.drift import Drift
 from shadowrun.replay.executor import Executor, WarningFilter
 from shadowrun.replay.native_handler import NativeHandler
+from shadowrun.replay.passing import Passing
 from shadowrun.replay.pipeline import OrderedSink, Pipeline
 from shadowrun.replay.postponed import PostponedCalls
 from shadowrun.replay.same_device import SameDevicePath
@@ -219,7 +222,12 @@ class Replayer:
         self.policy = TreatmentPolicy(recorder, selection, replays=config.replay, budget=budget)
         recorder.every_second = paths.every_second
         attribution, comparator, cpu = recorder.attribution, paths.context.comparator, paths.roles.cpu
-        self._handler = NativeHandler(recorder, selection, attribution, comparator, paths.same_device, cpu)
+        self._passing = None
+        # Where the program's own run is the target's, even a call that is not compared is checked.
+        if budget is not None and (cpu.shared or not cpu.on_target):
+            self._passing = Passing(budget, selection, lambda: self._handler.own_ns)
+        path, passing = paths.same_device, self._passing
+        self._handler = NativeHandler(recorder, selection, attribution, comparator, path, cpu, passing)
         self.native_handler = self._handler.handler
         self._warnings = WarningFilter()
         # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
@@ -251,6 +259,11 @@ class Replayer:
         if self._paths.asynchronous:
             self._graph_captures.start()
         roles, cpu = self._roles, self._roles.cpu
+        if self._passing is not None:
+            self._handler.pass_on()
+            # Not in the first step, which should not take much longer than the others.
+            for func in torch_operators.common_operators(ShadowMode):
+                plan_of(func, self)
         if not roles.all_cpu:
             return
         if not self._replays:
@@ -285,6 +298,11 @@ class Replayer:
         with self.between_calls():
             # Page-locked memory must not be freed during a capture: torch's allocator would query an event.
             self._paths.free_copies()
+
+    def charge_passed(self) -> None:
+        """Count the time of calls that were passed on, before the budget is asked about a step."""
+        if self._passing is not None:
+            self._passing.charge()
 
     @property
     def has_postponed(self) -> bool:
@@ -404,9 +422,9 @@ class Replayer:
     def _observe_within(self, budget: Budget, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As `_observe`, of what the overhead budget allows."""
         entered = _clock()
-        own_ns = self._own_ns
+        own_ns, passing = self._own_ns, self._passing
         # Asked before the call: what this call costs is known only when it is over.
-        exhausted = budget.exhausted(entered)
+        exhausted = budget.exhausted(entered) if passing is None else passing.exhausted(entered)
         try:
             return self._observe(plan, args, kwargs, OVER_BUDGET if exhausted else "")
         finally:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from shadowrun.schedule.overhead_clock import CALIBRATIONS, OverheadClock
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
 __all__ = ["Budget", "BudgetReport"]
 
@@ -45,8 +45,11 @@ more often than the others."""
 _RECENT_CALLS = 64
 _FACTOR_AT_FIRST = 2.0
 """`OverheadClock.factor` that is assumed until it has been measured; high, since caches are coldest at first."""
-_OVERDRAFT_NS = 5e6
-"""Debt up to which each step is watched while some signatures were never verified."""
+_OVERDRAFT_NS, _OVERDRAFT = 5e6, 0.01
+"""Debt up to which each step is watched while some signatures were never verified, and the same as a part of the
+program's time so far: else the first few hundred short steps would exceed the budget."""
+_FIRST_LOOK_NS = 1e6
+"""Time of a first replay that is assumed until some were seen."""
 _SHORT_STEP_NS = 5e6
 _MAX_UNWATCHED = 64
 """Most steps that end without a new decision."""
@@ -134,14 +137,15 @@ class Budget:
         self._passing_ns = handing_over_ns
         self._passes = self._is_full = False
         self._n_passes = 0
-        self._n_looked = self._looked_at = self._looked_at_next = self._calls_in_step = 0
+        self._n_looked = self._n_over = self._looked_at = self._looked_at_next = self._calls_in_step = 0
         self._first_looks_ns = 0.0
         self._has_new = False
         self._n_first_looks = 0
         self._sparse = False
         self._plain_wanted = 0
         self._discovers = True
-        self._ended_watched = False
+        self._ended_watched = self._by_hook = False
+        self._draw = self._wanted_ns = 0.0
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -165,6 +169,13 @@ class Budget:
         if self._passes:
             took_ns = (own_ns + self._handing_over_ns) * self._clock.factor
             self._passing_ns += (took_ns - self._passing_ns) / _RECENT_CALLS
+
+    def spend_on_passed(self, n_calls: int, own_ns: int) -> None:
+        """Count the overhead of calls that were passed on, and that `spend` was not told of."""
+        spent_ns = own_ns + n_calls * self._handing_over_ns
+        self._clock.spend(spent_ns)
+        mean_ns = spent_ns * self._clock.factor / n_calls
+        self._passing_ns += (mean_ns - self._passing_ns) * min(n_calls / _RECENT_CALLS, 1.0)
 
     def spend_on_step(self, began: int, now: int) -> None:
         """Count the overhead of ending a step."""
@@ -190,7 +201,12 @@ class Budget:
         over = self._is_over() if self._sparse else not self._discovers and self._clock.credit_ns <= 0
         self._passes = over
         self._n_looked += not over
+        self._n_over += over
         return over
+
+    def pass_view(self) -> None:
+        """Count a call that has no values to compare."""
+        self._n_calls += 1
 
     def _is_over(self) -> bool:
         """Whether a step on credit leaves this call out: it was looked at in an earlier step, or the step is full."""
@@ -238,13 +254,14 @@ class Budget:
             self._signatures[signature] = self._signatures.pop(signature)
         is_new = signature in self._new
         # A first replay is slower (it compiles kernels, fills caches): take the mean cost of first replays so far.
-        cost_ns = self._first_looks_ns / max(self._n_first_looks, 1) if is_new else known.cost_ns
+        mean_ns = (_FIRST_LOOK_NS + self._first_looks_ns) / (1 + self._n_first_looks)
+        cost_ns = mean_ns if is_new else known.cost_ns
         waits = self._sparse and is_new and not self._n_passes and operator in self._operators
         if waits or not (may_spend and (is_new or signature in self._chosen)):
             return False
         # The first call looked at in a step is replayed at any cost: one that costs more than a step allows would
-        # never be replayed.
-        if self._sparse and self._n_looked > 1 and not self._fits(cost_ns):
+        # never be replayed. Not in the first step, which is slow enough.
+        if self._sparse and (self._n_looked > 1 or not self._window) and not self._fits(cost_ns):
             self._fill()
             return False
         known.verified_in = self._window
@@ -283,7 +300,15 @@ class Budget:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def end_step(self, now: int, *, must_watch: bool = False, may_watch: bool = True, is_stretch: bool = False) -> bool:
+    def end_step(
+        self,
+        now: int,
+        *,
+        must_watch: bool = False,
+        may_watch: bool = True,
+        is_stretch: bool = False,
+        by_hook: bool = False,
+    ) -> bool:
         """End a step, and decide on the next one.
 
         Args:
@@ -291,18 +316,21 @@ class Budget:
             must_watch: The next step cannot be left out.
             may_watch: Calls of the next step are selected for comparison.
             is_stretch: A stretch ended, not a step.
+            by_hook: An optimizer's hook ended the step.
 
         Returns:
             Whether the next step is to be watched.
         """
         clock = self._clock
         clock.advance(now)
-        clock.end_step(watched=self.watched)
+        clock.end_step(watched=self.watched, by_hook=by_hook)
+        self._by_hook = by_hook
         self._ended_watched = self.watched
         self._n_stretches += is_stretch
         self._n_steps += not is_stretch
         if self.watched:
             self._end_window()
+            self._draw = self._random.random()
         else:
             self._n_unwatched += 1
         allowed_ns = clock.allowed_ns
@@ -311,7 +339,9 @@ class Budget:
         self._sparse = not clock.calibrated or self._watching_ns > allowed_ns * _MAX_FOR_WATCHING
         ceiling_ns = self._watching_ns + allowed_ns if self._sparse else 0.0
         clock.cap_credit(ceiling_ns)
-        self.watched = must_watch or (may_watch and self._affords(ceiling_ns) and not self._calibrates())
+        # Drawn once for each watched step, so that the steps until then can be counted together.
+        self._wanted_ns = ceiling_ns * self._draw / 2
+        self.watched = must_watch or (may_watch and self._affords() and not self._calibrates())
         return self.watched
 
     @property
@@ -323,7 +353,7 @@ class Budget:
     def judging_ns(self) -> float:
         """Time for judging postponed calls at the end of one step."""
         clock = self._clock
-        if clock.credit_ns <= -_OVERDRAFT_NS:
+        if clock.credit_ns <= -self._overdraft_ns:
             return 0.0
         if self._sparse:
             return _MAX_FOR_JUDGING * clock.plain_step_ns
@@ -345,26 +375,32 @@ class Budget:
         clock = self._clock
         # Short steps only: a decision at the end of each takes 10 µs and more, which long ones do not notice.
         is_short = 0 < clock.plain_step_ns < _SHORT_STEP_NS
-        if self.watched or not is_short or not clock.knows_plain or clock.n_plain < self._plain_wanted:
+        if self.watched or not is_short or not clock.knows_plain:
             return 0
-        if clock.in_cold_steps:  # these steps are timed, to learn how much slower they are
-            return 0
-        return max(0, min(int(-clock.credit_ns / clock.allowed_ns) - 1, _MAX_UNWATCHED))
+        earned_ns = clock.allowed_ns - clock.passed_ns(by_hook=self._by_hook)
+        wanted_ns = -self._overdraft_ns if self._has_new else self._wanted_ns
+        return max(0, min(int((wanted_ns - clock.credit_ns) / earned_ns) - 1, _MAX_UNWATCHED))
 
-    def add_unwatched_steps(self, now: int, n_steps: int, own_ns: int, *, by_hook: bool = False) -> None:
+    def add_unwatched_steps(self, ends_ns: Sequence[int], own_ns: int, *, by_hook: bool = False) -> None:
         """Count unwatched steps; arguments as for `OverheadClock.add_unwatched_steps`."""
-        self._clock.add_unwatched_steps(now, n_steps, own_ns, by_hook=by_hook)
-        self._n_steps += n_steps
-        self._n_unwatched += n_steps
+        self._clock.add_unwatched_steps(ends_ns, own_ns, by_hook=by_hook)
+        self._ended_watched = False
+        self._n_steps += len(ends_ns)
+        self._n_unwatched += len(ends_ns)
 
-    def _affords(self, ceiling_ns: float) -> bool:
+    def _affords(self) -> bool:
         """Whether the next step can be paid, at the latest afterwards: the program's time in it earns credit too."""
         credit_ns = self._clock.credit_ns
         if not self._sparse:
             return credit_ns + self._clock.allowed_ns / 2 >= 0
-        if self._has_new and credit_ns > -_OVERDRAFT_NS:
+        if self._has_new and credit_ns > -self._overdraft_ns:
             return True
-        return credit_ns >= ceiling_ns * self._random.random() / 2
+        return credit_ns >= self._wanted_ns
+
+    @property
+    def _overdraft_ns(self) -> float:
+        clock = self._clock
+        return min(_OVERDRAFT_NS, _OVERDRAFT * (clock.elapsed_ns - clock.spent_ns))
 
     def _calibrates(self) -> bool:
         """Whether the next step stays unwatched for calibration, to time a plain step."""
@@ -385,8 +421,8 @@ class Budget:
         self._calls_in_step = n_calls
         self._looked_at, self._looked_at_next = self._looked_at_next, 0
         # A pass is over where nothing is left for a later step, and nothing was passed for want of credit.
-        self._n_passes += not self._looked_at and (self._sparse or self._n_looked >= n_calls)
-        self._n_looked, self._is_full = 0, False
+        self._n_passes += not self._looked_at and (self._sparse or not self._n_over)
+        self._n_looked, self._n_over, self._is_full = 0, 0, False
         self._watching_ns = n_calls * self._handing_over_ns * clock.factor
         spent_ns, self._spent_before_ns = clock.spent_ns - self._spent_before_ns, clock.spent_ns
         self._looking_ns = max(spent_ns - self._replays_ns * clock.factor, self._watching_ns)

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["CALIBRATIONS", "OverheadClock"]
 
@@ -22,9 +26,14 @@ _LOOK_EVERY = 16
 """One in so many unwatched steps computes a new median, the slowest part of ending a step."""
 _FACTORS = (1.0, 6.0)
 _MUCH = 3.0
+_MOST_UNSEEN = 2.0
+"""Most unmeasured overhead of the first step, per measured one: torch makes its operators ready for modes."""
 _COLD_NS, _MAX_COLD_STEPS = 2e6, 4
 """Time, and number of steps, for which the program runs slower after a watched step, with cold caches."""
-_PASSED_NS = 11e3
+_SLOWER_AT_FIRST = (0.5, 0.2, 0.1, 0.1)
+"""How much slower they are, in plain steps, until that has been measured."""
+_TIMED_PLAIN = 2
+_PASSED_NS = 14e3
 """Unmeasured overhead of an unwatched step: its end, and the wrapper of `nn.Module.__call__`.
 
 Found with a budget that allows nothing more (MLP of three layers, 0.23 ms: 1.06 to 1.07). At most half of the allowance
@@ -71,7 +80,7 @@ class OverheadClock:
         self._n_cold = 0
         self._cold_until_ns = 0.0
         self._cold_steps_ns: list[deque[float]] = [deque(maxlen=_RECENT_STEPS) for _ in range(_MAX_COLD_STEPS)]
-        self._slower_ns = [0.0] * _MAX_COLD_STEPS
+        self._slower_ns = [-1.0] * _MAX_COLD_STEPS
         self._early: list[tuple[float, float]] = []
         self._ratios: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -148,7 +157,11 @@ class OverheadClock:
             return 0.0
         return min(_COLD_NS / self.plain_step_ns, _MAX_COLD_STEPS) if self.plain_step_ns > 0 else 1.0
 
-    def end_step(self, *, watched: bool) -> None:
+    def passed_ns(self, *, by_hook: bool) -> float:
+        """Unmeasured overhead of an unwatched step; `by_hook` if an optimizer's hook ended it."""
+        return min(_PASSED_NS + (_PASSED_BY_HOOK_NS if by_hook else 0.0), self.allowed_ns / 2)
+
+    def end_step(self, *, watched: bool, by_hook: bool = False) -> None:
         """End a step, and update all estimates."""
         began_ns, spent_before_ns, estimated_before_ns = self._step_began
         if watched:
@@ -163,7 +176,9 @@ class OverheadClock:
             self._weigh_watched(elapsed_ns, spent_ns)
             self.begin_cold_steps()
         else:
-            self._steps_plain_ns.append(self._count_unwatched(began_ns, elapsed_ns - spent_ns))
+            unseen_ns = self.passed_ns(by_hook=by_hook) if self.knows_plain else 0.0
+            self.spent_ns += unseen_ns
+            self._steps_plain_ns.append(self._count_unwatched(began_ns, elapsed_ns - spent_ns - unseen_ns))
         if watched or self._n_steps <= CALIBRATIONS or not self._n_steps % _LOOK_EVERY:
             self.plain_step_ns = max(statistics.median(self._steps_plain_ns), 0.0)
         if self._early and self.calibrated:
@@ -172,10 +187,10 @@ class OverheadClock:
 
     def _charge_early(self) -> None:
         """Charge the unmeasured overhead of steps that were watched before the time of a plain step was known."""
-        # At most as much as was measured: work that a program does only in its first step is not overhead.
+        # At most so much: work that a program does only in its first step is not overhead.
         plain_ns = min(self._first_ns or self._unwatched_ns)
         for elapsed_ns, seen_ns in self._early:
-            self.spent_ns += min(max(elapsed_ns - plain_ns - seen_ns, 0.0), seen_ns)
+            self.spent_ns += min(max(elapsed_ns - plain_ns - seen_ns, 0.0), _MOST_UNSEEN * seen_ns)
         self._early.clear()
 
     def begin_cold_steps(self) -> None:
@@ -187,19 +202,27 @@ class OverheadClock:
         """Whether the next step may be slower, since a watched one came before it."""
         return self.elapsed_ns < self._cold_until_ns and self._n_cold < _MAX_COLD_STEPS
 
-    def add_unwatched_steps(self, now: int, n_steps: int, by_our_clock_ns: float, *, by_hook: bool = False) -> None:
-        """End unwatched steps that were not timed one by one.
+    def add_unwatched_steps(self, ends_ns: Sequence[int], by_our_clock_ns: float, *, by_hook: bool = False) -> None:
+        """End unwatched steps of which only the times were noted.
 
         Args:
-            now: End of the last step.
-            n_steps: Number of steps.
+            ends_ns: End of each step.
             by_our_clock_ns: Time taken to count them.
             by_hook: Whether an optimizer's hook ended them.
         """
+        n_timed, enough = 0, self.n_plain + _TIMED_PLAIN
+        # The slower ones and a few more, one by one; to time all of them would take longer than it is worth.
+        for ended_ns in ends_ns:
+            if self.n_plain >= enough:
+                break
+            n_timed += 1
+            self.advance(max(ended_ns, self._now))
+            self.end_step(watched=False, by_hook=by_hook)
         # A call of another thread may have advanced the clock since the last of these steps ended.
-        self.advance(max(now, self._now))
+        self.advance(max(ends_ns[-1], self._now))
         self.spend_seen(by_our_clock_ns)
-        self.spent_ns += n_steps * min(_PASSED_NS + (_PASSED_BY_HOOK_NS if by_hook else 0.0), self.allowed_ns / 2)
+        n_steps = len(ends_ns) - n_timed
+        self.spent_ns += n_steps * self.passed_ns(by_hook=by_hook)
         self._n_steps += n_steps
         self.since_plain += n_steps
         self._step_began = (self.elapsed_ns, self._by_our_clock_ns, self.spent_ns)
@@ -216,7 +239,7 @@ class OverheadClock:
         for k, steps_ns in enumerate(self._cold_steps_ns):
             # From several steps only: a single one may be slow because the program paused.
             is_known = self.knows_plain and len(steps_ns) >= CALIBRATIONS
-            self._slower_ns[k] = max(0.0, statistics.median(steps_ns) - plain_ns) if is_known else 0.0
+            self._slower_ns[k] = max(0.0, statistics.median(steps_ns) - plain_ns) if is_known else -1.0
 
     def _count_unwatched(self, began_ns: float, elapsed_ns: float) -> float:
         """Count an unwatched step; returns the program's own time in it."""
@@ -230,7 +253,10 @@ class OverheadClock:
             self._unwatched_ns.append(elapsed_ns)
             return elapsed_ns
         self._cold_steps_ns[k].append(elapsed_ns)
-        ours_ns = min(self._slower_ns[k], elapsed_ns / 2)  # bounded as in `_correct`: on a busy machine it may be noise
+        slower_ns = self._slower_ns[k]
+        if slower_ns < 0:
+            slower_ns = _SLOWER_AT_FIRST[k] * self.plain_step_ns if self.knows_plain else 0.0
+        ours_ns = min(slower_ns, elapsed_ns / 2)  # bounded as in `_correct`: on a busy machine it may be noise
         self.spent_ns += ours_ns
         return elapsed_ns - ours_ns
 

@@ -22,6 +22,7 @@ __all__ = ["FileKind"]
 
 _MAGIC: Final = b"SQLite format 3\0"
 _TIMEOUT_S: Final = 5.0  # a reader waits this long for the commit of a running writer
+_WRITE_TIMEOUT_S: Final = 60.0  # and a writer for a reader, which may copy a whole store
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ class FileKind:
                 # SQLite would follow a dangling symbolic link and create its target, that of a journal too.
                 for ending in ("", "-journal", "-wal", "-shm"):
                     path.with_name(path.name + ending).unlink(missing_ok=True)
-            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rwc", uri=True, isolation_level=None)
+            connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=rwc", timeout=_WRITE_TIMEOUT_S, uri=True, isolation_level=None
+            )
             # No write-ahead log: one file is to be copied and sent, and a reader refuses a log.
             connection.execute("pragma journal_mode = delete")
             connection.execute("pragma synchronous = off")  # consistent after a kill; only a power failure needs more

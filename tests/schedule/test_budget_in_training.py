@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from shadowrun.errors import UsageError
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import dispatch_overhead_ns
 from shadowrun.report.descriptions import overhead
+from shadowrun.schedule.budget import Budget
 
 
 def train(run, device="cpu", steps=40):
@@ -115,3 +118,65 @@ def test_what_handing_over_costs_is_measured_unseen_by_the_user_s_modes():
         ns = dispatch_overhead_ns()
     assert Counting.n == 0
     assert 100 < ns < 1e6
+
+
+@pytest.fixture(params=["C", "Python"])
+def no_time(request, monkeypatch):
+    """A comparison on the CPU whose budget allows nothing more, and that has watched no step yet."""
+    monkeypatch.setattr(Budget, "exhausted", lambda self, now: True)
+    run = shadowrun.compare("sim", budget=1.2)
+    if request.param == "Python":
+        run._replayer.native_handler = None
+    return run
+
+
+def test_every_call_that_is_passed_on_is_counted_by_its_reason(no_time, clean_sim):
+    names = collections.Counter()
+
+    class Counting(torchapi.DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names[func.name()] += 1
+            return func(*args, **(kwargs or {}))
+
+    layer, x = nn.Linear(4, 4), torch.ones(4, 4)
+
+    def calls():
+        y = torch.empty(4).fill_(2) + layer(x).t().relu()
+        y.sum().backward()
+        return torch.bernoulli(torch.full((4,), 0.5))
+
+    torch.manual_seed(3)
+    with Counting():
+        plain = calls()
+    grad, layer.weight.grad, layer.bias.grad = layer.weight.grad, None, None
+    torch.manual_seed(3)
+    with no_time as run:
+        compared = calls()
+    assert torch.equal(plain, compared)
+    assert torch.equal(grad, layer.weight.grad)
+    skipped = run._read().skipped
+    assert collections.Counter({s.op: s.n for s in skipped}) == names
+    reasons = {(s.op, s.reason) for s in skipped}
+    assert ("aten::t", "view: metadata only") in reasons
+    assert ("aten::relu", "overhead budget") in reasons
+
+
+@pytest.mark.parametrize("move", [lambda x: x.to("sim"), lambda x: torch.ones_like(x, device="sim")])
+def test_a_program_that_moves_to_the_target_while_calls_are_passed_on_is_answered_there(no_time, move, clean_sim):
+    x, weight = torch.ones(3), torch.tensor(0.5)
+    with sim.flaws("missing-lerp"), no_time as run:
+        x.neg().exp()
+        y = move(x)
+        y.lerp_(weight * y, 0.5)
+    assert y.tolist() == [0.75] * 3
+    assert run.counts()[Status.UNSUPPORTED] == 1
+
+
+def test_calls_of_another_selection_are_passed_on_too(clean_sim):
+    run = shadowrun.compare("sim", budget=1000.0, ops=["relu"])
+    with run:
+        for _ in range(3):
+            (torch.ones(3) + 1).relu()
+            run.step()
+    assert {s.op for s in run.summary() if s.n_match} == {"aten::relu"}
+    assert {(s.op, s.reason): s.n for s in run._read().skipped}["aten::add.Tensor", "operator not selected"] >= 1

@@ -80,6 +80,14 @@ def test_resize_keeps_the_values():
     assert x.resize_(2).tolist() == [0, 1]
 
 
+def test_what_has_the_size_keeps_its_strides():
+    for device in ("cpu", "sim"):
+        x = torch.empty(4, 3, device=device).t()
+        assert x.resize_(3, 4).stride() == (1, 3)
+        assert torch.full((3, 4), 2.0, out=x).stride() == (1, 3)
+        assert x.resize_((3, 4), memory_format=torch.contiguous_format).stride() == (4, 1)
+
+
 def test_conjugate_and_negative_views_copy():
     x = torch.randn(4, dtype=torch.complex64)
     y = x.to("sim")

@@ -69,7 +69,8 @@ def add_rows(store: CampaignStore, path: Path) -> int:
         if (other.info.campaign, len(other.info.targets)) != (store.info.campaign, len(store.info.targets)):
             raise other_campaign(path)
         n_findings = 0
-        with store.written():
+        # A running campaign writes on: results of variants that were not there a moment ago must not come in.
+        with other.snapshot(), store.written():
             for variant in other.variants():
                 store.add_variant(variant)
             for result in other.results():

@@ -30,6 +30,7 @@ from shadowrun.studies.campaign.work import Chunk, ChunkWork
 from shadowrun.studies.campaign.worker import ENTRY
 from shadowrun.studies.isolation.pool import Limits, Pool
 from shadowrun.studies.isolation.process import refuse_without_processes
+from shadowrun.studies.isolation.step import processor_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -353,8 +354,12 @@ def _n_of(n: int, shard: Shard) -> int:
 
 
 def _cpu_s() -> float:
-    """Processor time of this process and its finished children."""
+    """Processor time of this process and its children, so far."""
     import resource  # absent on Windows, where `refuse_without_processes` has raised
 
-    own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
+    own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    with contextlib.suppress(OSError):  # macOS: children that run are counted when they have ended
+        for children in Path("/proc/self/task").glob("*/children"):
+            total += sum(processor_seconds(int(pid)) for pid in children.read_text(encoding="ascii").split())
+    return total

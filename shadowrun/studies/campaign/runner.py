@@ -26,7 +26,7 @@ from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.oracles import FIRED, differing, to_mask
 from shadowrun.studies.sweep.cases import FAILURES, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
-from shadowrun.studies.sweep.sweep_findings import finding_of_row
+from shadowrun.studies.sweep.sweep_findings import finding_of_error, finding_of_row
 from shadowrun.studies.zoo.graph import Graph, Input, Runner
 from shadowrun.studies.zoo.values import make, make_all
 
@@ -243,8 +243,19 @@ class _Pair:
         relation = variant.execution.metamorphic
         if not relation:
             return ()
+        called = [""]
+
+        def begins(op: str) -> None:
+            called[0] = op
+            on_op(op)
+
         try:
-            found, _ = self._relations[role].check(program_of(variant)(_CPU), relation, on_op=on_op)
+            found, _ = self._relations[role].check(program_of(variant)(_CPU), relation, on_op=begins)
+        except WorkerDied as error:
+            f = finding_of_error(error)
+            if f.kind is Kind.UNVERIFIED:  # the operator is not called again after some deaths
+                return ()
+            return (VariantFinding(called[0], "", f.kind, f.cause, f.explanation, f.message, role=role),)
         # What the program raises is found, or makes it invalid, where it runs as a whole.
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
             return ()

@@ -495,6 +495,15 @@ class CampaignStore:
         """Starts: time, jobs, variants, seconds, seconds of processor time."""
         return list(self._rows("select started, jobs, n_variants, wall_s, cpu_s from session order by id"))
 
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All that is read within is of one moment; another process that writes the store waits meanwhile."""
+        self._connection.execute("begin")
+        try:
+            yield
+        finally:
+            self._connection.execute("rollback")
+
     def identities(self) -> Iterator[tuple[int, int]]:
         """Identity and number of the variants."""
         return self._rows("select identity, number from variant where identity is not null")

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from shadowrun import sim
+from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.studies.campaign.findings import signature
+from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.oracles import FIRED, from_mask
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.runner import REFERENCE, TARGET, RunnerSettings, VariantRunner
@@ -131,6 +133,17 @@ def test_a_platform_is_compared_with_itself_where_the_recipe_asks_for_it(runner)
     ]
     assert "shadowrun" not in from_mask(itself.oracles)  # of the results of the whole program, none differs
     assert runner.run(variant(LEAKY, metamorphic="layout")).findings == ()
+
+
+def test_a_platform_whose_process_dies_in_a_pair_is_a_finding(monkeypatch):
+    def dies(_, program, relation, on_target=None, on_op=None):
+        on_op("aten::leaky_relu")
+        raise WorkerDied("worker died: signal 11 (SIGSEGV)")
+
+    own = VariantRunner(RunnerSettings(("cpu[threads=1]",)))
+    monkeypatch.setattr(Metamorphic, "check", dies)
+    found = {(f.op, f.kind, f.role) for f in own.run(variant(LEAKY, metamorphic="slice")).findings}
+    assert found == {("aten::leaky_relu", "crash", role) for role in (TARGET, REFERENCE)}
 
 
 def test_what_the_reference_shows_against_itself_is_its_own():

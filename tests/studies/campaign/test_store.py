@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 
 from shadowrun.errors import DataFileError
+from shadowrun.studies.campaign.combining import combine
 from shadowrun.studies.campaign.store import CampaignInfo, CampaignStore, Event, FindingRow, ResultRow, VariantRow
 
 INFO = CampaignInfo("c0ffee", ("sim", "npu"), "cpu", ("bitwise",), versions={"torch": "2.13.0"})
@@ -45,6 +46,30 @@ def test_what_is_written_is_read(tmp_path):
         "variants": 3, "duplicates": 0, "invalid": 2, "ok": 1, "finding": 1, "unsupported": 0, "unverified": 0,
         "failed": 0, "findings": 2, "distinct findings": 1, "processes lost": 1,
     }  # fmt: skip
+
+
+def test_a_running_campaign_is_combined_as_of_one_moment(tmp_path, monkeypatch):
+    """Its rows come in while they are copied: no result may come without its variant."""
+    running = filled(tmp_path / "x")
+    running._connection.execute("pragma busy_timeout = 0")
+    refused = []
+    read = CampaignStore.results
+
+    def results(store):
+        try:
+            with running.written():
+                running.add_variant(variant(9))
+                running.add_result(ResultRow(9, 0, "ok"))
+        except DataFileError as error:  # it would wait, and this thread cannot go on meanwhile
+            refused.append(error)
+        return read(store)
+
+    monkeypatch.setattr(CampaignStore, "results", results)
+    combine(tmp_path / "all", [tmp_path / "x"], INFO)
+    monkeypatch.undo()
+    assert len(refused) == 1
+    made = CampaignStore.open(tmp_path / "all")  # raises if a result has no variant
+    assert {r.number for r in made.results()} == {0}
 
 
 def test_what_the_reference_shows_against_itself_keeps_its_role(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from shadowrun.errors import PlatformError
 from shadowrun.studies.isolation.pool import FailureKind, Limits, Pool, RemainingTask
-from shadowrun.studies.isolation.step import StepReader, StepWriter, new_page
+from shadowrun.studies.isolation.step import StepReader, StepWriter, new_page, processor_seconds
 
 LIMITS = Limits(60.0, 1 << 30)
 ENTRY = "tests.studies.isolation.hostile:start"
@@ -155,3 +156,13 @@ def test_what_a_page_says():
     assert reader.read().case is None
     with pytest.raises(ValueError, match="bytes; "):
         writer.begin("x" * 4096)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not report it")
+def test_processor_time_of_a_process_that_runs():
+    code = "while __import__('time').process_time() < 0.3: pass\nprint(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        assert processor_seconds(child.pid) >= 0.28  # in ticks of 10 ms
+        child.communicate(b"\n")
+    assert processor_seconds(child.pid) == 0
