@@ -22,15 +22,14 @@ from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import GraphCase, Region, compile_graph, judge_probe
 from shadowrun.compiled.captured import CapturedRegion, constants_as_inputs
 from shadowrun.compiled.graph import Graph, Snapshot, preserved_rng
+from shadowrun.compiled.graph_text import CheckedInterpreter
 from shadowrun.compiled.judging import allowed_differences
 from shadowrun.compiled.localise import ALONE, localise
 from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probes import Probe, call_probe, eager_values, prefix, tensor_nodes
 from shadowrun.compiled.rounding import RandomResults
 from shadowrun.errors import UsageError
-from shadowrun.intercept.op_allowlist import check_arguments
 from shadowrun.numerics.form import meta
-from shadowrun.replay.copies import tensors_in
 from shadowrun.repro.builder import run_story
 from shadowrun.repro.call_replayer import load_captured
 from shadowrun.repro.minimise import minimised
@@ -425,26 +424,6 @@ class _RegionSearch:
             self.others.append(f"Also wrong there: {names}" + (f" and {more} more." if more > 0 else "."))
 
 
-class _Dense(fx.Interpreter):
-    """Runs a graph as long as its values are numbers and strided tensors.
-
-    Sparse and nested tensors find their values by indices, which operators believe and other tensors can share:
-    ``t_`` turns those of a detached alias around, too, which then lead out of its memory.
-    """
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(target, torch._ops.OpOverload):
-            check_arguments(target, args, kwargs)  # those that nodes computed have come now
-        return super().call_function(target, args, kwargs)
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        for t in tensors_in((value,)):
-            if t.layout is not torch.strided or t.is_nested:
-                raise TypeError(f"{n.name} is {'nested' if t.is_nested else t.layout}: for a file, tensors are dense")
-        return value
-
-
 def _check_runs(shown: FaultyGraph, *, is_own: bool) -> None:
     """Eager checks what compiled code may not: that a graph asks for memory that there is, at places that it has.
 
@@ -457,7 +436,7 @@ def _check_runs(shown: FaultyGraph, *, is_own: bool) -> None:
         else:
             inputs = shown.snapshot.fresh()
             with torch.no_grad():
-                out = _Dense(shown.graph.module).run(*inputs, enable_io_processing=False)
+                out = CheckedInterpreter(shown.graph.module).run(*inputs, enable_io_processing=False)
             shown.graph.values(out, inputs)
     except Exception as error:  # whatever the file's graph does on the file's inputs
         raise UsageError(

@@ -387,7 +387,8 @@ def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         return
     try:
         # The meta device finds the form and takes no memory.
-        made = func(*args, **{**kwargs, "device": _META})
+        with as_in_handler():
+            made = func(*args, **{**kwargs, "device": _META})
     except Exception:  # without a rule for forms, or wrong: the call itself then raises
         return
     if any(isinstance(t, torch.Tensor) and _n_held(t) > _MAX_ELEMENTS for t in _flat([made])):

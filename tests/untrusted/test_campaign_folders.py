@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shadowrun import limits
 from shadowrun.cli import campaign_findings
@@ -37,8 +38,10 @@ from shadowrun.studies.campaign.script_jobs import _Writer
 from shadowrun.studies.campaign.store import CampaignInfo, CampaignStore, ResultRow, VariantRow
 from shadowrun.studies.campaign.tracing import Invalid, Values, trace
 from shadowrun.studies.zoo import program as zoo_program
-from shadowrun.studies.zoo.graph import Runner, from_json
+from shadowrun.studies.zoo.graph import Fill, Input, Runner, from_json
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
+from shadowrun.studies.zoo.sources.foreign_graph import Rows, captured, plain
+from shadowrun.studies.zoo.sources.source import LeftOut
 from shadowrun.studies.zoo.values import make_all
 
 PRECIOUS = "precious\n"
@@ -186,6 +189,52 @@ def test_inputs_that_cannot_be_made_are_refused(change, why):
 def test_an_empty_input_makes_no_large_triangle():
     graph = from_json(data([([0, 1 << 20, 1 << 20], "float32", ["triangle", 0, 1])], [("aten::relu", x(0))]))
     assert make_all(graph.inputs)[0].numel() == 0
+
+
+FUNCTIONS = {
+    "an operator": ("torch.ops.aten.embedding_dense_backward.default", [8, 4], [8], (3, -1, False)),
+    "a function": ("torch.batch_norm_update_stats", [2, 4000], [1], ()),
+}
+
+
+@pytest.mark.parametrize(("name", "shape", "other", "more"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_graph_of_another_tool_is_checked_at_each_call(name, shape, other, more):
+    """Also below a function, which is no operator by name."""
+    integers = "embedding" in name
+    rows = Rows()
+    x_, y_ = rows.placeholder(), rows.placeholder()
+    made = rows.call(name, [x_, y_, *map(plain, more)] if integers else [x_, y_, y_, plain(0.1)])
+    rows.output({"tuple": [made if integers else rows.call("operator.getitem", [made, 0])]})
+    fill = Fill("integers", 1e9, 1e9 + 9) if integers else Fill()
+    second = Input("y", tuple(other), torch.int64 if integers else torch.float32, fill)
+    with pytest.raises(Refused):
+        captured(rows, [Input("x", tuple(shape)), second])
+
+
+def test_sizes_of_another_tool_do_not_wrap():
+    rows = Rows()
+    rows.output({"tuple": [rows.placeholder()]})
+    with pytest.raises(LeftOut, match="elements"):
+        captured(rows, [Input("x", (1 << 26, 1 << 26, 1 << 12))])  # 2^64 of them
+    with pytest.raises(LeftOut, match="elements"):
+        captured(rows, [Input("x", (1,) * 100_000)])
+
+
+def test_looking_at_a_call_is_no_call():
+    """What a check computes must not be taken for a call of the program."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        check_arguments(aten.zeros.default, ([2, 2],), {"device": torch.device("cpu")})
+        check_arguments(
+            aten.embedding_dense_backward.default, (torch.ones(2, 2), torch.tensor([0, 1]), 3, -1, False), {}
+        )
+    assert {f.overloadpacket for f in seen} <= {aten.ones, aten.lift_fresh, aten.detach}
 
 
 # -- zoos and traces ---------------------------------------------------------------------------------------

@@ -7,16 +7,18 @@ operators that reach the kernels, on generated values.
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.compiled.graph_text import from_text
+from shadowrun.compiled.graph_text import CheckedInterpreter, from_text
 from shadowrun.errors import UsageError
 from shadowrun.limits import bounded_memory
 from shadowrun.store import plain_json
 from shadowrun.studies.zoo import values
 from shadowrun.studies.zoo.capture import Named, Recorder, tensors_in
+from shadowrun.studies.zoo.graph import MAX_DIMS
 from shadowrun.studies.zoo.sources.source import LeftOut
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def captured(rows: Rows, inputs: Sequence[Input]) -> Graph:
         ValueError: It is no graph.
         NotCapturable: It calls what no program can hold.
     """
-    n = sum(torch.Size(i.shape).numel() for i in inputs)
+    n = sum(math.prod(i.shape) if len(i.shape) <= MAX_DIMS else MAX_ELEMENTS + 1 for i in inputs)
     if n > MAX_ELEMENTS:
         raise LeftOut(f"its inputs have {n:,} elements, more than {MAX_ELEMENTS:,}")
     try:
@@ -104,5 +106,6 @@ def captured(rows: Rows, inputs: Sequence[Input]) -> Graph:
         named = [Named(i.name, t, i.role, i.fill) for i, t in zip(inputs, tensors, strict=True)]
         recorder = Recorder(named)
         with recorder:
-            out = module(*tensors)
+            # Each call is looked at once its arguments are there, as those of any graph of a file.
+            out = CheckedInterpreter(module).run(*tensors, enable_io_processing=False)
         return recorder.graph(tensors_in(out))
