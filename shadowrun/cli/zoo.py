@@ -8,6 +8,7 @@ Examples:
   shadowrun zoo add modules                       torch's own modules, with inputs of its tests
   shadowrun zoo add modules 'nn.*Norm*'           some of them
   shadowrun zoo add transformers --jobs 2         every architecture of the installed transformers, scaled down
+  shadowrun zoo add timm 'mobile*' 'resnet*'      models of the installed timm or torchvision, without weights
   shadowrun zoo add traces calls.txt              operator calls with shapes, in BackendBench's text format
   shadowrun zoo add run run.shadowrun             distinct calls of a recorded run
   shadowrun zoo add graphnet samples 'timm/*'     graphs in GraphNet's layout, in a folder that you have
@@ -46,6 +47,8 @@ _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
     "modules": "torch's module database; WHAT: patterns of names such as 'nn.Conv*'",
     "transformers": "models of the installed transformers; WHAT: patterns of architectures such as bert 'qwen*'",
+    "torchvision": "models of the installed torchvision, without weights; WHAT: patterns of names such as 'resnet*'",
+    "timm": "models of the installed timm, likewise",
     "traces": "calls of a text trace of BackendBench; WHAT: the file, patterns of operators such as 'aten::add*'",
     "run": "calls of a recorded run, without their values; WHAT: the .shadowrun file, patterns of operators",
     "graphnet": "graphs in GraphNet's layout; WHAT: the folder, patterns of folders in it",
@@ -64,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "add", "show"), help="what to do")
     parser.add_argument("what", nargs="*", metavar="WHAT", help="source and patterns, or a program")
     parser.add_argument("--zoo", type=Path, default=Path(_FILE), metavar="FILE", help="the file (default: %(default)s)")
-    parser.add_argument("--jobs", type=options.count, default=1, metavar="N", help="add transformers: processes")
+    parser.add_argument(
+        "--jobs", type=options.count, default=1, metavar="N", help="add transformers, torchvision, timm: processes"
+    )
     parser.add_argument(
         "--all-heads", action="store_true", help="add transformers: every head, not the first that works"
     )
@@ -135,6 +140,10 @@ def _collected(
         from shadowrun.studies.zoo.sources import architectures
 
         return architectures.collect(wanted, update, all_heads=args.all_heads, n_workers=args.jobs)
+    if source in ("torchvision", "timm"):
+        from shadowrun.studies.zoo.sources import vision
+
+        return vision.collect(source, wanted, update, n_workers=args.jobs)
     if source in _OF_FILES:
         return _of_file(source)(path, wanted, update)
     from shadowrun.studies.zoo import subgraphs

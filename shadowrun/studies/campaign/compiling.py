@@ -5,21 +5,25 @@ The program as a whole is compiled once and judged; its graphs are compiled one 
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import fx
 
 from shadowrun.compiled.check import compile_check
 from shadowrun.compiled.outcome import CompileReport, RegionOutcome
 from shadowrun.errors import UsageError
 from shadowrun.studies.sweep.cases import Kind
-from shadowrun.studies.zoo.graph import Runner
+from shadowrun.studies.zoo.graph import DEVICE, Ref, Runner
 from shadowrun.studies.zoo.values import make_all
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from shadowrun.studies.campaign.variant import Variant
+    from shadowrun.studies.zoo.graph import Graph
 
-__all__ = ["check_compiled", "compiled"]
+__all__ = ["as_module", "check_compiled", "compiled"]
 
 _LIMIT_S: Final = 120.0
 _FAILED: Final = {
@@ -61,17 +65,13 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
     name, _, option = backend.partition(":")
     graph = variant.graph
     _check_eager(variant, device)
-    runner = Runner(graph, device, checked=False)
     inputs = _inputs(variant, device)
     if variant.execution.backward:
         for described, t in zip(graph.inputs, inputs, strict=True):
             t.requires_grad_(described.requires_grad)
 
-    def program(*given: torch.Tensor) -> list[Any]:
-        return runner(given)
-
     return compile_check(
-        program,
+        as_module(graph, device),
         *inputs,
         backend=name,
         dynamic=True if option == "dynamic" else None,
@@ -80,6 +80,40 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
         regions=regions,
         time_limit_s=_LIMIT_S,
     )
+
+
+def as_module(graph: Graph, device: torch.device) -> fx.GraphModule:
+    """A graph as code of its own: Dynamo compiles no code of shadowrun once a comparison was made.
+
+    Args:
+        graph: The graph.
+        device: Of what it makes without inputs.
+    """
+    code = fx.Graph()
+    inputs = [code.placeholder(f"x{k}") for k in range(len(graph.inputs))]
+    made: list[fx.Node] = []
+
+    def value(given: Any) -> Any:
+        if type(given) is Ref:
+            if given.node < 0:
+                return inputs[-1 - given.node]
+            result = made[given.node]
+            is_several = _returns_several(graph.nodes[given.node].op)
+            return code.call_function(operator.getitem, (result, given.output)) if is_several else result
+        if type(given) is tuple:
+            return [value(v) for v in given]
+        return device if given is DEVICE else given
+
+    for node in graph.nodes:
+        args, kwargs = tuple(map(value, node.args)), {k: value(v) for k, v in node.kwargs}
+        made.append(code.call_function(node.op, args, kwargs))
+    code.output([value(ref) for ref in graph.outputs])
+    return fx.GraphModule(torch.nn.Module(), code)
+
+
+def _returns_several(op: torch._ops.OpOverload) -> bool:
+    returns = schema_of(op).returns
+    return len(returns) > 1 or (len(returns) == 1 and str(returns[0].type).startswith("List"))
 
 
 def _check_eager(variant: Variant, device: torch.device) -> None:
@@ -112,6 +146,12 @@ def _read(report: CompileReport, backend: str) -> tuple[str, str, list[tuple[str
         return "finding", "", [tuple(text[:300] for text in finding)]
     if report.outcome is RegionOutcome.UNVERIFIED:
         return "unverified", f"{report.verdict.explanation}: {report.verdict.evidence}"[:300], []
+    if not report.n_graphs:
+        return (
+            "unverified",
+            f"nothing was compiled: {'; '.join(report.graph_breaks) or 'Dynamo made no graph'}"[:300],
+            [],
+        )
     return "ok", "", []
 
 

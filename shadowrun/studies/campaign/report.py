@@ -32,7 +32,7 @@ from shadowrun.studies.campaign.summary import DEFINITIONS, upper_bound
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.summary import Platform, Summary
@@ -136,12 +136,14 @@ def _gone(summary: Summary) -> Section:
 
 def _cause(number: int, cause: RootCause, summary: Summary, folder: str) -> Entry:
     s, f = cause.signature, cause.smallest.finding
+    # Of compiled code, no call is counted.
+    calls = f" ({plural(cause.smallest.size, 'call')})" if cause.smallest.size else ""
     where = ", ".join(without_flaws(target_name(summary, t)) for t in cause.targets)
     facts = [
         Fact(
             "seen in",
             f"{plural(cause.n_variants, 'variant')}, first in number {cause.first}, smallest in number "
-            f"{cause.smallest.number} ({plural(cause.smallest.size, 'call')})",
+            f"{cause.smallest.number}{calls}",
         ),
         Fact("where", f"{where} (a flaw of the framework)" if cause.is_framework else where),
     ]
@@ -281,7 +283,7 @@ def _compiled(platforms: list[Platform]) -> Table:
         other = p.statuses.get("finding", 0) - p.n_failed
         rows.append(
             (
-                p.name,
+                without_flaws(p.name),
                 f"{p.n_run:,}",
                 _share(p.n_failed, p.n_run),
                 _share(other, p.n_run),
@@ -294,10 +296,16 @@ def _compiled(platforms: list[Platform]) -> Table:
 def _stages(summary: Summary) -> Table:
     columns = (Column("stage", "name"), Column("in", "number"), Column("out", "number"), Column("left out"))
     rows: list[tuple[Cell, ...]] = [
-        (name, f"{n_in:,}", f"{n_out:,}", ", ".join(f"{n:,} {why}" for why, n in list(left.items())[:6]) or "-")
-        for name, n_in, n_out, left in summary.stages
+        (name, f"{n_in:,}", f"{n_out:,}", _reasons(left)) for name, n_in, n_out, left in summary.stages
     ]
     return Table(columns, tuple(rows), noun="stages", limits=_LIMITS)
+
+
+def _reasons(left: Mapping[str, int]) -> str:
+    """What was left out, the most frequent reasons first."""
+    most = sorted(((n, why) for why, n in left.items() if n), key=lambda pair: (-pair[0], pair[1]))
+    more = f"; {len(most) - 6} more reasons" if len(most) > 6 else ""
+    return "; ".join(f"{n:,} {why}" for n, why in most[:6]) + more or "-"
 
 
 def _mutators(summary: Summary) -> Table:

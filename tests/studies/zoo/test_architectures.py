@@ -27,7 +27,7 @@ class Channel:
 
 def made(name, config, table):
     channel = Channel()
-    architectures._Maker(name, channel).make(config, [{name: table}], all_heads=False)
+    architectures.Maker(name, channel).make(config, [{name: table}], all_heads=False)
     return channel.sent
 
 
@@ -80,7 +80,7 @@ def test_configurations_are_scaled_down():
 
 def test_what_does_not_work_is_counted_with_its_reason():
     found = Collected("transformers")
-    work = architectures._Work(["good", "bad", "crash", "none"], found, lambda *_: None, all_heads=False)
+    work = architectures._Work(["good", "bad", "crash", "none"], found, lambda *_: None, {})
     assert [work.next() for _ in range(5)] == ["good", "bad", "crash", "none", None]
     work.receive("bad", {"step": "models built", "program": "bad/Model", "why": "ValueError: no"})
     work.ended("bad")

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from shadowrun.studies.isolation.pool import RemainingTask, WorkerFailure
     from shadowrun.studies.isolation.serving import Channel
 
-__all__ = ["SOURCE", "collect", "worker"]
+__all__ = ["MAX_PARAMETERS", "MODEL", "SOURCE", "Maker", "backward_runs", "collect", "made_by_workers", "worker"]
 
 SOURCE: Final = "transformers"
 ARCHITECTURE, MODEL, INPUTS, STEP = "architectures", "models built", "forward and backward", "optimizer step"
 _PROGRAMS: Final = ("forward", "training-step")
-_MAX_PARAMETERS: Final = 12_000_000
+MAX_PARAMETERS: Final = 12_000_000
 _LIMITS: Final = Limits(seconds=120.0, n_bytes=3 << 30)
 _MAX_TRIES: Final = 12
 """Inputs that are tried with one model."""
@@ -71,21 +71,43 @@ def collect(
     """
     names = [name for name in _architectures() if wanted(name)]
     found = Collected(SOURCE)
-    work = _Work(names, found, on_progress, all_heads)
-    pool = Pool(f"{__name__}:worker", {}, n_workers, _LIMITS, work)
+    made_by_workers(f"{__name__}:worker", {"all_heads": all_heads}, names, found, on_progress, n_workers)
+    return found
+
+
+def made_by_workers(
+    entry: str,
+    options: dict[str, Any],
+    names: list[str],
+    found: Collected,
+    on_progress: Callable[..., None],
+    n_workers: int,
+) -> None:
+    """Have the programs of models made in worker processes, one model at a time.
+
+    Args:
+        entry: Of the workers, ``module:function``.
+        options: What each task has besides the name.
+        names: Of the models.
+        found: Gets the programs, in the order of the names.
+        on_progress: Called with done, total and name.
+        n_workers: Processes.
+    """
+    pool = Pool(entry, {}, n_workers, _LIMITS, _Work(names, found, on_progress, options))
     try:
         pool.run()
     finally:
         pool.close()
     found.sort(names)
-    return found
 
 
 class _Work:
     """What the pool runs, and what comes of it."""
 
-    def __init__(self, names: list[str], found: Collected, on_progress: Callable[..., None], all_heads: bool) -> None:
-        self._names, self._all_heads = names, all_heads
+    def __init__(
+        self, names: list[str], found: Collected, on_progress: Callable[..., None], options: dict[str, Any]
+    ) -> None:
+        self._names, self._options = names, options
         self._found = found
         self._on_progress = on_progress
         self._n_given = 0
@@ -100,7 +122,7 @@ class _Work:
         return self._names[self._n_given - 1]
 
     def line(self, task: str) -> dict[str, Any]:
-        return {"name": task, "all_heads": self._all_heads}
+        return {"name": task, **self._options}
 
     def receive(self, task: str, line: Any) -> None:
         if "graph" in line:
@@ -150,7 +172,7 @@ def worker(_: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any]], No
     def run(line: dict[str, Any]) -> None:
         name = line["name"]
         channel.step.begin(name)
-        maker = _Maker(name, channel)
+        maker = Maker(name, channel)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 maker.make(configs[name], tables, all_heads=line["all_heads"])
@@ -162,13 +184,19 @@ def worker(_: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any]], No
     return run
 
 
-class _Maker:
-    """Makes the programs of one architecture."""
+class Maker:
+    """Makes the programs of one model, in a worker process.
+
+    Args:
+        name: Of the model.
+        channel: To the pool.
+    """
 
     def __init__(self, name: str, channel: Channel) -> None:
         self._name, self._channel = name, channel
 
     def make(self, config_name: str, tables: list[dict[str, Any]], *, all_heads: bool) -> None:
+        """Make the programs of an architecture of transformers."""
         package = importlib.import_module("transformers")
         kind = getattr(package, config_name)
         heads: dict[str, None] = {}
@@ -198,29 +226,31 @@ class _Maker:
             except Exception as error:
                 why = error
                 continue
-            self._note(MODEL, name)
-            self._note(INPUTS, name)
-            return self._programs(name, model, given)
-        self._note(MODEL, name, "" if built else reason_of(why))
+            self.note(MODEL, name)
+            self.note(INPUTS, name)
+            return self.programs(name, model, given)
+        self.note(MODEL, name, "" if built else reason_of(why))
         if built:
-            self._note(INPUTS, name, reason_of(why))
+            self.note(INPUTS, name, reason_of(why))
         return False
 
-    def _programs(self, name: str, model: Any, given: dict[str, Any]) -> bool:
+    def programs(self, name: str, model: Any, given: dict[str, Any]) -> bool:
+        """Send the forward pass and the training step of a model that runs; returns whether both work."""
         tensors = fill_with_generated(named_tensors(model, (), given))
         for step, suffix, record in ((RUNS, _PROGRAMS[0], _forward), (STEP, _PROGRAMS[1], _training_step)):
             try:
                 graph = checked(record(model, given, tensors))
             except Exception as error:
-                self._note(step, f"{name} {suffix}", reason_of(error))
+                self.note(step, f"{name} {suffix}", reason_of(error))
                 return False
             if step is not RUNS:
-                self._note(step, f"{name} {suffix}")
+                self.note(step, f"{name} {suffix}")
             self._channel.send({"program": f"{name} {suffix}", "graph": to_json(graph)})
             tensors = fill_with_generated(tensors)
         return True
 
-    def _note(self, step: str, program: str, why: str = "") -> None:
+    def note(self, step: str, program: str, why: str = "") -> None:
+        """Count a step of a program, with the reason where it is left out."""
         self._channel.send({"step": step, "program": program, "why": why})
 
 
@@ -229,7 +259,7 @@ def _built(cls: Any, kind: Any, level: int) -> Any:
     # Counted first without memory: a configuration whose sizes have other names stays large.
     with torch.device("meta"):
         n = sum(p.numel() for p in cls(config).parameters())
-    if n > _MAX_PARAMETERS:
+    if n > MAX_PARAMETERS:
         raise LeftOut(f"{n:,} parameters are left when it is scaled down")
     torch.manual_seed(0)
     model = cls(config).train()
@@ -251,13 +281,18 @@ def _working_inputs(model: Any) -> dict[str, Any]:
         if number == _MAX_TRIES:
             break
         try:
-            _loss(model(**given)).backward()  # type: ignore[no-untyped-call]
+            backward_runs(model, given)
         except Exception as error:
             why = why or error
         else:
-            model.zero_grad(set_to_none=True)
             return given
     raise why or LeftOut("no inputs are known for it")
+
+
+def backward_runs(model: Any, given: dict[str, Any]) -> None:
+    """Run a forward and backward pass once; raises what they raise."""
+    _loss(model(**given)).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
 
 
 def _loss(out: Any) -> torch.Tensor:

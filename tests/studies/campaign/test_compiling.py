@@ -1,0 +1,62 @@
+"""Compiled variants: what is called right was compiled, also after comparisons in the same process."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from shadowrun.studies.campaign import compiling
+from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.variant import Execution, Variant
+from shadowrun.studies.zoo.graph import DEVICE, Graph, Input, Node, Ref, Runner
+from shadowrun.studies.zoo.values import make_all
+from tests.studies.campaign.programs import CONV, EMBEDDING, MLP, POINTWISE
+
+pytestmark = [pytest.mark.usefixtures("clean_sim"), pytest.mark.filterwarnings("ignore")]
+aten = torch.ops.aten
+SEVERAL = Graph(
+    (Input("x", (4, 6)),),
+    (
+        Node(aten.topk.default, (Ref(-1), 2)),
+        Node(aten.split.Tensor, (Ref(-1), 3, 1)),
+        Node(aten.zeros.default, ((4, 2),), (("dtype", torch.float32), ("device", DEVICE))),
+        Node(aten.clamp.default, (Ref(0, 0), float("-inf"), 1.5)),
+        Node(aten.cat.default, ((Ref(3), Ref(1, 1), Ref(2)), 1)),
+        Node(aten.add_.Tensor, (Ref(4), Ref(4))),
+    ),
+    (Ref(5), Ref(0, 1)),
+)
+
+
+@pytest.mark.parametrize("graph", [MLP, CONV, EMBEDDING, POINTWISE, SEVERAL])
+def test_a_module_computes_what_the_graph_does(graph):
+    given = make_all(graph.inputs)
+    expected = Runner(graph)([t.clone() for t in given])
+    actual = compiling.as_module(graph, torch.device("cpu"))(*given)
+    assert len(actual) == len(expected)
+    assert all(map(torch.equal, actual, expected))
+
+
+def test_a_variant_is_compiled_after_it_was_compared(monkeypatch):
+    runner = VariantRunner(RunnerSettings(("cpu[threads=1]",), backends=("eager",)))
+    variant = Variant(Recipe("0a"), MLP, Execution())
+    assert runner.run(variant, 0).status == "ok"
+    reports = []
+    real = compiling.compiled
+    monkeypatch.setattr(compiling, "compiled", lambda *args: reports.append(real(*args)) or reports[-1])
+    result = runner.run(variant, 1)
+    assert (result.status, result.reason) == ("ok", "")
+    assert (reports[0].n_graphs, dict(reports[0].graph_breaks)) == (1, {})
+
+
+def test_what_was_not_compiled_is_not_right(monkeypatch):
+    real = compiling.compiled
+
+    def broken(*args):
+        return dataclasses.replace(real(*args), n_graphs=0, graph_breaks={"marked as skipped": 1})
+
+    monkeypatch.setattr(compiling, "compiled", broken)
+    runner = VariantRunner(RunnerSettings(("cpu[threads=1]",), backends=("eager",)))
+    result = runner.run(Variant(Recipe("0a"), MLP, Execution()), 1)
+    assert (result.status, result.reason) == ("unverified", "nothing was compiled: marked as skipped")
