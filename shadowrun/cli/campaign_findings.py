@@ -209,10 +209,10 @@ def _print_script(number: int, cause: RootCause, made: CauseFile, folder: Path) 
     from shadowrun.studies.campaign.script_jobs import SHORT
 
     shown = {1: "exits 1 here", 0: "exits 0 here"}.get(made.exits, "was not tried")
-    where = f"{folder / 'repro.py'} ({made.inputs}), {shown}" if made.inputs else "no script"
+    where = f"{folder / made.script} ({made.inputs}), {shown}" if made.inputs else "no script"
     say(f"{number}. {clip(str(cause.signature), MAX_TEXT)}: {where}")
     if made.text:
-        print(f"     {len(made.text.splitlines())} lines: {one_line(str(folder / SHORT))}")
+        print(f"     {len(made.text.splitlines())} lines: {one_line(str((folder / made.script).with_name(SHORT)))}")
     for line in (*made.said.splitlines()[:4], *(f"note: {note}" for note in made.notes)):
         print(f"     {one_line(line)}")
     sys.stdout.flush()

@@ -40,7 +40,7 @@ from shadowrun.torch_private import schema_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["CheckedInterpreter", "from_text", "function_name", "to_text"]
+__all__ = ["DenseInterpreter", "from_text", "function_name", "to_text"]
 
 _FACTORIES: Final = (
     "arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor",
@@ -111,43 +111,6 @@ _TAKEN: Final = frozenset({"device", "inf", "math", "nan", "operator", "self", "
 """Names that mean something else in the code of a graph."""
 
 
-class _CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the operators that functions and methods call: ``torch.native_batch_norm`` checks no sizes either."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
-            check_arguments(func, args, kwargs)
-        return func(*args, **kwargs)
-
-
-class CheckedInterpreter(fx.Interpreter):
-    """Runs a graph of a file as long as its values are numbers and strided tensors, and arguments those of a file.
-
-    Sparse and nested tensors find their values by indices, which operators believe and other tensors can share:
-    ``t_`` turns those of a detached alias around, too, which then lead out of its memory.
-    """
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
-        with _CheckedCalls():  # type: ignore[no-untyped-call]
-            return super().run(*args, **kwargs)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operator or a function."""
-        if isinstance(target, torch._ops.OpOverload):
-            check_arguments(target, args, kwargs)  # those that nodes computed have come now
-        return super().call_function(target, args, kwargs)
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run a node."""
-        value = super().run_node(n)
-        for t in tensors_in((value,)):
-            if t.layout is not torch.strided or t.is_nested:
-                raise TypeError(f"{n.name} is {'nested' if t.is_nested else t.layout}: for a file, tensors are dense")
-        return value
-
-
 def to_text(module: fx.GraphModule) -> str:
     """A graph without constants as text.
 
@@ -198,6 +161,43 @@ def from_text(text: str) -> fx.GraphModule:
     # Recursion in a hostile text is a RuntimeError too.
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, SyntaxError) as error:
         raise ValueError(repr(error)) from None
+
+
+class _CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the operators that functions and methods call: ``torch.native_batch_norm`` checks no sizes either."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
+            check_arguments(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class DenseInterpreter(fx.Interpreter):
+    """Runs a graph of a file as long as its values are numbers and strided tensors, and arguments those of a file.
+
+    Sparse and nested tensors find their values by indices, which operators believe and other tensors can share:
+    ``t_`` turns those of a detached alias around, too, which then lead out of its memory.
+    """
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        with _CheckedCalls():  # type: ignore[no-untyped-call]
+            return super().run(*args, **kwargs)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function, after a look at arguments that earlier nodes made."""
+        if isinstance(target, torch._ops.OpOverload):
+            check_arguments(target, args, kwargs)  # those that nodes computed have come now
+        return super().call_function(target, args, kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node, and look at what it returns."""
+        value = super().run_node(n)
+        for t in tensors_in((value,)):
+            if t.layout is not torch.strided or t.is_nested:
+                raise TypeError(f"{n.name} is {'nested' if t.is_nested else t.layout}: for a file, tensors are dense")
+        return value
 
 
 def function_name(dotted: str) -> str:

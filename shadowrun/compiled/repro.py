@@ -22,7 +22,7 @@ from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import GraphCase, Region, compile_graph, judge_probe
 from shadowrun.compiled.captured import CapturedRegion, constants_as_inputs
 from shadowrun.compiled.graph import Graph, Snapshot, preserved_rng
-from shadowrun.compiled.graph_text import CheckedInterpreter
+from shadowrun.compiled.graph_text import DenseInterpreter
 from shadowrun.compiled.judging import allowed_differences
 from shadowrun.compiled.localise import ALONE, localise
 from shadowrun.compiled.outcome import error_text
@@ -436,7 +436,7 @@ def _check_runs(shown: FaultyGraph, *, is_own: bool) -> None:
         else:
             inputs = shown.snapshot.fresh()
             with torch.no_grad():
-                out = CheckedInterpreter(shown.graph.module).run(*inputs, enable_io_processing=False)
+                out = DenseInterpreter(shown.graph.module).run(*inputs, enable_io_processing=False)
             shown.graph.values(out, inputs)
     except Exception as error:  # whatever the file's graph does on the file's inputs
         raise UsageError(

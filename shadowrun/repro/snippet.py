@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.repro.quoting import Code, code, in_docstring, joined
+from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, joined, literal
 from shadowrun.repro.script import templates
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def snippet(spec: ScriptSpec, flaws: tuple[str, ...] | None = None) -> str:
     Returns:
         The text; empty where the fault needs more than one call, or processes with different settings.
     """
+    if spec.kind == "graph":
+        return _short(_of_graph(spec))
     target, ref = spec.target, spec.ref
     if spec.kind not in _KINDS or target is None or ref is None or ref.environment or ref.settings:
         return ""
@@ -58,14 +60,49 @@ def snippet(spec: ScriptSpec, flaws: tuple[str, ...] | None = None) -> str:
             title=in_docstring(spec.title),
             environment=in_docstring(" ".join(f"{k}={v}" for k, v in target.environment.items())),
             setup=setup,
-            digits=17 if any(t.dtype in _WIDE for t in _tensors(spec)) else 9,
+            digits=_digits(_tensors(spec)),
             inputs=inputs,
             lines=spec.lines,
             results=dict(spec.results),
             sides=_sides(spec, target, ref),
         )
     )
+    return _short(text)
+
+
+def _of_graph(spec: ScriptSpec) -> str:
+    """A graph compiled and in eager mode, on the same inputs."""
+    given = spec.inputs["inputs"]
+    tensors = [v for v in given if isinstance(v, torch.Tensor)]
+    if any(t.device.type not in ("cpu", "cuda") for t in tensors):
+        return ""  # the script would have to set the device up first
+    inputs = code('torch.load("inputs.pt", weights_only=True)["inputs"]')
+    if _can_be_written(tensors) and not any(t.requires_grad for t in tensors):
+        inputs = code("[{}]", joined(_literal_input(v) for v in given))
+    return (
+        templates()
+        .get_template("snippet_graph.py.txt")
+        .render(
+            title=in_docstring(spec.title),
+            setup=[*(code("import {}", dotted_name(name)) for name in spec.imports), *filter(None, spec.setup)],
+            digits=_digits(tensors),
+            graph=spec.values["graph"],
+            inputs=inputs,
+            options=spec.values["options"],
+        )
+    )
+
+
+def _literal_input(value: Any) -> Code:
+    return _numbers(value, code("{}", str(value.device))) if isinstance(value, torch.Tensor) else literal(value)
+
+
+def _short(text: str) -> str:
     return text if len(text.splitlines()) <= MAX_LINES else ""
+
+
+def _digits(tensors: list[torch.Tensor]) -> int:
+    return 17 if any(t.dtype in _WIDE for t in tensors) else 9
 
 
 def _sides(spec: ScriptSpec, target: PlatformSetup, ref: PlatformSetup) -> list[tuple[str, str, list[Code]]]:
@@ -81,10 +118,13 @@ def _sides(spec: ScriptSpec, target: PlatformSetup, ref: PlatformSetup) -> list[
 
 def _written_out(spec: ScriptSpec) -> dict[str, Any] | None:
     """Inputs as code; None where they are too many, or have a layout that numbers do not show."""
-    tensors = _tensors(spec)
-    if not all(map(_is_simple, tensors)) or sum(map(_n_written, tensors)) > _MAX_ELEMENTS:
+    if not _can_be_written(_tensors(spec)):
         return None
     return {name: _each(spec, name, _numbers) for name in spec.inputs}
+
+
+def _can_be_written(tensors: list[torch.Tensor]) -> bool:
+    return all(map(_is_simple, tensors)) and sum(map(_n_written, tensors)) <= _MAX_ELEMENTS
 
 
 def _loaded(spec: ScriptSpec) -> dict[str, Any]:

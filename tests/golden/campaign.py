@@ -103,6 +103,7 @@ def campaign():
                 3,
                 SCRIPT,
                 "self f32[1, 1], mat2 f32[1, 1]",
+                "repro.py",
                 1,
                 "output 0[0, 0]: 0.143554688 on npu, 0.143674999 on cpu\n"
                 "output 0: 1 of 1 elements differ by more than rounding explains",

@@ -3,7 +3,10 @@ import sys
 
 import pytest
 import torch
+from torch import fx
 
+from shadowrun.compiled.compile_spec import CompileSpec
+from shadowrun.compiled.repro import graph_fields
 from shadowrun.intercept.plan import make_plan
 from shadowrun.repro.calls import script_call
 from shadowrun.repro.platform_setup import platform_setup_of
@@ -93,6 +96,26 @@ def test_what_needs_more_than_a_call_has_none():
     args = torch.ones(1, 1), torch.ones(1, 1)
     assert snippet(spec(MM, *args, kind="memory"), ()) == ""
     assert snippet(spec(MM, *args, kind="unstable"), ()) == ""
+
+
+def graph_spec(op, *inputs, backend="inductor"):
+    graph = fx.Graph()
+    nodes = [graph.placeholder(f"x{k}") for k in range(len(inputs))]
+    graph.output((graph.call_function(op, tuple(nodes)),))
+    how = CompileSpec(backend, "", False, True, None, {}, None)
+    fields = graph_fields(fx.GraphModule(torch.nn.Module(), graph), how, (), raises=False)
+    return ScriptSpec("graph", "it is compiled wrongly", (), {"inputs": list(inputs), "allowed": []}, **fields)
+
+
+def test_a_graph_is_shown_compiled_and_in_eager_mode(tmp_path):
+    x, y = torch.tensor([1.0, float("inf")]), torch.full((2,), 0.5)
+    text = snippet(graph_spec(torch.ops.aten.add.Tensor, x, y, backend="eager"))
+    assert len(text.splitlines()) <= MAX_LINES
+    assert 'torch.full([2], 0.5, dtype=torch.float32, device="cpu")' in text
+    shown = ran(text, tmp_path)
+    assert shown["eager"] == shown["compiled"] == "(tensor([1.500000000,         inf]),)"
+    many = snippet(graph_spec(torch.ops.aten.neg.default, torch.arange(99.0), backend="eager"))
+    assert 'torch.load("inputs.pt", weights_only=True)["inputs"]' in many
 
 
 def test_a_title_stays_a_comment():

@@ -40,6 +40,7 @@ class CauseFile:
         n_mutations: Mutations of the variant in which it was found.
         text: The short script; empty without one.
         inputs: Inputs of the long script, in words; empty without one.
+        script: That script, below the folder of the root cause.
         exits: Exit status of the long script on the machine that wrote it; -1 where it cannot say, or there is none.
         said: What it printed.
         notes: Why there is no script, and what else a reader should know.
@@ -50,6 +51,7 @@ class CauseFile:
     n_mutations: int = 0
     text: str = ""
     inputs: str = ""
+    script: str = ""
     exits: int = -1
     said: str = ""
     notes: tuple[str, ...] = ()

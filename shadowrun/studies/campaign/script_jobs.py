@@ -221,6 +221,7 @@ class _Writer:
                 "recipe": json.dumps(made.recipe.to_json()),
                 "text": made.text,
                 "inputs": "" if repro is None else repro.inputs,
+                "script": "" if repro is None else str(repro.script.relative_to(folder)),
                 "exits": exits,
                 "said": "" if repro is None else repro.said,
                 "notes": [note for note in (made.note, *(repro.notes if repro is not None else ())) if note],

@@ -166,6 +166,11 @@ HOSTILE = {
     "operator": ("x = operator.methodcaller('x')", "This torch has no operator operator.methodcaller"),
     "attrgetter": ("x = operator.attrgetter('x')(L_x_)", "cannot be called"),
     "text": ("x = torch.add(L_x_, 'x')", "no choice"),
+    "an index outside": (
+        "x = torch.ops.aten.embedding_dense_backward.default(L_x_, L_x_.long() + 10**9, 3, -1, False)",
+        "Refused: ",
+    ),
+    "sparse": ("x = torch.ops.aten.to_sparse_csc.default(L_x_)", "to_sparse_csc"),
     "meta": ("x = torch.ones(2, device='meta')", "no choice"),
 }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.compiled.graph_text import CheckedInterpreter, from_text
+from shadowrun.compiled.graph_text import DenseInterpreter, from_text
 from shadowrun.errors import UsageError
 from shadowrun.limits import bounded_memory
 from shadowrun.store import plain_json
@@ -94,6 +94,7 @@ def captured(rows: Rows, inputs: Sequence[Input]) -> Graph:
         ValueError: It is no graph.
         NotCapturable: It calls what no program can hold.
     """
+    # Not by torch, which lets a product of 64 bits wrap around.
     n = sum(math.prod(i.shape) if len(i.shape) <= MAX_DIMS else MAX_ELEMENTS + 1 for i in inputs)
     if n > MAX_ELEMENTS:
         raise LeftOut(f"its inputs have {n:,} elements, more than {MAX_ELEMENTS:,}")
@@ -106,6 +107,5 @@ def captured(rows: Rows, inputs: Sequence[Input]) -> Graph:
         named = [Named(i.name, t, i.role, i.fill) for i, t in zip(inputs, tensors, strict=True)]
         recorder = Recorder(named)
         with recorder:
-            # Each call is looked at once its arguments are there, as those of any graph of a file.
-            out = CheckedInterpreter(module).run(*tensors, enable_io_processing=False)
+            out = DenseInterpreter(module).run(*tensors, enable_io_processing=False)
         return recorder.graph(tensors_in(out))
