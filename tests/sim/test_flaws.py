@@ -129,6 +129,13 @@ def test_rounding_flaws_stay_within_rounding(sim):
         torch.testing.assert_close(x.to("sim").tanh().cpu(), x.tanh(), rtol=2.4e-7, atol=0)
 
 
+def test_a_rounding_flaw_keeps_the_sign_of_zero(sim):
+    with sim.flaws("tanh-one-ulp-off"):
+        for value in (0.0, -0.0):
+            x = torch.full((3,), value)
+            assert torch.equal(x.to("sim").tanh().cpu().signbit(), x.signbit())
+
+
 @pytest.mark.parametrize("flaw", CATALOGUE.values(), ids=ids)
 def test_catalogue_entries_are_well_formed(sim, flaw):
     from shadowrun.sim.device import overload

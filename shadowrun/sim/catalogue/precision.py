@@ -164,7 +164,8 @@ def tanh_one_ulp_off(kernels: KernelChanges) -> None:
         result = op(value)
         if result.dtype not in (torch.float32, torch.float64):
             return result
-        # A tanh above 1 would be wrong, and not only rounded in another way.
-        return torch.where(result.abs() < 1, result.nextafter(result.sign() * 1.0), result)
+        # A tanh above 1, or a zero without its sign, would be wrong, and not only rounded in another way.
+        inside = (result.abs() < 1) & (result != 0)
+        return torch.where(inside, result.nextafter(result.sign() * 1.0), result)
 
     kernels.replace_variants(compute, "aten::tanh")
