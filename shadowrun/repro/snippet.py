@@ -41,6 +41,8 @@ def snippet(spec: ScriptSpec, flaws: tuple[str, ...] | None = None) -> str:
     """
     if spec.kind == "graph":
         return _short(_of_graph(spec))
+    if spec.kind == "itself":
+        return _short(_of_itself(spec, flaws))
     target, ref = spec.target, spec.ref
     if spec.kind not in _KINDS or target is None or ref is None or ref.environment or ref.settings:
         return ""
@@ -89,6 +91,35 @@ def _of_graph(spec: ScriptSpec) -> str:
             graph=spec.values["graph"],
             inputs=inputs,
             options=spec.values["options"],
+        )
+    )
+
+
+def _of_itself(spec: ScriptSpec, flaws: tuple[str, ...] | None) -> str:
+    """A platform in two ways."""
+    target = spec.target
+    if target is None or any(isinstance(value, list) for value in spec.inputs.values()):
+        return ""
+    setup = [code(_SIMULATED, target.device, list(flaws))] if flaws is not None else []
+    setup += [target.starting] if flaws is None and target.starting else []
+    inputs = _written_out(spec)
+    if inputs is None:
+        setup.append(code('INPUTS = torch.load("inputs.pt", weights_only=True)'))
+        inputs = _loaded(spec)
+    return (
+        templates()
+        .get_template("snippet_itself.py.txt")
+        .render(
+            title=in_docstring(spec.title),
+            environment=in_docstring(" ".join(f"{k}={v}" for k, v in target.environment.items())),
+            setup=[*setup, *target.settings],
+            digits=_digits(_tensors(spec)),
+            device=target.device,
+            inputs=inputs,
+            lines=spec.lines,
+            results=dict(spec.results),
+            n=max((t.numel() for t in _tensors(spec)), default=0),
+            **spec.values,
         )
     )
 

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
     from shadowrun.studies.sweep.invariance import VariantMismatch
 
-__all__ = ["RELATIONS", "Metamorphic", "Violation"]
+__all__ = ["EXPLANATIONS", "PARTS", "RELATIONS", "Metamorphic", "Violation"]
 
-_PARTS: Final = {"slice": Part.SLICE, "layout": Part.LAYOUT, "tail": Part.TAIL}
+PARTS: Final = {"slice": Part.SLICE, "layout": Part.LAYOUT, "tail": Part.TAIL}
 _MAX_CALLS: Final = 64
 _MAX_TAIL: Final = 48
 """Elements of a call that are computed alone: each is a call."""
-_EXPLANATIONS: Final = {
+EXPLANATIONS: Final = {
     "slice": "in a batch and alone differ",
     "permutation": "in another order of the batch differ",
     "layout": "strided and contiguous inputs differ",
@@ -127,8 +127,8 @@ class Metamorphic:
         self, relation: str, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[Pair, OpPlan]]:
         """Pairs of results, with the operator that the judge computes exactly."""
-        if relation in _PARTS:
-            yield from ((pair, plan) for pair in self._invariance.pairs(_PARTS[relation], plan, args, kwargs))
+        if relation in PARTS:
+            yield from ((pair, plan) for pair in self._invariance.pairs(PARTS[relation], plan, args, kwargs))
         elif relation == "permutation":
             yield from ((pair, plan) for pair in self._permuted(plan, args, kwargs))
         else:
@@ -185,4 +185,4 @@ def _violation(relation: str, plan: OpPlan, args: tuple[Any, ...], mismatch: Var
     dtype = dtype_name(first.dtype) if first is not None else ""
     verdict = mismatch.verdict
     cause = str(verdict.cause or "")
-    return Violation(plan.name, dtype, relation, _EXPLANATIONS[relation], cause, verdict.evidence[:300])
+    return Violation(plan.name, dtype, relation, EXPLANATIONS[relation], cause, verdict.evidence[:300])

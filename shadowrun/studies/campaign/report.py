@@ -241,9 +241,11 @@ def _oracle_blocks(summary: Summary) -> Iterator[Block]:
         yield Table(tuple(columns), tuple(rows), noun="oracles", limits=_LIMITS)
     if summary.is_simulated:
         yield Note(
-            "The simulated device's right kernels are the CPU's: any other bit comes from a planted flaw. A false "
-            "negative is a variant with such a bit in which the oracle saw nothing; some flaws stay below the rounding "
-            "of the operator, and some never reach the program's result, which all oracles but ours read.",
+            "The simulated device's right kernels are the CPU's: from the same inputs, any other bit comes from a "
+            "planted flaw. A false negative is a variant in which an operator returned other bits, and the oracle saw "
+            "nothing: some flaws stay below the rounding of the operator, and some never reach the program's result, "
+            "which all oracles but ours read. A false positive is one in which none did, and the results differ by the "
+            "oracle: torch splits attention into other operators on each device.",
             "dim",
         )
     else:

@@ -120,7 +120,8 @@ class _Work:
             "stage": task.stage,
             "signature": dataclasses.astuple(task.cause.signature),
             "explanations": task.cause.explanations,
-            "target": task.cause.smallest.target,
+            # The reference's own fault is shown there: that needs no device.
+            "target": -1 if -1 in task.cause.targets else task.cause.smallest.target,
             "recipe": task.recipe.to_json(),
             "folder": folder_name(task.cause.signature),
         }

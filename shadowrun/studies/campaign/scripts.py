@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from shadowrun.errors import ShadowrunError, UsageError
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
@@ -21,12 +23,15 @@ from shadowrun.repro.platform_setup import platform_setup_of
 from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, ScriptSpec, publish
 from shadowrun.repro.snippet import snippet
 from shadowrun.studies.campaign.findings import signature
+from shadowrun.studies.campaign.metamorphic import EXPLANATIONS, PARTS
 from shadowrun.studies.campaign.reduction import ddmin
 from shadowrun.studies.campaign.runner import VariantRunner, program_of
 from shadowrun.studies.campaign.variant import Invalid, build
 from shadowrun.studies.sweep.cases import Kind
+from shadowrun.studies.sweep.invariance import Invariance
 from shadowrun.studies.sweep.last_call import LastCallRecorder, load_last_call
 from shadowrun.studies.sweep.run_case import CaseRunner
+from shadowrun.studies.sweep.scripts import itself_fields, smallest_mismatch
 from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
@@ -109,13 +114,16 @@ def write_script(
     wanted = replace(wanted, recipe=smallest)
     try:
         variant = build(smallest, programs)
-        if backend := (*alone.backends, variant.execution.compile)[0]:
+        if variant.execution.metamorphic and any(text in EXPLANATIONS.values() for text in wanted.explanations):
+            repro = _itself_script(wanted, variant, alone, folder, options)
+        elif backend := (*alone.backends, variant.execution.compile)[0]:
             repro = _compiled_script(wanted, variant, alone, backend, folder, options)
         else:
             repro = _operator_script(wanted, variant, alone, folder, options)
     except (ShadowrunError, Invalid) as error:
         return CauseScript(smallest, note=str(error))
-    return CauseScript(smallest, repro, snippet(repro.spec, alone.flaws))
+    is_simulated = repro.spec.target is not None and _is_simulated(repro.spec.target.device)
+    return CauseScript(smallest, repro, snippet(repro.spec, alone.flaws if is_simulated else None))
 
 
 def catch_call(
@@ -228,6 +236,46 @@ def _operator_script(
             slug="no-repro",
         )
     return run.repro(same[0], folder, minimise=options.minimise, time_limit_s=options.time_limit_s)
+
+
+def _itself_script(
+    wanted: Wanted, variant: Variant, settings: RunnerSettings, folder: Path, options: ReproOptions
+) -> Repro:
+    """The script of a call in which a platform differs from itself.
+
+    Raises:
+        UsageError: No call of the variant shows it, or no script shows this relation.
+    """
+    part = PARTS.get(variant.execution.metamorphic)
+    if part is None:
+        raise UsageError(
+            f"No script shows the relation {variant.execution.metamorphic}: run the variant again with `shadowrun "
+            "campaign reproduce`.",
+            slug="no-repro",
+        )
+    # The reference's own fault needs no device.
+    on_reference = wanted.target < 0
+    info = _info(settings)
+    spec, facts = (info.ref, info.ref_fingerprint) if on_reference else (info.target, info.target_fingerprint)
+    platform = resolve(spec)
+    platform.start()
+    notes: list[str] = []
+    try:
+        invariance = Invariance(platform)
+        made = invariance.calls(program_of(variant)(torch.device("cpu")))
+        found = smallest_mismatch(invariance, part, made, wanted.signature.op, options.seconds, notes)
+    finally:
+        platform.stop()
+    if found is None:
+        raise UsageError(f"{wanted.signature.op} alone does not show it on {spec}.", slug="no-repro")
+    fields = itself_fields(platform_setup_of(spec, facts), part, *found)
+    shown = calls.shown_inputs(fields["inputs"])
+    script = ScriptSpec(
+        title=f"{wanted.signature.op} on {spec}: {', '.join(wanted.explanations[:1])}.",
+        story=("Seen by shadowrun campaign.", *run_story(info, ""), f"Inputs: {shown}.", "", EXIT_STATUS),
+        **fields,
+    )
+    return publish(script, folder, run_versions(info), notes, shown=shown)
 
 
 def _compiled_script(

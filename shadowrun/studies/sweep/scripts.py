@@ -39,7 +39,7 @@ from shadowrun.torch_private import schema_of
 from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from shadowrun.intercept.plan import OpPlan
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.sweep_findings import SweepFinding
     from shadowrun.types import Permissions
 
-__all__ = ["write_script"]
+__all__ = ["itself_fields", "smallest_mismatch", "write_script"]
 
 _PROCESS_ENDS = (Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY)
 _CALL_LIMIT_S = 60.0
@@ -183,40 +183,16 @@ class _Writer:
             plan, mismatch = self._smallest_mismatch(Invariance(platform), rebuilt)
         finally:
             platform.stop()
-        variant = mismatch.variant
-        checks = checks_of(ReplayOutcome(mismatch.verdict, mismatch.diffs, mismatch.wrong, case=mismatch.case))
-        # Without a check of its own the judge condemned the whole result: the script compares every result.
-        checks = checks or tuple(Check(name) for name in mismatch.case.names)
-        names = [a.name for a in schema_of(plan.func).arguments]
-        return self._publish(
-            kind="itself",
-            target=self._target,
-            ref=dataclasses.replace(self._target, name=f"{self._target.name} {_REFERENCE_VARIANT[self._case.part]}"),
-            checks=checks,
-            values={
-                "variant": variant.change or ("slice" if variant.places else "tail"),
-                "batched": [names[place] for place in variant.places],
-                "item": variant.item,
-            },
-            **calls.script_call(plan, variant.args, variant.kwargs, [c.name for c in checks]),
-        )
+        return self._publish(**itself_fields(self._target, self._case.part, plan, mismatch))
 
     def _smallest_mismatch(self, invariance: Invariance, rebuilt: RebuiltCase) -> tuple[OpPlan, VariantMismatch]:
         """The call whose two variants differ, with minimised inputs."""
-        part = self._case.part
         # As before each case of the sweep: functions of the database may draw.
         torch.manual_seed(0)
-        for plan, args, kwargs in invariance.calls(rebuilt.program(torch.device("cpu"))):
-            if plan.name != self._finding.op:
-                continue
-            first = invariance.first_mismatch(part, plan, args, kwargs)
-            if first is None:
-                continue
-            judge = partial(invariance.first_mismatch, part, plan)
-            smallest, _ = minimised(
-                first, (first.variant.args, first.variant.kwargs), judge, _signature, self._seconds, self._notes
-            )
-            return plan, smallest
+        made = invariance.calls(rebuilt.program(torch.device("cpu")))
+        found = smallest_mismatch(invariance, self._case.part, made, self._finding.op, self._seconds, self._notes)
+        if found is not None:
+            return found
         raise UsageError(
             f"{self._case} does not show it any more: {self._finding.op or self._case.operator} agrees with itself on "
             f"{self._target.name} here.",
@@ -287,6 +263,56 @@ class _Writer:
         # The limit of the call, and the time to start Python and import torch.
         limit_s += TIME_LIMIT_S
         return publish(spec, self._directory, run_versions(run), self._notes, shown=shown, limit_s=limit_s)
+
+
+def smallest_mismatch(
+    invariance: Invariance,
+    part: Part,
+    made: Iterable[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]],
+    op: str,
+    seconds: float,
+    notes: list[str],
+) -> tuple[OpPlan, VariantMismatch] | None:
+    """The first of some calls in which a platform differs from itself, with minimised inputs; None if there is none.
+
+    Args:
+        invariance: The platform.
+        part: TAIL, LAYOUT or SLICE.
+        made: The calls.
+        op: Only those of this operator.
+        seconds: Time limit of the minimisation.
+        notes: Gets a sentence if that was too short.
+    """
+    for plan, args, kwargs in made:
+        first = invariance.first_mismatch(part, plan, args, kwargs) if plan.name == op else None
+        if first is not None:
+            judge = partial(invariance.first_mismatch, part, plan)
+            smallest, _ = minimised(
+                first, (first.variant.args, first.variant.kwargs), judge, _signature, seconds, notes
+            )
+            return plan, smallest
+    return None
+
+
+def itself_fields(target: PlatformSetup, part: Part, plan: OpPlan, mismatch: VariantMismatch) -> dict[str, Any]:
+    """What a script of a platform against itself shows, for a `ScriptSpec`."""
+    variant = mismatch.variant
+    checks = checks_of(ReplayOutcome(mismatch.verdict, mismatch.diffs, mismatch.wrong, case=mismatch.case))
+    # Without a check of its own the judge condemned the whole result: the script compares every result.
+    checks = checks or tuple(Check(name) for name in mismatch.case.names)
+    names = [a.name for a in schema_of(plan.func).arguments]
+    return {
+        "kind": "itself",
+        "target": target,
+        "ref": dataclasses.replace(target, name=f"{target.name} {_REFERENCE_VARIANT[part]}"),
+        "checks": checks,
+        "values": {
+            "variant": variant.change or ("slice" if variant.places else "tail"),
+            "batched": [names[place] for place in variant.places],
+            "item": variant.item,
+        },
+        **calls.script_call(plan, variant.args, variant.kwargs, [c.name for c in checks]),
+    }
 
 
 def _signature(mismatch: VariantMismatch) -> tuple[object, bool]:

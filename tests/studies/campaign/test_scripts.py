@@ -11,7 +11,7 @@ from shadowrun.repro.script import ReproOptions
 from shadowrun.repro.snippet import MAX_LINES
 from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.generate import Generator
-from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.recipe import Mutation, Recipe
 from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.scripts import Wanted, write_script
 from shadowrun.studies.campaign.variant import build
@@ -116,6 +116,27 @@ def test_a_real_difference_of_two_instruction_sets_is_run_twice(quick, tmp_path)
     assert "shadowrun" not in made.text
     both = [printed(made.text, tmp_path / "script", ATEN_CPU_CAPABILITY=isa) for isa in ("default", "")]
     assert both[0] != both[1]
+
+
+@pytest.mark.parametrize("relation", ["tail", "layout"])
+def test_what_the_reference_shows_against_itself_needs_no_device(quick, tmp_path, relation):
+    graph = Graph((Input("x", (64,), fill=Fill("constant", 89.0)),), (Node(aten.cosh.default, (Ref(-1),)),), (Ref(0),))
+    programs = {"0c": Program("0c", graph)}
+    settings = RunnerSettings(("sim",), flaws=())
+    recipe = Recipe("0c", (Mutation("metamorphic", (relation,)),))
+    found = [f for f in VariantRunner(settings).run(build(recipe, programs)).findings if f.role == "reference"]
+    if not found:
+        pytest.skip("the CPU of this machine agrees with itself")
+    wanted = Wanted(signature(found[0]), (found[0].explanation,), -1, recipe)
+    made = write_script(wanted, programs, settings, tmp_path / "script", OPTIONS)
+    assert made.repro.shows_fault, (made.repro.said, made.repro.notes)
+    assert "shadowrun" not in made.text
+    assert len(made.text.splitlines()) <= MAX_LINES
+    done = subprocess.run(
+        [sys.executable, "-"], input=made.text, capture_output=True, text=True, check=True, cwd=tmp_path / "script"
+    )
+    assert "inf" in done.stdout
+    assert "e+38" in done.stdout
 
 
 def test_what_no_call_shows_alone_is_said(clean_sim, tmp_path):
