@@ -22,7 +22,7 @@ from shadowrun.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["ResourceLimits", "bounded_memory", "head", "read_text", "read_toml"]
+__all__ = ["ResourceLimits", "at_most_free", "bounded_memory", "head", "read_text", "read_toml"]
 
 _OF_TORCH = "DefaultCPUAllocator"
 """In what torch says of memory that it did not get."""
@@ -59,9 +59,14 @@ class ResourceLimits:
     seconds: int
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Self:
-        """For the files, folders and patterns among some words; any other word counts for nothing."""
-        n_bytes = sum(map(_size, {path for name in names if name for path in _named(name)}))
+    def of(cls, names: Iterable[str], packed: int = 1) -> Self:
+        """For the files, folders and patterns among some words; any other word counts for nothing.
+
+        Args:
+            names: The words.
+            packed: Bytes that a byte of a file usually unpacks to.
+        """
+        n_bytes = packed * sum(map(_size, {path for name in names if name for path in _named(name)}))
         return cls(n_bytes, _MEMORY + _MEMORY_PER_BYTE * n_bytes, _SECONDS + _SECONDS_PER_MB * (n_bytes >> 20))
 
     @property
@@ -164,6 +169,12 @@ def _limit(most: int | None) -> Iterator[None]:
     finally:
         # The hard limit stays: a process cannot raise it again.
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def at_most_free(n_bytes: int) -> int:
+    """So many bytes, or what the machine has left, where that is less: a file may ask for any number (Linux)."""
+    left = _left()
+    return n_bytes if left is None else min(n_bytes, max(_LEAST, int(_SHARE * left)))
 
 
 def _left() -> int | None:

@@ -125,7 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = build_parser().parse_args(argv)
         if hasattr(args, "does"):
             args.reads, args.runs_calls = args.does(args)
-        allowance = ResourceLimits.of(_words(args)) if args.reads and not args.no_limits else None
+        allowance = (
+            ResourceLimits.of(_words(args), getattr(args, "packed", 1)) if args.reads and not args.no_limits else None
+        )
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)
         if is_child and (ended := supervised.in_child(allowance)) is not None:
@@ -166,8 +168,8 @@ def _words(args: argparse.Namespace) -> Iterator[str]:
     """All words of the command line, files among them."""
     for value in vars(args).values():
         for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str):
-                yield word
+            if isinstance(word, (str, os.PathLike)):
+                yield os.fspath(word)
 
 
 def _parser(make: object, name: str, docstring: str, **options: str) -> argparse.ArgumentParser:

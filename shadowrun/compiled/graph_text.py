@@ -23,7 +23,15 @@ from torch import fx
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import node_origin
 from shadowrun.errors import UsageError
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, check_operator, is_word, operator_named
+from shadowrun.intercept.op_allowlist import (
+    Refused,
+    check_arguments,
+    check_operator,
+    depends_on_values,
+    is_word,
+    operator_named,
+)
+from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.replay.copies import tensors_in
 from shadowrun.store import plain_json
 from shadowrun.store.plain_json import NotStorable
@@ -155,12 +163,27 @@ def from_text(text: str) -> fx.GraphModule:
         raise ValueError(repr(error)) from None
 
 
+class _CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the operators that functions and methods call: ``torch.native_batch_norm`` checks no sizes either."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
+            check_arguments(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
 class DenseInterpreter(fx.Interpreter):
-    """Runs a graph as long as its values are numbers and strided tensors.
+    """Runs a graph of a file as long as its values are numbers and strided tensors, and arguments those of a file.
 
     Sparse and nested tensors find their values by indices, which operators believe and other tensors can share:
     ``t_`` turns those of a detached alias around, too, which then lead out of its memory.
     """
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        with _CheckedCalls():  # type: ignore[no-untyped-call]
+            return super().run(*args, **kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call a function, after a look at arguments that earlier nodes made."""

@@ -183,6 +183,7 @@ _RESIZES = re.compile(r"aten::_?resize")
 """What gives a sparse tensor another size: of one in CSC, torch leaves too few indices."""
 _TRANSFORM = re.compile(r"aten::_fft_(c2c|c2r|r2c)")
 """They take dimensions as indices into memory; those of `torch.fft` count them from the front before."""
+_BATCH_NORM = re.compile(r"aten::\w*batch_norm")
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 _SAVED = ("save_mean", "save_invstd")
 """Of each channel too; evaluation saves nothing."""
@@ -315,7 +316,7 @@ def depends_on_values(func: torch._ops.OpOverload) -> bool:
     A graph of a file has no tensors when it is read: such a call is checked once more when it is made.
     """
     schema = schema_of(func)
-    if _TRANSFORM.fullmatch(schema.name) or _RESIZES.match(schema.name) or "batch_norm" in schema.name:
+    if _TRANSFORM.fullmatch(schema.name) or _RESIZES.match(schema.name) or _BATCH_NORM.match(schema.name):
         return True
     makes = any(a.name == "device" for a in schema.arguments)  # of sizes that a call may have computed
     return makes or schema.name == "aten::embedding_dense_backward" or any(a.is_write for a in schema.arguments)
@@ -352,7 +353,7 @@ def _check_places(name: str, given: dict[str, Any]) -> None:
             inside = not indices.numel() or bool(((indices >= 0) & (indices < n)).all()) if type(n) is int else True
         if not inside:
             raise Refused("indices has some that are not below num_weights")
-    if "batch_norm" in name and isinstance(x, torch.Tensor) and x.dim() > 1:
+    if _BATCH_NORM.match(name) and isinstance(x, torch.Tensor) and x.dim() > 1:
         for key in (*_PER_CHANNEL, *_SAVED):
             t = given.get(key)
             if isinstance(t, torch.Tensor) and t.numel() != x.shape[1] and (t.numel() or key not in _SAVED):
@@ -386,7 +387,8 @@ def _check_size(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         return
     try:
         # The meta device finds the form and takes no memory.
-        made = func(*args, **{**kwargs, "device": _META})
+        with as_in_handler():
+            made = func(*args, **{**kwargs, "device": _META})
     except Exception:  # without a rule for forms, or wrong: the call itself then raises
         return
     if any(isinstance(t, torch.Tensor) and _n_held(t) > _MAX_ELEMENTS for t in _flat([made])):

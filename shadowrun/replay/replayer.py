@@ -225,7 +225,7 @@ class Replayer:
         self._passing = None
         # Where the program's own run is the target's, even a call that is not compared is checked.
         if budget is not None and (cpu.shared or not cpu.on_target):
-            self._passing = Passing(budget, selection, lambda: self._handler.own_ns)
+            self._passing = Passing(budget, selection, lambda: self._handler.own_ns, lambda: self.lock)
         path, passing = paths.same_device, self._passing
         self._handler = NativeHandler(recorder, selection, attribution, comparator, path, cpu, passing)
         self.native_handler = self._handler.handler

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,18 +19,19 @@ __all__ = ["atomic_write", "write_text"]
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, mode: int = 0o666, *, shared: bool = False) -> Iterator[IO[bytes]]:
     """A file to write to, which takes the place of `path` at the end of the block; a link there is replaced.
 
     Args:
         path: The file.
         mode: Permissions, of which the umask is taken away.
+        shared: Other processes may write the same file now; what a killed one leaves is then not replaced later.
 
     Raises:
         OSError: It cannot be written.
     """
     # In the same folder: `replace` is atomic only within a file system.
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part" if shared else f"{path.name}.part")
     part.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)  # it fails if a link appears meanwhile
     descriptor = os.open(part, flags, mode)
@@ -43,11 +45,11 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, shared: bool = False) -> None:
     """Write a text as `atomic_write` does; lone surrogates, which are no UTF-8, are replaced.
 
     Raises:
         OSError: It cannot be written.
     """
-    with atomic_write(path) as file:
+    with atomic_write(path, shared=shared) as file:
         file.write(text.replace("\n", os.linesep).encode("utf-8", "replace"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 
 import pytest
 import torch
@@ -180,3 +181,20 @@ def test_calls_of_another_selection_are_passed_on_too(clean_sim):
             run.step()
     assert {s.op for s in run.summary() if s.n_match} == {"aten::relu"}
     assert {(s.op, s.reason): s.n for s in run._read().skipped}["aten::add.Tensor", "operator not selected"] >= 1
+
+
+def test_the_budget_is_not_asked_while_another_thread_holds_the_lock(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Budget, "exhausted", lambda self, now: asked.append(now) or True)
+    run = shadowrun.compare("cpu", budget=1.2)
+    with run:
+        torch.ones(2).neg()
+        plan = next(p for p in run._replayer.plans.values() if p.name == "aten::neg")
+        passing, n_asked, answers = run._replayer._passing, len(asked), []
+        with run._replayer.lock:
+            thread = threading.Thread(target=lambda: answers.append(passing.unwanted(plan)))
+            thread.start()
+            thread.join()
+        assert len(asked) == n_asked
+        answers.append(passing.unwanted(plan))
+    assert answers == ["", "overhead budget"]

@@ -528,6 +528,20 @@ def test_indices_that_a_graph_computes_are_looked_at(attack, capsys):
     assert "not below num_weights" in refused(capsys, "repro", "x.shadowrun", "--no-minimise")
 
 
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("name", ["torch.native_batch_norm", "torch.batch_norm_update_stats"])
+def test_functions_of_a_graph_are_looked_at(attack, capsys, name):
+    """They are no operators by name, and call those that do not check their sizes."""
+    attack.target("cpu")
+    few = node("torch.ops.aten.full.default", [1], 1.0, name="w")
+    stats = ["%w", "%w", 0.1] if "update" in name else ["%w", "%w", None, None, True, 0.1, 1e-5]
+    called = node(name, "%p", *stats, name="b")
+    attack.graph(
+        INPUT, few, called, node("operator.getitem", "%b", 0, name="f"), output("f"), inputs=[torch.ones(2, 90)]
+    )
+    assert "for each channel" in refused(capsys, "repro", "x.shadowrun", "--no-minimise")
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_a_sparse_tensor_gets_no_other_size(attack, capsys):
     """In CSC, torch leaves it too few indices for its columns."""

@@ -5,32 +5,43 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import secrets
 import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from shadowrun import limits
 from shadowrun.cli import campaign_findings
+from shadowrun.cli import main as cli
 from shadowrun.cli.main import build_parser, main
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values
+from shadowrun.limits import ResourceLimits, at_most_free
 from shadowrun.settings import fits_platform
+from shadowrun.store import captured_inputs
+from shadowrun.store.atomic_write import atomic_write
+from shadowrun.studies.campaign import engine
 from shadowrun.studies.campaign.claims import Claims
 from shadowrun.studies.campaign.combining import add_rows, combine
 from shadowrun.studies.campaign.draft import Library
-from shadowrun.studies.campaign.engine import _n_of
+from shadowrun.studies.campaign.engine import Engine, _n_of
 from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings, Shard
 from shadowrun.studies.campaign.ledger import new_lines
 from shadowrun.studies.campaign.script_jobs import _Writer
 from shadowrun.studies.campaign.store import CampaignInfo, CampaignStore, ResultRow, VariantRow
 from shadowrun.studies.campaign.tracing import Invalid, Values, trace
 from shadowrun.studies.zoo import program as zoo_program
-from shadowrun.studies.zoo.graph import Runner, from_json
+from shadowrun.studies.zoo.graph import Fill, Input, Runner, from_json
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
+from shadowrun.studies.zoo.sources.foreign_graph import Rows, captured, plain
+from shadowrun.studies.zoo.sources.source import LeftOut
 from shadowrun.studies.zoo.values import make_all
 
 PRECIOUS = "precious\n"
@@ -180,6 +191,52 @@ def test_an_empty_input_makes_no_large_triangle():
     assert make_all(graph.inputs)[0].numel() == 0
 
 
+FUNCTIONS = {
+    "an operator": ("torch.ops.aten.embedding_dense_backward.default", [8, 4], [8], (3, -1, False)),
+    "a function": ("torch.batch_norm_update_stats", [2, 4000], [1], ()),
+}
+
+
+@pytest.mark.parametrize(("name", "shape", "other", "more"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_graph_of_another_tool_is_checked_at_each_call(name, shape, other, more):
+    """Also below a function, which is no operator by name."""
+    integers = "embedding" in name
+    rows = Rows()
+    x_, y_ = rows.placeholder(), rows.placeholder()
+    made = rows.call(name, [x_, y_, *map(plain, more)] if integers else [x_, y_, y_, plain(0.1)])
+    rows.output({"tuple": [made if integers else rows.call("operator.getitem", [made, 0])]})
+    fill = Fill("integers", 1e9, 1e9 + 9) if integers else Fill()
+    second = Input("y", tuple(other), torch.int64 if integers else torch.float32, fill)
+    with pytest.raises(Refused):
+        captured(rows, [Input("x", tuple(shape)), second])
+
+
+def test_sizes_of_another_tool_do_not_wrap():
+    rows = Rows()
+    rows.output({"tuple": [rows.placeholder()]})
+    with pytest.raises(LeftOut, match="elements"):
+        captured(rows, [Input("x", (1 << 26, 1 << 26, 1 << 12))])  # 2^64 of them
+    with pytest.raises(LeftOut, match="elements"):
+        captured(rows, [Input("x", (1,) * 100_000)])
+
+
+def test_looking_at_a_call_is_no_call():
+    """What a check computes must not be taken for a call of the program."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        check_arguments(aten.zeros.default, ([2, 2],), {"device": torch.device("cpu")})
+        check_arguments(
+            aten.embedding_dense_backward.default, (torch.ones(2, 2), torch.tensor([0, 1]), 3, -1, False), {}
+        )
+    assert {f.overloadpacket for f in seen} <= {aten.ones, aten.lift_fresh, aten.detach}
+
+
 # -- zoos and traces ---------------------------------------------------------------------------------------
 
 
@@ -289,11 +346,25 @@ def test_a_link_in_the_place_of_a_shard_is_refused(capsys):
     assert not Path("nowhere").exists()
 
 
-def test_settings_are_not_written_through_a_link(victim):
+def test_settings_are_not_written_through_a_link(victim, monkeypatch):
     folder = folder_of()
-    Path("c/campaign.json.part").symlink_to(victim)
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
+    for name in ("campaign.json.part", "campaign.json.known.part", "programs.shadowzoo.known.part"):
+        (folder.path / name).symlink_to(victim)
     Folder.create(folder.path, folder.settings, Path("programs"))
     assert victim.read_text() == PRECIOUS
+
+
+def test_processes_that_start_together_write_one_folder():
+    """Shards on several machines: each writes the settings, and none takes the file that another has not finished."""
+    path = Path("shared")
+    with atomic_write(path, shared=True) as first:
+        first.write(b"first")
+        with atomic_write(path, shared=True) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first"
+    assert [p.name for p in Path().iterdir()] == ["shared"]
 
 
 @pytest.mark.parametrize("ending", ["", "-journal", "-wal"])
@@ -449,7 +520,8 @@ def test_no_call_is_taken_from_the_folder_of_scripts(tmp_path):
     settings = {"out": str(tmp_path / "out"), "caught": str(tmp_path / "ours"), "limits": [1.0, 1 << 30]}
     hostile = tmp_path / "out" / "x" / "caught"
     hostile.mkdir(parents=True)
-    torch.save({"op": "aten::from_file"}, hostile / "0.pt")
+    call = captured_inputs.StoredCall("aten::from_file", (str(tmp_path / "made"), True, 100), {})
+    captured_inputs.save(hostile, "0.pt", call)
     sent = []
 
     class Channel:
@@ -471,6 +543,7 @@ def test_no_call_is_taken_from_the_folder_of_scripts(tmp_path):
     }
     _Writer(settings, Channel(), Library({}), RunnerSettings(("cpu",))).run(task)
     assert "does not end any more" in sent[0]["notes"][0]
+    assert not (tmp_path / "made").exists()
 
 
 # -- the ledger ----------------------------------------------------------------------------------------------
@@ -509,3 +582,46 @@ def test_the_user_may_name_a_backend():
     campaign_findings.may_start(folder, args)
     with pytest.raises(UsageError, match="module"):
         campaign_findings.may_start(folder, build_parser().parse_args(["campaign", "resume", "c"]))
+
+
+# -- what it may cost --------------------------------------------------------------------------------------
+
+
+def test_the_file_of_a_zoo_counts_and_is_packed(monkeypatch):
+    """Its option is a path and no text; and its bytes are those before it is unpacked."""
+    zoo_of("other.shadowzoo", MM)
+    seen = []
+    monkeypatch.setattr(cli, "ResourceLimits", SimpleNamespace(of=lambda *given: seen.append(given)))
+    assert main(["zoo", "list", "--zoo", "other.shadowzoo"]) == 0
+    ((words, packed),) = seen
+    assert "other.shadowzoo" in list(words)
+    n_bytes = Path("other.shadowzoo").stat().st_size
+    assert ResourceLimits.of(["other.shadowzoo"], packed).n_bytes == packed * n_bytes > n_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is not known")
+def test_memory_of_a_variant_is_what_there_is_at_most(monkeypatch):
+    monkeypatch.setattr(limits, "_left", lambda: 10 << 30)
+    assert at_most_free(1 << 62) == 9 << 30
+    assert at_most_free(5) == 5
+    monkeypatch.setattr(limits, "_left", lambda: 1 << 20)
+    assert at_most_free(1 << 62) == 1 << 30  # nothing would run in less
+    monkeypatch.setattr(limits, "_left", lambda: None)
+    assert at_most_free(1 << 62) == 1 << 62
+
+
+def test_a_campaign_takes_what_there_is_at_most(monkeypatch):
+    given = []
+    monkeypatch.setattr(limits, "_left", lambda: 10 << 30)
+    monkeypatch.setattr(engine, "Pool", lambda *args: given.append(args[3]) or Stopped())
+    Engine(folder_of(memory_bytes=1 << 62)).run()
+    assert given[0].n_bytes == 9 << 30
+
+
+class Stopped:
+    """A pool that has nothing to run."""
+
+    def run(self):
+        """End."""
+
+    close = run

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from shadowrun.limits import at_most_free
 from shadowrun.store.codec import decode_facts
 from shadowrun.studies.campaign.store import CampaignInfo, CampaignStore
 from shadowrun.studies.campaign.work import Chunk, ChunkWork
@@ -93,7 +94,8 @@ class _Kept:
             Path(settings["programs"]).write_bytes(programs)
         self._info = decode_facts(CampaignInfo, json.dumps(job["info"]))
         self._store = folder / "chunk"
-        limits = Limits(*job["limits"])
+        seconds, n_bytes = job["limits"]
+        limits = Limits(seconds, at_most_free(n_bytes))
         self._pool: Pool[Chunk] = Pool(job["entry"], settings, 1, limits, None, job["reset_command"])
 
     def run(self, chunk: Chunk) -> bytes:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shadowrun.errors import DataFileError, PlatformError, ShadowrunError
+from shadowrun.limits import at_most_free
 from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign.chunk_job import NO_PROGRAMS, run_chunk
 from shadowrun.studies.campaign.claims import Claims
@@ -162,7 +163,7 @@ class Engine:
 
     def _run_here(self, work: ChunkWork, claims: Path) -> Outcome:
         settings = self._worker_settings() | {"claims": str(claims)}
-        limits = Limits(self._settings.timeout_s, self._settings.memory_bytes)
+        limits = Limits(self._settings.timeout_s, at_most_free(self._settings.memory_bytes))
         pool = Pool(self._entry, settings, self._jobs, limits, work, self._reset_command)
         with contextlib.closing(pool):
             pool.run()

@@ -167,7 +167,7 @@ class Folder:
         try:
             (path / _SHARDS).mkdir(parents=True, exist_ok=True)
             if found is None and programs.resolve() != folder.programs.resolve():
-                with programs.open("rb") as given, atomic_write(folder.programs) as file:
+                with programs.open("rb") as given, atomic_write(folder.programs, shared=True) as file:
                     shutil.copyfileobj(given, file)
             # The settings last: a folder that was not made to its end is none.
             folder._write()
@@ -289,7 +289,7 @@ class Folder:
 
     def _write(self) -> None:
         facts = {"format": _FORMAT, "campaign": self.settings.campaign, **dataclasses.asdict(self.settings)}
-        write_text(self.path / _SETTINGS, json.dumps(facts, indent=1) + "\n")
+        write_text(self.path / _SETTINGS, json.dumps(facts, indent=1) + "\n", shared=True)
 
 
 def shard_of(text: str | None, environment: Mapping[str, str]) -> tuple[Shard, str]:

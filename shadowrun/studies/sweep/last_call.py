@@ -92,6 +92,7 @@ def last_call(
             "torch": origin.torch,
             "platform": astuple(platform),
         }
+        # With this process's `sys.path`, so that the child imports the same modules.
         command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), json.dumps(facts), folder]
         process = subprocess.Popen(  # noqa: S603 - our own module
             # The child ends when its standard input closes: it must not survive its parent.

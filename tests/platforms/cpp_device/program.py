@@ -97,7 +97,7 @@ class Truth(TorchDispatchMode):
         return self.device in [wanted.type, *(t.device.type for t in tensors)]
 
 
-def told(run):
+def reported(run):
     """What shadowrun says: of each call, of each operator that it skipped, and where it failed itself."""
     verdicts = [(r.call.op, r.verdict) for r in run.records()]
     return {

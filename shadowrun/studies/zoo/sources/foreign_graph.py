@@ -7,6 +7,7 @@ operators that reach the kernels, on generated values.
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,6 +18,7 @@ from shadowrun.limits import bounded_memory
 from shadowrun.store import plain_json
 from shadowrun.studies.zoo import values
 from shadowrun.studies.zoo.capture import Named, Recorder, tensors_in
+from shadowrun.studies.zoo.graph import MAX_DIMS
 from shadowrun.studies.zoo.sources.source import LeftOut
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ def captured(rows: Rows, inputs: Sequence[Input]) -> Graph:
         ValueError: It is no graph.
         NotCapturable: It calls what no program can hold.
     """
-    n = sum(torch.Size(i.shape).numel() for i in inputs)
+    # Not by torch, which lets a product of 64 bits wrap around.
+    n = sum(math.prod(i.shape) if len(i.shape) <= MAX_DIMS else MAX_ELEMENTS + 1 for i in inputs)
     if n > MAX_ELEMENTS:
         raise LeftOut(f"its inputs have {n:,} elements, more than {MAX_ELEMENTS:,}")
     try:
