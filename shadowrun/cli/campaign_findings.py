@@ -303,7 +303,8 @@ def _known(args: argparse.Namespace) -> int:
     folder = Folder.open(Path(args.folder))
     store = opened_store(folder)
     path = Path(args.ledger) if args.ledger else _nearest_ledger()
-    lines = read_settings(path).known if path.exists() else ()
+    # Where no file is named, a line of pyproject.toml counts as well: the report reads both.
+    lines = read_settings(args.ledger and path).known if path.exists() or not args.ledger else ()
     chosen = chosen_causes(causes_of(store), args.causes)
     made, skipped = new_lines(chosen, store.info.targets, lines, f"campaign {folder.path.name}")
     if args.reason:

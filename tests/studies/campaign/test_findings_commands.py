@@ -179,6 +179,15 @@ def test_a_table_of_pyproject(here, tmp_path):
     assert ledger.read_text().startswith('[project]\nname = "mine"\n\n[[tool.shadowrun.known]]\n')
 
 
+def test_lines_of_both_files_count(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = '[[tool.shadowrun.known]]\noperator = "*mm"\nplatform = "sim"\nreason = "ticket 1"\n'
+    (tmp_path / "pyproject.toml").write_text(line)
+    assert main(["campaign", "add-known", str(here / "c")]) == 0
+    assert capsys.readouterr().out.endswith("shadowrun.toml: 1 line added\n")
+    assert [known.operator for known in read_settings().known] == ["*mm", "aten::erfinv"]
+
+
 def test_a_ledger_that_is_none_stays_as_it_is(here, tmp_path, capsys):
     for text in ("{", '[known]\noperator = "x"\n'):
         ledger = tmp_path / "ledger.toml"

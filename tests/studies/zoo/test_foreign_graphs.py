@@ -37,6 +37,7 @@ class GraphModule(torch.nn.Module):
             l_x_, L_self_modules_fc_parameters_weight_, L_self_modules_fc_parameters_bias_
         )
         l_x_ = None
+        used = torch._C._log_api_usage_once("mine")
         gelu = torch.nn.functional.gelu(linear, approximate="tanh")
         view = gelu.view(s0, -1, 2)
         part = view[(slice(None, None, None), slice(0, 2, None), Ellipsis)]
