@@ -145,11 +145,19 @@ class Trace:
         self._finite: bool | None = None
 
     def value(self, ref: Ref) -> Any:
-        """The value of a reference."""
+        """The value of a reference.
+
+        Raises:
+            Invalid: The call has fewer results than it had.
+        """
         if ref.node < 0:
             return self.inputs[-1 - ref.node]
         value = self.values[ref.node]
-        return value[ref.output] if isinstance(value, (list, tuple)) else value
+        if isinstance(value, (list, tuple)):
+            if ref.output >= len(value):
+                raise Invalid("a call with fewer results")
+            return value[ref.output]
+        return value
 
     def tensor(self, ref: Ref) -> torch.Tensor:
         """The tensor of a reference.

@@ -286,6 +286,13 @@ def test_attention_has_as_many_keys_as_values():
         _ = Library(programs).draft("a").trace
 
 
+def test_a_call_that_returns_fewer_than_the_program_returns_is_refused():
+    split = Node(aten.split.Tensor, (Ref(-1), 2))
+    programs = {"s": Program("s", Graph((Input("x", (4, 3)),), (split,), (Ref(0, 0), Ref(0, 2))))}
+    with pytest.raises(Invalid, match="fewer results"):
+        Library(programs).draft("s").trace.is_finite_somewhere()
+
+
 # Execution
 
 BATCH_NORM = Graph(
