@@ -17,7 +17,7 @@ from shadowrun.sim.device import Kernel, NoTorchFunction
 from shadowrun.sim.stream import STREAM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["GENERATOR", "CpuKernel", "DeviceKernel", "kernels_on_cpu", "kernels_on_device", "make_kernel"]
 
@@ -197,7 +197,7 @@ class CpuKernel:
             if not numbers:
                 raise
             for i in numbers:
-                inputs[i] = torch.scalar_tensor(inputs[i], dtype=_dtype_of(inputs[i]), device=_CPU)
+                inputs[i] = torch.scalar_tensor(inputs[i], dtype=_dtype_beside(inputs, inputs[i]), device=_CPU)
             return self.compute(*inputs, **kwargs)
 
     def _given(
@@ -217,6 +217,14 @@ def _two_devices(value: torch.Tensor) -> str:
     return (
         f"Expected all tensors to be on the same device, but found at least two devices, {name}:0 and {value.device}!"
     )
+
+
+def _dtype_beside(inputs: Sequence[Any], number: complex) -> torch.dtype:
+    """The dtype in which an operator takes a number: that of its tensors, unless the number is of a wider kind."""
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+    # A condition does not decide.
+    dtypes = [torch.result_type(t, number) for t in tensors if t.dtype is not torch.bool]
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else _dtype_of(number)
 
 
 def _dtype_of(number: complex) -> torch.dtype:

@@ -88,6 +88,15 @@ def test_what_has_the_size_keeps_its_strides():
         assert x.resize_((3, 4), memory_format=torch.contiguous_format).stride() == (4, 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64])
+@pytest.mark.parametrize("name", ["fmod", "remainder"])
+def test_a_number_keeps_its_precision(name, dtype):
+    for x in (torch.tensor([21, 7, 3], dtype=dtype), torch.tensor(21, dtype=dtype)):
+        expected, actual = getattr(torch, name)(x, 0.05), getattr(torch, name)(x.to("sim"), 0.05)
+        assert actual.dtype is expected.dtype
+        assert torch.equal(actual.cpu(), expected)
+
+
 def test_conjugate_and_negative_views_copy():
     x = torch.randn(4, dtype=torch.complex64)
     y = x.to("sim")
