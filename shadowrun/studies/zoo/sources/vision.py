@@ -30,7 +30,7 @@ __all__ = ["PACKAGES", "collect", "worker"]
 PACKAGES: Final = ("torchvision", "timm")
 _BATCH: Final = 2
 _CLASSES: Final = 16
-_SIZES: Final = (32, 64, 96, 128, 224, 299)
+_SIZES: Final = (32, 64, 96, 128, 224, 299, 384)
 """Of the images: the smallest that works is taken, since some models divide it many times, or have one size."""
 
 
