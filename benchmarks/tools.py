@@ -173,7 +173,7 @@ class _Rounded(_Ours):
     @contextlib.contextmanager
     def __call__(self) -> Iterator[Hooks]:
         from shadowrun.intercept import dispatch
-        from shadowrun.judge import judge
+        from shadowrun.judge import judgement
         from shadowrun.operators.facts import ulp_bound
         from shadowrun.replay import native_handler, same_device
 
@@ -192,15 +192,15 @@ class _Rounded(_Ours):
 
         native_handler.with_isolated_warnings = same_device.with_isolated_warnings = rounded
         dispatch.make_plan = noted
-        close = judge.ClosenessCheck.verdict
+        close = judgement.ClosenessCheck.verdict
         if self._oracle:
-            judge.ulp_bound, judge.ClosenessCheck.verdict = lambda *_: None, lambda *_: None
+            judgement.ulp_bound, judgement.ClosenessCheck.verdict = lambda *_: None, lambda *_: None
         try:
             with super().__call__() as hooks:
                 yield hooks
         finally:
             native_handler.with_isolated_warnings = same_device.with_isolated_warnings = with_isolated_warnings
-            dispatch.make_plan, judge.ulp_bound, judge.ClosenessCheck.verdict = make_plan, ulp_bound, close
+            dispatch.make_plan, judgement.ulp_bound, judgement.ClosenessCheck.verdict = make_plan, ulp_bound, close
 
     def few_differed(self) -> str:
         """That the differences did not get into the comparison."""
