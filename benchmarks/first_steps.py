@@ -98,7 +98,7 @@ def measure(name: str, target: str, flaw: str, budget: float, n_steps: int) -> d
         "longest": [[k, ns / plain_ns] for ns, k in sorted(((ns, k) for k, ns in enumerate(compared)), reverse=True)],
         "setup_ms": setup_ns / 1e6,
         "stop_ms": stop_ns / 1e6,
-        "told": run.info.budget["achieved"],
+        "reported": run.info.budget["achieved"],
         "verified": [run.info.budget["n_verified"], run.info.budget["n_signatures"]],
         "mismatches": len(found),
         "causes": sorted({str(r.verdict.cause) for r in found}),
@@ -157,7 +157,7 @@ def _run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     found["most"] = found["longest"][0][1]
     longest = ", ".join(f"{x:.1f} (step {k + 1})" for k, x in found["longest"][:_MAX_SHOWN])
     print(
-        f"{name}: {_figures(found)}; told {found['told']:.2f}; longest {longest}; {found['verified'][0]} of "
+        f"{name}: {_figures(found)}; reported {found['reported']:.2f}; longest {longest}; {found['verified'][0]} of "
         f"{found['verified'][1]} signatures, {found['mismatches']} mismatches from step {found['found_in_step']}, "
         f"{', '.join(found['causes'])}",
         flush=True,
