@@ -261,6 +261,13 @@ class Recording:
         """Row numbers of the tensors that a call reads, in the order of its arguments."""
         return self.inputs[self.first_input[call] : self.first_input[call + 1]]
 
+    def parents_of(self, call: int) -> list[int]:
+        """Calls that made what a call reads: for a view, the call that made its values; leaves were made by none."""
+        rows = [self.source(row) for row in self.inputs_of(call).tolist() if row != NONE]
+        rows = [row for row in rows if self.results["kind"][row] != Kind.LEAF]
+        found: list[int] = (np.searchsorted(self.first_result, rows, side="right") - 1).tolist()
+        return found
+
     def samples_of(self, result: int) -> Hashes:
         """Raw bits of the sampled elements of a result."""
         row = self.source(result)

@@ -8,6 +8,7 @@ linkage by remaining precision all give it, and no clustering library is needed.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ import numpy as np
 
 from shadowrun.errors import UsageError
 from shadowrun.numerics.ladder import remaining_precision
-from shadowrun.recording.model import NONE, Kind
+from shadowrun.recording.model import Kind
 from shadowrun.studies.classes import samples
 from shadowrun.types import Phase
 
@@ -341,27 +342,27 @@ def _last(recording: Recording, calls: dict[Key, int]) -> list[Key]:
         steps.setdefault((key.rank, key.step), {})[call] = key
     last = []
     for of_step in steps.values():
-        placed = [call for call in reversed(of_step) if next(_places(recording, call), None) is not None]
-        known: dict[int, bool] = {}
-        found = next((call for call in placed if _is_of_model(recording, call, of_step, known)), None)
-        if placed:
-            last.append(of_step[placed[0] if found is None else found])
+        placed = (call for call in reversed(of_step) if next(_places(recording, call), None) is not None)
+        latest = next(placed, None)
+        if latest is not None:
+            seen: set[int] = set()
+            candidates = itertools.chain([latest], placed)
+            last.append(of_step[next((c for c in candidates if _is_of_model(recording, c, of_step, seen)), latest)])
     return last
 
 
-def _is_of_model(recording: Recording, call: int, of_step: Mapping[int, Key], known: dict[int, bool]) -> bool:
+def _is_of_model(recording: Recording, call: int, of_step: Mapping[int, Key], seen: set[int]) -> bool:
     """Whether a call, or a call of its step that it depends on, is in a module, a backward pass or an optimizer."""
     waiting = [call]
     while waiting:
         call = waiting.pop()
         key = of_step.get(call)
-        if key is None or call in known:  # of another step; or looked at, and of no model
+        if key is None or call in seen:  # of another step; or looked at, and of no model
             continue
         if key.module or key.phase != Phase.FORWARD:
             return True
-        known[call] = False
-        rows = [row for row in recording.inputs_of(call).tolist() if row != NONE]
-        waiting.extend((np.searchsorted(recording.first_result, rows, side="right") - 1).tolist())
+        seen.add(call)
+        waiting.extend(recording.parents_of(call))
     return False
 
 

@@ -119,7 +119,7 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
             Change(
                 keys[i],
                 first.recording.context_of(at[0]).site,
-                tuple(dict.fromkeys(all_keys[call] for call in first.parents(at[0]))),
+                tuple(dict.fromkeys(all_keys[call] for call in first.recording.parents_of(at[0]))),
                 int(n_before[i]),
                 int(n_classes[i]),
                 # Distinct pairs beyond distinct inputs: equal inputs that led to several results.
@@ -162,7 +162,7 @@ class _Trace:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        source = _sources(recording)
+        source = recording.sources
         sizes = np.diff(recording.first_rung)[source]
         identity = np.zeros(len(source), np.uint64)
         digested = sizes > 0
@@ -181,25 +181,6 @@ class _Trace:
 
     def inputs_of(self, call: int) -> list[int]:
         return [row for row in self.recording.inputs_of(call).tolist() if row != NONE]
-
-    def parents(self, call: int) -> list[int]:
-        """Calls that made its inputs."""
-        rows = [self.recording.source(row) for row in self.inputs_of(call)]
-        rows = [row for row in rows if self.recording.results["kind"][row] != Kind.LEAF]
-        found: list[int] = (np.searchsorted(self.recording.first_result, rows, side="right") - 1).tolist()
-        return found
-
-
-def _sources(recording: Recording) -> npt.NDArray[np.int64]:
-    """For all rows at once what `Recording.source` gives for one."""
-    rows = np.arange(len(recording.results), dtype=np.int64)
-    base = recording.results["base"]
-    is_view = (recording.results["kind"] == Kind.VIEW) & (base > NONE)
-    step = np.where(is_view, base, rows)
-    # Doubling: a chain of n views takes log n rounds, also in a file that was made to be slow.
-    while (further := step[step]).tolist() != step.tolist():
-        step = further
-    return step
 
 
 def _is_repeat(recording: Recording) -> npt.NDArray[Any]:
