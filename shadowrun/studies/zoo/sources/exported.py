@@ -61,13 +61,7 @@ def collect_exported(path: Path, wanted: Callable[[str], bool], on_progress: Cal
     if not files or not all(file.is_file() for file in files):
         raise DataFileError(f"{str(path)!r} is no .pt2 file, and no folder with one.", slug="zoo-source-file")
     found = Collected(EXPORTED)
-    for number, file in enumerate(files):
-        name = file.relative_to(path).as_posix() if file != path else file.name
-        on_progress(number, len(files), name)
-        if wanted(name):
-            graph = found.tried("read", name, lambda: _graph(file))  # noqa: B023
-            if graph is not None:
-                found.add(name, graph)
+    found.read_each(path, files, _graph, wanted, on_progress)
     return found
 
 

@@ -69,13 +69,7 @@ def collect_folders(path: Path, wanted: Callable[[str], bool], on_progress: Call
             f"{str(path)!r} has no folder with {_MODEL} and {_WEIGHTS}, the layout of GraphNet.", slug="zoo-source-file"
         )
     found = Collected(GRAPHNET)
-    for number, folder in enumerate(folders):
-        name = folder.relative_to(path).as_posix() if folder != path else folder.absolute().name
-        on_progress(number, len(folders), name)
-        if wanted(name):
-            graph = found.tried("read", name, lambda: _graph(folder))  # noqa: B023
-            if graph is not None:
-                found.add(name, graph)
+    found.read_each(path, folders, _graph, wanted, on_progress)
     return found
 
 

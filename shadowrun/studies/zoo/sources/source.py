@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from shadowrun.studies.zoo.program import Program, Stage, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 __all__ = ["RUNS", "Collected", "LeftOut", "checked", "reason_of"]
 
@@ -59,6 +61,23 @@ class Collected:
             return None
         self.note(step, name)
         return made
+
+    def read_each(
+        self,
+        root: Path,
+        paths: Sequence[Path],
+        read: Callable[[Path], Graph],
+        wanted: Callable[[str], bool],
+        on_progress: Callable[..., None],
+    ) -> None:
+        """Take the graph of each file or folder at or below `root` whose name, its path below it, is wanted."""
+        for number, path in enumerate(paths):
+            name = path.relative_to(root).as_posix() if path != root else path.absolute().name
+            on_progress(number, len(paths), name)
+            if wanted(name):
+                graph = self.tried("read", name, partial(read, path))
+                if graph is not None:
+                    self.add(name, graph)
 
     def note(self, step: str, name: str, why_not: str = "") -> None:
         """Count one candidate of a step."""
