@@ -41,6 +41,7 @@ from shadowrun.report.document import (
     Table,
     status_span,
 )
+from shadowrun.report.run_issues import run_issues
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.store.datafile import ENDED_EARLY
 from shadowrun.store.records import REGION
@@ -195,6 +196,7 @@ def run_document(run: Source) -> Document:
         data,
         _records(operators),
         GateLine(gate.line, gate.passed),
+        run_issues(info, findings, known.findings, operators, gate.fail_on),
     )
 
 
