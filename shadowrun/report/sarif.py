@@ -77,13 +77,13 @@ def _rule(issue: Issue) -> dict[str, Any]:
 
 
 def _result(issue: Issue, rule: int, key: str, issues: Issues) -> dict[str, Any]:
-    places = list(dict.fromkeys(filter(None, map(place_of, issue.sites))))[:_MAX_PLACES] or [None]
+    places: list[Place | None] = [p for p in dict.fromkeys(map(place_of, issue.sites)) if p is not None]
     result: dict[str, Any] = {
         "ruleId": issue.rule,
         "ruleIndex": rule,
         "level": issue.level,
         "message": {"text": "\n".join(clip(line, _MAX_TEXT) for line in issue.text.splitlines())},
-        "locations": [_location(place, issue, issues.file) for place in places],
+        "locations": [_location(place, issue, issues.file) for place in places[:_MAX_PLACES] or [None]],
         "partialFingerprints": {"shadowrunFinding/v1": key},
     }
     if issue.change:
