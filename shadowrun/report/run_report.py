@@ -43,6 +43,7 @@ from shadowrun.report.document import (
     status_span,
 )
 from shadowrun.report.finding_details import FindingDetails, facets, ranks
+from shadowrun.report.run_issues import run_issues
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.source_report import source_section
 from shadowrun.store.datafile import ENDED_EARLY
@@ -209,6 +210,7 @@ def run_document(run: Source) -> Document:
         data,
         _records(operators),
         GateLine(gate.line, gate.passed),
+        run_issues(info, findings, known.findings, operators, gate.fail_on),
     )
 
 

@@ -27,6 +27,7 @@ from shadowrun.report.document import (
 )
 from shadowrun.studies.campaign.cause_report import cause_data, target_name
 from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause, without_flaws
+from shadowrun.studies.campaign.issues import campaign_issues
 from shadowrun.studies.campaign.oracles import RULES
 from shadowrun.studies.campaign.summary import DEFINITIONS, upper_bound
 from shadowrun.studies.sweep.cases import Kind
@@ -93,6 +94,7 @@ def campaign_document(summary: Summary, *, folder: str = "DIR", fail_on: frozens
         _data(summary),
         _records(summary),
         _gate(summary, fail_on),
+        campaign_issues(summary, fail_on, folder),
     )
 
 
