@@ -15,7 +15,9 @@ from shadowrun.analysis.findings import (
 )
 from shadowrun.analysis.gate import Gate, evaluate_gate
 from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
+from shadowrun.analysis.places import Place, find_places
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
+from shadowrun.analysis.source_lines import SourceFile, SourceLine, SourceText, read_source, split_site
 from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
 
 __all__ = [
@@ -36,10 +38,14 @@ __all__ = [
     "Note",
     "OperatorCoverage",
     "OperatorSummary",
+    "Place",
     "RegionSummary",
     "Regions",
     "Signature",
     "Skipped",
+    "SourceFile",
+    "SourceLine",
+    "SourceText",
     "Step",
     "changes",
     "collect_findings",
@@ -47,8 +53,11 @@ __all__ = [
     "collect_notes",
     "count_statuses",
     "evaluate_gate",
+    "find_places",
     "operator_coverage",
+    "read_source",
     "signatures",
+    "split_site",
     "summarise",
     "summarise_regions",
     "trace_drift",

@@ -17,10 +17,15 @@ from shadowrun.report.sanitize import MAX_WHOLE, clip, sanitize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from shadowrun.report.issues import Issues
+
 __all__ = [
+    "ISSUE_FORMATS",
     "RENDERERS",
     "Block",
     "Cell",
+    "Code",
+    "CodeLine",
     "Column",
     "Document",
     "Entries",
@@ -30,6 +35,7 @@ __all__ = [
     "Figure",
     "Filter",
     "GateLine",
+    "Later",
     "Limits",
     "Listing",
     "Note",
@@ -49,8 +55,15 @@ RENDERERS = {
     "csv": "machine:render_csv",
     "html": "html:render_html",
     "terminal": "terminal:render_terminal",
+    "junit": "junit:render_junit",
+    "sarif": "sarif:render_sarif",
+    "github": "annotations:render_github",
+    "codequality": "annotations:render_code_quality",
 }
 """Format to module and function: only the formats that need rich and jinja2 import them."""
+
+ISSUE_FORMATS = ("junit", "sarif", "github", "codequality")
+"""Formats of CI services: those of reports that have findings."""
 
 TONES = {
     **dict.fromkeys(("match", "full", "ok", "kernel", "present", "gained"), "good"),
@@ -69,11 +82,13 @@ class Span:
         text: The text.
         tone: One of good, bad, warn, dim; empty for none.
         link: Anchor in the same document, for formats that have links.
+        opens: What a text that ends in ``… and 8 more`` leaves out: HTML shows it on a click.
     """
 
     text: str
     tone: str = ""
     link: str = ""
+    opens: tuple[str, ...] = ()
 
 
 Cell = str | tuple[Span, ...]
@@ -88,20 +103,28 @@ class Column:
         name: Its heading.
         kind: ``text``, ``number`` (right-aligned, never wrapped) or ``name`` (an operator: in code, heading its row).
         detail: 0: shown everywhere; 1: not on narrow terminals; 2: in HTML only.
+        help: What it means, in words; empty for that of its name in `help_texts`.
     """
 
     name: str
     kind: str = "text"
     detail: int = 0
+    help: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rows of a table, or entries, that each format shows at most; the rest is counted."""
+    """Rows of a table, or entries, that each format shows at most; the rest is counted.
+
+    Attributes:
+        terminal, markdown, html: Rows shown.
+        opened: Rows that HTML has at most, those after the first `html` behind ``… and 8 more``.
+    """
 
     terminal: int = 12
     markdown: int = 50
     html: int = 50
+    opened: int = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +236,9 @@ class Entry:
         tone: Of the name.
         anchor: For links.
         listing: A script; terminals and plain text leave it out.
+        facets: What HTML filters by: ``(("phase", ("forward",)), …)``.
+        ranks: What HTML sorts by, the greatest first: ``(("calls", 12.0), …)``.
+        inside: Blocks below the lines, in HTML only.
     """
 
     name: str
@@ -222,6 +248,9 @@ class Entry:
     tone: str = ""
     anchor: str = ""
     listing: Listing | None = None
+    facets: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    ranks: tuple[tuple[str, float], ...] = ()
+    inside: Later | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +277,55 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of a program, with what was found in it.
+
+    Attributes:
+        number: From 1.
+        code: Its text.
+        marks: The findings, in the margin.
+        tone: As of `Span`; empty for a line that called no operator.
+        title: The tone in words.
+        anchor: For links.
+    """
+
+    number: int
+    code: str
+    marks: tuple[Span, ...] = ()
+    tone: str = ""
+    title: str = ""
+    anchor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines of a source file, which HTML alone shows.
+
+    Attributes:
+        title: Name of the file.
+        lines: Its lines; where numbers do not follow each other, lines are left out.
+        note: What a reader must know, such as that the file was changed.
+    """
+
+    title: str
+    lines: tuple[CodeLine, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Blocks that HTML alone shows, made when it does: pictures and source lines take reading that other formats spare.
+
+    Attributes:
+        make: Makes them; their texts are sanitised afterwards.
+        title: What opens them; empty to show them at once.
+    """
+
+    make: Callable[[], tuple[Block, ...]] = field(repr=False)
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """Blocks under a heading.
 
@@ -268,7 +346,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Figure | Listing | Section
+Block = Note | Facts | Table | Entries | Figure | Listing | Code | Later | Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +375,7 @@ class Document:
         data: All data, for programs: the JSON.
         records: The CSV.
         gate: Whether the run passed; None without a gate.
+        issues: The findings for CI services; None for a report that has none by its nature.
     """
 
     title: str
@@ -304,6 +383,7 @@ class Document:
     data: Mapping[str, Any] = field(repr=False)
     records: Records = field(repr=False)
     gate: GateLine | None = None
+    issues: Issues | None = field(default=None, repr=False)
 
 
 def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.write
@@ -315,15 +395,20 @@ def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.wr
     Args:
         document: The document.
         format: ``txt``, ``md`` (or ``markdown``), ``json``, ``csv``, ``html``, or ``terminal`` (coloured and as wide as
-            the terminal where standard output is one).
+            the terminal where standard output is one); with findings also ``junit``, ``sarif``, ``github``
+            (annotations) and ``codequality`` (GitLab).
 
     Raises:
-        UsageError: Unknown format.
+        UsageError: Unknown format, or one of findings for a report that has none.
     """
     name = "md" if format == "markdown" else format
     if name not in RENDERERS:
         raise UsageError(
             f"There is no report format {format!r}; use one of {', '.join(RENDERERS)}.", slug="unknown-format"
+        )
+    if name in ISSUE_FORMATS and document.issues is None:
+        raise UsageError(
+            f"The format {name} is for findings, and this report has none: use another.", slug="unknown-format"
         )
     module, function = RENDERERS[name].split(":")
     # Imported here: JSON and CSV need neither rich nor jinja2.
@@ -338,8 +423,10 @@ def _safe(document: Document, format: str) -> Document:  # noqa: A002 - as in re
     # Its renderer reads nothing else.
     if format == "csv":
         return dataclasses.replace(document, records=sanitize(document.records, whole=True))
-    blocks = sanitize(document.blocks, longest=MAX_WHOLE)
     gate = sanitize(document.gate, longest=MAX_WHOLE)
+    if format in ISSUE_FORMATS:
+        return dataclasses.replace(document, gate=gate, issues=sanitize(document.issues, longest=MAX_WHOLE))
+    blocks = sanitize(document.blocks, longest=MAX_WHOLE)
     return dataclasses.replace(document, title=clip(document.title, MAX_WHOLE), blocks=blocks, gate=gate)
 
 

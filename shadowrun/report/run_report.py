@@ -11,6 +11,7 @@ from shadowrun.analysis.wording import plural
 from shadowrun.report.descriptions import (
     describe_cause,
     duration,
+    few,
     finding_facts,
     first_few,
     float_text,
@@ -41,13 +42,16 @@ from shadowrun.report.document import (
     Table,
     status_span,
 )
+from shadowrun.report.finding_details import FindingDetails, facets, ranks
+from shadowrun.report.run_issues import run_issues
 from shadowrun.report.sanitize import clip, sanitize
+from shadowrun.report.source_report import source_section
 from shadowrun.store.datafile import ENDED_EARLY
 from shadowrun.store.records import REGION
 from shadowrun.store.sources import are_ranks, name_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shadowrun import analysis
     from shadowrun.analysis import (
@@ -56,9 +60,11 @@ if TYPE_CHECKING:
         Finding,
         LedgerUse,
         OperatorSummary,
+        Place,
         Regions,
         RegionSummary,
         Skipped,
+        SourceText,
         Step,
     )
     from shadowrun.store.sources import SourceRun
@@ -68,11 +74,12 @@ __all__ = ["Source", "operator_table", "run_document"]
 
 FORMAT = 1
 """Version of the JSON's form. History: 1, first version."""
-MAX_FINDINGS = 50
-"""Of each kind: with the other limits it keeps any report under 2 MB."""
+MAX_FINDINGS = 300
+"""Of each kind, in full: HTML opens those after the first 50, and leaves out what its limit of size does not take."""
 MAX_OPERATORS = 300
 MAX_ROWS = 50
 MAX_SUMMARY = 8  # with the head, the first screen of a terminal
+MAX_LISTED = 2000
 MAX_STEPS = 12
 MAX_ARGV = 200
 MAX_REGIONS = 12
@@ -107,6 +114,12 @@ class Source(Protocol):
         """As in `Run`."""
 
     def findings(self) -> list[Finding]:
+        """As in `Run`."""
+
+    def places(self) -> Mapping[int, tuple[Place, ...]]:
+        """As in `Run`."""
+
+    def source(self) -> SourceText:
         """As in `Run`."""
 
     def known(self) -> LedgerUse:
@@ -167,11 +180,13 @@ def run_document(run: Source) -> Document:
         "steps": steps,
         "sources": sources,
     }
+    details = FindingDetails(run)
     n_own = sum(failure.n_calls for failure in internal_failures)
     sections = (
         _first_divergence(first, findings, sources),
         _drift(drift),
-        *_findings(findings),
+        *_findings(findings, details),
+        source_section(findings, lambda: details.source),
         _known(known),
         Section("Operators", (operator_table(operators),), "Those that need work first. Times are medians of single "
                 "calls, launch included: a hint where to profile, not a benchmark."),
@@ -195,6 +210,7 @@ def run_document(run: Source) -> Document:
         data,
         _records(operators),
         GateLine(gate.line, gate.passed),
+        run_issues(info, findings, known.findings, operators, gate.fail_on),
     )
 
 
@@ -231,13 +247,14 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
             f"{f.n_calls:,}",
         )
         # Cut first: sanitising copies each finding, and a run may have thousands.
-        for f in sanitize(findings[:MAX_SUMMARY])
+        for f in sanitize(findings[:MAX_LISTED])
     )
     columns = (
         Column("nr", "number"), Column("finding"), _NAME, Column("line"), Column("module", detail=1), Column("why"),
         Column("calls", "number", 2),
     )  # fmt: skip
-    return Table(columns, rows, len(findings) - len(rows), compact=True)
+    shown = Limits(MAX_SUMMARY, MAX_SUMMARY, MAX_SUMMARY, MAX_LISTED)
+    return Table(columns, rows, len(findings) - len(rows), limits=shown, compact=True)
 
 
 def _first_divergence(
@@ -262,7 +279,7 @@ def _drift(steps: list[DriftStep]) -> Section | None:
     return Section("Accumulated error", (table,), lead, anchor="drift")
 
 
-def _findings(findings: list[Finding]) -> Iterator[Section]:
+def _findings(findings: list[Finding], details: FindingDetails) -> Iterator[Section]:
     for kind, (title, lead) in _KINDS.items():
         of_kind = [finding for finding in findings if finding.kind == kind]
         entries = tuple(
@@ -273,6 +290,9 @@ def _findings(findings: list[Finding]) -> Iterator[Section]:
                 str(f.number),
                 TONES[kind],
                 f"finding-{f.number}",
+                facets=facets(f),
+                ranks=ranks(f),
+                inside=details.of(f),
             )
             for f in sanitize(of_kind[:MAX_FINDINGS])
         )
@@ -312,9 +332,9 @@ def _operator(op: OperatorSummary) -> tuple[Cell, ...]:
     bits = str(op.remaining_bits) if op.remaining_bits >= 0 else "-"
     compared = op.worst_seq >= 0
     figures = (max_abs_text(op), float_text(op.max_rel), f"{op.max_ulp:,}", bits) if compared else ("-",) * 4
-    shapes = clip(first_few(op.shapes, len(op.shapes) + op.n_more_shapes, 2), 90)
+    shapes = few(op.shapes, len(op.shapes) + op.n_more_shapes, 2, 90)
     times = duration(op.ref_median_us), duration(op.target_median_us)
-    return (op.op, f"{op.n_calls:,}", _outcomes(counts), *figures, *times, first_few(op.dtypes), shapes)
+    return (op.op, f"{op.n_calls:,}", _outcomes(counts), *figures, *times, few(op.dtypes), shapes)
 
 
 def _outcomes(counts: dict[str, int]) -> Cell:
@@ -359,7 +379,7 @@ def _coverage(coverage: Coverage) -> Section:
         Fact("calls", f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} ({percents[1]:.1f} %)"),
     )
     kernels = sanitize(coverage.missing_kernels[:MAX_ROWS])
-    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", first_few(kernel.ops)) for kernel in kernels)
+    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", few(kernel.ops)) for kernel in kernels)
     columns = (Column("kernel to write", "name"), _CALLS, Column("needed by"))
     table = Table(columns, rows, len(coverage.missing_kernels) - len(rows), "kernels")
     return Section("Coverage", (Facts(facts), table) if rows else (Facts(facts),))
