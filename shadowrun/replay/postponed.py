@@ -35,9 +35,11 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _MAX_WAITING = 16
 # The bound is part of the stated memory: past it, a call is judged at once.
 _MAX_BYTES = 64 << 20
-_OVERSHOOT = 1.6
+_OVERSHOOT = 1.5
 """A part is not begun if the longest one of late would exceed the time by this factor."""
 _FORGETS = 0.95
+_FIRST_PARTS_NS = 2e6
+"""Assumed until some parts were seen: the first ones also import what they need."""
 _DROPPED = Verdict(Status.UNVERIFIED, None, "overhead budget: interrupted before it was judged")
 
 
@@ -62,7 +64,8 @@ class PostponedCalls:
         self._full = full
         self._waiting: deque[_Waiting] = deque()
         self._n_bytes = 0
-        self._longest_ns = 0.0  # of the last parts: a hypothesis takes from 0.1 ms to several steps of a small program
+        # Of the last parts: a hypothesis takes from 0.1 ms to several steps of a small program.
+        self._longest_ns = _FIRST_PARTS_NS
         _all.add(self)
 
     def __bool__(self) -> bool:
