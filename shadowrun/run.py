@@ -21,6 +21,7 @@ from shadowrun.analysis import (
     LedgerUse,
     Note,
     OperatorSummary,
+    Place,
     Regions,
     Step,
 )
@@ -34,7 +35,7 @@ from shadowrun.store.records import REGION, first_mismatch, read_records
 from shadowrun.types import Cause, Permissions, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from os import PathLike
 
     from shadowrun.repro import Repro
@@ -115,6 +116,10 @@ class Run:
     def findings(self) -> list[Finding]:
         """Findings, the most actionable first, without those that the ledger excuses: these are in `known`."""
         return [finding for finding in self._all_findings() if finding.known is None]
+
+    def places(self) -> Mapping[int, tuple[Place, ...]]:
+        """Where the calls of each finding were made, by its number; a finding itself names the first few places."""
+        return analysis.find_places(self._read(), self._all_findings(), self._ledger())
 
     def notes(self) -> list[Note]:
         """Calls that could not be verified, and matches with a cause worth knowing."""

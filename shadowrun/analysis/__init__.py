@@ -15,6 +15,7 @@ from shadowrun.analysis.findings import (
 )
 from shadowrun.analysis.gate import Gate, evaluate_gate
 from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
+from shadowrun.analysis.places import Place, find_places
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
 from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
 
@@ -36,6 +37,7 @@ __all__ = [
     "Note",
     "OperatorCoverage",
     "OperatorSummary",
+    "Place",
     "RegionSummary",
     "Regions",
     "Signature",
@@ -47,6 +49,7 @@ __all__ = [
     "collect_notes",
     "count_statuses",
     "evaluate_gate",
+    "find_places",
     "operator_coverage",
     "signatures",
     "summarise",

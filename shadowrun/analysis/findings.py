@@ -38,6 +38,7 @@ __all__ = [
     "collect_findings",
     "collect_internal_failures",
     "collect_notes",
+    "finding_key",
     "least",
     "min_tolerances",
     "without_numbers",
@@ -214,15 +215,12 @@ def collect_findings(
     table: CallGroups, data: DataFile, *, slow_ratio: float, ledger: KnownIssues | None = None
 ) -> list[Finding]:
     """All findings, the most actionable first; calls that a ledger excuses form separate findings."""
-    grouped: dict[tuple[str, str, Cause | None, str, KnownLine | None], list[Row]] = defaultdict(list)
+    grouped: dict[FindingKey, list[Row]] = defaultdict(list)
     totals: Counter[str] = Counter()
     for row in table.rows:
         totals[row.context.op] += row.group.n
-        kind = KIND_OF.get(row.outcome.status)
-        if kind is not None and not row.outcome.is_own_failure:
-            known = ledger.excuse(kind, row.context.op, (row.context.module,)) if ledger else None
-            # Without figures: `scaled by 0.5` and `scaled by 0.7` are one fault, and one finding.
-            key = kind, row.context.op, row.outcome.cause, without_numbers(row.outcome.explanation), known
+        key = finding_key(row, ledger)
+        if key is not None:
             grouped[key].append(row)
     # The query reads every difference: only if a mismatch needs it.
     tolerances = min_tolerances(data) if any(kind == "mismatch" for kind, *_ in grouped) else {}
@@ -247,6 +245,20 @@ def collect_findings(
         dataclasses.replace(finding, number=number, commands=_commands(finding, number, data))
         for number, finding in enumerate(found, start=1)
     ]
+
+
+FindingKey = tuple[str, str, "Cause | None", str, "KnownLine | None"]
+"""Kind, operator, cause, explanation without figures, and the known issue that excuses the calls."""
+
+
+def finding_key(row: Row, ledger: KnownIssues | None) -> FindingKey | None:
+    """What the calls of one finding have in common; None for calls that are none."""
+    kind = KIND_OF.get(row.outcome.status)
+    if kind is None or row.outcome.is_own_failure:
+        return None
+    known = ledger.excuse(kind, row.context.op, (row.context.module,)) if ledger else None
+    # Without figures: `scaled by 0.5` and `scaled by 0.7` are one fault, and one finding.
+    return kind, row.context.op, row.outcome.cause, without_numbers(row.outcome.explanation), known
 
 
 def collect_notes(table: CallGroups, data: DataFile) -> list[Note]:

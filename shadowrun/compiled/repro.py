@@ -224,7 +224,8 @@ class GraphScriptMaker:
         def judge(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return self._kind(call_probe(self._graph, self._snapshot, node, args, kwargs))
 
-        _, (args, kwargs) = minimised(wanted, (args, kwargs), judge, lambda kind: kind, seconds, self._notes)
+        given = node.target, wanted, (args, kwargs)
+        _, (args, kwargs) = minimised(*given, judge, lambda kind: kind, seconds, self._notes)
         return call_probe(self._graph, self._snapshot, node, args, kwargs)
 
     def _showing(self, probe: Probe) -> Probe | None:

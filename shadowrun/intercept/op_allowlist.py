@@ -22,7 +22,15 @@ from shadowrun.torch_private import schema_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Refused", "check_arguments", "check_operator", "depends_on_values", "is_word", "operator_named"]
+__all__ = [
+    "Refused",
+    "check_arguments",
+    "check_operator",
+    "depends_on_values",
+    "is_word",
+    "operator_named",
+    "trusts_its_arguments",
+]
 
 
 class Refused(ValueError):  # noqa: N818 - a reason, caught inside
@@ -139,6 +147,20 @@ _REFUSED = {
 }
 """Operators whose schema looks plain, by name without overload."""
 
+_TRUSTING = frozenset(
+    {
+        *("_ctc_loss", "_ctc_loss_backward", "_embedding_bag", "_embedding_bag_forward_only", "_pad_packed_sequence"),
+        *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward"),
+        *("adaptive_max_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
+        *("_pdist_backward", "_log_softmax_backward_data", "_softmax_backward_data", "native_group_norm_backward"),
+        *("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"),
+        *("_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "max_unpool2d", "max_unpool3d"),
+        *("_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_weight_norm_interface"),
+    }
+)
+"""Operators that programs call, and whose kernels do not look whether indices, lengths and sizes fit those of the other
+arguments (docs/security.md): with some of them changed, they read or write elsewhere."""
+
 _ASSERTIONS = frozenset(
     {
         *("aten::_assert_async", "aten::_assert_async.msg", "aten::_assert_scalar", "aten::_assert_tensor_metadata"),
@@ -184,6 +206,8 @@ _RESIZES = re.compile(r"aten::_?resize")
 _TRANSFORM = re.compile(r"aten::_fft_(c2c|c2r|r2c)")
 """They take dimensions as indices into memory; those of `torch.fft` count them from the front before."""
 _BATCH_NORM = re.compile(r"aten::\w*batch_norm")
+_ATTENTION = re.compile(r"aten::_?scaled_dot_product\w*attention\w*")
+_KEYED = ("key", "value")
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 _SAVED = ("save_mean", "save_invstd")
 """Of each channel too; evaluation saves nothing."""
@@ -316,10 +340,15 @@ def depends_on_values(func: torch._ops.OpOverload) -> bool:
     A graph of a file has no tensors when it is read: such a call is checked once more when it is made.
     """
     schema = schema_of(func)
-    if _TRANSFORM.fullmatch(schema.name) or _RESIZES.match(schema.name) or _BATCH_NORM.match(schema.name):
+    if any(kind.match(schema.name) for kind in (_TRANSFORM, _RESIZES, _BATCH_NORM, _ATTENTION)):
         return True
     makes = any(a.name == "device" for a in schema.arguments)  # of sizes that a call may have computed
     return makes or schema.name == "aten::embedding_dense_backward" or any(a.is_write for a in schema.arguments)
+
+
+def trusts_its_arguments(func: Any) -> bool:
+    """Whether the kernel of an operator believes that its arguments fit: those of a call are not to be changed."""
+    return isinstance(func, torch._ops.OpOverload) and schema_of(func).name.partition("::")[2] in _TRUSTING
 
 
 def _overlaps_itself(t: torch.Tensor) -> bool:
@@ -358,6 +387,11 @@ def _check_places(name: str, given: dict[str, Any]) -> None:
             t = given.get(key)
             if isinstance(t, torch.Tensor) and t.numel() != x.shape[1] and (t.numel() or key not in _SAVED):
                 raise Refused(f"{key} has not one value for each channel")
+    if _ATTENTION.match(name):
+        n_keys, n_values = (t.shape[-2:-1] if isinstance(t := given.get(k), torch.Tensor) else None for k in _KEYED)
+        # The kernel for the CPU reads as many keys as there are values (pytorch/pytorch#193728).
+        if None not in (n_keys, n_values) and n_keys != n_values:
+            raise Refused("key and value have other lengths")
 
 
 _PLAIN = (

@@ -30,6 +30,7 @@ __all__ = [
     "Figure",
     "Filter",
     "GateLine",
+    "Later",
     "Limits",
     "Listing",
     "Note",
@@ -69,11 +70,13 @@ class Span:
         text: The text.
         tone: One of good, bad, warn, dim; empty for none.
         link: Anchor in the same document, for formats that have links.
+        opens: What a text that ends in ``… and 8 more`` leaves out: HTML shows it on a click.
     """
 
     text: str
     tone: str = ""
     link: str = ""
+    opens: tuple[str, ...] = ()
 
 
 Cell = str | tuple[Span, ...]
@@ -88,20 +91,28 @@ class Column:
         name: Its heading.
         kind: ``text``, ``number`` (right-aligned, never wrapped) or ``name`` (an operator: in code, heading its row).
         detail: 0: shown everywhere; 1: not on narrow terminals; 2: in HTML only.
+        help: What it means, in words; empty for that of its name in `help_texts`.
     """
 
     name: str
     kind: str = "text"
     detail: int = 0
+    help: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rows of a table, or entries, that each format shows at most; the rest is counted."""
+    """Rows of a table, or entries, that each format shows at most; the rest is counted.
+
+    Attributes:
+        terminal, markdown, html: Rows shown.
+        opened: Rows that HTML has at most, those after the first `html` behind ``… and 8 more``.
+    """
 
     terminal: int = 12
     markdown: int = 50
     html: int = 50
+    opened: int = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +224,9 @@ class Entry:
         tone: Of the name.
         anchor: For links.
         listing: A script; terminals and plain text leave it out.
+        facets: What HTML filters by: ``(("phase", ("forward",)), …)``.
+        ranks: What HTML sorts by, the greatest first: ``(("calls", 12.0), …)``.
+        inside: Blocks below the lines, in HTML only.
     """
 
     name: str
@@ -222,6 +236,9 @@ class Entry:
     tone: str = ""
     anchor: str = ""
     listing: Listing | None = None
+    facets: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    ranks: tuple[tuple[str, float], ...] = ()
+    inside: Later | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +265,19 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """Blocks that HTML alone shows, made when it does: pictures and source lines take reading that other formats spare.
+
+    Attributes:
+        make: Makes them; their texts are sanitised afterwards.
+        title: What opens them; empty to show them at once.
+    """
+
+    make: Callable[[], tuple[Block, ...]] = field(repr=False)
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """Blocks under a heading.
 
@@ -268,7 +298,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Figure | Listing | Section
+Block = Note | Facts | Table | Entries | Figure | Listing | Later | Section
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,14 @@ from shadowrun.report.document import (
     Table,
     status_span,
 )
+from shadowrun.report.finding_details import FindingDetails, facets, ranks
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.store.datafile import ENDED_EARLY
 from shadowrun.store.records import REGION
 from shadowrun.store.sources import are_ranks, name_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shadowrun import analysis
     from shadowrun.analysis import (
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         Finding,
         LedgerUse,
         OperatorSummary,
+        Place,
         Regions,
         RegionSummary,
         Skipped,
@@ -68,11 +70,12 @@ __all__ = ["Source", "operator_table", "run_document"]
 
 FORMAT = 1
 """Version of the JSON's form. History: 1, first version."""
-MAX_FINDINGS = 50
-"""Of each kind: with the other limits it keeps any report under 2 MB."""
+MAX_FINDINGS = 300
+"""Of each kind, in full: HTML opens those after the first 50, and leaves out what its limit of size does not take."""
 MAX_OPERATORS = 300
 MAX_ROWS = 50
 MAX_SUMMARY = 8  # with the head, the first screen of a terminal
+MAX_LISTED = 2000
 MAX_STEPS = 12
 MAX_ARGV = 200
 MAX_REGIONS = 12
@@ -107,6 +110,9 @@ class Source(Protocol):
         """As in `Run`."""
 
     def findings(self) -> list[Finding]:
+        """As in `Run`."""
+
+    def places(self) -> Mapping[int, tuple[Place, ...]]:
         """As in `Run`."""
 
     def known(self) -> LedgerUse:
@@ -171,7 +177,7 @@ def run_document(run: Source) -> Document:
     sections = (
         _first_divergence(first, findings, sources),
         _drift(drift),
-        *_findings(findings),
+        *_findings(findings, FindingDetails(run)),
         _known(known),
         Section("Operators", (operator_table(operators),), "Those that need work first. Times are medians of single "
                 "calls, launch included: a hint where to profile, not a benchmark."),
@@ -231,13 +237,14 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
             f"{f.n_calls:,}",
         )
         # Cut first: sanitising copies each finding, and a run may have thousands.
-        for f in sanitize(findings[:MAX_SUMMARY])
+        for f in sanitize(findings[:MAX_LISTED])
     )
     columns = (
         Column("nr", "number"), Column("finding"), _NAME, Column("line"), Column("module", detail=1), Column("why"),
         Column("calls", "number", 2),
     )  # fmt: skip
-    return Table(columns, rows, len(findings) - len(rows), compact=True)
+    shown = Limits(MAX_SUMMARY, MAX_SUMMARY, MAX_SUMMARY, MAX_LISTED)
+    return Table(columns, rows, len(findings) - len(rows), limits=shown, compact=True)
 
 
 def _first_divergence(
@@ -262,7 +269,7 @@ def _drift(steps: list[DriftStep]) -> Section | None:
     return Section("Accumulated error", (table,), lead, anchor="drift")
 
 
-def _findings(findings: list[Finding]) -> Iterator[Section]:
+def _findings(findings: list[Finding], details: FindingDetails) -> Iterator[Section]:
     for kind, (title, lead) in _KINDS.items():
         of_kind = [finding for finding in findings if finding.kind == kind]
         entries = tuple(
@@ -273,6 +280,9 @@ def _findings(findings: list[Finding]) -> Iterator[Section]:
                 str(f.number),
                 TONES[kind],
                 f"finding-{f.number}",
+                facets=facets(f),
+                ranks=ranks(f),
+                inside=details.of(f),
             )
             for f in sanitize(of_kind[:MAX_FINDINGS])
         )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from shadowrun.report.document import Entries, Facts, Figure, Listing, Note, Section, Table, plain, shown, visible
+from shadowrun.report.document import Entries, Facts, Listing, Note, Section, Table, plain, shown, visible
 from shadowrun.report.sanitize import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class _Page:
             self._more(more)
         elif isinstance(block, Listing):
             self._listing(block)
-        elif not isinstance(block, Figure):
+        elif isinstance(block, Section):  # pictures, and what is made later, are for HTML alone
             self._section(block)
 
     def _section(self, section: Section) -> None:

@@ -139,9 +139,8 @@ class _FindingScript:
             self._notes.append(f"the fault depends on earlier calls ({share}): nothing was minimised")
         else:
             arguments = self._args, self._kwargs
-            small = minimised(
-                judged, arguments, partial(bench.judge, self._plan), lambda j: j.kind, seconds, self._notes
-            )
+            judge = partial(bench.judge, self._plan)
+            small = minimised(self._plan.func, judged, arguments, judge, lambda j: j.kind, seconds, self._notes)
             judged, (self._args, self._kwargs) = small
         self._checks = checks_of(judged, bench.tolerance) if judged is not None else ()
         if not self._checks and self._kind in ("mismatch", "unstable"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, trusts_its_arguments
 from shadowrun.operators.case import exact_copy
 from shadowrun.replay.copies import tensors_in
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 
 def minimised(
+    func: Any,
     first: T,
     arguments: Arguments,
     judge: Callable[[tuple[Any, ...], dict[str, Any]], T | None],
@@ -38,21 +40,31 @@ def minimised(
 ) -> tuple[T, Arguments]:
     """Make the arguments of a call smaller while its fault stays one of the same kind.
 
+    Those of an operator that does not look whether they fit stay as they are: it would read elsewhere, and show another
+    fault.
+
     Args:
+        func: What is called: an operator, or any other function.
         first: What `judge` gave for the arguments as they are.
         arguments: Positional and named ones.
         judge: Runs a call; None where it shows no fault.
         kind: What has to stay the same of a fault.
         seconds: Time limit.
-        notes: Gets a sentence if that was too short.
+        notes: Gets a sentence if that was too short, or nothing was made smaller.
 
     Returns:
         What `judge` gave last for a call with the fault, and the smallest arguments.
     """
+    if seconds and trusts_its_arguments(func):
+        notes.append("its kernel does not check indices and lengths: its inputs are not made smaller")
+        return first, arguments
     last, wanted = first, kind(first)
+    is_operator = isinstance(func, torch._ops.OpOverload) and _fits(func, arguments)
 
     def holds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         nonlocal last
+        if is_operator and not _fits(func, (args, kwargs)):
+            return False
         judged = judge(args, kwargs)
         if judged is None or kind(judged) != wanted:
             return False
@@ -65,6 +77,15 @@ def minimised(
     if seconds and not minimiser.finished:
         notes.append(f"minimising ended after {seconds:g} s and {minimiser.n_runs} runs")
     return last, arguments
+
+
+def _fits(func: torch._ops.OpOverload, arguments: Arguments) -> bool:
+    """Whether arguments are those of a call that a file may have made: none leads outside of memory."""
+    try:
+        check_arguments(func, *arguments)
+    except Refused:
+        return False
+    return True
 
 
 class Minimiser:

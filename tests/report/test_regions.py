@@ -12,6 +12,7 @@ from shadowrun import report
 from shadowrun.errors import UsageError
 from shadowrun.run import Run, combine, load
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
+from tests.golden_kit import content
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LINE = "4 compiled regions: 2 match, 1 mismatch, 1 unverified; 7 calls of compiled regions not compared"
@@ -24,7 +25,7 @@ def run(sample) -> Run:
 
 @pytest.mark.parametrize("kind", ["txt", "md", "json", "html"])
 def test_golden(run: Run, kind: str) -> None:
-    golden, actual = GOLDEN / f"regions.{kind}", report.render(run, kind)
+    golden, actual = GOLDEN / f"regions.{kind}", content(report.render(run, kind))
     if os.environ.get("SHADOWRUN_GOLDEN"):
         golden.write_text(actual, encoding="utf-8")
     assert actual == golden.read_text(encoding="utf-8")

@@ -346,6 +346,20 @@ def test_a_link_in_the_place_of_a_shard_is_refused(capsys):
     assert not Path("nowhere").exists()
 
 
+def test_a_shard_without_a_byte_is_named(capsys):
+    """Its process ended before it wrote anything; `resume` begins it anew."""
+    folder = folder_of()
+    folder.shard(Shard(1, 2)).touch()
+    store = CampaignStore.begin(folder.shard(Shard(0, 2)), folder.info())
+    store.close()
+    assert main(["campaign", "status", "c"]) == 0
+    assert "ended before it wrote anything: shard 2-of-2" in " ".join(capsys.readouterr().out.split())
+    for action in ("report", "combine"):
+        assert main(["campaign", action, "c"]) == 0
+    folder.shard(Shard(1, 2)).write_bytes(b"x")
+    assert main(["campaign", "status", "c"]) == 2
+
+
 def test_settings_are_not_written_through_a_link(victim, monkeypatch):
     folder = folder_of()
     monkeypatch.setattr(secrets, "token_hex", lambda _: "known")

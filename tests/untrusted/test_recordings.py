@@ -353,6 +353,25 @@ def test_facts_that_no_pattern_is_written_for():
     assert main(["classes", "a.shadowrec", "--known", "k.toml"]) == 0
 
 
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "hard link"])
+def test_known_classes_are_written_where_their_name_says(capsys, kind):
+    write("a.shadowrec", **whole())
+    Path("elsewhere").mkdir()
+    other = Path("elsewhere/config.toml").absolute()
+    if kind != "link to nothing":
+        other.write_text("# mine\n")
+    if kind == "hard link":
+        Path("k.toml").hardlink_to(other)
+    else:
+        Path("k.toml").symlink_to(other)
+    is_link = kind != "hard link"
+    assert main(["classes", "a.shadowrec", "--write-known", "k.toml"]) == 2 * is_link
+    assert ("are a link" in capsys.readouterr().err) == is_link
+    assert (other.read_text() if other.exists() else "# mine\n") == "# mine\n"
+    assert Path("k.toml").is_symlink() or Path("k.toml").read_text().startswith("# mine\n")
+    assert other.exists() == (kind != "link to nothing")
+
+
 # -- published results ---------------------------------------------------------------------------------
 
 _RESULT = {

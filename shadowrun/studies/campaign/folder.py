@@ -276,7 +276,15 @@ class Folder:
         return self.path / _SHARDS / f"{shard.name}{_SUFFIX}"
 
     def shards(self) -> list[Path]:
-        """All shards that are there."""
+        """All shards that are there and not empty."""
+        empty = self.empty_shards()
+        return [path for path in self._shard_files() if path not in empty]
+
+    def empty_shards(self) -> list[Path]:
+        """Shards without a byte: their process ended before it wrote anything, and the next one begins them anew."""
+        return [path for path in self._shard_files() if path.is_file() and not path.stat().st_size]
+
+    def _shard_files(self) -> list[Path]:
         return sorted((self.path / _SHARDS).glob(f"*{_SUFFIX}"))
 
     def info(self) -> CampaignInfo:

@@ -55,15 +55,6 @@ _KINDS: Final = {
     Kind.ERROR: "error",
 }
 """Kinds of a case to those of a run's findings; all others are mismatches."""
-_UNCHECKED: Final = frozenset(
-    {
-        *("_ctc_loss", "_ctc_loss_backward", "_embedding_bag", "_embedding_bag_forward_only", "_pad_packed_sequence"),
-        *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward"),
-        *("adaptive_max_pool3d_backward", "_pdist_backward", "mkldnn_rnn_layer"),
-    }
-)
-"""Operators whose kernels do not look whether indices and lengths fit the sizes of the others (docs/security.md):
-smaller inputs would have them read elsewhere, and show another fault."""
 _CALL_LIMIT_S: Final = 60.0
 
 
@@ -121,8 +112,6 @@ def write_script(
     runner = VariantRunner(alone)
     smallest = _fewest_mutations(wanted, programs, runner, len(alone.backends)) if options.minimise else wanted.recipe
     wanted = replace(wanted, recipe=smallest)
-    if is_unchecked := wanted.signature.op.partition("::")[2].partition(".")[0] in _UNCHECKED:
-        options = replace(options, minimise=False)
     try:
         variant = build(smallest, programs)
         if variant.execution.metamorphic and any(text in EXPLANATIONS.values() for text in wanted.explanations):
@@ -134,8 +123,7 @@ def write_script(
     except (ShadowrunError, Invalid) as error:
         return CauseScript(smallest, note=str(error))
     is_simulated = repro.spec.target is not None and _is_simulated(repro.spec.target.device)
-    note = "its kernel does not check indices and lengths: its inputs are not made smaller" if is_unchecked else ""
-    return CauseScript(smallest, repro, snippet(repro.spec, alone.flaws if is_simulated else None), note)
+    return CauseScript(smallest, repro, snippet(repro.spec, alone.flaws if is_simulated else None))
 
 
 def catch_call(

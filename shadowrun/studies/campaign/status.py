@@ -27,6 +27,7 @@ class Status:
         wall_s: Seconds of all starts, summed over the shards.
         cpu_s: Seconds of processor time, likewise.
         shards: Name and number of settled variants of each.
+        empty: Names of those without a byte.
     """
 
     n_settled: int
@@ -34,6 +35,7 @@ class Status:
     wall_s: float
     cpu_s: float
     shards: tuple[tuple[str, int], ...]
+    empty: tuple[str, ...] = ()
 
 
 def status(folder: Folder) -> Status:
@@ -56,7 +58,8 @@ def status(folder: Folder) -> Status:
             cpu_s += sum(s[4] for s in store.sessions())
         settled |= done
         shards.append((path.name.partition(".")[0], len(done)))
-    return Status(len(settled), dict(counts), wall_s, cpu_s, tuple(shards))
+    empty = tuple(path.name.partition(".")[0] for path in folder.empty_shards())
+    return Status(len(settled), dict(counts), wall_s, cpu_s, tuple(shards), empty)
 
 
 def status_document(folder: Folder, now: Status, note: str = "") -> Document:
@@ -83,6 +86,9 @@ def status_document(folder: Folder, now: Status, note: str = "") -> Document:
     rows = tuple((name, f"{n:,}") for name, n in now.counts.items())
     blocks: list[Any] = [Note(note)] if note else []
     blocks += [Facts(tuple(facts)), Table((Column("count", "name"), Column("n", "number")), rows)]
+    if now.empty:
+        text = f"empty, its process ended before it wrote anything: shard {', '.join(now.empty)}"
+        blocks.append(Note(clip(text, MAX_NAME), "warn"))
     if len(now.shards) > 1:
         columns = (Column("shard", "name"), Column("variants", "number"))
         shards = tuple((clip(name, MAX_NAME), f"{n:,}") for name, n in now.shards)
@@ -98,7 +104,7 @@ def status_document(folder: Folder, now: Status, note: str = "") -> Document:
         "wall_s": now.wall_s,
         "cpu_s": now.cpu_s,
         "counts": now.counts,
-        "shards": dict(now.shards),
+        "shards": dict(now.shards) | dict.fromkeys(now.empty, 0),
     }
     records = Records(("count", "n"), tuple((name, str(n)) for name, n in now.counts.items()))
     return Document(f"campaign {clip(str(folder.path), MAX_NAME)}", tuple(blocks), data, records)

@@ -27,6 +27,7 @@ from shadowrun.limits import read_toml
 from shadowrun.numerics.ladder import mantissa_of
 from shadowrun.recording.model import Key
 from shadowrun.recording.recording_file import read
+from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.classes.equivalence import KEY_FIELDS, Output, classes_of, outputs_of
 from shadowrun.studies.classes.platforms import platforms_of
 
@@ -239,6 +240,11 @@ def write_known(path: Path, classes: Sequence[KnownClass]) -> int:
     Raises:
         DataFileError: The file exists and is wrong, or cannot be written.
     """
+    if path.is_symlink():
+        raise DataFileError(
+            f"The known classes {str(path)!r} are a link, which is not followed: name the file that it leads to.",
+            slug="bad-known-classes",
+        )
     known = read_known(path) if path.exists() else []
     had = {_identity(entry) for entry in known}
     names = {entry.name for entry in known}
@@ -252,11 +258,15 @@ def write_known(path: Path, classes: Sequence[KnownClass]) -> int:
         names.add(name)
         added.append("\n".join(_toml(name, entry)))
     try:
-        # Appended, not written anew: the file is edited by hand, and its comments must stay.
-        with path.open("a", encoding="utf-8") as file:
-            if not file.tell():
-                file.write("# Known classes of results: shadowrun classes --known checks recordings against them.\n")
-            file.writelines(f"\n{text}\n" for text in added)
+        # What it has stays byte by byte: the file is edited by hand, and has comments.
+        old = path.read_bytes() if path.exists() else b""
+        if old and not added:
+            return 0
+        head = "" if old else "# Known classes of results: shadowrun classes --known checks recordings against them.\n"
+        new = head + "".join(f"\n{text}\n" for text in added)
+        # A new file in its place: another name of the same file (a hard link) may be of something else.
+        with atomic_write(path, path.stat().st_mode & 0o777 if old else 0o666) as file:
+            file.write(old + new.encode())
     except OSError as error:
         raise DataFileError(
             f"The known classes {str(path)!r} cannot be written: {error}.", slug="bad-known-classes"

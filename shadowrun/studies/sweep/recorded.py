@@ -108,11 +108,12 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
     seeded(f"{seed} {name} {text}")
     try:
         args, kwargs = _Reader(text, shapes).arguments()
-        check_arguments(operator, args, kwargs)
         # An index must be smaller than the smallest dimension of any tensor of the call.
         sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
         for t in leaves([args, kwargs]):
             _fill(t, min([2, *sizes]))
+        # After that: some values are places in memory, and it is those of the call that must lie inside.
+        check_arguments(operator, args, kwargs)
     except UnreadableCall:
         raise
     # The text may name any shape, dtype and number.

@@ -287,9 +287,8 @@ def smallest_mismatch(
         first = invariance.first_mismatch(part, plan, args, kwargs) if plan.name == op else None
         if first is not None:
             judge = partial(invariance.first_mismatch, part, plan)
-            smallest, _ = minimised(
-                first, (first.variant.args, first.variant.kwargs), judge, _signature, seconds, notes
-            )
+            given = plan.func, first, (first.variant.args, first.variant.kwargs)
+            smallest, _ = minimised(*given, judge, _signature, seconds, notes)
             return plan, smallest
     return None
 

@@ -14,6 +14,7 @@ from shadowrun.report.terminal import render_terminal
 from shadowrun.studies.campaign.cause_report import cause_document
 from shadowrun.studies.campaign.report import campaign_document
 from tests.golden.campaign import campaign
+from tests.golden_kit import content
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAIL_ON = frozenset({"mismatch", "crash"})
@@ -25,7 +26,7 @@ def summary():
 
 
 def check(name, text):
-    golden = GOLDEN / name
+    golden, text = GOLDEN / name, content(text)
     if os.environ.get("SHADOWRUN_GOLDEN"):
         golden.write_text(text, encoding="utf-8")
     expected = golden.read_text(encoding="utf-8")

@@ -1,0 +1,189 @@
+"""The HTML report in a browser: what it filters, sorts and opens; its widths and contrasts; without its script."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from shadowrun import report
+from shadowrun.report.document import Column, Document, Entries, Entry, Limits, Records, Section, Table, render
+from shadowrun.report.html import MAX_BYTES
+from shadowrun.run import Run
+from tests.browser_kit import MISSING, started
+
+IN_A_BROWSER = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+SHOWN = "[...document.querySelectorAll('article[id^=f]')].filter(a => a.checkVisibility()).map(a => a.id)"
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with started() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(sample, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    Run(sample.build(compiled=True)).write(path)
+    return path
+
+
+@pytest.fixture
+def opened(browser, page):
+    browser.resize(1280)
+    browser.open(page)
+    yield browser
+    assert browser.console() == []
+
+
+def choose(browser, name, value):
+    browser.run(
+        "const tools = document.getElementById('findings');"
+        "tools.querySelector(arguments[0]).value = arguments[1];"
+        "tools.querySelector(arguments[0]).dispatchEvent(new Event('input', {bubbles: true}))",
+        name, value,
+    )  # fmt: skip
+
+
+@IN_A_BROWSER
+@pytest.mark.parametrize(("width", "dark"), [*itertools.product((390, 1280, 3840), (False, True))])
+def test_it_fits_and_can_be_read(browser, page, width, dark):
+    browser.resize(width, dark=dark)
+    browser.open(page)
+    browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.run(CONTRAST) == {}
+    assert browser.console() == []
+
+
+@IN_A_BROWSER
+def test_findings_are_filtered_by_what_they_have_in_common(opened):
+    everything = opened.run(f"return {SHOWN}")
+    assert len(everything) == 11
+    choose(opened, "select[name=status]", "mismatch")
+    assert len(opened.run(f"return {SHOWN}")) == 6
+    choose(opened, "select[name=phase]", "backward")
+    assert opened.run("return document.querySelector('#findings output').textContent") == "3 of 11"
+    assert opened.run("return document.getElementById('unsupported').hidden") is True
+    choose(opened, ".search", "t_copy")
+    (only,) = opened.run(f"return {SHOWN}")
+    assert "aten::t_copy" in opened.run("return document.getElementById(arguments[0]).textContent", only)
+    opened.run("document.querySelector('#findings .clear').click()")
+    assert opened.run(f"return {SHOWN}") == everything
+
+
+@IN_A_BROWSER
+def test_findings_are_sorted(opened):
+    choose(opened, "select.sort", "ULP")
+    figures = opened.run("""
+        const articles = [...document.querySelectorAll("#mismatch article")];
+        return articles.map(article => new Map(JSON.parse(article.dataset.ranks)).get("ULP"));
+    """)
+    assert figures == sorted(figures, reverse=True)
+    assert figures[:2] == [8_388_608, 73_912]
+
+
+@IN_A_BROWSER
+def test_tables_are_sorted_by_what_their_figures_mean(opened):
+    column = """
+        const table = document.querySelector("#operators table"), heads = [...table.querySelectorAll("thead th")];
+        const at = heads.findIndex(h => h.textContent.startsWith(arguments[0]));
+        heads[at].querySelector("button").click();
+        return [heads[at].ariaSort, [...table.querySelectorAll("tbody tr")].map(r => r.cells[at].textContent)];
+    """
+    order, texts = opened.run(column, "target")
+    assert order == "descending"
+    micro = [float(t.split()[0]) * {"ms": 1000, "µs": 1}[t.split()[1]] if t != "-" else -1 for t in texts]
+    assert micro == sorted(micro, reverse=True)
+    assert {"9.22 ms", "-"} < set(texts)
+    order, texts = opened.run(column, "operator")
+    assert order == "ascending"
+    assert texts == sorted(texts)
+
+
+@IN_A_BROWSER
+def test_a_table_shows_the_rows_with_some_words(opened):
+    shown = opened.run("""
+        const box = document.querySelector("#operators .table"), search = box.querySelector(".search");
+        search.value = "SOFTMAX mismatch";
+        search.dispatchEvent(new Event("input", {bubbles: true}));
+        return [...box.querySelectorAll("tbody tr")].filter(r => !r.hidden).map(r => r.cells[0].textContent);
+    """)
+    assert shown == ["aten::_softmax"]
+
+
+@IN_A_BROWSER
+def test_a_link_opens_what_is_folded_or_filtered_away(opened):
+    choose(opened, "select[name=status]", "unsupported")
+    opened.run("document.getElementById('fold').click()")
+    opened.run("location.hash = '#finding-9'")
+    state = (
+        "const f = document.getElementById('finding-9'); return [f.checkVisibility(), f.querySelector('details').open]"
+    )
+    assert opened.run(state) == [True, True]
+
+
+@IN_A_BROWSER
+def test_what_a_figure_means_is_shown_on_the_spot(opened):
+    text = "const help = document.querySelector('#operators a.help[href=\"#help-ulp\"]'); help.click();"
+    text += "const tip = document.getElementById('tip'); return [tip.matches(':popover-open'), tip.textContent]"
+    shown, words = opened.run(text)
+    assert shown
+    assert words.startswith("Units in the last place")
+
+
+@IN_A_BROWSER
+def test_without_script_all_is_there(browser, page):
+    browser.javascript(on=False)
+    try:
+        browser.open(page)
+    finally:
+        browser.javascript(on=True)
+    assert len(browser.run(f"return {SHOWN}")) == 11
+    assert (
+        browser.run("return [...document.querySelectorAll('.tools, button')].filter(n => n.checkVisibility()).length")
+        == 0
+    )
+    assert browser.run("return document.querySelectorAll('details:not([name]) > summary').length") > 20
+
+
+def document(*blocks):
+    return Document("many", blocks, {}, Records((), ()))
+
+
+def test_what_is_beyond_the_first_rows_opens():
+    rows = tuple((f"op{n}", str(n)) for n in range(30))
+    table = Table(
+        (Column("operator", "name"), Column("calls", "number")), rows, noun="operators", limits=Limits(html=8)
+    )
+    text = render(document(Section("Operators", (table,))), "html")
+    before, _, after = text.partition("… and 22 more operators</summary>")
+    assert "op7<" in before
+    assert "op8<" not in before
+    assert "op29<" in after
+    assert "not in this page" not in text
+
+
+def test_a_page_is_bounded_whatever_the_run():
+    entries = tuple(Entry("x" * 120, (), "y" * 9000, anchor=f"finding-{n}") for n in range(3000))
+    table = Table((Column("a"),), tuple(("z" * 9000,) for _ in range(3000)), noun="rows")
+    text = render(document(Section("Many", (Entries(entries, noun="findings"), table))), "html")
+    assert 100_000 < len(text.encode()) <= MAX_BYTES
+    assert "more are not in this page, which is bounded" in text
+
+
+def test_two_sections_of_one_title_have_two_ids():
+    text = render(document(Section("Same", ()), Section("Same", ())), "html")
+    assert 'id="same"' in text
+    assert 'href="#same-2"' in text
+
+
+@pytest.mark.parametrize("kind", ["txt", "md"])
+def test_other_formats_make_no_pictures(sample, kind):
+    run = Run(sample.build())
+    run.places = None  # what only pages ask for
+    assert report.render(run, kind)
