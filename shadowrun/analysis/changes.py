@@ -62,6 +62,7 @@ class FindingInRun:
         severity: Greatest severity of its calls (`store.schema.SEVERITY`); of slow operators the ratio of times.
         first_seq: Number of the first call.
         known: Reason of the known issue that excuses it; empty for none.
+        site: Source line of the first call.
     """
 
     n_calls: int
@@ -69,6 +70,7 @@ class FindingInRun:
     severity: float
     first_seq: int
     known: str = ""
+    site: str = ""
 
     @property
     def share(self) -> float:
@@ -123,14 +125,15 @@ def signatures(
             sum(row.group.n for row in rows),
             totals[signature.op, signature.module, signature.phase],
             max(row.group.severity for row in rows),
-            min(row.group.first_seq for row in rows),
+            (first := min(rows, key=lambda row: row.group.first_seq)).group.first_seq,
             excuse.reason if excuse else "",
+            first.context.site,
         )
     for finding in slow:
         ratio = finding.target_min_us / finding.ref_min_us if finding.ref_min_us > 0 else 0.0
         reason = finding.known.reason if finding.known else ""
         found[Signature("slow", finding.op, "", "", str(finding.cause or ""))] = FindingInRun(
-            finding.n_calls, finding.n_calls_of_op, ratio, finding.first_seq, reason
+            finding.n_calls, finding.n_calls_of_op, ratio, finding.first_seq, reason, *finding.sites[:1]
         )
     return found
 

@@ -411,7 +411,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         help="verdicts that make the exit status 1, such as mismatch,error,crash (default: none)",
     )
     options.add_known_arguments(parser)
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
 
 
 def _report(args: argparse.Namespace) -> int:

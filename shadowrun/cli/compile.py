@@ -29,9 +29,11 @@ from shadowrun.report.sanitize import forgiving
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
-    from shadowrun.compiled.outcome import CompileReport
+    from shadowrun.compiled.outcome import CompileReport, RegionReport
     from shadowrun.report.document import Document
+    from shadowrun.report.issues import Issue, Issues
 
 __all__ = ["add_arguments", "run"]
 
@@ -64,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-unverified", action="store_true", help="exit with 0 even if a graph could not be verified"
     )
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
     options.add_program_arguments(parser)
 
 
@@ -133,7 +135,50 @@ def _document(reports: list[CompileReport]) -> Document:
         for r in report.regions
     ]  # fmt: skip
     data = {"format": 1, "reports": list(map(_report_data, reports))}
-    return Document("torch.compile against eager", tuple(blocks), data, Records(head, tuple(rows)))
+    title = "torch.compile against eager"
+    return Document(title, tuple(blocks), data, Records(head, tuple(rows)), issues=_issues(reports))
+
+
+def _issues(reports: list[CompileReport]) -> Issues:
+    """One issue for each operator that is wrong, or for each region where none was found."""
+    from shadowrun.compiled.outcome import RegionOutcome
+    from shadowrun.report.issues import Issues
+
+    backends = ", ".join(dict.fromkeys(report.backend for report in reports))
+    regions = [(report, region) for report in reports for region in report.regions]
+    rows = [issue for pair in regions for issue in _issues_of(*pair)]
+    # A program may be wrong only as a whole.
+    rows += [
+        _issue(r.name, r.backend, str(r.outcome), r.error or r.verdict.evidence, failed=r.failed)
+        for r in reports
+        if not r.ok and not any(issue.name.startswith(f"{r.name} ") for issue in rows)
+    ]
+    passed = tuple(f"{report.name} {r.name}" for report, r in regions if r.outcome is RegionOutcome.OK)
+    return Issues(f"compiled ({backends})" if backends else "compiled", tuple(rows), passed)
+
+
+def _issues_of(report: CompileReport, region: RegionReport) -> Iterator[Issue]:
+    from shadowrun.compiled.outcome import RegionOutcome
+
+    if region.outcome is RegionOutcome.OK:
+        return
+    failed = region.outcome is not RegionOutcome.UNVERIFIED
+    name, kind = f"{report.name} {region.name}", str(region.outcome)
+    culprits = region.localised.culprits if region.localised else ()
+    for c in culprits:
+        yield _issue(f"{name} {c.op}", report.backend, kind, f"{c.how}: {c.evidence}", failed=failed, site=c.site)
+    if not culprits:
+        why = region.error or region.verdict.evidence or region.verdict.explanation
+        yield _issue(name, report.backend, kind, why, failed=failed)
+
+
+def _issue(name: str, backend: str, kind: str, why: str, *, failed: bool, site: str = "") -> Issue:
+    from shadowrun.report.issues import Issue
+    from shadowrun.report.sanitize import clip
+
+    message = clip(f"{name}, compiled with {backend}: {kind}{f', {why}' if why else ''}")
+    level = "error" if failed else "warning"
+    return Issue(kind, "", name, message, level, (kind, name), sites=(site,) if site else ())
 
 
 def _report_data(report: CompileReport) -> dict[str, Any]:

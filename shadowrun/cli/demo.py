@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directory", default=".", metavar="DIR", help="folder of the data file and the page (default: this one)"
     )
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
 
 
 def run(args: argparse.Namespace) -> int:

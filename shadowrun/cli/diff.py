@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of each list at most, in all formats (default: %(default)s)",
     )
     options.add_known_arguments(parser)
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
     parser.add_argument(
         "--fail-on",
         type=options.words,
@@ -100,18 +100,21 @@ def _diff(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document,
 def _diff_runs(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
     import shadowrun
     from shadowrun.studies.diff.findings_report import changes_document, failures
+    from shadowrun.studies.diff.issues import change_issues
 
     kinds = _kinds(args.fail_on, _OF_RUNS, "data files")
     if args.map:
         raise UsageError("--map is for recordings, not for data files.", slug="bad-option")
     before, after = (shadowrun.load(path, known=options.known_ledger(args)) for path in paths)
     changes = after.changes_since(before)
-    document = changes_document(changes, (before.info, after.info), _labels(paths), args.limit)
+    issues = change_issues(changes, after.info.target, kinds, paths[1].name)
+    document = changes_document(changes, (before.info, after.info), _labels(paths), args.limit, issues)
     return document, failures(changes, kinds)
 
 
 def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
     from shadowrun.recording.recording_file import read
+    from shadowrun.studies.diff.issues import recording_issues
     from shadowrun.studies.diff.names import read_names
     from shadowrun.studies.diff.recordings import diff_recordings
     from shadowrun.studies.diff.report import recordings_document
@@ -124,7 +127,8 @@ def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tupl
     # A mistake that would pass every gate.
     if paths[0].samefile(paths[1]):
         found = dataclasses.replace(found, warnings=("both names are of one file", *found.warnings))
-    return recordings_document(found, args.limit, replay_commands(found, paths)), found.failures(kinds)
+    issues = recording_issues(found, kinds, args.limit, paths[1].name)
+    return recordings_document(found, args.limit, replay_commands(found, paths), issues), found.failures(kinds)
 
 
 def _kinds(given: list[str], known: tuple[str, ...], what: str) -> frozenset[str]:

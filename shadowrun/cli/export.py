@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file and the output."""
     options.add_data_argument(parser)
     options.add_known_arguments(parser)
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.config import ON_UNSUPPORTED
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
-from shadowrun.report import FORMATS, format_of
+from shadowrun.report import FORMATS, ISSUE_FORMATS, STDOUT, output_of
 from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
@@ -139,19 +139,46 @@ def known_ledger(args: argparse.Namespace) -> str | bool | None:
     return False if args.no_known else args.known
 
 
-def add_output_arguments(parser: argparse._ActionsContainer) -> None:
-    """Files and format of the report; the same options for every command that prints one."""
+def add_output_arguments(parser: argparse._ActionsContainer, *, findings: bool = False) -> None:
+    """Files and format of the report; the same options for every command that prints one.
+
+    Args:
+        parser: Gets the options.
+        findings: Whether the report has findings, which CI services take in formats of their own.
+    """
+    formats = (*FORMATS, *ISSUE_FORMATS) if findings else FORMATS
+    services = f"; for CI services: {', '.join(ISSUE_FORMATS)}" if findings else ""
     parser.add_argument(
         "-o",
         "--output",
         action="append",
+        type=_output_among(formats),
         default=[],
         metavar="FILE",
-        help=f"write the report to FILE; the extension picks the format: {', '.join(FORMATS)} (may be repeated)",
+        help="write the report to FILE, in the format of its extension, or to FORMAT:FILE (FORMAT:- is standard "
+        f"output): {', '.join(FORMATS)}{services} (may be repeated)",
     )
     parser.add_argument(
-        "-f", "--format", choices=FORMATS, help="format on standard output (default: text, coloured in a terminal)"
+        "-f",
+        "--format",
+        choices=formats,
+        metavar="FORMAT",
+        help="format on standard output, one of these (default: text, coloured in a terminal)",
     )
+
+
+def _output_among(formats: Collection[str]) -> Callable[[str], str]:
+    """Reader of ``-o``: refuses the formats of findings where a report has none."""
+
+    def read(text: str) -> str:
+        with contextlib.suppress(UsageError):  # `check_outputs` raises it, with its entry in the documentation
+            if (name := output_of(text).format) not in formats:
+                raise argparse.ArgumentTypeError(
+                    f"{text!r}: {name} is a format of findings, and this report has none; use {', '.join(formats)}"
+                )
+        return text
+
+    return read
 
 
 def print_report(document: Document, args: argparse.Namespace, *, always: bool = False) -> None:
@@ -170,10 +197,17 @@ def print_report(document: Document, args: argparse.Namespace, *, always: bool =
 
     # Again: since the start, a run of hours may have passed, and a folder may be gone.
     check_outputs(args.output)
-    if args.format or always or not args.output:
-        report.show(render(document, args.format or "terminal"))
-    for output in args.output:
-        report.save(render(document, format_of(output)), Path(output))
+    printed = [args.format or "terminal"] if args.format or always or not args.output else []
+    # Files first: the reader of standard output may close it, as `head` does.
+    for output in map(output_of, args.output):
+        if output.path == report.STDOUT:
+            printed.append(output.format)
+        elif output.appends:
+            report.append_to_summary(render(document, output.format), Path(output.path))
+        else:
+            report.save(render(document, output.format), Path(output.path))
+    for name in printed:
+        report.show(render(document, name))
 
 
 def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None = None) -> None:
@@ -365,15 +399,15 @@ def check_outputs(outputs: list[str]) -> None:
     Raises:
         UsageError: Unknown extension, a missing folder, or the same file twice.
     """
-    for output in outputs:
-        path = Path(output)
-        format_of(path)  # raises for an unknown extension
+    paths = [output_of(output).path for output in outputs]  # raises for an unknown extension
+    for path in (Path(path) for path in paths if path != STDOUT):
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise UsageError(
-                f"The report {output!r} cannot be written: its folder must exist and be writable.",
+                f"The report {str(path)!r} cannot be written: its folder must exist and be writable.",
                 slug="unwritable-report",
             )
-    if len(set(outputs)) < len(outputs):
+    files = [path for path in paths if path != STDOUT]
+    if len(set(files)) < len(files):
         raise UsageError(
             "Two -o options name the same file: give each report a file of its own.", slug="unwritable-report"
         )

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read what is left of a damaged file, and report what is missing",
     )
     options.add_known_arguments(parser)
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
 
 
 def run(args: argparse.Namespace) -> int:

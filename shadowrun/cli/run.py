@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
     options.add_compare_arguments(parser)
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
     add_gate_argument(parser)
     options.add_program_arguments(parser)
 

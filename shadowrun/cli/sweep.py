@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--restart", action="store_true", help="start again, replacing the coverage file")
     out = parser.add_argument_group("report")
     out.add_argument("--all", action="store_true", dest="everything", help="print all failures, not only the first 20")
-    options.add_output_arguments(out)
+    options.add_output_arguments(out, findings=True)
     out.add_argument(
         "--fail-on",
         type=options.kinds_among(KINDS),
@@ -205,7 +205,9 @@ def _request_of(args: argparse.Namespace, *, simulated: bool) -> SweepRequest:
 
 def _report(path: Path, args: argparse.Namespace) -> SupportTable:
     from shadowrun.analysis.wording import shell_command
+    from shadowrun.studies.sweep.cases import Kind
     from shadowrun.studies.sweep.coverage_file import CoverageFile
+    from shadowrun.studies.sweep.issues import sweep_issues
     from shadowrun.studies.sweep.report import sweep_document
     from shadowrun.studies.sweep.support import SupportTable
 
@@ -213,7 +215,10 @@ def _report(path: Path, args: argparse.Namespace) -> SupportTable:
     info, table = file.info, SupportTable.of(file.results())
     file.close()
     script = shell_command("repro", path) if any(operator.failing for operator in table.operators) else ""
-    options.print_report(sweep_document(table, info, everything=args.everything, script=script), args, always=True)
+    failing = {Kind(kind) for word in args.fail_on for kind in _GROUPS[word]}
+    issues = sweep_issues(table, info, failing, path.name)
+    document = sweep_document(table, info, everything=args.everything, script=script, issues=issues)
+    options.print_report(document, args, always=True)
     return table
 
 

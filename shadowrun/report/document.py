@@ -17,10 +17,15 @@ from shadowrun.report.sanitize import MAX_WHOLE, clip, sanitize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from shadowrun.report.issues import Issues
+
 __all__ = [
+    "ISSUE_FORMATS",
     "RENDERERS",
     "Block",
     "Cell",
+    "Code",
+    "CodeLine",
     "Column",
     "Document",
     "Entries",
@@ -50,8 +55,15 @@ RENDERERS = {
     "csv": "machine:render_csv",
     "html": "html:render_html",
     "terminal": "terminal:render_terminal",
+    "junit": "junit:render_junit",
+    "sarif": "sarif:render_sarif",
+    "github": "annotations:render_github",
+    "codequality": "annotations:render_code_quality",
 }
 """Format to module and function: only the formats that need rich and jinja2 import them."""
+
+ISSUE_FORMATS = ("junit", "sarif", "github", "codequality")
+"""Formats of CI services: those of reports that have findings."""
 
 TONES = {
     **dict.fromkeys(("match", "full", "ok", "kernel", "present", "gained"), "good"),
@@ -265,6 +277,42 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of a program, with what was found in it.
+
+    Attributes:
+        number: From 1.
+        code: Its text.
+        marks: The findings, in the margin.
+        tone: As of `Span`; empty for a line that called no operator.
+        title: The tone in words.
+        anchor: For links.
+    """
+
+    number: int
+    code: str
+    marks: tuple[Span, ...] = ()
+    tone: str = ""
+    title: str = ""
+    anchor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines of a source file, which HTML alone shows.
+
+    Attributes:
+        title: Name of the file.
+        lines: Its lines; where numbers do not follow each other, lines are left out.
+        note: What a reader must know, such as that the file was changed.
+    """
+
+    title: str
+    lines: tuple[CodeLine, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Later:
     """Blocks that HTML alone shows, made when it does: pictures and source lines take reading that other formats spare.
 
@@ -298,7 +346,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Figure | Listing | Later | Section
+Block = Note | Facts | Table | Entries | Figure | Listing | Code | Later | Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +375,7 @@ class Document:
         data: All data, for programs: the JSON.
         records: The CSV.
         gate: Whether the run passed; None without a gate.
+        issues: The findings for CI services; None for a report that has none by its nature.
     """
 
     title: str
@@ -334,6 +383,7 @@ class Document:
     data: Mapping[str, Any] = field(repr=False)
     records: Records = field(repr=False)
     gate: GateLine | None = None
+    issues: Issues | None = field(default=None, repr=False)
 
 
 def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.write
@@ -345,15 +395,20 @@ def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.wr
     Args:
         document: The document.
         format: ``txt``, ``md`` (or ``markdown``), ``json``, ``csv``, ``html``, or ``terminal`` (coloured and as wide as
-            the terminal where standard output is one).
+            the terminal where standard output is one); with findings also ``junit``, ``sarif``, ``github``
+            (annotations) and ``codequality`` (GitLab).
 
     Raises:
-        UsageError: Unknown format.
+        UsageError: Unknown format, or one of findings for a report that has none.
     """
     name = "md" if format == "markdown" else format
     if name not in RENDERERS:
         raise UsageError(
             f"There is no report format {format!r}; use one of {', '.join(RENDERERS)}.", slug="unknown-format"
+        )
+    if name in ISSUE_FORMATS and document.issues is None:
+        raise UsageError(
+            f"The format {name} is for findings, and this report has none: use another.", slug="unknown-format"
         )
     module, function = RENDERERS[name].split(":")
     # Imported here: JSON and CSV need neither rich nor jinja2.
@@ -368,8 +423,10 @@ def _safe(document: Document, format: str) -> Document:  # noqa: A002 - as in re
     # Its renderer reads nothing else.
     if format == "csv":
         return dataclasses.replace(document, records=sanitize(document.records, whole=True))
-    blocks = sanitize(document.blocks, longest=MAX_WHOLE)
     gate = sanitize(document.gate, longest=MAX_WHOLE)
+    if format in ISSUE_FORMATS:
+        return dataclasses.replace(document, gate=gate, issues=sanitize(document.issues, longest=MAX_WHOLE))
+    blocks = sanitize(document.blocks, longest=MAX_WHOLE)
     return dataclasses.replace(document, title=clip(document.title, MAX_WHOLE), blocks=blocks, gate=gate)
 
 

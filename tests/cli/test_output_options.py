@@ -14,7 +14,7 @@ import torch
 import shadowrun
 from shadowrun.cli import main as cli
 from shadowrun.cli.main import main
-from shadowrun.report import FORMATS
+from shadowrun.report import FORMATS, ISSUE_FORMATS
 from tests.studies.sweep.test_support_command import WRONG, write
 
 NO_REPORT = {
@@ -26,6 +26,12 @@ NO_REPORT = {
 }
 """Commands without a report; -o of the first three names what they write."""
 REPORTS = sorted(set(cli.COMMANDS) - set(NO_REPORT))
+WITH_FINDINGS = ("run", "report", "export", "demo", "compile", "sweep", "diff")
+"""Commands whose reports CI services take, too; of a campaign, `report`."""
+
+
+def formats_of(name):
+    return (*FORMATS, *ISSUE_FORMATS) if name in WITH_FINDINGS else FORMATS
 
 
 def options_of(name):
@@ -41,7 +47,7 @@ def test_every_command_with_a_report_has_both_options(name):
     assert form is options["--format"]
     assert (output.default, output.metavar) == ([], "FILE")
     assert isinstance(output, argparse._AppendAction)
-    assert tuple(form.choices) == FORMATS
+    assert tuple(form.choices) == formats_of(name)
     assert form.default is None
     assert not {"--json", "--csv", "--markdown", "--html"} & set(options)
 
@@ -73,15 +79,19 @@ def files(tmp_path_factory):
 
 def check(form, text):
     """A report of a format, with more than its frame."""
-    assert len(text) > 40, text
+    assert len(text) > (40 if form in FORMATS else 2), text
     if form == "json":
         assert json.loads(text)["format"] >= 1
     elif form == "csv":
         head, *rows = csv.reader(io.StringIO(text))
         assert len(head) > 2
         assert all(len(row) == len(head) for row in rows)
+    elif form == "codequality":
+        assert isinstance(json.loads(text), list)
+    elif form == "sarif":
+        assert json.loads(text)["version"] == "2.1.0"
     else:
-        start = {"txt": "shadowrun  ", "md": "# ", "html": "<!DOCTYPE html>"}[form]
+        start = {"txt": "shadowrun  ", "md": "# ", "html": "<!DOCTYPE html>", "junit": "<?xml", "github": "::"}[form]
         assert text.startswith(start)
 
 
@@ -106,11 +116,11 @@ READING = {
 def test_every_format_of_what_reads(name, files, tmp_path, monkeypatch, capsys):
     argv = [str(files / word) if (files / word).exists() else word for word in READING[name]]
     monkeypatch.chdir(tmp_path)
-    outputs = [f"x.{form}" for form in FORMATS]
-    assert main([*argv, *(word for output in outputs for word in ("-o", output))]) == 0
+    forms = formats_of(name)
+    assert main([*argv, *(word for form in forms for word in ("-o", f"{form}:x.{form}"))]) == 0
     assert capsys.readouterr().out == "", "files were named, and no format for standard output"
-    for form, output in zip(FORMATS, outputs, strict=True):
-        check(form, Path(output).read_text(encoding="utf-8"))
+    for form in forms:
+        check(form, Path(f"x.{form}").read_text(encoding="utf-8"))
     assert main([*argv, "-f", "json"]) == 0
     check("json", capsys.readouterr().out)
 
@@ -134,12 +144,13 @@ def test_every_format_of_what_measures(name, tmp_path):
     """It also prints the report, whatever files are named: in the format that -f asks for."""
     (tmp_path / "x.py").write_text(PROGRAM, encoding="utf-8")
     before, after = MEASURING[name][: MEASURING[name].index(...) - 1], MEASURING[name][MEASURING[name].index(...) + 1 :]
-    outputs = [word for form in FORMATS for word in ("-o", f"x.{form}")]
+    forms = formats_of(name)
+    outputs = [word for form in forms for word in ("-o", f"{form}:x.{form}")]
     command = [sys.executable, "-m", "shadowrun", *before, "-f", "md", *outputs, *after]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     check("md", done.stdout)
-    for form in FORMATS:
+    for form in forms:
         check(form, (tmp_path / f"x.{form}").read_text(encoding="utf-8"))
 
 
@@ -157,3 +168,39 @@ def test_an_output_that_cannot_be_written_is_refused_first(name, output, words, 
     said = capsys.readouterr()
     assert words in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("name", ["coverage", "platforms", "zoo list"])
+def test_a_report_without_findings_has_no_format_of_findings(name, files, capsys):
+    argv = [str(files / word) if (files / word).exists() else word for word in READING[name]]
+    for option in (["-o", "x.sarif"], ["-o", "junit:x"], ["-f", "github"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*argv, *option])
+        assert "x" in capsys.readouterr().err
+
+
+def test_a_format_before_the_file_goes_before_its_extension(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = str(files / "run")
+    assert (
+        main(["report", data, "-o", "codequality:a.json", "-o", "b.sarif.json", "-o", "github:-", "-o", "c.xml"]) == 0
+    )
+    assert capsys.readouterr().out.startswith("::notice")
+    check("codequality", Path("a.json").read_text(encoding="utf-8"))
+    check("sarif", Path("b.sarif.json").read_text(encoding="utf-8"))
+    check("junit", Path("c.xml").read_text(encoding="utf-8"))
+
+
+def test_the_summary_of_a_step_is_appended_to(files, tmp_path, monkeypatch, capsys):
+    """GitHub names a file without extension, and drops one of more than 1 MiB."""
+    summary = tmp_path / "step_summary_a1b2"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    for _ in range(2):
+        assert main(["report", str(files / "run"), "-o", str(summary)]) == 0
+    once = summary.stat().st_size // 2
+    assert summary.read_text(encoding="utf-8").count("# cpu\\[threads=1\\] against cpu") == 2
+    summary.write_bytes(b"x\n" * (2**19 - once // 4))
+    assert main(["report", str(files / "run"), "-o", str(summary)]) == 0
+    assert summary.stat().st_size <= 2**20
+    assert "more lines: a summary has 1 MiB" in summary.read_text(encoding="utf-8")
+    assert capsys.readouterr().out == ""

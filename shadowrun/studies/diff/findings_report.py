@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shadowrun.analysis import FindingChange, FindingInRun
+    from shadowrun.report.issues import Issues
     from shadowrun.types import RunInfo
 
 __all__ = ["changes_document", "failures"]
@@ -23,7 +24,11 @@ _LIMITS: Final = Limits(40, 100, 1000)
 
 
 def changes_document(
-    changes: Sequence[FindingChange], infos: tuple[RunInfo, RunInfo], labels: tuple[str, str], limit: int
+    changes: Sequence[FindingChange],
+    infos: tuple[RunInfo, RunInfo],
+    labels: tuple[str, str],
+    limit: int,
+    issues: Issues | None = None,
 ) -> Document:
     """Report of two runs.
 
@@ -32,6 +37,7 @@ def changes_document(
         infos: Of the two runs.
         labels: What the report calls them.
         limit: Rows of each list.
+        issues: The findings for CI services.
     """
     counts = {change: sum(c.change is change for c in changes) for change in Change}
     platforms = [f"{info.target} against {info.ref}" for info in infos]
@@ -76,7 +82,7 @@ def changes_document(
         )
         for c in changes[:limit]
     )  # fmt: skip
-    return Document(title, tuple(blocks), data, Records(head, records))
+    return Document(title, tuple(blocks), data, Records(head, records), issues=issues)
 
 
 def failures(changes: Sequence[FindingChange], kinds: frozenset[str]) -> list[str]:

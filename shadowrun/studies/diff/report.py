@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.model import Recording
     from shadowrun.report.document import Cell
+    from shadowrun.report.issues import Issues
     from shadowrun.studies.diff.recordings import RecordingDiff
 
 __all__ = ["recordings_document"]
@@ -58,15 +60,18 @@ _MEANING: Final = {
 }
 
 
-def recordings_document(found: RecordingDiff, limit: int, replays: Sequence[str] = ()) -> Document:
+def recordings_document(
+    found: RecordingDiff, limit: int, replays: Sequence[str] = (), issues: Issues | None = None
+) -> Document:
     """Report of two recordings.
 
     Args:
         found: What was found.
         limit: Rows of each table and list.
         replays: Commands that judge the first divergence in full.
+        issues: The differences for CI services.
     """
-    return _Report(found, limit, replays).document()
+    return dataclasses.replace(_Report(found, limit, replays).document(), issues=issues)
 
 
 class _Report:

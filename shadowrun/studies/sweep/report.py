@@ -28,6 +28,7 @@ from shadowrun.studies.sweep.support import Direction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shadowrun.report.issues import Issues
     from shadowrun.studies.sweep.coverage_file import SweepInfo
     from shadowrun.studies.sweep.support import (
         Change,
@@ -66,7 +67,9 @@ _KINDS = {
 """Columns of the table of cases."""
 
 
-def sweep_document(table: SupportTable, info: SweepInfo, *, everything: bool = False, script: str = "") -> Document:
+def sweep_document(
+    table: SupportTable, info: SweepInfo, *, everything: bool = False, script: str = "", issues: Issues | None = None
+) -> Document:
     """Report of one sweep: cases by dtype and part, and the failures.
 
     Args:
@@ -74,6 +77,7 @@ def sweep_document(table: SupportTable, info: SweepInfo, *, everything: bool = F
         info: Platforms and options of the sweep.
         everything: In a terminal, list all failures, not only the first `MAX_ENTRIES`.
         script: Command that writes scripts for the failures; empty for none.
+        issues: The failures for CI services.
     """
     state = "" if info.complete else ", not complete"
     counts = table.by_support
@@ -97,7 +101,8 @@ def sweep_document(table: SupportTable, info: SweepInfo, *, everything: bool = F
         names = ", ".join(table.not_invariant)
         n = len(table.not_invariant)
         blocks.append(Note(f"not batch-invariant, which is no failure: {n} operators ({names})"))
-    return Document(f"{info.target} against {info.ref}", tuple(blocks), _sweep_data(table, info), _records(table))
+    title = f"{info.target} against {info.ref}"
+    return Document(title, tuple(blocks), _sweep_data(table, info), _records(table), issues=issues)
 
 
 def support_share(table: SupportTable) -> str:
