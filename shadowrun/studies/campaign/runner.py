@@ -242,6 +242,7 @@ class _Pair:
         findings += (*self._violations(variant, TARGET, on_op), *itself)
         oracles = -1
         is_unsupported = any(f.kind in _UNSUPPORTED for f in findings)  # the reference answered in its place
+        # Unverified is nearly always a reference that does not repeat itself: it differs from any target.
         if not is_unsupported and _status(found, findings)[0] != "unverified":
             try:
                 oracles = self._oracles(variant, observed, condemned=condemned)
