@@ -2,6 +2,7 @@
 
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
 from shadowrun.analysis.changes import Change, FindingChange, FindingInRun, Signature, changes, signatures
+from shadowrun.analysis.charts import Charts, read_charts
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
     KINDS,
@@ -24,6 +25,7 @@ __all__ = [
     "KINDS",
     "CallGroups",
     "Change",
+    "Charts",
     "Coverage",
     "DriftStep",
     "Finding",
@@ -55,6 +57,7 @@ __all__ = [
     "evaluate_gate",
     "find_places",
     "operator_coverage",
+    "read_charts",
     "read_source",
     "signatures",
     "split_site",

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from shadowrun import analysis
     from shadowrun.analysis import (
+        Charts,
         Coverage,
         DriftStep,
         Finding,
@@ -120,6 +121,9 @@ class Source(Protocol):
         """As in `Run`."""
 
     def source(self) -> SourceText:
+        """As in `Run`."""
+
+    def charts(self) -> Charts:
         """As in `Run`."""
 
     def known(self) -> LedgerUse:
@@ -202,6 +206,7 @@ def run_document(run: Source) -> Document:
         *(Note(remark, "warn") for remark in _remarks(info, known, gate)),
         _summary(findings),
         Facts(tuple(_run_facts(sanitize(info), steps, sources)), "The run"),
+        details.pictures(),
         *sections,
     ]
     return Document(
