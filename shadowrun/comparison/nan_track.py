@@ -64,7 +64,7 @@ class NanTrack(RunHandle):
             self._constructor.start()
             self._threads.start()
             ShadowMode.clear_detached()
-            self._observer.running = True
+            self._observer.start()
             self._mode = ShadowMode(self._observer)
             self._steps.begin(self._mode, began_ns)
         except BaseException:
@@ -138,7 +138,7 @@ class NanTrack(RunHandle):
 
     def _release(self) -> None:
         self._threads.stop()
-        self._observer.running = False
+        self._observer.stop()
         self._constructor.stop()
         self._attribution.stop()
         self._steps.release()

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpKind, OpPlan
-from shadowrun.intercept.torchapi import as_in_handler, storage_key
+from shadowrun.intercept.torchapi import StorageWatch, as_in_handler, storage_key
 from shadowrun.intercept.user_call import own_call
+from shadowrun.native import core
 from shadowrun.numerics.form import meta
 from shadowrun.recording.call_results import flat
 from shadowrun.replay.call import argument
@@ -31,13 +33,25 @@ __all__ = ["BORN", "ENTERED", "NonFinite", "NonFiniteObserver"]
 
 BORN: Final = "born"
 ENTERED: Final = "entered"
-_FRAMES: Final = 3  # of shadowrun, above `_look`: the search for the program's line skips them
+_FRAMES: Final = 3  # of shadowrun, above `_conclude`: the search for the program's line skips them
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _MAX_PENDING: Final = 4096
 _MAX_BAD: Final = 100_000
 _MAX_PRINTED: Final = 6
 _MAX_TEXT: Final = 60
 _NAN, _INF = 1, 2
+
+
+class _Everything:
+    """In place of a selection: all calls."""
+
+    __slots__ = ("everything",)
+
+    def __init__(self) -> None:
+        self.everything = True
+
+
+_EVERYTHING: Final = _Everything()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,43 @@ class NonFinite:
         return f"step {self.step}, call {self.seq}: {what} ({where}); {', '.join(self.inputs)}"
 
 
+class State:
+    """What the observer and its fast path in C read and set.
+
+    Attributes:
+        running: Calls are looked at now.
+        has_recorded: There were calls in this step.
+        has_bad: A storage has some: what is written to is followed by Python.
+    """
+
+    __slots__ = ("has_bad", "has_recorded", "running")
+
+    def __init__(self) -> None:
+        self.running = self.has_recorded = self.has_bad = False
+
+
+class _Storage:
+    """A storage, whose key no other storage gets while this object lives.
+
+    Attributes:
+        key: Its identity.
+        kinds: What its elements have.
+        is_covered: The tensor that it was met with has all of its elements.
+    """
+
+    __slots__ = ("_watch", "is_covered", "key", "kinds")
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.key = storage_key(t)
+        self.kinds = 0
+        self.is_covered = t.numel() * t.element_size() == t.untyped_storage().nbytes()
+        self._watch = StorageWatch(t)
+
+    @property
+    def freed(self) -> bool:
+        return self._watch.freed
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """A call on an accelerator, whose flags are read later.
@@ -84,15 +135,15 @@ class _Pending:
     Attributes:
         flags: On the device: has NaN, has infinities; of each leaf, then of each result.
         leaves: Storages of inputs that no call had made.
-        results: Storages of results, and whether they are new.
+        results: Results, by their storages.
         inputs: Storages of inputs.
         constant: Kinds that an argument has that is a number.
         found: What is noted if the call is the first to have some.
     """
 
     flags: tuple[torch.Tensor, ...]
-    leaves: tuple[int, ...]
-    results: tuple[tuple[int, bool], ...]
+    leaves: tuple[_Storage, ...]
+    results: tuple[_Storage, ...]
     inputs: tuple[int, ...]
     constant: int
     found: NonFinite
@@ -109,28 +160,70 @@ class NonFiniteObserver:
     Attributes:
         plans: Plans by the id of their operator.
         step: The current training step.
-        n_calls: Calls looked at.
+        native_handler: Runs plain calls on the CPU in C; None without the C extension.
         skipped: Calls that were not looked at, by reason.
         failure: Why nothing more is looked at; empty while all is well.
     """
 
-    native_handler: Any = None
     run_distributed: None = None
 
     def __init__(self, attribution: Attribution, met: Callable[[NonFinite], None], max_places: int) -> None:
         self.attribution = attribution
         self.plans: dict[int, OpPlan] = {}
-        self.step = self.n_calls = 0
-        self.running = self.recorded_in_step = False
+        self.step = 0
+        self._state = State()
+        self._n_calls = self._n_frames = 0
         self.skipped: Counter[str] = Counter()
         self.failure = ""
         self.lock = threading.RLock()
         self._met = met
         self._max_places = max_places
         self._places: dict[tuple[str, ...], NonFinite] = {}
-        self._bad: dict[int, int] = {}  # storages that have some: which kinds
-        self._seen: set[int] = set()
+        self._bad: dict[int, _Storage] = {}
+        self._seen: dict[int, _Storage] = {}
         self._pending: list[_Pending] = []
+        self._native: Any = None
+        self.native_handler: Any = None
+
+    @property
+    def running(self) -> bool:
+        """Whether calls are looked at now."""
+        return self._state.running
+
+    @property
+    def recorded_in_step(self) -> bool:
+        """Whether the current step has calls."""
+        return self._state.has_recorded
+
+    @property
+    def n_calls(self) -> int:
+        """Calls that were looked at."""
+        return self._n_calls + (0 if self._native is None else int(self._native.n_calls))
+
+    def start(self) -> None:
+        """Look at calls from here on."""
+        if self._native is None and core is not None and self.attribution.native_origins is not None:
+            self._native = core.FiniteHandler(
+                origins=self.attribution.native_origins,
+                selection=_EVERYTHING,
+                contexts={},
+                device="cpu",
+                n_modes_below=torchapi.n_modes_below,
+                function_mode_on=torchapi.has_function_mode,
+                profiler_on=torchapi.profiling,
+                acquire=None,
+                release=None,
+                state=self._state,
+                conclude=self._conclude,
+            )
+            for plan in self.plans.values():
+                self.add_operator(plan)
+        self.native_handler = self._native
+        self._state.running = True
+
+    def stop(self) -> None:
+        """Only run calls from here on."""
+        self._state.running = False
 
     def found(self) -> list[NonFinite]:
         """All places so far, the earliest call first."""
@@ -141,7 +234,20 @@ class NonFiniteObserver:
     # -- what a mode and `Steps` ask for ---------------------------------------------------------------
 
     def add_operator(self, plan: OpPlan) -> None:
-        """Nothing is prepared for an operator."""
+        """Teach the fast path an operator whose results it can find."""
+        if (
+            core is None
+            or self._native is None
+            or plan.kind is OpKind.PASS
+            or plan.composite
+            or plan.custom
+            or plan.uninitialised
+        ):
+            return
+        if any(a.is_list or a.kwarg_only for a in plan.mutated) or len(plan.mutated) > core.MAX_WRITTEN:
+            return
+        written = tuple(a.position for a in plan.mutated)
+        self._native.add_operator(plan.func, plan, plan.run, plan.index, _has_values(plan), written)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call that has no plan."""
@@ -163,38 +269,38 @@ class NonFiniteObserver:
     def forked(self) -> None:
         """In a forked child: the thread that held the lock may not exist."""
         self.lock = threading.RLock()
-        self.running = False
+        self.stop()
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the program, and look at its results."""
         out = own_call(plan.run, args, kwargs)
         if self.running:
-            error = self._observed(plan, args, kwargs, out)
-            if error is not None:
-                raise error
+            self._conclude(plan, args, kwargs, out, _FRAMES)
         return out
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _observed(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Exception | None:
-        """Look at a call. Returns what `met` raised, which is meant for the program."""
+    def _conclude(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, n_frames: int = 0
+    ) -> None:
+        """Look at a call that has run.
+
+        C calls this too, with no frames of shadowrun in between. Raises what `met` raises, which is meant for the
+        program, and nothing else.
+        """
         found: list[NonFinite] = []
         try:
             with self.lock:
-                self.n_calls += 1
-                self.recorded_in_step = True
-                # A view shows memory that was looked at when it was written; `empty` may hold anything.
-                if plan.kind is not OpKind.NO_VALUES and plan.action is not Action.EMPTY:
+                self._n_calls += 1
+                self._state.has_recorded = True
+                if _has_values(plan):
+                    self._n_frames = n_frames
                     found = self._look(plan, args, kwargs, out)
-                self.attribution.note_origin(_FRAMES)  # its backward may make some
+                self.attribution.note_origin(n_frames)  # its backward may make some
         except Exception as error:
             self.failure = self.failure or f"{plan.name}: {type(error).__name__}: {error}"[:300]
-        try:
-            for one in found:
-                self._met(one)
-        except Exception as error:
-            return error
-        return None
+        for one in found:
+            self._met(one)
 
     def _look(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[NonFinite]:
         bad, later = [], []
@@ -204,7 +310,7 @@ class NonFiniteObserver:
             # Values without NaN and infinities have a finite sum, unless it overflows: then they are counted.
             elif not math.isfinite(t.sum().item()) and any(_count(t)):
                 bad.append(t)
-            elif self._bad and is_new:
+            elif self._bad and not is_new and _Storage(t).is_covered:
                 self._bad.pop(storage_key(t), None)
         if later:
             self._postpone(plan, args, kwargs, later)
@@ -216,31 +322,31 @@ class NonFiniteObserver:
         """Whether the inputs have what the results have, and if so, whether a call of the run has made it."""
         counts = [_count(t) for t in bad]
         written = {storage_key(t) for t in bad}
-        known = {key: self._bad.get(key, 0) for key in written}  # as before the call
+        known = {key: self._kinds_of(key) for key in written}  # as before the call
         had = []
         for t in _floats((*args, *kwargs.values())):
             key = storage_key(t)
             # Of memory that the call wrote to, only what was noted before is known.
-            had.append((key, known[key] if key in written else _kinds(*_count(t))))
+            had.append((t, known[key] if key in written else _kinds(*_count(t))))
         found = []
         for kind, bit, n in (("NaN", _NAN, sum(c[0] for c in counts)), ("Inf", _INF, sum(c[1] for c in counts))):
             if not n or any(_kinds(math.isnan(v), math.isinf(v)) & bit for v in _numbers(args, kwargs)):
                 continue
-            carriers = [key for key, kinds in had if kinds & bit]
-            if all(self._bad.get(key, 0) & bit for key in carriers) and carriers:
+            carriers = [t for t, kinds in had if kinds & bit]
+            if carriers and all(self._kinds_of(storage_key(t)) & bit for t in carriers):
                 continue  # an earlier call has made it, and was noted
-            for key in carriers:
-                self._mark(key, bit)
+            for t in carriers:
+                self._mark(_Storage(t), bit)
             how = ENTERED if carriers else BORN
             found += self._note(self._described(plan, args, kwargs, how, kind, n, sum(t.numel() for t in bad)))
         for t, (n_nan, n_inf) in zip(bad, counts, strict=True):
-            self._mark(storage_key(t), _kinds(n_nan, n_inf))
+            self._mark(_Storage(t), _kinds(n_nan, n_inf))
         return found
 
     def _described(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], how: str, kind: str, n: int, of: int
     ) -> NonFinite:
-        module, phase, site = self.attribution.find_origin(_FRAMES + 3)
+        module, phase, site = self.attribution.find_origin(self._n_frames + 3)
         inputs = tuple(_printed((*args, *kwargs.values())))
         return NonFinite(how, kind, plan.name, module, str(phase), site, self.step, self.n_calls - 1, inputs, n, of)
 
@@ -255,11 +361,15 @@ class NonFiniteObserver:
             return [one]
         return []
 
-    def _mark(self, key: int, kinds: int) -> None:
-        # Only storages that are alive matter; a program that goes on with NaN has them everywhere.
+    def _kinds_of(self, key: int) -> int:
+        storage = self._bad.get(key)
+        return 0 if storage is None else storage.kinds
+
+    def _mark(self, storage: _Storage, kinds: int) -> None:
         if len(self._bad) >= _MAX_BAD:
-            self._bad.clear()
-        self._bad[key] = self._bad.get(key, 0) | kinds
+            self._bad = {key: known for key, known in self._bad.items() if not known.freed}
+        self._bad.setdefault(storage.key, storage).kinds |= kinds
+        self._state.has_bad = True
 
     # -- accelerators ----------------------------------------------------------------------------------
 
@@ -271,16 +381,17 @@ class NonFiniteObserver:
         # What no call has made is looked at when it is met first.
         leaves = [t for t in inputs if storage_key(t) not in self._seen]
         if len(self._seen) >= _MAX_BAD:
-            self._seen.clear()
-        self._seen.update(storage_key(t) for t in (*inputs, *(t for t, _ in results)))
+            self._seen = {key: known for key, known in self._seen.items() if not known.freed}
+        met = [_Storage(t) for t in (*leaves, *(t for t, _ in results))]
+        self._seen.update((storage.key, storage) for storage in met)
         constant = 0
         for v in _numbers(args, kwargs):
             constant |= _kinds(math.isnan(v), math.isinf(v))
         self._pending.append(
             _Pending(
                 tuple(torch.stack([t.isnan().any(), t.isinf().any()]) for t in (*leaves, *(t for t, _ in results))),
-                tuple(storage_key(t) for t in leaves),
-                tuple((storage_key(t), is_new) for t, is_new in results),
+                tuple(met[: len(leaves)]),
+                tuple(met[len(leaves) :]),
                 tuple(storage_key(t) for t in inputs),
                 constant,
                 self._described(plan, args, kwargs, BORN, "NaN", -1, -1),
@@ -308,22 +419,23 @@ class NonFiniteObserver:
             self._met(one)
 
     def _found_later(self, call: _Pending, kinds: list[int]) -> Iterator[NonFinite]:
-        own = dict(zip(call.leaves, kinds, strict=False))
-        results = kinds[len(call.leaves) :]
-        before = {key: self._bad.get(key, 0) for key in call.inputs}
+        leaves, results = kinds[: len(call.leaves)], kinds[len(call.leaves) :]
+        before = [self._kinds_of(key) for key in call.inputs]
         for kind, bit in (("NaN", _NAN), ("Inf", _INF)):
-            entered = any(k & bit for k in own.values())
-            if not any(k & bit for k in results) or call.constant & bit or (any(k & bit for k in before.values())):
+            entered = any(k & bit for k in leaves)
+            if not any(k & bit for k in results) or call.constant & bit or any(k & bit for k in before):
                 continue
             yield from self._note(replace(call.found, how=ENTERED if entered else BORN, kind=kind))
-        for key, bits in own.items():
+        for storage, bits in zip((*call.leaves, *call.results), kinds, strict=True):
             if bits:
-                self._mark(key, bits)
-        for (key, is_new), bits in zip(call.results, results, strict=True):
-            if bits:
-                self._mark(key, bits)
-            elif is_new:
-                self._bad.pop(key, None)
+                self._mark(storage, bits)
+            elif storage.is_covered:
+                self._bad.pop(storage.key, None)
+
+
+def _has_values(plan: OpPlan) -> bool:
+    """A view shows memory that was looked at when it was written; `empty` may hold anything."""
+    return plan.kind is not OpKind.NO_VALUES and plan.action is not Action.EMPTY
 
 
 def _kinds(has_nan: Any, has_inf: Any) -> int:
