@@ -1,7 +1,16 @@
 """Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
-from shadowrun.analysis.changes import Change, FindingChange, FindingInRun, Signature, changes, signatures
+from shadowrun.analysis.changes import (
+    Baseline,
+    Change,
+    FindingChange,
+    FindingInRun,
+    Signature,
+    SinceBaseline,
+    changes,
+    signatures,
+)
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
     KINDS,
@@ -21,6 +30,7 @@ from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuse
 
 __all__ = [
     "KINDS",
+    "Baseline",
     "CallGroups",
     "Change",
     "Coverage",
@@ -41,6 +51,7 @@ __all__ = [
     "RegionSummary",
     "Regions",
     "Signature",
+    "SinceBaseline",
     "Skipped",
     "Step",
     "changes",
