@@ -25,6 +25,7 @@ from shadowrun.analysis import (
     Place,
     Regions,
     SinceBaseline,
+    SourceText,
     Step,
 )
 from shadowrun.errors import ShadowrunWarning, UsageError
@@ -124,6 +125,15 @@ class Run:
     def places(self) -> Mapping[int, tuple[Place, ...]]:
         """Where the calls of each finding were made, by its number; a finding itself names the first few places."""
         return analysis.find_places(self._read(), self._all_findings(), self._ledger())
+
+    def source(self) -> SourceText:
+        """Lines of the program around the findings, read now.
+
+        Of a run that was loaded from a file, which another person may have written, only Python files below the working
+        directory are read.
+        """
+        everywhere = self._allowed_by_process().modules
+        return analysis.read_source(self._read(), self.places(), self._data.info.started, everywhere=everywhere)
 
     def notes(self) -> list[Note]:
         """Calls that could not be verified, and matches with a cause worth knowing."""

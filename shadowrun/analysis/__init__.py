@@ -26,6 +26,7 @@ from shadowrun.analysis.gate import Gate, evaluate_gate
 from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
 from shadowrun.analysis.places import Place, find_places
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
+from shadowrun.analysis.source_lines import SourceFile, SourceLine, SourceText, read_source, split_site
 from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
 
 __all__ = [
@@ -53,6 +54,9 @@ __all__ = [
     "Signature",
     "SinceBaseline",
     "Skipped",
+    "SourceFile",
+    "SourceLine",
+    "SourceText",
     "Step",
     "changes",
     "collect_findings",
@@ -62,7 +66,9 @@ __all__ = [
     "evaluate_gate",
     "find_places",
     "operator_coverage",
+    "read_source",
     "signatures",
+    "split_site",
     "summarise",
     "summarise_regions",
     "trace_drift",

@@ -6,7 +6,7 @@ expired or whose operator no longer diverges. Comments and all other tables of t
 
 Examples:
   shadowrun known                                            lines of the ledger, and findings that have none
-  shadowrun known --init --reason "bring-up, ticket 12"
+  shadowrun known --init --reason ticket-12
   shadowrun known nightly.shadowrun --update --prune --expires 2027-03-31
   shadowrun known --update --kinds fallback --dry-run
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from shadowrun.analysis import Signature
+from shadowrun.analysis import KnownIssues, Signature
 from shadowrun.comparison.output import Output, run_info
 from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
@@ -194,7 +194,7 @@ class Comparison(RunHandle, Run):
         is_new = before is not None and Signature(kind, op, module, phase, cause) not in before.findings
         if kind not in wanted and not (NEW in wanted and is_new and kind in KINDS):
             return False
-        return self._ledger().excuse(kind, op, (module,)) is None
+        return KnownIssues(self._config.known, str(self._target)).excuse(kind, op, (module,)) is None
 
     def _compiled_regions(self) -> Regions:
         from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s

@@ -152,7 +152,12 @@ def perturbed(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     # A separate generator: the program's random stream must give eager's numbers in each run.
     signs = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
     # 1 ± eps is exact in the dtype itself, so that the product moves each element by one or two units.
-    factor = signs.to(t.device, dtype).mul_(torch.finfo(dtype).eps).add_(1.0)
+    signs = signs.to(t.device, dtype)
+    if not t.is_complex():
+        # What ends at 1 (a sigmoid, a share, a cosine) stays there: its reader may refuse any number beyond, as
+        # `binary_cross_entropy` does.
+        signs.masked_fill_(t.abs() == 1, -1.0)
+    factor = signs.mul_(torch.finfo(dtype).eps).add_(1.0)
     return torch.empty_like(t).copy_(t * factor)  # with the strides of `t`
 
 

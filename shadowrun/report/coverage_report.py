@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from shadowrun.report.descriptions import first_few
+from shadowrun.report.descriptions import few
 from shadowrun.report.document import (
     TONES,
     Block,
@@ -80,7 +80,7 @@ def _operators(coverage: Coverage, state: str) -> Section:
 
 
 def _kernels(coverage: Coverage) -> Section | None:
-    rows = tuple((k.kernel, f"{k.n_calls:,}", first_few(k.modules, shown=MAX_NAMES)) for k in coverage.missing_kernels)
+    rows = tuple((k.kernel, f"{k.n_calls:,}", few(k.modules, shown=MAX_NAMES)) for k in coverage.missing_kernels)
     table = Table((Column("kernel", "name"), _CALLS, Column("modules")), rows, limits=_LIMITS)
     return Section("Kernels to write", (table,), "Those that most calls need first.", len(rows)) if rows else None
 
@@ -92,7 +92,7 @@ def _modules(coverage: Coverage) -> Section | None:
             m.module or "(outside of modules)",
             f"{m.n_calls:,}",
             f"{100 * m.n_supported_calls / m.n_calls:.1f} %",
-            first_few(m.lacking, shown=MAX_NAMES),
+            few(m.lacking, shown=MAX_NAMES),
         )
         for m in lacking
     )

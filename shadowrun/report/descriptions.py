@@ -7,19 +7,21 @@ import math
 import os.path
 from typing import TYPE_CHECKING
 
-from shadowrun.report.document import Fact
-from shadowrun.report.sanitize import clip
+from shadowrun.report.document import Fact, Span
+from shadowrun.report.sanitize import MAX_TEXT, clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shadowrun.analysis import Finding, MinTolerance, OperatorSummary, RegionSummary
+    from shadowrun.report.document import Cell
     from shadowrun.types import OpRecord, RunInfo, TensorDiff
 
 __all__ = [
     "describe_cause",
     "describe_diff",
     "duration",
+    "few",
     "finding_facts",
     "first_few",
     "float_text",
@@ -77,6 +79,13 @@ def first_few(texts: tuple[str, ...], total: int | None = None, shown: int = 3) 
     """The first `shown` texts, and how many more there are."""
     left = (len(texts) if total is None else total) - min(shown, len(texts))
     return ", ".join(texts[:shown]) + (f" … and {left:,} more" if left > 0 else "")
+
+
+def few(texts: tuple[str, ...], total: int | None = None, shown: int = 3, length: int = MAX_TEXT) -> Cell:
+    """`first_few` as a cell, whose ``… and 8 more`` opens what it leaves out."""
+    text = clip(first_few(texts, total, shown), length)
+    known = texts[shown:]
+    return (Span(text, opens=known),) if known else text
 
 
 def overhead(info: RunInfo) -> str:

@@ -24,6 +24,8 @@ __all__ = [
     "RENDERERS",
     "Block",
     "Cell",
+    "Code",
+    "CodeLine",
     "Column",
     "Document",
     "Entries",
@@ -275,6 +277,42 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of a program, with what was found in it.
+
+    Attributes:
+        number: From 1.
+        code: Its text.
+        marks: The findings, in the margin.
+        tone: As of `Span`; empty for a line that called no operator.
+        title: The tone in words.
+        anchor: For links.
+    """
+
+    number: int
+    code: str
+    marks: tuple[Span, ...] = ()
+    tone: str = ""
+    title: str = ""
+    anchor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines of a source file, which HTML alone shows.
+
+    Attributes:
+        title: Name of the file.
+        lines: Its lines; where numbers do not follow each other, lines are left out.
+        note: What a reader must know, such as that the file was changed.
+    """
+
+    title: str
+    lines: tuple[CodeLine, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Later:
     """Blocks that HTML alone shows, made when it does: pictures and source lines take reading that other formats spare.
 
@@ -308,7 +346,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Figure | Listing | Later | Section
+Block = Note | Facts | Table | Entries | Figure | Listing | Code | Later | Section
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What HTML adds to a finding: all places of its calls."""
+"""What HTML adds to a finding: all places of its calls, and links to the lines of the source."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import functools
 from typing import TYPE_CHECKING
 
 from shadowrun.report.descriptions import float_text, short_site
-from shadowrun.report.document import Block, Column, Later, Limits, Table
+from shadowrun.report.document import Block, Column, Later, Limits, Note, Span, Table
 from shadowrun.report.sanitize import clip
+from shadowrun.report.source_report import line_links
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shadowrun.analysis import Finding, Place
+    from shadowrun.analysis import Finding, Place, SourceText
     from shadowrun.report.run_report import Source
 
 __all__ = ["FindingDetails", "facets", "ranks"]
@@ -32,6 +33,11 @@ class FindingDetails:
     def __init__(self, run: Source) -> None:
         self._run = run
 
+    @functools.cached_property
+    def source(self) -> SourceText:
+        """The user's lines around the findings."""
+        return self._run.source()
+
     def of(self, finding: Finding) -> Later:
         """The blocks below a finding."""
         return Later(lambda: self._blocks(finding))
@@ -42,7 +48,13 @@ class FindingDetails:
 
     def _blocks(self, finding: Finding) -> tuple[Block, ...]:
         places = self._places.get(finding.number, ())
-        return (_places(places),) if len(places) > 1 else ()
+        blocks: list[Block] = []
+        links = line_links([place.site for place in places], self.source)
+        if links:
+            blocks.append(Note((Span("In the source:"), *links)))
+        if len(places) > 1:
+            blocks.append(_places(places))
+        return tuple(blocks)
 
 
 def facets(finding: Finding) -> tuple[tuple[str, tuple[str, ...]], ...]:

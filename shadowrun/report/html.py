@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections import Counter
 from importlib import resources
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from shadowrun.report.document import Document, Entries, Facts, Figure, Later, Listing, Note, Section, Table
+from shadowrun.report.document import Code, Document, Entries, Facts, Figure, Later, Listing, Note, Section, Table
 from shadowrun.report.help_texts import HELP
 from shadowrun.report.sanitize import MAX_WHOLE, sanitize
 
@@ -39,6 +40,7 @@ _KINDS = {
     Entries: "entries",
     Figure: "figure",
     Listing: "listing",
+    Code: "code",
     Later: "later",
     Section: "section",
 }
@@ -66,7 +68,10 @@ def table_html(table: Table) -> str:
 
 def _made(blocks: Iterable[Block]) -> tuple[Block, ...]:
     """The blocks with what is made later, made: once, however often the page is rendered."""
-    return tuple(_made_block(block) for block in blocks)
+    made = (_made_block(block) for block in blocks)
+    # Without a title they are part of what is around them, such as sections of the page, which its head lists.
+    nested = (block.make() if isinstance(block, Later) and not block.title else (block,) for block in made)
+    return tuple(itertools.chain.from_iterable(nested))
 
 
 def _made_block(block: Block) -> Block:

@@ -12,6 +12,7 @@ from shadowrun.report.baseline import baseline_section
 from shadowrun.report.descriptions import (
     describe_cause,
     duration,
+    few,
     finding_facts,
     first_few,
     float_text,
@@ -45,6 +46,7 @@ from shadowrun.report.document import (
 from shadowrun.report.finding_details import FindingDetails, facets, ranks
 from shadowrun.report.run_issues import run_issues
 from shadowrun.report.sanitize import clip, sanitize
+from shadowrun.report.source_report import source_section
 from shadowrun.store.datafile import ENDED_EARLY
 from shadowrun.store.records import REGION
 from shadowrun.store.sources import are_ranks, name_runs
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         Regions,
         RegionSummary,
         Skipped,
+        SourceText,
         Step,
     )
     from shadowrun.store.sources import SourceRun
@@ -115,6 +118,9 @@ class Source(Protocol):
         """As in `Run`."""
 
     def places(self) -> Mapping[int, tuple[Place, ...]]:
+        """As in `Run`."""
+
+    def source(self) -> SourceText:
         """As in `Run`."""
 
     def known(self) -> LedgerUse:
@@ -179,14 +185,20 @@ def run_document(run: Source) -> Document:
         "sources": sources,
     }
     if since is not None:
-        rows = [{"change": c.change, **c.signature._asdict(), "known": c.is_known} for c in since.changes]
+        names = ("kind", "op", "module", "phase", "cause")
+        rows = [
+            {"change": c.change, **dict(zip(names, c.signature, strict=True)), "known": c.is_known}
+            for c in since.changes
+        ]
         data["since_baseline"] = {"name": since.name, "findings": rows}
+    details = FindingDetails(run)
     n_own = sum(failure.n_calls for failure in internal_failures)
     sections = (
         _first_divergence(first, findings, sources),
         baseline_section(since),
         _drift(drift),
-        *_findings(findings, FindingDetails(run)),
+        *_findings(findings, details),
+        source_section(findings, lambda: details.source),
         _known(known),
         Section("Operators", (operator_table(operators),), "Those that need work first. Times are medians of single "
                 "calls, launch included: a hint where to profile, not a benchmark."),
@@ -332,9 +344,9 @@ def _operator(op: OperatorSummary) -> tuple[Cell, ...]:
     bits = str(op.remaining_bits) if op.remaining_bits >= 0 else "-"
     compared = op.worst_seq >= 0
     figures = (max_abs_text(op), float_text(op.max_rel), f"{op.max_ulp:,}", bits) if compared else ("-",) * 4
-    shapes = clip(first_few(op.shapes, len(op.shapes) + op.n_more_shapes, 2), 90)
+    shapes = few(op.shapes, len(op.shapes) + op.n_more_shapes, 2, 90)
     times = duration(op.ref_median_us), duration(op.target_median_us)
-    return (op.op, f"{op.n_calls:,}", _outcomes(counts), *figures, *times, first_few(op.dtypes), shapes)
+    return (op.op, f"{op.n_calls:,}", _outcomes(counts), *figures, *times, few(op.dtypes), shapes)
 
 
 def _outcomes(counts: dict[str, int]) -> Cell:
@@ -379,7 +391,7 @@ def _coverage(coverage: Coverage) -> Section:
         Fact("calls", f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} ({percents[1]:.1f} %)"),
     )
     kernels = sanitize(coverage.missing_kernels[:MAX_ROWS])
-    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", first_few(kernel.ops)) for kernel in kernels)
+    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", few(kernel.ops)) for kernel in kernels)
     columns = (Column("kernel to write", "name"), _CALLS, Column("needed by"))
     table = Table(columns, rows, len(coverage.missing_kernels) - len(rows), "kernels")
     return Section("Coverage", (Facts(facts), table) if rows else (Facts(facts),))

@@ -524,6 +524,22 @@ def test_form_comes_first(make_case):
         assert diffs[0].detail.startswith(name)
 
 
+def test_a_convolution_may_return_any_memory_format_and_no_other_strides(make_case):
+    x, w = normal(2, 4, 6, 6).to(memory_format=torch.channels_last), normal(4, 5, 3, 3)
+    args = (x, w, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1)
+
+    def in_order(*dims):
+        def slow(*_):
+            y = aten.convolution.default(*args).permute(dims).contiguous()
+            return y.permute([dims.index(k) for k in range(4)])
+
+        return make_case(aten.convolution.default, slow, *args)
+
+    for dims in ((0, 1, 2, 3), (0, 2, 3, 1)):
+        assert Judge()(in_order(*dims))[0].status is Status.MATCH
+    assert Judge()(in_order(1, 0, 2, 3))[0].explanation == "stride"
+
+
 def test_user_tolerances_replace_bounds(make_case):
     case = make_case(aten.exp.default, lambda t: t.exp() * 1.01, normal(100))
     assert Judge(rtol=0.02)(case)[0].status is Status.MATCH

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.runner import VariantFinding
 
 __all__ = [
+    "MISSING",
     "PUBLISHED_CAUSES",
     "RootCause",
     "Seen",
@@ -41,6 +42,9 @@ _CLASSES: Final = {
     "b8": "bool",
 }
 _RAISED: Final = (Kind.ERROR, Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE, Kind.MISSING_ERROR, Kind.WRONG_ERROR)
+_IN_ANY_DTYPE: Final = (Kind.UNSUPPORTED, Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK)
+MISSING: Final = (*_IN_ANY_DTYPE, Kind.UNSUPPORTED_DTYPE)
+"""What a platform lacks, whether it says so or computes it on the CPU."""
 _FLAWS: Final = re.compile(r" \([^)]*\)")
 _ORDER: Final = {kind: n for n, kind in enumerate(Kind)}
 
@@ -104,7 +108,8 @@ class Signature:
 def signature(finding: VariantFinding) -> Signature:
     """The signature of a finding."""
     raised = finding.explanation if finding.kind in _RAISED else ""
-    return Signature(finding.kind, finding.op, _CLASSES.get(finding.dtype, finding.dtype), finding.cause, raised)
+    dtype = "" if finding.kind in _IN_ANY_DTYPE else _CLASSES.get(finding.dtype, finding.dtype)
+    return Signature(finding.kind, finding.op, dtype, finding.cause, raised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,11 @@ class RootCause:
     explanations: tuple[str, ...] = ()
     is_framework: bool = False
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is something that a platform lacks, which is no wrong result."""
+        return self.signature.kind in MISSING
+
 
 @dataclass(slots=True)
 class _Group:
@@ -169,7 +179,7 @@ class _Group:
 
 
 def root_causes(findings: Iterable[Seen], n_targets: int) -> list[RootCause]:
-    """Group findings by signature: the worst verdicts first, then the most frequent.
+    """Group findings by signature: the worst verdicts first, then the most frequent; what is missing comes last.
 
     Args:
         findings: All findings of a campaign, in any order.
@@ -179,7 +189,9 @@ def root_causes(findings: Iterable[Seen], n_targets: int) -> list[RootCause]:
     for seen in findings:
         groups.setdefault(signature(seen.finding), _Group()).add(seen)
     causes = [_root_cause(key, group, n_targets) for key, group in groups.items()]
-    return sorted(causes, key=lambda c: (_ORDER.get(Kind(c.signature.kind), 99), -c.n_variants, c.signature))
+    return sorted(
+        causes, key=lambda c: (c.is_missing, _ORDER.get(Kind(c.signature.kind), 99), -c.n_variants, c.signature)
+    )
 
 
 def _root_cause(key: Signature, group: _Group, n_targets: int) -> RootCause:

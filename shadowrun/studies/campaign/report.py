@@ -62,7 +62,7 @@ def campaign_document(summary: Summary, *, folder: str = "DIR", fail_on: frozens
     known = [(n, c) for n, c in causes if str(c.signature) in summary.known]
     blocks: list[Block] = [
         Facts(tuple(_headline(summary))),
-        _causes_section("Root causes", [pair for pair in causes if pair not in known], summary, folder),
+        _causes_section("Root causes", [p for p in causes if p not in known and not p[1].is_missing], summary, folder),
         *([_causes_section("Known issues", known, summary, folder)] if known else []),
         *([_gone(summary)] if summary.gone else []),
         Section("Platforms", (_platforms(summary),), f"{_sentence('support')} Fewer: {DEFINITIONS['fewer']}."),
@@ -76,12 +76,9 @@ def campaign_document(summary: Summary, *, folder: str = "DIR", fail_on: frozens
     if compiled := [p for p in summary.platforms if p.is_compiled]:
         lead = f"Failure: {DEFINITIONS['compile failure']}. Difference: {DEFINITIONS['compile difference']}."
         blocks.append(Section("Compiled code", (_compiled(compiled),), lead))
-    if missing := [(p.name, op) for p in summary.platforms for op in p.missing]:
-        columns = (Column("operator", "name"), Column("platform"))
-        rows = tuple((op, name) for name, op in missing)
-        blocks.append(
-            Section("Missing operators", (Table(columns, rows, noun="operators", limits=_LIMITS),), count=len(rows))
-        )
+    if missing := [pair for pair in causes if pair not in known and pair[1].is_missing]:
+        lead = "One line for each operator that a platform has no kernel for, or computes on the CPU."
+        blocks.append(Section("Unsupported operators", (_missing(missing, summary),), lead, len(missing)))
     blocks += [
         Section("Stages", (_stages(summary),), "What went in and out of each stage."),
         Section("Mutators", (_mutators(summary),), f"Valid: {DEFINITIONS['valid']}."),
@@ -109,6 +106,9 @@ def _headline(summary: Summary) -> Iterator[Fact]:
     n_flaws = sum(c.is_framework for c in wrong)
     counted = f"{plural(len(wrong) - n_flaws, 'platform issue')}, {plural(n_flaws, 'framework flaw')}"
     yield Fact("root causes", counted, "strong")
+    if missing := [c for c in summary.root_causes if c.is_missing]:
+        n_here = sum(c.signature.kind.endswith("fallback") for c in missing)
+        yield Fact("unsupported", f"{plural(len(missing), 'operator')}, of which the CPU computes {n_here:,}")
     if summary.new is not None:
         yield Fact("since then", f"{len(summary.new):,} new, {len(summary.gone):,} not found again")
     n = min((p.n_compared for p in summary.platforms if not p.is_compiled), default=0)
@@ -129,6 +129,29 @@ def _causes_section(title: str, causes: list[tuple[int, RootCause]], summary: Su
     blocks: list[Block] = [entries] if causes else [Note("None.", "dim")]
     lead = "Accepted by the ledger; they fail no gate." if title == "Known issues" else _sentence("root cause")
     return Section(title, tuple(blocks), lead, len(causes))
+
+
+def _missing(causes: list[tuple[int, RootCause]], summary: Summary) -> Table:
+    columns = (
+        Column("number", "number"),
+        Column("operator", "name"),
+        Column("what"),
+        Column("platform"),
+        Column("variants", "number"),
+        Column("evidence", detail=1),
+    )
+    rows: list[tuple[Cell, ...]] = [
+        (
+            str(n),
+            f"{c.signature.op} {c.signature.dtype}".strip(),
+            c.signature.kind,
+            ", ".join(without_flaws(target_name(summary, t)) for t in c.targets),
+            f"{c.n_variants:,}",
+            c.smallest.finding.message,
+        )
+        for n, c in causes
+    ]
+    return Table(columns, tuple(rows), noun="operators", limits=_LIMITS)
 
 
 def _gone(summary: Summary) -> Section:

@@ -8,7 +8,6 @@ for it, each platform is compared with itself, too (`metamorphic`): a fault that
 
 from __future__ import annotations
 
-import contextlib
 import time
 import warnings
 from dataclasses import dataclass, field, replace
@@ -18,17 +17,20 @@ import torch
 
 from shadowrun import sim
 from shadowrun.intercept.plan import make_plan
+from shadowrun.intercept.torch_operators import unwrapped
 from shadowrun.platforms import parse
 from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.replay.copies import move, without_strides
 from shadowrun.replay.executor import Executor
+from shadowrun.studies.campaign.findings import MISSING
 from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.oracles import FIRED, differing, to_mask
+from shadowrun.studies.campaign.placement import Placement
+from shadowrun.studies.campaign.variant_program import exact_results, program_of
 from shadowrun.studies.sweep.cases import FAILURES, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
 from shadowrun.studies.sweep.sweep_findings import finding_of_error, finding_of_row
-from shadowrun.studies.zoo.graph import Graph, Input, Runner
-from shadowrun.studies.zoo.values import make, make_all
+from shadowrun.types import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,12 +39,17 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.variant import Variant
     from shadowrun.studies.sweep.run_case import CaseRun
 
-__all__ = ["REFERENCE", "TARGET", "Result", "RunnerSettings", "VariantFinding", "VariantRunner", "program_of"]
+    Call = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+
+__all__ = ["REFERENCE", "TARGET", "Result", "RunnerSettings", "VariantFinding", "VariantRunner"]
 
 _RENEW: Final = 256
 """Variants in one comparison: each leaves rows and forms in its memory, which ends with it."""
 _MAX_BYTES: Final = 1 << 30
 _UNSUPPORTED: Final = (Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE)
+_AUTOCAST: Final = "unsupported autocast device_type"
+"""In torch's message on a device that has no autocast."""
+_AUTOCAST_OP: Final = "torch.autocast"
 _WRONG: Final = (Kind.MISMATCH, Kind.FORM)
 _CPU: Final = torch.device("cpu")
 _BY_DEVICE: Final = frozenset({"aten::scaled_dot_product_attention"})
@@ -109,8 +116,8 @@ class Result:
     """What became of a variant on a target.
 
     Attributes:
-        status: ``ok``, ``finding``, ``unsupported`` (nothing worse than a missing operator), ``unverified`` or
-            ``invalid`` (the reference cannot run it).
+        status: ``ok``, ``finding``, ``unsupported`` (nothing worse than an operator that the platform lacks, or
+            computes on the CPU), ``unverified`` or ``invalid`` (the reference cannot run it).
         reason: Why, for the last two.
         findings: Faults.
         oracles: Bits of the oracles by which the results differ; -1 where they were not compared.
@@ -191,6 +198,7 @@ class _Pair:
         self._target, self._settings = target, settings
         self._checks_reference = checks_reference
         self._on_target: Callable[[], None] = lambda: None
+        self._is_on_target = False
         self._n_left = 0
         self._renew()
 
@@ -202,13 +210,14 @@ class _Pair:
         self._n_left = _RENEW
 
     def _target_begins(self) -> None:
+        self._is_on_target = True
         self._on_target()
 
     def run(self, variant: Variant, on_target: Callable[[], None], on_op: Callable[[str], None]) -> Result:
         if self._n_left <= 0:
             self._renew()
         self._n_left -= 1
-        self._on_target = on_target
+        self._on_target, self._is_on_target = on_target, False
 
         def call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             on_op(op.name())
@@ -216,7 +225,8 @@ class _Pair:
 
         # Before the target begins: a crash in here is the reference's.
         itself = self._violations(variant, REFERENCE, on_op) if self._checks_reference else ()
-        program = program_of(variant, call, lambda: on_op(""))
+        placement = Placement(call, self._platform.device)
+        program = program_of(variant, self._watched(call, placement), lambda: on_op(""))
         found = self._cases.run(Part.FORWARD, program) or []
         if any(node.name in _BY_DEVICE for node in variant.graph.nodes):
             found = [f for f in found if f.explanation != AS_A_WHOLE]
@@ -224,19 +234,40 @@ class _Pair:
         refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
         if refused is not None and observed is None:
             return Result("invalid", f"{refused.explanation}: {refused.message}"[:300])
-        findings = (*self._findings(found, observed), *self._compiled_too(variant))
+        own = tuple(self._findings(found, observed))
+        if placement.origin or variant.execution.autocast:
+            own = tuple(_explained(f, placement, variant) for f in own)
+        findings = (*own, *self._compiled_too(variant))
         condemned = any(f.kind in _WRONG for f in findings)
         findings += (*self._violations(variant, TARGET, on_op), *itself)
+        oracles = -1
+        is_unsupported = any(f.kind in _UNSUPPORTED for f in findings)  # the reference answered in its place
+        if not is_unsupported and _status(found, findings)[0] != "unverified":
+            try:
+                oracles = self._oracles(variant, observed, condemned=condemned)
+            except RuntimeError as error:  # a device with a queue raises where its results are read
+                f = finding_of_error(error)
+                findings += (VariantFinding("", "", f.kind, f.cause, f.explanation, f.message),)
         status, reason = _status(found, findings)
         rows = observed.rows if observed is not None else []
         return Result(
             status,
             reason,
             findings,
-            self._oracles(variant, observed, condemned=condemned) if status in ("ok", "finding") else -1,
+            oracles,
             _ops(rows, findings),
             sum(row[3] == "match" or row[3] == "mismatch" for row in rows),
         )
+
+    def _watched(self, call: Call, placement: Placement) -> Call:
+        """Calls whose results are watched where the target runs them."""
+        if not self._cases.is_on_device or self._platform.device.type == "cpu":
+            return call
+
+        def either(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            return (placement if self._is_on_target else call)(op, args, kwargs)
+
+        return either
 
     def _violations(self, variant: Variant, role: str, on_op: Callable[[str], None]) -> tuple[VariantFinding, ...]:
         """What a platform shows against itself, where the recipe asks for it; nothing where the variant raises."""
@@ -308,7 +339,7 @@ class _Pair:
         if self._platform.device.type == "cpu" and self._cases.is_on_device:
             here = actual
         there = [_to_cpu(t, self._cases.reference) for t in expected]
-        names = differing(here, there, lambda: _exact(variant), condemned=condemned)
+        names = differing(here, there, lambda: exact_results(variant), condemned=condemned)
         # A match with a cause is one whose bits differ.
         fired = any(row[3] == "mismatch" or (row[3] == "match" and row[4]) for row in observed.rows)
         return to_mask(names | {FIRED} if fired else names)
@@ -328,101 +359,11 @@ class _Pair:
             return None
 
 
-def program_of(
-    variant: Variant,
-    call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any] | None = None,
-    on_backward: Callable[[], None] = lambda: None,
-) -> Callable[[torch.device], Callable[[], list[Any]]]:
-    """A variant as a program: inputs on a device, and a function that runs there and returns all results.
-
-    Args:
-        variant: The variant.
-        call: Calls an operator; None for the usual way.
-        on_backward: Called before a backward pass.
-    """
-    graph, seed = variant.graph, variant.recipe.seed
-    values = make_all(graph.inputs, seed)
-
-    def prepare(device: torch.device) -> Callable[[], list[Any]]:
-        with torch.no_grad():
-            inputs = [move(v, device) if device.type != "cpu" else _copy(v) for v in values]
-        if variant.execution.backward:
-            for described, value in zip(graph.inputs, inputs, strict=True):
-                value.requires_grad_(described.requires_grad)
-        runner = Runner(graph, device, call)
-        return lambda: _results(variant, runner, inputs, device, on_backward)
-
-    return prepare
-
-
-def _results(
-    variant: Variant,
-    runner: Runner,
-    inputs: list[torch.Tensor],
-    device: torch.device,
-    on_backward: Callable[[], None],
-) -> list[Any]:
-    """Outputs, gradients, and the inputs that were written to."""
-    how = variant.execution
-    autocast = torch.autocast(device.type, getattr(torch, how.autocast)) if how.autocast else contextlib.nullcontext()
-    with autocast, contextlib.nullcontext() if how.backward else torch.no_grad():
-        # An in-place call on a leaf raises: the program of a user writes to results of other calls, too.
-        given = [v.clone() if v.requires_grad and variant.graph.writes else v for v in inputs]
-        out = runner(given)
-    results = [t for t in out if isinstance(t, torch.Tensor)]
-    if not how.backward:
-        return [*results, *(inputs if variant.graph.writes else ())]
-    wanted = [v for v in inputs if v.requires_grad]
-    loss = [t for t in results if t.requires_grad and (t.is_floating_point() or t.is_complex())]
-    if not wanted or not loss:
-        return results
-    directions = [
-        make(Input(f"direction {k}", tuple(t.shape), t.dtype), variant.recipe.seed).to(device)
-        for k, t in enumerate(loss)
-    ]
-    on_backward()
-    return [*results, *torch.autograd.grad(loss, wanted, directions, allow_unused=True)]
-
-
-def _copy(t: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides and offset."""
-    if t.is_contiguous() and not t.storage_offset():
-        return t.clone()
-    whole = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).clone()
-    return whole.as_strided(t.shape, t.stride(), t.storage_offset())
-
-
-def _remote_caller(executor: Executor) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]:
+def _remote_caller(executor: Executor) -> Call:
     def call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return executor.run_mirrored(make_plan(op, 0), tuple(args), dict(kwargs), _MAX_BYTES).out
 
     return call
-
-
-def _exact(variant: Variant) -> list[torch.Tensor] | None:
-    """Results of the reference in float64; None where the program does not run in it."""
-    try:
-        wide = replace(variant, graph=_in_float64(variant.graph), execution=replace(variant.execution, autocast=""))
-        return _tensors(program_of(wide)(_CPU)())
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
-        return None
-
-
-def _in_float64(graph: Graph) -> Graph:
-    """The graph with float64 in the place of each other real floating-point dtype, in inputs and arguments."""
-
-    def widened(value: Any) -> Any:
-        if type(value) is tuple:
-            return tuple(widened(v) for v in value)
-        return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
-
-    return Graph(
-        tuple(replace(i, dtype=widened(i.dtype)) for i in graph.inputs),
-        tuple(
-            replace(n, args=widened(n.args), kwargs=tuple((k, widened(v)) for k, v in n.kwargs)) for n in graph.nodes
-        ),
-        graph.outputs,
-    )
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -430,21 +371,35 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _to_cpu(t: torch.Tensor, platform: Platform) -> torch.Tensor:
-    t = t.detach()
+    t = unwrapped(t.detach())  # a wrapper has no memory, and may say that it is on the CPU
     if t.device.type == "cpu":
         return t
     return without_strides(t, _CPU) if platform.functionalizes else move(t, _CPU)
 
 
 def _status(found: list[CaseFinding], findings: tuple[VariantFinding, ...]) -> tuple[str, str]:
-    if any(f.kind not in (*_UNSUPPORTED, Kind.REFERENCE) for f in findings):
+    if any(f.kind not in (*MISSING, Kind.REFERENCE) for f in findings):
         return "finding", ""
-    if any(f.kind in _UNSUPPORTED for f in findings):
+    if any(f.kind in MISSING for f in findings):
         return "unsupported", ""
     if findings:
         return "finding", ""
     doubt = next((f for f in found if f.kind in (Kind.UNVERIFIED, Kind.HARNESS)), None)
     return ("ok", "") if doubt is None else ("unverified", f"{doubt.explanation}: {doubt.message}".strip(": ")[:300])
+
+
+def _explained(f: VariantFinding, placement: Placement, variant: Variant) -> VariantFinding:
+    """A finding as the fault that it shows, where an exception is the effect of another."""
+    if f.kind != Kind.ERROR:
+        return f
+    if placement.origin:
+        message = f"a result lies on {placement.where}: {f.op or 'a later call'} raises {f.message}"[:300]
+        return replace(
+            f, op=placement.origin, kind=Kind.FORM, cause=Cause.METADATA, explanation="device", message=message
+        )
+    if not f.op and variant.execution.autocast and _AUTOCAST in f.message:
+        return replace(f, op=_AUTOCAST_OP, kind=Kind.UNSUPPORTED, cause=Cause.MISSING_OPERATOR)
+    return f
 
 
 def _ops(rows: Sequence[Any], findings: tuple[VariantFinding, ...]) -> dict[str, str]:
@@ -454,7 +409,7 @@ def _ops(rows: Sequence[Any], findings: tuple[VariantFinding, ...]) -> dict[str,
         if status != "ok" or row[1] not in ops:
             ops[row[1]] = status
     for f in findings:
-        if f.kind in _UNSUPPORTED and f.op:
+        if f.kind in _UNSUPPORTED and f.op and f.op != _AUTOCAST_OP:
             ops[f.op] = "unsupported"
     return ops
 

@@ -25,8 +25,9 @@ from shadowrun.repro.snippet import snippet
 from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.metamorphic import EXPLANATIONS, PARTS
 from shadowrun.studies.campaign.reduction import ddmin
-from shadowrun.studies.campaign.runner import VariantRunner, program_of
+from shadowrun.studies.campaign.runner import VariantRunner
 from shadowrun.studies.campaign.variant import Invalid, build
+from shadowrun.studies.campaign.variant_program import program_of
 from shadowrun.studies.sweep.cases import Kind
 from shadowrun.studies.sweep.invariance import Invariance
 from shadowrun.studies.sweep.last_call import LastCallRecorder, load_last_call

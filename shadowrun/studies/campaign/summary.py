@@ -195,8 +195,8 @@ class Summary:
 
     @property
     def findings(self) -> Sequence[RootCause]:
-        """Root causes that count against a platform or the framework: all but missing operators."""
-        return [c for c in self.root_causes if not c.signature.kind.startswith("unsupported")]
+        """Root causes that count against a platform or the framework: all but what a platform lacks."""
+        return [c for c in self.root_causes if not c.is_missing]
 
 
 def count_oracles(masks: Iterable[tuple[int, int]]) -> tuple[tuple[OracleCount, ...], int, int]:

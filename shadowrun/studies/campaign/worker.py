@@ -166,10 +166,14 @@ def _lost_device(spec: str) -> str:
         return ""
     import torch
 
-    try:
-        torch.ones(2, device=device).cpu()
-    except NotImplementedError:  # a device may lack these operators: that is no loss
-        return ""
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".partition("\n")[0][:_MAX_TEXT]
-    return ""
+    lost = ""
+    for _ in range(2):  # a queue reports the exception of an earlier call once, with the next call
+        try:
+            torch.ones(2, device=device).cpu()
+        except NotImplementedError:  # a device may lack these operators: that is no loss
+            return ""
+        except Exception as error:
+            lost = f"{type(error).__name__}: {error}".partition("\n")[0][:_MAX_TEXT]
+        else:
+            return ""
+    return lost

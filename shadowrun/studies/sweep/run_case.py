@@ -17,6 +17,7 @@ import torch
 
 from shadowrun.comparison import compare
 from shadowrun.intercept.plan import make_plan
+from shadowrun.intercept.torch_operators import unwrapped
 from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.form import form_difference
@@ -384,7 +385,7 @@ class CaseRunner:
     def _on_cpu(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        value = value.detach()
+        value = unwrapped(value.detach())  # a wrapper has no memory, and may say that it is on the CPU
         if value.device.type == "cpu":
             return value
         if self._target.functionalizes or not is_plain(value):

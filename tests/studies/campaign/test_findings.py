@@ -32,6 +32,18 @@ def test_what_each_platform_shows_is_a_flaw_of_the_framework():
     assert root_causes([Seen(1, -1, 3, MM)], 1)[0].is_framework
 
 
+def test_what_a_platform_lacks_is_one_line_for_each_operator_after_all_else():
+    missing = [VariantFinding("aten::erf", dtype, "silent fallback", "silent fallback") for dtype in ("f32", "bf16")]
+    causes = root_causes([Seen(1, 0, 3, missing[0]), Seen(2, 0, 3, missing[1]), Seen(3, 0, 3, MM)], 1)
+    assert [(c.signature.op, c.n_variants, c.is_missing) for c in causes] == [
+        ("aten::mm", 1, False),
+        ("aten::erf", 2, True),
+    ]
+    # A dtype that an operator lacks is not the operator.
+    no_half = VariantFinding("aten::erf", "f16", "unsupported dtype", "missing dtype")
+    assert str(root_causes([Seen(1, 0, 3, no_half)], 1)[0].signature).startswith("unsupported dtype aten::erf, 16-bit")
+
+
 def test_the_worst_verdict_comes_first():
     crash = VariantFinding("aten::mm", "f32", "crash")
     causes = root_causes([*(Seen(n, 0, 3, MM) for n in range(5)), Seen(9, 0, 3, crash)], 1)

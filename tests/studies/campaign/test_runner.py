@@ -158,3 +158,61 @@ def test_the_number_of_threads_is_that_of_the_recipe_for_its_time(runner, monkey
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
     runner.run(variant(threads=3))
     assert seen == [3, 1]
+
+
+@pytest.fixture(scope="module")
+def lazy():
+    return VariantRunner(RunnerSettings(("lazy",)))
+
+
+def placed(op, *args):
+    """Results of an operator that returns a list, and a sum of two of them, of which one is a product."""
+    w = Input("w", (6, 3))
+    nodes = (
+        Node(op, (Ref(-1), *args)),
+        Node(aten.mm.default, (Ref(0, 0), Ref(-2))),
+        Node(aten.relu.default, (Ref(1),)),
+    )
+    return Graph((Input("x", (4, 6)), w), nodes, (Ref(2),))
+
+
+def test_what_raises_because_of_a_result_elsewhere_is_counted_for_that_result(lazy):
+    found = lazy.run(variant(placed(aten.split.Tensor, 2))).findings
+    (one,) = [f for f in found if f.kind != "silent fallback"]
+    assert (one.op, one.kind, one.explanation) == ("aten::split.Tensor", "wrong form", "device")
+    assert "a result lies on cpu: aten::mm raises" in one.message
+
+
+def test_a_result_that_is_only_wrapped_is_read(lazy):
+    graph = Graph(
+        (Input("x", (4, 6)),),
+        (Node(aten.unbind.int, (Ref(-1), 0)), Node(aten.sigmoid.default, (Ref(0, 1),))),
+        (Ref(1),),
+    )
+    result = lazy.run(variant(graph))  # on the CPU, where a wrapper has no memory: it ended the process
+    assert result.status == "unsupported"
+    assert {f.kind for f in result.findings} == {"silent fallback"}
+    assert result.oracles == 0
+
+
+def test_a_device_without_autocast_lacks_it(lazy):
+    result = lazy.run(variant(autocast="bfloat16"))
+    assert result.status == "unsupported"
+    assert [(f.op, f.kind) for f in result.findings] == [("torch.autocast", "unsupported operator")]
+
+
+def test_what_is_raised_where_results_are_read_is_an_error(lazy):
+    x = Input("x", (4, 5), requires_grad=True)
+    graph = Graph(
+        (x,),
+        (
+            Node(aten._log_softmax.default, (Ref(-1), 1, False)),
+            Node(aten.sum.default, (Ref(0),)),
+            Node(aten.mul.Scalar, (Ref(1), 0.1)),
+        ),
+        (Ref(2),),
+    )
+    result = lazy.run(variant(graph, backward=True))
+    assert result.status == "finding"
+    assert "TorchScript" in " ".join(f.message for f in result.findings)
+    assert lazy.run(variant()).status == "ok"

@@ -9,22 +9,23 @@ from __future__ import annotations
 import json
 import math
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from shadowrun.errors import DataFileError
 from shadowrun.studies.zoo.graph import Fill, Input
+from shadowrun.studies.zoo.sources.apart import candidates_below, read_each
 from shadowrun.studies.zoo.sources.foreign_graph import MAX_ELEMENTS, Rows, captured, plain
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from shadowrun.studies.zoo.graph import Graph
 
-__all__ = ["EXPORTED", "collect_exported"]
+__all__ = ["EXPORTED", "collect_exported", "graph_of_file"]
 
 EXPORTED: Final = "exported"
 _GRAPHS: Final = ("models/model.json", "serialized_exported_program.json")
@@ -46,13 +47,16 @@ _PLAIN: Final = ("as_int", "as_float", "as_bool", "as_string")
 _LISTS: Final = ("as_ints", "as_floats", "as_bools", "as_strings")
 
 
-def collect_exported(path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:
+def collect_exported(
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+) -> Collected:
     """Programs of a ``.pt2`` file, or of all at or below a folder.
 
     Args:
         path: The file or folder.
         wanted: Whether a file, by its path below the folder, is.
         on_progress: Called with done, total and name.
+        apart: Read and run each in a worker process with limits.
 
     Raises:
         DataFileError: There is none.
@@ -61,13 +65,18 @@ def collect_exported(path: Path, wanted: Callable[[str], bool], on_progress: Cal
     if not files or not all(file.is_file() for file in files):
         raise DataFileError(f"{str(path)!r} is no .pt2 file, and no folder with one.", slug="zoo-source-file")
     found = Collected(EXPORTED)
-    found.read_each(path, files, _graph, wanted, on_progress)
+    read_each(found, graph_of_file, candidates_below(path, files, wanted), on_progress, apart=apart)
     return found
 
 
-def _graph(path: Path) -> Graph:
+def graph_of_file(path: str) -> Graph:
+    """The graph of a file.
+
+    Raises:
+        LeftOut: It is none, or has what no program can hold.
+    """
     try:
-        return _Reader(_content(path)["graph_module"]).graph()
+        return _Reader(_content(Path(path))["graph_module"]).graph()
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise LeftOut(f"its graph has another form: {type(error).__name__} {error}") from None
 
