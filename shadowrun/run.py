@@ -13,6 +13,7 @@ from shadowrun import analysis
 from shadowrun.analysis import (
     Baseline,
     CallGroups,
+    Charts,
     Coverage,
     DriftStep,
     Finding,
@@ -134,6 +135,10 @@ class Run:
         """
         everywhere = self._allowed_by_process().modules
         return analysis.read_source(self._read(), self.places(), self._data.info.started, everywhere=everywhere)
+
+    def charts(self) -> Charts:
+        """Series for pictures: errors along the graph, by module and step, and times; this reads all calls."""
+        return analysis.read_charts(self._data, self._read(), self.first_divergence())
 
     def notes(self) -> list[Note]:
         """Calls that could not be verified, and matches with a cause worth knowing."""

@@ -11,6 +11,8 @@ from shadowrun.analysis.changes import (
     changes,
     signatures,
 )
+from shadowrun.analysis.changes import Change, FindingChange, FindingInRun, Signature, changes, signatures
+from shadowrun.analysis.charts import Charts, read_charts
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
     KINDS,
@@ -34,6 +36,7 @@ __all__ = [
     "Baseline",
     "CallGroups",
     "Change",
+    "Charts",
     "Coverage",
     "DriftStep",
     "Finding",
@@ -66,6 +69,7 @@ __all__ = [
     "evaluate_gate",
     "find_places",
     "operator_coverage",
+    "read_charts",
     "read_source",
     "signatures",
     "split_site",

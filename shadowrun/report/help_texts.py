@@ -42,6 +42,8 @@ HELP = {
     "accumulated error": "The difference between a chain of results in which the reference continues with its own "
     "results, and the same chain on the target: what the faults do to the model.",
     "isolated error": "The difference of one call whose inputs were the same on both platforms: what one kernel does.",
+    "share of error": "Of all elements beyond rounding, those in results of calls in the module and its children.",
+    "share of time": "Of the time of all calls on the target, that of the module and its children.",
     # Times and coverage
     "ref": "Median time of a call on the reference, launch included. A hint, not a benchmark.",
     "target": "The platform under test. As a column: median time of a call on it, launch included; no benchmark.",

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from shadowrun import analysis
     from shadowrun.analysis import (
+        Charts,
         Coverage,
         DriftStep,
         Finding,
@@ -121,6 +122,9 @@ class Source(Protocol):
         """As in `Run`."""
 
     def source(self) -> SourceText:
+        """As in `Run`."""
+
+    def charts(self) -> Charts:
         """As in `Run`."""
 
     def known(self) -> LedgerUse:
@@ -214,6 +218,7 @@ def run_document(run: Source) -> Document:
         *(Note(remark, "warn") for remark in _remarks(info, known, gate)),
         _summary(findings),
         Facts(tuple(_run_facts(sanitize(info), steps, sources)), "The run"),
+        details.pictures(),
         *sections,
     ]
     return Document(
