@@ -11,7 +11,6 @@ from shadowrun.analysis.changes import (
     changes,
     signatures,
 )
-from shadowrun.analysis.changes import Change, FindingChange, FindingInRun, Signature, changes, signatures
 from shadowrun.analysis.charts import Charts, read_charts
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
