@@ -189,6 +189,7 @@ def run_document(run: Source) -> Document:
     sections = (
         _first_divergence(first, findings, sources),
         _drift(drift),
+        details.effects(findings),
         *_findings(findings, details),
         source_section(findings, lambda: details.source),
         _known(known),
