@@ -1,5 +1,6 @@
 """Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
+from shadowrun.analysis.advice import for_authors
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
 from shadowrun.analysis.changes import (
     Baseline,
@@ -67,6 +68,7 @@ __all__ = [
     "count_statuses",
     "evaluate_gate",
     "find_places",
+    "for_authors",
     "operator_coverage",
     "read_charts",
     "read_source",

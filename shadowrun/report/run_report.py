@@ -201,6 +201,7 @@ def run_document(run: Source) -> Document:
         _first_divergence(first, findings, sources),
         baseline_section(since),
         _drift(drift),
+        details.effects(findings),
         *_findings(findings, details),
         source_section(findings, lambda: details.source),
         _known(known),
