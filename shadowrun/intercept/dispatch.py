@@ -94,7 +94,7 @@ _DETACHED = _DetachedObserver()
 class ShadowMode(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     """Gets every operator call of its thread, and of autograd threads working for it."""
 
-    __slots__ = ("_method",)  # in C, or None: see shadowrun/native/dispatch_slot.c
+    __slots__ = ("_method",)  # in C, or None: see shadowrun/native/dispatch.c
 
     def __init__(self, observer: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

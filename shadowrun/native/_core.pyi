@@ -8,6 +8,9 @@ SOURCES: int
 
 def setup_tensors(tensor: type, parameter: type, exact: frozenset[type], strided: torch.layout) -> bool: ...
 def setup_shim(tensor: torch.Tensor, cdata: int, n_dims: int, sizes: int, dtype: int, device: int, /) -> bool: ...
+def setup_places(samples: tuple[tuple[torch.Tensor, int], ...], strides: int, offset: int, size: int, /) -> bool: ...
+def place(tensor: torch.Tensor, /) -> tuple[Any, ...] | None: ...
+def setup_storage_rows(functions: tuple[Callable[..., Any], ...], /) -> None: ...
 def plainly_equal(actual: Any, expected: Any) -> bool: ...
 def statistics(
     actual: int,
@@ -98,9 +101,11 @@ SEVERAL: int
 SILENT: int
 PASSING: int
 LONG: int
+MAX_COPIED: int
 MAX_WRITTEN: int
+MAX_RETURNS: int
 
-class Handler:
+class CompareHandler:
     state: int
     on_target: int
     slow_ratio: float
@@ -108,7 +113,7 @@ class Handler:
     own_ns: int
     def __init__(self, **parts: Any) -> None: ...
     def bind(self, mode: object, /) -> DispatchMethod: ...
-    def learn(
+    def add_operator(
         self,
         operator: object,
         plan: object,
@@ -125,3 +130,43 @@ class Handler:
     def collect(self, counter: dict[tuple[str, str, str], int], /) -> None: ...
     def clocks(self, on: bool, /) -> list[tuple[int, int]]: ...
     def collide(self) -> None: ...
+
+class StorageRows:
+    version: int
+    counts: bool
+    last: Any
+    @property
+    def rows(self) -> dict[int, Any]: ...
+    @property
+    def freed(self) -> bool: ...
+    def __init__(self, tensor: torch.Tensor, version: int, /) -> None: ...
+    def renew(self, version: int, /) -> None: ...
+
+class TensorRows:
+    first_row: int
+    def __init__(self, **parts: Any) -> None: ...
+
+class RecordHandler:
+    @property
+    def n_running(self) -> int: ...
+    def __init__(self, **parts: Any) -> None: ...
+    def bind(self, mode: object, /) -> DispatchMethod: ...
+    def add_operator(
+        self,
+        operator: object,
+        plan: object,
+        run: Callable[..., Any],
+        index: int,
+        is_watched: bool,
+        n_returns: int,
+        aliases: int,
+        uninitialised: int,
+        has_values: bool,
+        is_view: bool,
+        counts: bool,
+        written: tuple[int, ...],
+        is_item: bool,
+        /,
+    ) -> None: ...
+    def remove_operator(self, operator: object, /) -> None: ...
+    def guard(self, acquire: Callable[..., bool], release: Callable[[], None], /) -> None: ...

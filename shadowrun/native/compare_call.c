@@ -1,6 +1,6 @@
 /* Fast path of a call that is compared: replay/same_device.py, as far as nothing is out of the ordinary. */
 
-#include "dispatch.h"
+#include "compare.h"
 
 #include <string.h>
 
@@ -43,7 +43,7 @@ static size_t copies_number(PyObject *buffer, PyObject *name) {
 }
 
 /* The CopyBuffer of a tensor: a new reference; NULL, perhaps with an exception, where there is none. */
-static PyObject *copies_buffer(SrHandler *self, PyObject *tensor, PyObject *shape, int k) {
+static PyObject *copies_buffer(SrCompareHandler *self, PyObject *tensor, PyObject *shape, int k) {
     PyObject *dtype = sr_dtype(tensor), *number = k ? PyLong_FromLong(k) : NULL, *found = NULL;
     PyObject *form = dtype == NULL ? NULL : k == 0 ? PyTuple_Pack(2, dtype, shape) : NULL;
     if (dtype != NULL && number != NULL) {
@@ -65,7 +65,7 @@ static PyObject *copies_buffer(SrHandler *self, PyObject *tensor, PyObject *shap
 }
 
 /* Done if the tensor can be copied to a buffer, the k-th of its form. */
-static sr_result copies_prepare(SrHandler *self, PyObject *tensor, int k, SrCopies *copies) {
+static sr_result copies_prepare(SrCompareHandler *self, PyObject *tensor, int k, SrCopies *copies) {
     SR_NAME(before_at, "before_at") { return sr_failed(); }
     SR_NAME(work_at, "work_at") { return sr_failed(); }
     SR_NAME(work, "work") { return sr_failed(); }
@@ -75,10 +75,7 @@ static sr_result copies_prepare(SrHandler *self, PyObject *tensor, int k, SrCopi
         sr_is_negated(tensor) != 0) {
         return sr_failed();
     }
-    size_t bytes = t.dtype.bits / 8;
-    for (int32_t d = 0; d < t.ndim; d++) {
-        bytes *= (size_t)t.shape[d];
-    }
+    size_t bytes = sr_n_bytes(&t);
     if (bytes > COPIES_MAX_BYTES) { /* Python checks that memory for the copies is left */
         return SR_FALLBACK;
     }
@@ -99,14 +96,14 @@ static sr_result copies_prepare(SrHandler *self, PyObject *tensor, int k, SrCopi
 }
 
 /* Keep the values of the tensor, as they are now. */
-static void copies_keep(SrHandler *self, const SrCopies *copies) {
+static void copies_keep(SrCompareHandler *self, const SrCopies *copies) {
     long long start = sr_clock_start(self);
     copies_move(copies->before_at, copies->at, copies->n_bytes);
     sr_lap(self, SR_PART_COPY, start);
 }
 
 /* Give the kept values to the replay's tensor. */
-static void copies_give(SrHandler *self, const SrCopies *copies) {
+static void copies_give(SrCompareHandler *self, const SrCopies *copies) {
     long long start = sr_clock_start(self);
     copies_move(copies->work_at, copies->before_at, copies->n_bytes);
     sr_lap(self, SR_PART_COPY, start);
@@ -140,7 +137,7 @@ static int copies_may_be_tensor(PyObject *value) {
 }
 
 /* Whether an argument may share its memory with the one at `position`. */
-static int copies_share_memory(SrHandler *self, PyObject *args, Py_ssize_t position) {
+static int copies_share_memory(SrCompareHandler *self, PyObject *args, Py_ssize_t position) {
     PyObject *written = PyTuple_GET_ITEM(args, position);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
         PyObject *a = PyTuple_GET_ITEM(args, i);
@@ -183,7 +180,7 @@ static PyObject *copies_as_args(PyObject *args, const int *positions, const SrCo
 /* Running, replaying and comparing. */
 
 /* Copies of what the call writes to. */
-static sr_result compare_prepare(SrHandler *self, SrCall *call, SrCopies *copies) {
+static sr_result compare_prepare(SrCompareHandler *self, SrCall *call, SrCopies *copies) {
     SrOperator *operator = call->operator;
     for (int k = 0; k < operator->n_written; k++) {
         int position = operator->written[k];
@@ -231,7 +228,7 @@ static int compare_sequences(PyObject *actual, PyObject *expected) {
 }
 
 /* Whether all that the call returned and wrote to has the bits of the replay; -1 with an exception. */
-static int compare_all(SrHandler *self, SrCall *call, const SrCopies *copies, PyObject *out, PyObject *expected) {
+static int compare_all(SrCompareHandler *self, SrCall *call, const SrCopies *copies, PyObject *out, PyObject *expected) {
     long long start = sr_clock_start(self);
     SrOperator *operator = call->operator;
     int equal = 1;
@@ -257,7 +254,7 @@ static PyObject *compare_buffers(const SrCopies *copies, int n) {
 
 /* Whether a second result would take too much memory, which is recorded then; -1 with an exception. A call that took
  * less time than any processor needs to write that much is not asked about. */
-static int compare_is_too_large(SrHandler *self, SrCall *call, PyObject *out, long long ns) {
+static int compare_is_too_large(SrCompareHandler *self, SrCall *call, PyObject *out, long long ns) {
     if (call->operator->route == SR_IN_PLACE || (double)ns * COMPARE_BYTES_PER_NS <= self->max_bytes) {
         return 0;
     }
@@ -271,15 +268,21 @@ static int compare_is_too_large(SrHandler *self, SrCall *call, PyObject *out, lo
     return large;
 }
 
+/* By a Python function, so that its warnings come at a line of shadowrun's, which separates them from the program's. */
+static PyObject *compare_run_again(SrCompareHandler *self, PyObject *run, PyObject *args, PyObject *kwargs) {
+    PyObject *given[] = {NULL, run, args, kwargs};
+    return PyObject_Vectorcall(self->replay, given + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+}
+
 /* Run the operator once more, compare, and record; -1 with an exception. */
 static int compare_replay(
-    SrHandler *self, SrCall *call, const SrCopies *copies, PyObject *out, PyObject *replay_args, long long ns) {
+    SrCompareHandler *self, SrCall *call, const SrCopies *copies, PyObject *out, PyObject *replay_args, long long ns) {
     int large = compare_is_too_large(self, call, out, ns);
     if (large != 0) {
         return large < 0 ? -1 : 0;
     }
     long long start = sr_now_ns();
-    PyObject *expected = sr_replay(self, call->operator->run, replay_args, call->kwargs);
+    PyObject *expected = compare_run_again(self, call->operator->run, replay_args, call->kwargs);
     long long replay_ns = sr_now_ns() - start;
     sr_lap(self, SR_PART_REPLAY, start);
     if (expected == NULL) {
@@ -308,7 +311,7 @@ static int compare_replay(
 }
 
 /* The program's own call, and its comparison: the result, or NULL with an exception. */
-static PyObject *compare_run(SrHandler *self, SrCall *call, const SrCopies *copies, PyObject *replay_args) {
+static PyObject *compare_run(SrCompareHandler *self, SrCall *call, const SrCopies *copies, PyObject *replay_args) {
     int n = call->operator->n_written;
     for (int k = 0; k < n; k++) {
         if (copies[k].work != NULL) {
@@ -333,9 +336,9 @@ static PyObject *compare_run(SrHandler *self, SrCall *call, const SrCopies *copi
     return out;
 }
 
-sr_result sr_compare_call(SrHandler *self, SrCall *call, PyObject **out) {
+sr_result sr_compare_call(SrCompareHandler *self, SrCall *call, PyObject **out) {
     SrOperator *operator = call->operator;
-    SrCopies copies[SR_MAX_WRITTEN] = {{0}};
+    SrCopies copies[SR_MAX_COPIED] = {{0}};
     PyObject *replay_args = NULL;
     long long start = sr_clock_start(self);
     sr_result ready = compare_prepare(self, call, copies);

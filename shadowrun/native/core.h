@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Bytes that take some microseconds: for fewer, releasing the GIL and taking it back takes longer. */
@@ -33,7 +34,7 @@ typedef struct {
     uint64_t byte_offset;
 } SrTensor;
 
-/* tensors.c. Answers are 1 or 0; -1 with an exception where that is said. */
+/* tensor.c. Answers are 1 or 0; -1 with an exception where that is said. */
 int sr_is_tensor(PyObject *value);      /* torch.Tensor or Parameter, no subclass */
 int sr_is_tensor_type(PyObject *type);
 int sr_is_tensor_or_subclass(PyObject *value); /* or -1 */
@@ -51,7 +52,30 @@ int sr_is_negated(PyObject *tensor);    /* the lazy negation bit, which DLPack d
 int sr_bytes_differ(const void *actual, const void *expected, size_t n);
 PyObject *sr_setup_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n);
+size_t sr_n_elements(const SrTensor *t);
+size_t sr_n_bytes(const SrTensor *t); /* of its elements */
 PyObject *sr_plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
+/* tensor.c: where a tensor lies. What is borrowed stays as long as nothing changes the tensor. */
+typedef struct {
+    void *storage;    /* its identity while it lives */
+    int64_t offset;   /* in it, in elements */
+    int64_t n_dims;
+    const int64_t *sizes, *strides;
+    PyObject *dtype;
+} SrPlace;
+
+/* Of an ordinary dense tensor on the CPU: 1; 0 where Python has to be asked. */
+int sr_read_place(PyObject *tensor, SrPlace *place);
+
+int sr_read_storage_size(PyObject *tensor, int64_t *n_bytes); /* likewise */
+
+/* Number of writes to its memory, as torch counts them, or SR_UNCOUNTED; -1 with an exception. */
+enum { SR_UNCOUNTED = -1 };
+int sr_read_version(PyObject *tensor, long long *version);
+
+PyObject *sr_setup_places(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_place(PyObject *module, PyObject *tensor);
 
 /* contexts.c */
 PyObject *sr_context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
@@ -73,20 +97,39 @@ sr_result sr_find_origin(SrOrigins *self, int depth, SrOrigin *origin); /* done,
 void sr_drop_origin(SrOrigin *origin);
 sr_result sr_note_origin(SrOrigins *self, int depth); /* for the call's backward; done, or an error */
 
-/* row_buffer.c */
+/* compare_rows.c */
 typedef struct SrRowBuffer SrRowBuffer;
 int sr_add_row_buffer_type(PyObject *module);
 int sr_is_row_buffer(PyObject *value);
 /* Add a row with the next number, which is returned, and the current step; -1 with an exception. */
 long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us);
 
-/* handler.c, dispatch_slot.c */
-int sr_add_handler_type(PyObject *module);
+/* compare_handler.c, dispatch.c */
+int sr_add_compare_handler_type(PyObject *module);
 int sr_add_method_type(PyObject *module);
 PyObject *sr_install_dispatch_slot(PyObject *module, PyObject *type);
 
 /* module.c: an attribute that its type computes, straight from the type's descriptor if that is one, without a search. */
 PyObject *sr_get_computed(PyObject *object, PyObject *descriptor, PyObject *name);
+
+/* Add so many to a number in a dict: what it was; -1 with an exception. */
+long long sr_add_count(PyObject *counts, PyObject *key, long long n);
+
+PyObject *sr_tuple_of_numbers(const int64_t *numbers, Py_ssize_t n);
+
+/* Types: of those whose objects are made with arguments by name, each of which is an owned reference in the object. */
+typedef struct {
+    const char *name; /* NULL: the table ends */
+    size_t at;
+} SrField;
+#define SR_FIELD(type, name) {#name, offsetof(type, name)}
+int sr_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type); /* held by the module, which is never unloaded */
+PyObject *sr_new_by_name(PyTypeObject *type, PyObject *args);             /* an object with all fields NULL */
+int sr_take_fields(PyObject *self, PyObject *kwargs, const SrField *fields); /* -1 with an exception */
+int sr_wrong_type(PyObject *self);                                         /* -1 with an exception */
+int sr_visit_fields(PyObject *self, const SrField *fields, visitproc visit, void *arg);
+void sr_clear_fields(PyObject *self, const SrField *fields);
+void sr_dealloc(PyObject *self); /* by `tp_clear`, which leaves nothing that is owned */
 
 /* Offset of a slot (`__slots__`) in the objects of a type; -1 with an exception. */
 Py_ssize_t sr_slot_offset(PyTypeObject *type, const char *name);

@@ -1,30 +1,141 @@
-/* Fast path of `__torch_dispatch__`: calls on plain CPU tensors, which nearly all calls are.
+/* The mode's `__torch_dispatch__` in C: how torch finds it, which calls go to a handler, and what its two handlers share.
  *
- * It does what intercept/dispatch.py, replay/replayer.py and replay/same_device.py do, and leaves every other call to them
- * before anything is done. They remain the specification: tests/native/both_ways.py runs both and compares.
+ * A handler does what Python does, and leaves every call that it does not know to Python before anything is done. Python
+ * remains the specification: tests/native/both_ways.py and tests/recording/test_native_rows.py run both and compare.
  */
 
 #include "dispatch.h"
-#include "tensor_rows.h"
 
-#ifdef _WIN32
-#include <windows.h>
-#else
-#include <time.h>
-#endif
+#include <stddef.h>
+#include <string.h>
+#include <structmember.h>
 
-/* The clock of time.perf_counter_ns. */
-long long sr_now_ns(void) {
-#ifdef _WIN32
-    LARGE_INTEGER count, frequency;
-    QueryPerformanceCounter(&count);
-    QueryPerformanceFrequency(&frequency);
-    return (long long)((double)count.QuadPart * 1e9 / (double)frequency.QuadPart);
-#else
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000LL + now.tv_nsec;
-#endif
+/* ---- operators: a hash table, since a dict would need an object for each address ------------------------------------- */
+
+/* The slot of an operator, or the free one that it would get. */
+static SrOperator **dispatch_slot(SrOperator **operators, size_t room, const PyObject *func) {
+    size_t i = ((uintptr_t)func >> 4) & (room - 1); /* objects lie at multiples of 16 bytes */
+    while (operators[i] != NULL && operators[i]->func != func) {
+        i = (i + 1) & (room - 1);
+    }
+    return &operators[i];
+}
+
+SrOperator *sr_find_operator(const SrHandler *self, PyObject *func) {
+    return self->room ? *dispatch_slot(self->operators, self->room, func) : NULL;
+}
+
+/* Room for one more; -1 with an exception. */
+static int dispatch_grow_table(SrHandler *self) {
+    if (2 * (self->n_operators + 1) <= self->room) {
+        return 0;
+    }
+    size_t room = self->room ? 2 * self->room : 256;
+    SrOperator **operators = PyMem_Calloc(room, sizeof *operators);
+    if (operators == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < self->room; i++) {
+        if (self->operators[i] != NULL) {
+            *dispatch_slot(operators, room, self->operators[i]->func) = self->operators[i];
+        }
+    }
+    PyMem_Free(self->operators);
+    self->operators = operators;
+    self->room = room;
+    return 0;
+}
+
+SrOperator *sr_add_operator(SrHandler *self, PyObject *func, PyObject *plan, PyObject *run, PyObject *index) {
+    if (dispatch_grow_table(self)) {
+        return NULL;
+    }
+    SrOperator **slot = dispatch_slot(self->operators, self->room, func);
+    if (*slot == NULL) {
+        SrOperator *operator = PyMem_Calloc(1, sizeof *operator);
+        if (operator == NULL) {
+            return (SrOperator *)PyErr_NoMemory();
+        }
+        operator->func = Py_NewRef(func), operator->plan = Py_NewRef(plan);
+        operator->run = Py_NewRef(run), operator->index = Py_NewRef(index);
+        *slot = operator;
+        self->n_operators++;
+    }
+    return *slot;
+}
+
+int sr_read_written(PyObject *positions, int most, int *written) {
+    Py_ssize_t n = PyTuple_GET_SIZE(positions);
+    for (Py_ssize_t k = 0; k < n && n <= most; k++) {
+        long position = PyLong_AsLong(PyTuple_GET_ITEM(positions, k));
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+        if (position < 0 || position > INT_MAX) {
+            n = most + 1;
+        } else {
+            written[k] = (int)position;
+        }
+    }
+    if (n > most) {
+        PyErr_SetString(PyExc_ValueError, "add_operator: no such positions");
+        return -1;
+    }
+    return (int)n;
+}
+
+/* ---- what both types do ------------------------------------------------------------------------------------------------ */
+
+int sr_start_handler(SrHandler *self, PyObject *kwargs, const SrField *fields) {
+    self->cache = sr_new_context_cache();
+    if (self->cache == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (sr_take_fields((PyObject *)self, kwargs, fields)) {
+        return -1;
+    }
+    if (!sr_is_origins(self->origins) || !PyDict_Check(self->contexts)) {
+        return sr_wrong_type((PyObject *)self);
+    }
+    self->everything = sr_slot_offset(Py_TYPE(self->selection), "everything");
+    return self->everything < 0 ? -1 : 0;
+}
+
+int sr_visit_handler(SrHandler *self, const SrField *fields, visitproc visit, void *arg) {
+    for (size_t i = 0; i < self->room; i++) {
+        if (self->operators[i] != NULL) {
+            Py_VISIT(self->operators[i]->func);
+            Py_VISIT(self->operators[i]->plan);
+            Py_VISIT(self->operators[i]->run);
+        }
+    }
+    int stopped = sr_visit_fields((PyObject *)self, fields, visit, arg);
+    return stopped ? stopped : sr_visit_context_cache(self->cache, visit, arg);
+}
+
+void sr_clear_handler(SrHandler *self, const SrField *fields) {
+    SrOperator **operators = self->operators;
+    SrContextCache *cache = self->cache;
+    size_t room = self->room;
+    /* First: what is released below may run Python code, whose calls must find no operator here. */
+    self->operators = NULL;
+    self->room = self->n_operators = 0;
+    self->cache = NULL;
+    sr_clear_fields((PyObject *)self, fields);
+    for (size_t i = 0; i < room; i++) {
+        if (operators[i] != NULL) {
+            Py_DECREF(operators[i]->func);
+            Py_DECREF(operators[i]->plan);
+            Py_DECREF(operators[i]->run);
+            Py_DECREF(operators[i]->index);
+            Py_XDECREF(operators[i]->skipped);
+            PyMem_Free(operators[i]);
+        }
+    }
+    PyMem_Free(operators);
+    sr_drop_context_cache(cache);
 }
 
 /* The program's own call. No Python code runs between its line and the operator, so warnings come at that line. */
@@ -32,27 +143,18 @@ PyObject *sr_run_operator(const SrCall *call) {
     return PyObject_Call(call->operator->run, call->args, PyDict_GET_SIZE(call->kwargs) ? call->kwargs : NULL);
 }
 
-/* By a Python function, so that its warnings come at a line of shadowrun's, which separates them from the program's. */
-PyObject *sr_replay(SrHandler *self, PyObject *run, PyObject *args, PyObject *kwargs) {
-    PyObject *given[] = {NULL, run, args, kwargs};
-    return PyObject_Vectorcall(self->replay, given + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+PyObject *sr_pack_origin(const SrCall *call) {
+    return PyTuple_Pack(3, call->origin.module, call->origin.phase, call->origin.site);
 }
 
-/* Whether the lock was taken; not if another thread holds it, or waits for it. */
-static int dispatch_try_lock(SrHandler *self) {
-    PyObject *waiting = PyObject_CallNoArgs(self->waited_for), *got = NULL;
-    if (waiting == Py_False) {
-        got = PyObject_CallOneArg(self->acquire, Py_False);
-    }
-    int held = got == Py_True;
-    Py_XDECREF(waiting);
-    Py_XDECREF(got);
-    PyErr_Clear();
-    return held;
+int sr_has_modes_below(const SrHandler *self) {
+    PyObject *below = PyObject_CallNoArgs(self->n_modes_below);
+    int none = below != NULL && PyLong_AsLong(below) == 0;
+    Py_XDECREF(below);
+    return !none;
 }
 
-/* An exception that is set stays set. */
-static void dispatch_unlock(PyObject *release) {
+void sr_release(PyObject *release) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     Py_XDECREF(PyObject_CallNoArgs(release));
@@ -60,180 +162,10 @@ static void dispatch_unlock(PyObject *release) {
     PyErr_Restore(type, value, trace);
 }
 
-/* Count a call that is not compared, by (operator, device, reason), as Recorder.skip; -1 with an exception. */
-static int dispatch_count_skipped(SrHandler *self, PyObject *key) {
-    SR_NAME(skipped_name, "_skipped") { return -1; }
-    PyObject *counts = PyObject_GetAttr(self->recorder, skipped_name);
-    int failed = counts == NULL || !PyDict_Check(counts) || sr_add_count(counts, key, 1);
-    Py_XDECREF(counts);
-    return failed ? -1 : 0;
-}
+/* ---- a call ------------------------------------------------------------------------------------------------------------ */
 
-/* A call that is not compared (a view, memory without values, a step that is left out): its origin is noted for the
- * operators of its backward. */
-static sr_result dispatch_note_only(SrHandler *self, SrOperator *operator, PyObject *reason, long long entered) {
-    sr_result noted = sr_note_origin((SrOrigins *)self->origins, 0);
-    sr_lap(self, SR_PART_ORIGIN, entered);
-    if (noted != SR_DONE) {
-        return sr_failed();
-    }
-    if (reason == NULL) {
-        operator->n_skipped++;
-    } else {
-        PyObject *key = PyTuple_Pack(3, PyTuple_GET_ITEM(operator->skipped, 0), PyTuple_GET_ITEM(operator->skipped, 1), reason);
-        int failed = key == NULL || dispatch_count_skipped(self, key);
-        Py_XDECREF(key);
-        if (failed) {
-            return sr_failed();
-        }
-    }
-    self->own_ns += sr_now_ns() - entered;
-    return SR_DONE;
-}
-
-/* Record a call that is not compared, or why it could not be recorded. */
-static sr_result dispatch_record(SrHandler *self, SrCall *call) {
-    sr_result done = sr_find_context(self, call);
-    if (done == SR_DONE) {
-        if (sr_add_row(self, call->context, self->seen_verdict, -1, -1) && sr_report(self->unrecorded, call)) {
-            done = SR_ERROR;
-        }
-        sr_drop_origin(&call->origin);
-    }
-    self->own_ns += sr_now_ns() - call->entered;
-    return done;
-}
-
-/* Why no call of this operator is selected in this step: done with a new reference, or with NULL if all are. */
-static sr_result dispatch_unwanted(SrHandler *self, SrOperator *operator, PyObject **reason) {
-    SR_NAME(asked, "unwanted") { return sr_failed(); }
-    *reason = NULL;
-    if (operator->route == SR_SILENT || operator->route == SR_PASSING || sr_slot(self->selection, self->everything) == Py_True) {
-        return SR_DONE;
-    }
-    *reason = PyObject_CallMethodOneArg(self->selection, asked, operator->plan);
-    if (*reason == NULL) {
-        return sr_failed();
-    }
-    if (!PyUnicode_CheckExact(*reason) || PyUnicode_GET_LENGTH(*reason) == 0) { /* it depends on the module */
-        Py_CLEAR(*reason);
-        return SR_FALLBACK;
-    }
-    return SR_DONE;
-}
-
-/* Whether a value is no tensor, or one on the CPU, or a list that begins with such a one; `n` counts tensors. */
-static int dispatch_lies_on_cpu(PyObject *value, int *n) {
-    if ((PyList_CheckExact(value) || PyTuple_CheckExact(value)) && PySequence_Fast_GET_SIZE(value)) {
-        value = PySequence_Fast_GET_ITEM(value, 0);
-    }
-    if (sr_is_tensor(value)) {
-        ++*n;
-        return sr_is_cpu_tensor(value);
-    }
-    return value == Py_None || PyLong_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) ||
-           sr_is_exact(value) == 1;
-}
-
-/* Whether it is clear that the call is one of the CPU: see Replayer._role. */
-static int dispatch_is_of_cpu(SrHandler *self, SrCall *call) {
-    SR_NAME(device_name, "device") { return 0; }
-    Py_ssize_t size = PyTuple_GET_SIZE(call->args), position = 0;
-    if (size && sr_is_tensor(PyTuple_GET_ITEM(call->args, 0))) {
-        return sr_is_cpu_tensor(PyTuple_GET_ITEM(call->args, 0));
-    }
-    int n = 0;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (!dispatch_lies_on_cpu(PyTuple_GET_ITEM(call->args, i), &n)) {
-            return 0;
-        }
-    }
-    PyObject *name, *value;
-    while (PyDict_Next(call->kwargs, &position, &name, &value)) {
-        if (!dispatch_lies_on_cpu(value, &n)) {
-            return 0;
-        }
-    }
-    PyObject *device = PyDict_GetItemWithError(call->kwargs, device_name);
-    return device == NULL || device == Py_None || PyObject_RichCompareBool(device, self->device, Py_EQ) == 1;
-}
-
-/* Whether the program's own profiler records: then Python replays, so that it does not record replays. */
-static int dispatch_is_profiled(SrHandler *self) {
-    PyObject *answer = PyObject_CallNoArgs(self->profiler_on);
-    Py_XDECREF(answer);
-    PyErr_Clear();
-    return answer == Py_True;
-}
-
-/* Done, with the result or an exception of the operator if this ran it. */
-static sr_result dispatch_treat(SrHandler *self, SrCall *call, PyObject *reason, PyObject **out) {
-    SrOperator *operator = call->operator;
-    int state = self->state; /* another thread may have ended the comparison */
-    if (state == SR_OFF) {
-        return SR_FALLBACK;
-    }
-    if (operator->route == SR_PASSING) {
-        operator->n_skipped++;
-        return SR_DONE;
-    }
-    if (operator->route == SR_SILENT || reason != NULL) {
-        return dispatch_note_only(self, operator, reason, call->entered);
-    }
-    if (state == SR_RECORDING) {
-        return dispatch_record(self, call);
-    }
-    return operator->route == SR_LONG || dispatch_is_profiled(self) ? SR_FALLBACK : sr_compare_call(self, call, out);
-}
-
-/* Done, with the result or an exception in any case; or a fallback, where nothing was done. */
-static sr_result dispatch_handle(SrHandler *self, SrCall *call, PyObject **out) {
-    SrOperator *operator = call->operator;
-    PyObject *reason;
-    *out = NULL;
-    sr_result done = dispatch_unwanted(self, operator, &reason);
-    if (done != SR_DONE) {
-        return done;
-    }
-    if (operator->route != SR_PASSING && !dispatch_is_of_cpu(self, call)) {
-        Py_XDECREF(reason);
-        return sr_failed();
-    }
-    /* Counting and recording take no lock: no other thread runs before they are done. */
-    int runs = self->state == SR_RECORDING || operator->route == SR_PASSING, locks = !runs;
-    if (locks && !dispatch_try_lock(self)) {
-        Py_XDECREF(reason);
-        return SR_FALLBACK;
-    }
-    PyObject *release = Py_NewRef(self->release);
-    done = dispatch_treat(self, call, reason, out);
-    if (done == SR_DONE && (runs || operator->route == SR_SILENT || reason != NULL)) {
-        *out = sr_run_operator(call);
-    }
-    if (locks) {
-        dispatch_unlock(release);
-    }
-    Py_XDECREF(reason);
-    Py_DECREF(release);
-    return done;
-}
-
-/* Whether the program has dispatch modes below shadowrun's. */
-static int dispatch_has_modes_below(SrHandler *self) {
-    PyObject *below = PyObject_CallNoArgs(self->n_modes_below);
-    int none = below != NULL && PyLong_AsLong(below) == 0;
-    Py_XDECREF(below);
-    return !none;
-}
-
-/* Whether a TorchFunctionMode is on. */
-static int dispatch_has_function_mode(SrHandler *self) {
-    PyObject *answer = PyObject_CallNoArgs(self->function_mode_on);
-    Py_XDECREF(answer);
-    return answer != Py_False;
-}
-
-int sr_are_plain_types(PyObject *types) {
+/* torch.Tensor and Parameter only. */
+static int dispatch_are_plain_types(PyObject *types) {
     if (!PyTuple_Check(types) && !PyList_Check(types)) {
         return 0;
     }
@@ -266,21 +198,19 @@ static PyObject *dispatch_in_python(PyObject *mode, PyObject *const *args, Py_ss
     return out;
 }
 
-/* The same for a call as torch passes it. */
+/* A call as torch passes it. */
 static sr_result dispatch_try(SrHandler *self, PyObject *const *args, Py_ssize_t n, PyObject **out) {
-    SrOperator *operator = sr_find_operator(self, args[0]);
-    PyObject *types = args[1];
-    if (operator == NULL || !sr_are_plain_types(types) ||
-        dispatch_has_function_mode(self)) { /* Python hides shadowrun's own calls from it */
+    SrOperator *operator = sr_find_operator(self, args[0]); /* none after the garbage collector cleared the handler */
+    if (operator == NULL || !dispatch_are_plain_types(args[1]) ||
+        !sr_answers(self->function_mode_on, Py_False)) { /* Python hides shadowrun's own calls from such a mode */
         return SR_FALLBACK;
     }
-    SrCall call = {.operator = operator, .entered = sr_now_ns()};
+    SrCall call = {.operator = operator};
     call.args = n > 2 ? Py_NewRef(args[2]) : PyTuple_New(0);
     call.kwargs = n > 3 && args[3] != Py_None ? Py_NewRef(args[3]) : PyDict_New();
     sr_result done = SR_FALLBACK;
-    if (call.args != NULL && call.kwargs != NULL && PyTuple_CheckExact(call.args) && PyDict_CheckExact(call.kwargs) &&
-        (operator->route == SR_PASSING || !dispatch_has_modes_below(self))) {
-        done = dispatch_handle(self, &call, out);
+    if (call.args != NULL && call.kwargs != NULL && PyTuple_CheckExact(call.args) && PyDict_CheckExact(call.kwargs)) {
+        done = self->handle(self, &call, out);
     }
     Py_XDECREF(call.args);
     Py_XDECREF(call.kwargs);
@@ -288,9 +218,9 @@ static sr_result dispatch_try(SrHandler *self, PyObject *const *args, Py_ssize_t
 }
 
 /* Whether an entry of a traceback is a frame of shadowrun. */
-static int dispatch_is_own_frame(PyObject *operator) {
+static int dispatch_is_own_frame(PyObject *entry) {
     int ours = 0;
-    PyObject *frame = PyObject_GetAttrString(operator, "tb_frame");
+    PyObject *frame = PyObject_GetAttrString(entry, "tb_frame");
     PyObject *code = frame == NULL ? NULL : PyObject_GetAttrString(frame, "f_code");
     PyObject *globals = frame == NULL ? NULL : PyObject_GetAttrString(frame, "f_globals");
     PyObject *function = code == NULL ? NULL : PyObject_GetAttrString(code, "co_name");
@@ -327,13 +257,11 @@ static void dispatch_trim_traceback(void) {
     PyErr_Restore(type, value, trace);
 }
 
-PyObject *sr_dispatch(PyObject *mode, PyObject *handler, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+/* mode.__torch_dispatch__(func, types, args=(), kwargs=None). No handler: the mode has ended. */
+static PyObject *dispatch_call(PyObject *mode, PyObject *handler, PyObject *const *args, Py_ssize_t n, PyObject *names) {
     PyObject *out = NULL;
     sr_result done = SR_FALLBACK;
-    int fits = handler != NULL && names == NULL && n >= 2 && n <= 4; /* no handler: the mode has ended */
-    if (fits && sr_is_call_rows(handler)) {
-        done = sr_record_call((SrCallRows *)handler, args, n, &out);
-    } else if (fits && ((SrHandler *)handler)->state != SR_OFF) { /* off: the garbage collector cleared it */
+    if (handler != NULL && names == NULL && n >= 2 && n <= 4) {
         done = dispatch_try((SrHandler *)handler, args, n, &out);
     }
     if (done == SR_FALLBACK && !sr_interrupted()) {
@@ -345,90 +273,132 @@ PyObject *sr_dispatch(PyObject *mode, PyObject *handler, PyObject *const *args, 
     return out;
 }
 
-/* What a call becomes: recording/recorder.py. */
+/* ---- the method --------------------------------------------------------------------------------------------------------
+ *
+ * For each operator call torch looks up `__torch_dispatch__` twice and then `__self__` of the result, each by a C string:
+ * a new Python string, its hash, and a search through the types of the mode. A type may answer C strings itself
+ * (`tp_getattr`), and this one does: the method is in a slot of the mode, and is an object that knows mode and handler.
+ *
+ * Instructions that a step of the tiny MLP of benchmarks/workloads.py takes more without it, by callgrind: 6 % record only,
+ * 3.6 % isolated (torch 2.13). If a torch looks the method up in another way, it finds the one in Python.
+ */
 
-enum { DISPATCH_SLOW_NS = 1000000 };
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *mode, *handler; /* no handler: Python handles all calls */
+} DispatchMethod;
 
-sr_result sr_find_context(SrHandler *self, SrCall *call) {
-    long long start = sr_clock_start(self);
-    if (sr_find_origin((SrOrigins *)self->origins, 0, &call->origin) != SR_DONE) {
-        return sr_failed();
-    }
-    sr_lap(self, SR_PART_ORIGIN, start);
-    start = sr_clock_start(self);
-    int found = sr_context_number(self->cache, self->contexts, call->operator->index, self->device, &call->origin, call->args,
-                              call->kwargs, 0, &call->context);
-    sr_lap(self, SR_PART_CONTEXT, start);
-    if (!found) { /* new, or of a kind that only Python knows */
-        sr_drop_origin(&call->origin);
-        return sr_failed();
-    }
-    return SR_DONE;
+static PyTypeObject *method_type;
+static Py_ssize_t slot_offset; /* where in a mode the method lies */
+
+/* The look-up of a type that does not answer C strings. */
+static PyObject *slot_generic_getattr(PyObject *object, const char *name) {
+    PyObject *text = PyUnicode_FromString(name);
+    PyObject *found = text == NULL ? NULL : Py_TYPE(object)->tp_getattro(object, text);
+    Py_XDECREF(text);
+    return found;
 }
 
-int sr_report(PyObject *reporter, SrCall *call) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
+static PyObject *slot_mode_getattr(PyObject *mode, char *name) {
+    PyObject *method = sr_slot(mode, slot_offset);
+    if (method != NULL && Py_IS_TYPE(method, method_type) && strcmp(name, "__torch_dispatch__") == 0) {
+        return Py_NewRef(method);
     }
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != NULL) {
-        PyException_SetTraceback(value, trace);
-    }
-    PyObject *origin = PyTuple_Pack(3, call->origin.module, call->origin.phase, call->origin.site);
-    PyObject *given[] = {call->operator->plan, call->args, call->kwargs, origin, value};
-    PyObject *done = origin == NULL ? NULL : PyObject_Vectorcall(reporter, given, 5, NULL);
-    Py_XDECREF(origin);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return slot_generic_getattr(mode, name);
 }
 
-static double dispatch_microseconds(long long ns) { return ns < 0 ? -1.0 : (double)ns / 1000; }
-
-int sr_add_row(SrHandler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns) {
-    SR_NAME(flush, "_flush_at_times") { return -1; }
-    long long start = sr_clock_start(self);
-    long long verdict_number = PyLong_AsLongLong(verdict);
-    if (verdict_number == -1 && PyErr_Occurred()) {
-        return -1;
-    }
-    long long seq = sr_write_row((SrRowBuffer *)self->rows, context, verdict_number, dispatch_microseconds(ref_ns), dispatch_microseconds(target_ns));
-    int failed = seq < 0;
-    if (!failed && !(seq & 63)) {
-        PyObject *done = PyObject_CallMethodNoArgs(self->recorder, flush);
-        failed = done == NULL;
-        Py_XDECREF(done);
-    }
-    sr_lap(self, SR_PART_RECORD, start);
-    return failed ? -1 : 0;
+static PyObject *slot_method_getattr(PyObject *self, char *name) {
+    PyObject *mode = ((DispatchMethod *)self)->mode;
+    return mode != NULL && strcmp(name, "__self__") == 0 ? Py_NewRef(mode) : slot_generic_getattr(self, name);
 }
 
-/* As Comparator.is_slow. */
-static int dispatch_is_slow(SrHandler *self, long long actual_ns, long long expected_ns) {
-    double expected = (double)expected_ns, actual = (double)actual_ns;
-    return actual >= self->slow_ratio * expected && actual >= expected + DISPATCH_SLOW_NS;
+/* install_dispatch_slot(type): modes of this type, which has a slot `_method`, answer with its content. */
+PyObject *sr_install_dispatch_slot(PyObject *module, PyObject *type) {
+    (void)module;
+    PyTypeObject *modes = (PyTypeObject *)type;
+    if (!PyType_Check(type) || !PyType_HasFeature(modes, Py_TPFLAGS_HEAPTYPE) || modes->tp_getattr != NULL ||
+        modes->tp_getattro == NULL) {
+        PyErr_SetString(PyExc_TypeError, "install_dispatch_slot: not a type of modes");
+        return NULL;
+    }
+    Py_ssize_t offset = sr_slot_offset(modes, "_method");
+    if (offset < 0) {
+        return NULL;
+    }
+    slot_offset = offset;
+    modes->tp_getattr = slot_mode_getattr;
+    PyType_Modified(modes);
+    Py_RETURN_NONE;
 }
 
-int sr_add_match(SrHandler *self, SrCall *call, long long ns, long long other_ns, int *failed) {
-    long long actual = self->on_target ? ns : other_ns, expected = self->on_target ? other_ns : ns;
-    if (dispatch_is_slow(self, actual, expected) || PySet_Contains(self->watched, call->operator->index) != 0) {
-        return 0;
+static PyObject *method_call(PyObject *self, PyObject *const *args, size_t n, PyObject *names) {
+    DispatchMethod *method = (DispatchMethod *)self;
+    if (method->mode == NULL) { /* cleared by the garbage collector */
+        PyErr_SetString(PyExc_RuntimeError, "a method without its mode");
+        return NULL;
     }
-    *failed = sr_add_row(self, call->context, self->matched, expected, actual);
-    return 1;
+    PyObject *mode = Py_NewRef(method->mode), *handler = Py_XNewRef(method->handler);
+    PyObject *out = dispatch_call(mode, handler, args, PyVectorcall_NARGS(n), names);
+    Py_DECREF(mode);
+    Py_XDECREF(handler);
+    return out;
 }
 
-int sr_add_count(PyObject *counts, PyObject *key, Py_ssize_t n) {
-    PyObject *before = PyDict_GetItemWithError(counts, key);
-    if (before != NULL) {
-        n += PyLong_AsSsize_t(before);
+PyObject *sr_bind_handler(PyObject *handler, PyObject *mode) {
+    DispatchMethod *method = PyObject_GC_New(DispatchMethod, method_type);
+    if (method != NULL) {
+        method->call = method_call;
+        method->mode = Py_NewRef(mode);
+        method->handler = Py_NewRef(handler);
+        PyObject_GC_Track(method);
     }
-    PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(n);
-    int failed = after == NULL || PyDict_SetItem(counts, key, after);
-    Py_XDECREF(after);
-    return failed ? -1 : 0;
+    return (PyObject *)method;
 }
+
+/* leave(): from here on, Python handles all calls. */
+static PyObject *method_leave(PyObject *self, PyObject *none) {
+    (void)none;
+    Py_CLEAR(((DispatchMethod *)self)->handler);
+    Py_RETURN_NONE;
+}
+
+static int method_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((DispatchMethod *)self)->mode);
+    Py_VISIT(((DispatchMethod *)self)->handler);
+    return 0;
+}
+
+static int method_clear(PyObject *self) {
+    Py_CLEAR(((DispatchMethod *)self)->mode);
+    Py_CLEAR(((DispatchMethod *)self)->handler);
+    return 0;
+}
+
+static PyMethodDef method_methods[] = {
+    {"leave", method_leave, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef method_members[] = {
+    {"__self__", T_OBJECT_EX, offsetof(DispatchMethod, mode), READONLY, NULL},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(DispatchMethod, call), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot method_slots[] = {
+    {Py_tp_dealloc, sr_dealloc}, {Py_tp_traverse, method_traverse}, {Py_tp_clear, method_clear},
+    {Py_tp_methods, method_methods}, {Py_tp_members, method_members},   {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_getattr, slot_method_getattr}, {Py_tp_getattro, PyObject_GenericGetAttr}, {0, NULL},
+};
+
+static PyType_Spec method_spec = {
+    .name = "shadowrun.native._core.DispatchMethod",
+    .basicsize = sizeof(DispatchMethod),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = method_slots,
+};
+
+int sr_add_method_type(PyObject *module) { return sr_add_type(module, &method_spec, &method_type); }

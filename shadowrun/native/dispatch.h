@@ -1,122 +1,85 @@
-/* What the files of the dispatch handler share. */
+/* What the two dispatch handlers share: compare_handler.c has that of a comparison, record_call.c that of a recording. */
 
 #ifndef SHADOWRUN_DISPATCH_H
 #define SHADOWRUN_DISPATCH_H
 
 #include "contexts.h"
 
-enum { SR_OFF, SR_COMPARING, SR_RECORDING }; /* states of a handler */
+enum { SR_MAX_WRITTEN = 8 };
 
-/* Parts of a call's cost, for benchmarks/profiling.py. */
-enum { SR_PART_ORIGIN, SR_PART_CONTEXT, SR_PART_COPY, SR_PART_REPLAY, SR_PART_COMPARE, SR_PART_RECORD, SR_N_PARTS };
-
-/* Routes of an operator's calls, which `_learn` in intercept/dispatch.py chooses. */
-enum {
-    SR_FRESH,    /* returns one new tensor */
-    SR_IN_PLACE, /* writes to one argument and returns it */
-    SR_SEVERAL,  /* returns or writes to several tensors */
-    SR_SILENT,   /* not compared (a view, say); its origin is noted for its backward */
-    SR_PASSING,  /* neither compared nor noted */
-    SR_LONG,     /* compared by Python */
-    SR_N_ROUTES
-};
-
-enum { SR_MAX_WRITTEN = 4 };
-
-/* What the fast paths need of an operator's plan. */
+/* What a handler needs of an operator's plan. Entries live as long as the handler: a call may use one while another thread
+ * adds operators. */
 typedef struct {
-    PyObject *plan, *run, *index;
-    PyObject *skipped; /* tuple: the key under which calls without values are counted */
-    int route, n_written;
-    Py_ssize_t n_skipped; /* since the last `collect` */
+    PyObject *func, *plan, *run, *index; /* owned */
+    int n_written;
     int written[SR_MAX_WRITTEN]; /* positions of the arguments that it writes to */
+    /* In a comparison: */
+    PyObject *skipped; /* owned tuple: the key under which calls without values are counted; or NULL */
+    int route;
+    Py_ssize_t n_skipped; /* since the last `collect` */
+    /* In a recording; the returns are `Returns` of recording/call_results.py: */
+    char is_left;    /* all its calls go to Python from here on */
+    char is_watched; /* Python watches some of its calls; see recording/undeclared_writes.py */
+    char has_values, is_view, counts, is_item;
+    int n_returns;
+    uint64_t aliases, uninitialised; /* returns that are arguments it writes to; returns without values */
 } SrOperator;
 
-typedef struct {
-    PyObject *func; /* the operator, owned; NULL: free */
-    SrOperator *operator;
-} SrTableSlot;
-
-typedef struct {
-    PyObject_HEAD
-    SrTableSlot *table; /* hash table by the operator's address; entries live as long as the handler */
-    size_t table_room, n_operators;
-    SrContextCache *cache;
-    PyObject *n_modes_below; /* callable */
-    PyObject *function_mode_on; /* callable: whether a function mode is on */
-    PyObject *profiler_on;     /* callable: whether the program's own profiler records */
-    PyObject *origins;       /* Origins */
-    PyObject *selection;     /* its slot `everything`: all calls are selected */
-    Py_ssize_t everything;   /* offset of that slot */
-    PyObject *recorder;      /* whose attribute _skipped changes */
-    PyObject *contexts;      /* dict: key to number */
-    PyObject *rows;          /* RowBuffer: what waits to be written */
-    PyObject *device;        /* torch.device("cpu") */
-    PyObject *matched, *seen_verdict; /* numbers of verdicts */
-    PyObject *watched;      /* set: numbers of operators that differed before */
-    PyObject *buffers;        /* dict: (dtype, shape) to CopyBuffer; (dtype, shape, k) for the k-th further one */
-    PyObject *make_buffer;    /* callable(tensor, k): a new CopyBuffer, or None */
-    PyObject *replay;         /* callable(run, args, kwargs): a replay */
-    PyObject *shares_memory; /* callable(tensor, tensor) */
-    PyObject *conclude, *failed, *unrecorded; /* callables: unequal or slow; replay failed; not recorded */
-    PyObject *too_large; /* callable(plan, context, result): records a result that is; whether it did */
-    PyObject *acquire, *release, *waited_for; /* bound methods of a lock and its gate; others after a fork */
-    int state, on_target, clocked;
-    double slow_ratio, max_bytes;
-    long long own_ns;
-    long long parts_ns[SR_N_PARTS];
-    Py_ssize_t parts_n[SR_N_PARTS];
-} SrHandler;
+typedef struct SrHandler SrHandler;
 
 /* A call that is being handled. */
 typedef struct {
     SrOperator *operator;
-    PyObject *args, *kwargs;
+    PyObject *args, *kwargs; /* owned: a tuple and a dict */
     long long entered;
-    SrOrigin origin;   /* from `sr_find_context` on, until `sr_drop_origin` */
+    SrOrigin origin;   /* from when it was found, until `sr_drop_origin` */
     long long context; /* number */
 } SrCall;
 
-/* handler.c: an operator that `learn` was called for, or NULL. */
-SrOperator *sr_find_operator(const SrHandler *self, PyObject *func);
+/* The first fields of a handler. */
+struct SrHandler {
+    PyObject_HEAD
+    /* Done with the operator's result, or its exception and no result; a fallback, where nothing was done; or an error. */
+    sr_result (*handle)(SrHandler *self, SrCall *call, PyObject **out);
+    SrOperator **operators; /* hash table by the address of `func`; NULL: free */
+    size_t room, n_operators;
+    SrContextCache *cache;
+    Py_ssize_t everything; /* offset of that slot of the selection: all calls are selected */
+    PyObject *origins;     /* Origins */
+    PyObject *selection, *contexts, *device; /* contexts: dict, key to number */
+    PyObject *n_modes_below, *function_mode_on, *profiler_on; /* callables */
+    PyObject *acquire, *release; /* bound methods of a lock; others after a fork */
+};
 
-/* dispatch_slot.c: the mode's `__torch_dispatch__`, which goes by this handler: an SrHandler or SrCallRows. */
-PyObject *sr_bind_method(PyObject *handler, PyObject *mode);
+/* The fields above that are given by name, for a table of a handler's fields. */
+#define SR_HANDLER_FIELDS                                                                                              \
+    SR_FIELD(SrHandler, origins), SR_FIELD(SrHandler, selection), SR_FIELD(SrHandler, contexts),                       \
+        SR_FIELD(SrHandler, device), SR_FIELD(SrHandler, n_modes_below), SR_FIELD(SrHandler, function_mode_on),        \
+        SR_FIELD(SrHandler, profiler_on), SR_FIELD(SrHandler, acquire), SR_FIELD(SrHandler, release)
 
-/* dispatch.c: mode.__torch_dispatch__(func, types, args=(), kwargs=None). `handler`: or NULL. */
-PyObject *sr_dispatch(PyObject *mode, PyObject *handler, PyObject *const *args, Py_ssize_t n, PyObject *names);
-int sr_are_plain_types(PyObject *types); /* torch.Tensor and Parameter only */
-long long sr_now_ns(void);
+/* dispatch.c. Of the types: -1 with an exception, and a new reference. */
+int sr_start_handler(SrHandler *self, PyObject *kwargs, const SrField *fields);
+int sr_visit_handler(SrHandler *self, const SrField *fields, visitproc visit, void *arg);
+void sr_clear_handler(SrHandler *self, const SrField *fields);
+PyObject *sr_bind_handler(PyObject *self, PyObject *mode); /* the mode's `__torch_dispatch__`, which goes by it */
+
+/* The entry of an operator, a new one with no more than these set if there was none; NULL with an exception. */
+SrOperator *sr_add_operator(SrHandler *self, PyObject *func, PyObject *plan, PyObject *run, PyObject *index);
+SrOperator *sr_find_operator(const SrHandler *self, PyObject *func); /* or NULL */
+int sr_read_written(PyObject *positions, int most, int *written); /* a tuple: how many; -1 with an exception */
+
 PyObject *sr_run_operator(const SrCall *call); /* the program's own call */
-PyObject *sr_replay(SrHandler *self, PyObject *run, PyObject *args, PyObject *kwargs);
+PyObject *sr_pack_origin(const SrCall *call);
+int sr_has_modes_below(const SrHandler *self); /* dispatch modes of the program below shadowrun's */
+void sr_release(PyObject *release); /* an exception that is set stays set */
 
-/* The call's origin and the number of its context. */
-sr_result sr_find_context(SrHandler *self, SrCall *call);
-
-/* Append a row; -1 with an exception. Negative times are unknown. */
-int sr_add_row(SrHandler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns);
-
-/* Append the row of a call whose results are equal: 1; 0 where Python must look, since it was slow or its operator was
- * unequal before; `failed` is -1 with an exception. */
-int sr_add_match(SrHandler *self, SrCall *call, long long ns, long long other_ns, int *failed);
-
-/* Add so many calls to a dict of such counts; -1 with an exception. */
-int sr_add_count(PyObject *counts, PyObject *key, Py_ssize_t n);
-
-/* Call `reporter` with the exception that is set; -1 where that is an interrupt, or the reporter failed. */
-int sr_report(PyObject *reporter, SrCall *call);
-
-/* compare_call.c: done with the result, or an error, or done with an exception of the operator and no result. */
-sr_result sr_compare_call(SrHandler *self, SrCall *call, PyObject **out);
-
-/* Add the time since `start` to a part, if clocks are on; see benchmarks/profiling.py. */
-static inline void sr_lap(SrHandler *self, int part, long long start) {
-    if (self->clocked) {
-        self->parts_ns[part] += sr_now_ns() - start;
-        self->parts_n[part]++;
-    }
+/* Whether a callable answers so; an exception stays set. */
+static inline int sr_answers(PyObject *callable, PyObject *wanted) {
+    PyObject *answer = PyObject_CallNoArgs(callable);
+    Py_XDECREF(answer);
+    return answer == wanted;
 }
 
-static inline long long sr_clock_start(SrHandler *self) { return self->clocked ? sr_now_ns() : 0; }
+static inline int sr_selects_all(const SrHandler *self) { return sr_slot(self->selection, self->everything) == Py_True; }
 
 #endif

@@ -2,12 +2,13 @@
 
 #include "core.h"
 #include "digest.h"
-#include "tensor_rows.h"
+#include "record.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <structmember.h>
 
-#define VERSION 22
+#define VERSION 23
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -32,6 +33,88 @@ PyObject *sr_get_computed(PyObject *object, PyObject *descriptor, PyObject *name
         return definition->get(object, definition->closure);
     }
     return PyObject_GetAttr(object, name);
+}
+
+long long sr_add_count(PyObject *counts, PyObject *key, long long n) {
+    PyObject *known = PyDict_GetItemWithError(counts, key);
+    long long before = known == NULL ? 0 : PyLong_AsLongLong(known);
+    PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromLongLong(before + n);
+    int failed = after == NULL || PyDict_SetItem(counts, key, after);
+    Py_XDECREF(after);
+    return failed ? -1 : before;
+}
+
+PyObject *sr_tuple_of_numbers(const int64_t *numbers, Py_ssize_t n) {
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+        if (number == NULL) {
+            Py_CLEAR(tuple);
+        } else {
+            PyTuple_SET_ITEM(tuple, i, number);
+        }
+    }
+    return tuple;
+}
+
+/* ---- types --------------------------------------------------------------------------------------------------------------- */
+
+int sr_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
+    *type = (PyTypeObject *)PyType_FromSpec(spec);
+    return *type == NULL || PyModule_AddObjectRef(module, strrchr(spec->name, '.') + 1, (PyObject *)*type) ? -1 : 0;
+}
+
+/* Without the module: `tp_name` of a type made from a spec has it. */
+static const char *module_type_name(PyTypeObject *type) {
+    const char *dot = strrchr(type->tp_name, '.');
+    return dot == NULL ? type->tp_name : dot + 1;
+}
+
+PyObject *sr_new_by_name(PyTypeObject *type, PyObject *args) {
+    if (PyTuple_GET_SIZE(args)) {
+        return PyErr_Format(PyExc_TypeError, "%s: arguments by name only", module_type_name(type));
+    }
+    return type->tp_alloc(type, 0);
+}
+
+static PyObject **module_field(PyObject *self, const SrField *field) { return (PyObject **)((char *)self + field->at); }
+
+int sr_take_fields(PyObject *self, PyObject *kwargs, const SrField *fields) {
+    for (; fields->name != NULL; fields++) {
+        PyObject *value = kwargs == NULL ? NULL : PyDict_GetItemString(kwargs, fields->name);
+        if (value == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s: %s is missing", module_type_name(Py_TYPE(self)), fields->name);
+            return -1;
+        }
+        *module_field(self, fields) = Py_NewRef(value);
+    }
+    return 0;
+}
+
+int sr_wrong_type(PyObject *self) {
+    PyErr_Format(PyExc_TypeError, "%s: an argument is of the wrong type", module_type_name(Py_TYPE(self)));
+    return -1;
+}
+
+int sr_visit_fields(PyObject *self, const SrField *fields, visitproc visit, void *arg) {
+    for (; fields->name != NULL; fields++) {
+        Py_VISIT(*module_field(self, fields));
+    }
+    return 0;
+}
+
+void sr_clear_fields(PyObject *self, const SrField *fields) {
+    for (; fields->name != NULL; fields++) {
+        Py_CLEAR(*module_field(self, fields));
+    }
+}
+
+void sr_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    type->tp_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
 }
 
 /* keep_heap(): have glibc keep the free memory at the upper end of the heap, to 64 MiB.
@@ -76,9 +159,9 @@ static PyMethodDef functions[] = {
 };
 
 static int exec_module(PyObject *module) {
-    int failed = sr_add_origins_type(module) || sr_add_row_buffer_type(module) || sr_add_handler_type(module) ||
+    int failed = sr_add_origins_type(module) || sr_add_row_buffer_type(module) || sr_add_compare_handler_type(module) ||
                  sr_add_method_type(module) || sr_add_storage_rows_type(module) || sr_add_tensor_rows_type(module) ||
-                 sr_add_call_rows_type(module) || sr_add_watch_schedule_type(module);
+                 sr_add_record_handler_type(module) || sr_add_watch_schedule_type(module);
     failed = failed || PyModule_AddIntConstant(module, "SOURCES", SOURCES);
     return failed ? -1 : PyModule_AddIntConstant(module, "VERSION", VERSION);
 }

@@ -330,8 +330,11 @@ sr_result sr_note_origin(SrOrigins *self, int depth) {
 
 static PyTypeObject *origins_type;
 
-#define ORIGINS_FIELDS(apply)                                                                                                  \
-    apply(threads) apply(kinds) apply(found) apply(mark) apply(phases) apply(node) apply(number) apply(find)
+static const SrField origins_fields[] = {
+    SR_FIELD(SrOrigins, threads), SR_FIELD(SrOrigins, kinds),  SR_FIELD(SrOrigins, found), SR_FIELD(SrOrigins, mark),
+    SR_FIELD(SrOrigins, phases),  SR_FIELD(SrOrigins, node),   SR_FIELD(SrOrigins, number), SR_FIELD(SrOrigins, find),
+    {NULL, 0},
+};
 
 /* Where the slots of a thread's state lie; -1 with an exception. */
 static int origins_find_slots(SrOrigins *self) {
@@ -382,12 +385,9 @@ static PyObject *origins_note(SrOrigins *self, PyObject *depth) {
 
 /* Fill in the fields from keyword arguments; -1 with an exception. */
 static int origins_take(SrOrigins *self, PyObject *given) {
-#define ORIGINS_TAKE(name)                                                                                                     \
-    if ((self->name = Py_XNewRef(given == NULL ? NULL : PyDict_GetItemString(given, #name))) == NULL) {                \
-        PyErr_SetString(PyExc_TypeError, "Origins: " #name " is missing");                                              \
-        return -1;                                                                                                     \
+    if (sr_take_fields((PyObject *)self, given, origins_fields)) {
+        return -1;
     }
-    ORIGINS_FIELDS(ORIGINS_TAKE)
     PyObject *most = PyDict_GetItemString(given, "max_links");
     self->max_links = most == NULL ? -1 : PyLong_AsSsize_t(most);
     if (PyErr_Occurred()) {
@@ -395,18 +395,13 @@ static int origins_take(SrOrigins *self, PyObject *given) {
     }
     if (self->max_links < 0 || !PyDict_Check(self->kinds) || !PyDict_Check(self->found) ||
         !PyTuple_Check(self->phases) || PyTuple_GET_SIZE(self->phases) != 3 || !PyType_Check(self->mark)) {
-        PyErr_SetString(PyExc_TypeError, "Origins: an argument is of the wrong type");
-        return -1;
+        return sr_wrong_type((PyObject *)self);
     }
     return origins_find_slots(self);
 }
 
 static PyObject *origins_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    if (PyTuple_GET_SIZE(args)) {
-        PyErr_SetString(PyExc_TypeError, "Origins: arguments by name only");
-        return NULL;
-    }
-    SrOrigins *self = (SrOrigins *)type->tp_alloc(type, 0);
+    SrOrigins *self = (SrOrigins *)sr_new_by_name(type, args);
     if (self != NULL) {
         self->module_call = Py_NewRef(Py_None);
         if (origins_take(self, kwargs)) {
@@ -418,36 +413,25 @@ static PyObject *origins_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 
 static int origins_traverse(SrOrigins *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-#define ORIGINS_VISIT(name) Py_VISIT(self->name);
-    ORIGINS_FIELDS(ORIGINS_VISIT)
     Py_VISIT(self->module_call);
     Py_VISIT(self->state);
     Py_VISIT(self->state_type);
     for (int i = 0; i < SITES_KEPT; i++) {
         Py_VISIT(self->sites[i].found);
     }
-    return 0;
+    return sr_visit_fields((PyObject *)self, origins_fields, visit, arg);
 }
 
 static int origins_clear(SrOrigins *self) {
-#define ORIGINS_CLEAR(name) Py_CLEAR(self->name);
-    ORIGINS_FIELDS(ORIGINS_CLEAR)
+    sr_clear_fields((PyObject *)self, origins_fields);
     Py_CLEAR(self->module_call);
     Py_CLEAR(self->state);
+    Py_CLEAR(self->state_type);
     for (int i = 0; i < SITES_KEPT; i++) {
         self->sites[i].code = NULL;
         Py_CLEAR(self->sites[i].found);
     }
     return 0;
-}
-
-static void origins_dealloc(SrOrigins *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    origins_clear(self);
-    Py_CLEAR(self->state_type);
-    type->tp_free(self);
-    Py_DECREF(type);
 }
 
 static PyMethodDef origins_methods[] = {
@@ -462,7 +446,7 @@ static PyMemberDef origins_members[] = {
 };
 
 static PyType_Slot origins_slots[] = {
-    {Py_tp_new, origins_new},         {Py_tp_dealloc, origins_dealloc}, {Py_tp_traverse, origins_traverse}, {Py_tp_clear, origins_clear},
+    {Py_tp_new, origins_new},         {Py_tp_dealloc, sr_dealloc}, {Py_tp_traverse, origins_traverse}, {Py_tp_clear, origins_clear},
     {Py_tp_methods, origins_methods},    {Py_tp_members, origins_members}, {0, NULL},
 };
 
@@ -475,8 +459,4 @@ static PyType_Spec origins_spec = {
 
 int sr_is_origins(PyObject *value) { return Py_IS_TYPE(value, origins_type); }
 
-int sr_add_origins_type(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&origins_spec);
-    origins_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
-    return type == NULL || PyModule_AddObjectRef(module, "Origins", type) ? -1 : 0;
-}
+int sr_add_origins_type(PyObject *module) { return sr_add_type(module, &origins_spec, &origins_type); }

@@ -5,8 +5,7 @@
  * other.
  */
 
-#include "dispatch.h"
-#include "tensor_rows.h"
+#include "record.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -16,19 +15,9 @@ enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, LOOK_EVERY = 64, CALL_BYTES = 20, N_SL
 enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED, IS_UNSEEN, IS_WATCHING };
 
 typedef struct {
-    PyObject *func, *plan, *run, *index; /* owned */
-    int is_watched; /* Python watches some of its calls; see recording/undeclared_writes.py */
-} RecordedOperator;
-
-struct SrCallRows {
-    PyObject_HEAD
+    SrHandler head;
     PyObject *rows;        /* TensorRows */
-    PyObject *operators;   /* dict: address of an operator to its place in `learnt` */
     PyObject *state;       /* `State` of recording/native_calls.py */
-    PyObject *selection, *origins, *n_modes_below, *function_mode_on, *profiler_on;
-    PyObject *acquire, *release; /* bound methods of a lock */
-    PyObject *device;      /* "cpu" */
-    PyObject *contexts;    /* dict: key to number */
     PyObject *occurrences; /* dict: (number of the operator, module, phase) to calls so far */
     PyObject *calls, *inputs, *results, *rungs, *samples, *row_rungs; /* bytearrays */
     PyObject *new_context; /* callable(plan, origin, device, args, kwargs): number of a context */
@@ -37,48 +26,21 @@ struct SrCallRows {
     PyObject *failed;      /* callable(plan, error): a call could not be recorded */
     PyObject *look;        /* callable(): called after each 64 calls */
     PyObject *schedule;    /* WatchSchedule */
-    SrContextCache *cache;
-    RecordedOperator *learnt;
-    Py_ssize_t n_learnt;
-    Py_ssize_t everything, slots[N_SLOTS];
+    Py_ssize_t slots[N_SLOTS];
     Py_ssize_t n_running; /* calls of the program that were made here and have not ended */
-};
+} RecordHandler;
 
-static PyTypeObject *call_rows_type;
+static PyObject *record_state(const RecordHandler *self, int which) { return sr_slot(self->state, self->slots[which]); }
 
-int sr_is_call_rows(PyObject *value) { return value != NULL && Py_IS_TYPE(value, call_rows_type); }
-
-static PyObject *record_state(const SrCallRows *self, int which) { return sr_slot(self->state, self->slots[which]); }
-
-static void record_set_state(SrCallRows *self, int which, PyObject *value) {
+static void record_set_state(RecordHandler *self, int which, PyObject *value) {
     PyObject **slot = (PyObject **)((char *)self->state + self->slots[which]);
     Py_XSETREF(*slot, Py_NewRef(value));
 }
 
-static int record_is(PyObject *callable, PyObject *wanted) {
-    PyObject *answer = PyObject_CallNoArgs(callable);
-    Py_XDECREF(answer);
-    return answer == wanted;
-}
-
-static int record_has_modes_below(SrCallRows *self) {
-    PyObject *below = PyObject_CallNoArgs(self->n_modes_below);
-    int none = below != NULL && PyLong_AsLong(below) == 0;
-    Py_XDECREF(below);
-    return !none;
-}
-
-static RecordedOperator *record_operator(SrCallRows *self, PyObject *func) {
-    PyObject *id = PyLong_FromVoidPtr(func);
-    PyObject *place = id == NULL ? NULL : PyDict_GetItemWithError(self->operators, id);
-    Py_XDECREF(id);
-    return place == NULL ? NULL : self->learnt + PyLong_AsSsize_t(place);
-}
-
 /* Take the lock and become busy: 1; 0 where another call of this thread is being recorded, recording has ended, or memory may
  * be written to unseen. */
-static int record_enter(SrCallRows *self) {
-    PyObject *got = PyObject_CallNoArgs(self->acquire);
+static int record_enter(RecordHandler *self) {
+    PyObject *got = PyObject_CallNoArgs(self->head.acquire);
     if (got == NULL) {
         return 0;
     }
@@ -88,32 +50,27 @@ static int record_enter(SrCallRows *self) {
         record_set_state(self, IS_BUSY, Py_True);
         return 1;
     }
-    Py_XDECREF(PyObject_CallNoArgs(self->release));
+    Py_XDECREF(PyObject_CallNoArgs(self->head.release));
     return 0;
 }
 
-/* An exception that is set stays set. */
-static void record_leave(SrCallRows *self, PyObject *release) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
+static void record_leave(RecordHandler *self, PyObject *release) {
     record_set_state(self, IS_BUSY, Py_False);
-    Py_XDECREF(PyObject_CallNoArgs(release));
-    PyErr_Clear();
-    PyErr_Restore(type, value, trace);
+    sr_release(release);
 }
 
 /* What is known before the call: its origin and the rows of its inputs. A fallback where Python has to look. */
-static sr_result record_before(SrCallRows *self, const RecordedOperator *operator, SrCall *call, PyObject **inputs) {
+static sr_result record_before(RecordHandler *self, SrCall *call, PyObject **inputs) {
     if (!record_enter(self)) {
         return sr_failed();
     }
-    PyObject *release = Py_NewRef(self->release);
+    PyObject *release = Py_NewRef(self->head.release);
     sr_result done = SR_FALLBACK;
     *inputs = NULL;
-    if (sr_find_origin((SrOrigins *)self->origins, 0, &call->origin) == SR_DONE) {
+    if (sr_find_origin((SrOrigins *)self->head.origins, 0, &call->origin) == SR_DONE) {
         *inputs = sr_rows_of_inputs(self->rows, call->args, call->kwargs);
         /* Last, since it counts the call: one that is left to Python is counted there. */
-        int is_left = *inputs == NULL || (operator->is_watched && sr_is_next_watched(self->schedule, operator->index, call->args, call->kwargs));
+        int is_left = *inputs == NULL || (call->operator->is_watched && sr_is_next_watched(self->schedule, call->operator->index, call->args, call->kwargs));
         done = is_left ? SR_FALLBACK : SR_DONE;
         if (done != SR_DONE) {
             sr_drop_origin(&call->origin);
@@ -125,18 +82,15 @@ static sr_result record_before(SrCallRows *self, const RecordedOperator *operato
     return done == SR_DONE ? done : sr_failed();
 }
 
-static PyObject *record_origin(const SrCall *call) {
-    return PyTuple_Pack(3, call->origin.module, call->origin.phase, call->origin.site);
-}
-
 /* The number of the call's context: -1 with an exception. */
-static long long record_context(SrCallRows *self, const RecordedOperator *operator, SrCall *call) {
+static long long record_context(RecordHandler *self, SrCall *call) {
     long long number = -1;
-    if (sr_context_number(self->cache, self->contexts, operator->index, self->device, &call->origin, call->args, call->kwargs, 1, &number)) {
+    if (sr_context_number(self->head.cache, self->head.contexts, call->operator->index, self->head.device, &call->origin, call->args,
+                          call->kwargs, 1, &number)) {
         return number;
     }
-    PyObject *origin = PyErr_Occurred() ? NULL : record_origin(call);
-    PyObject *given[] = {operator->plan, origin, self->device, call->args, call->kwargs};
+    PyObject *origin = PyErr_Occurred() ? NULL : sr_pack_origin(call);
+    PyObject *given[] = {call->operator->plan, origin, self->head.device, call->args, call->kwargs};
     PyObject *found = origin == NULL ? NULL : PyObject_Vectorcall(self->new_context, given, 5, NULL);
     number = found == NULL ? -1 : PyLong_AsLongLong(found);
     Py_XDECREF(origin);
@@ -145,18 +99,14 @@ static long long record_context(SrCallRows *self, const RecordedOperator *operat
 }
 
 /* How often the operator was called before in this module, phase and step: -1 with an exception. */
-static long long record_occurrence(SrCallRows *self, const RecordedOperator *operator, const SrCall *call) {
-    PyObject *key = PyTuple_Pack(3, operator->index, call->origin.module, call->origin.phase);
-    PyObject *before = key == NULL ? NULL : PyDict_GetItemWithError(self->occurrences, key);
-    long long n = before == NULL ? 0 : PyLong_AsLongLong(before);
-    PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromLongLong(n + 1);
-    int failed = after == NULL || PyDict_SetItem(self->occurrences, key, after);
-    Py_XDECREF(after);
+static long long record_occurrence(RecordHandler *self, const SrCall *call) {
+    PyObject *key = PyTuple_Pack(3, call->operator->index, call->origin.module, call->origin.phase);
+    long long before = key == NULL ? -1 : sr_add_count(self->occurrences, key, 1);
     Py_XDECREF(key);
-    return failed ? -1 : n;
+    return before;
 }
 
-static int record_append_inputs(SrCallRows *self, PyObject *inputs) {
+static int record_append_inputs(RecordHandler *self, PyObject *inputs) {
     Py_ssize_t n = Py_MIN(PyList_GET_SIZE(inputs), MAX_ROWS);
     for (Py_ssize_t i = 0; i < n; i++) {
         int64_t row = sr_row_number(self->rows, PyList_GET_ITEM(inputs, i));
@@ -168,7 +118,7 @@ static int record_append_inputs(SrCallRows *self, PyObject *inputs) {
 }
 
 /* A row of `CALL` of recording/model.py. */
-static int record_append_call(SrCallRows *self, long long context, long long occurrence, Py_ssize_t n_results, int n_inputs) {
+static int record_append_call(RecordHandler *self, long long context, long long occurrence, Py_ssize_t n_results, int n_inputs) {
     PyObject *step = record_state(self, STEP);
     int32_t numbers[] = {step == NULL ? -1 : (int32_t)PyLong_AsLong(step), (int32_t)context, (int32_t)occurrence, NO_KERNEL};
     uint16_t sizes[] = {(uint16_t)n_results, (uint16_t)n_inputs};
@@ -179,13 +129,13 @@ static int record_append_call(SrCallRows *self, long long context, long long occ
 }
 
 /* Done; a fallback, without anything done, where Python has to record the call; an error with an exception. */
-static sr_result record_rows(SrCallRows *self, const RecordedOperator *operator, SrCall *call, PyObject *inputs, PyObject *out) {
+static sr_result record_rows(RecordHandler *self, SrCall *call, PyObject *inputs, PyObject *out) {
     Py_ssize_t before = PyByteArray_GET_SIZE(self->results);
     long long base = PyList_GET_SIZE(inputs) ? sr_row_number(self->rows, PyList_GET_ITEM(inputs, 0)) : NO_KERNEL;
     if (base == -1 && PyErr_Occurred()) {
         return SR_ERROR;
     }
-    sr_result done = sr_add_rows(self->rows, operator->index, call->args, out, base);
+    sr_result done = sr_add_rows(self->rows, call->operator, call->args, out, base);
     if (done != SR_DONE) {
         return done;
     }
@@ -194,8 +144,8 @@ static sr_result record_rows(SrCallRows *self, const RecordedOperator *operator,
         PyErr_Format(PyExc_OverflowError, "%zd tensors in one call", n_results);
         return SR_ERROR;
     }
-    long long context = record_context(self, operator, call);
-    long long occurrence = PyErr_Occurred() ? -1 : record_occurrence(self, operator, call);
+    long long context = record_context(self, call);
+    long long occurrence = PyErr_Occurred() ? -1 : record_occurrence(self, call);
     int n_inputs = occurrence < 0 ? -1 : record_append_inputs(self, inputs);
     if (n_inputs < 0 || record_append_call(self, context, occurrence, n_results, n_inputs)) {
         return SR_ERROR;
@@ -210,17 +160,17 @@ static sr_result record_rows(SrCallRows *self, const RecordedOperator *operator,
 }
 
 /* Record a call that has run; -1 with an exception that must reach the program. */
-static int record_after(SrCallRows *self, const RecordedOperator *operator, SrCall *call, PyObject *inputs, PyObject *out) {
+static int record_after(RecordHandler *self, SrCall *call, PyObject *inputs, PyObject *out) {
     if (!record_enter(self)) {
         return sr_interrupted() ? -1 : 0;
     }
-    PyObject *release = Py_NewRef(self->release);
+    PyObject *release = Py_NewRef(self->head.release);
     PyObject *columns[N_COLUMNS] = {self->calls, self->inputs, self->results, self->rungs, self->samples, self->row_rungs};
     Py_ssize_t sizes[N_COLUMNS];
     for (int i = 0; i < N_COLUMNS; i++) {
         sizes[i] = PyByteArray_GET_SIZE(columns[i]);
     }
-    sr_result done = record_rows(self, operator, call, inputs, out);
+    sr_result done = record_rows(self, call, inputs, out);
     if (done == SR_ERROR) {
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
@@ -231,7 +181,7 @@ static int record_after(SrCallRows *self, const RecordedOperator *operator, SrCa
                 PyErr_Clear();
             }
         }
-        PyObject *given[] = {operator->plan, error};
+        PyObject *given[] = {call->operator->plan, error};
         PyObject *noted = PyObject_Vectorcall(self->failed, given, 2, NULL);
         Py_XDECREF(noted);
         int reaches = type != NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception);
@@ -251,8 +201,8 @@ static int record_after(SrCallRows *self, const RecordedOperator *operator, SrCa
     record_leave(self, release);
     Py_DECREF(release);
     if (done == SR_FALLBACK) {
-        PyObject *origin = record_origin(call);
-        PyObject *given[] = {origin, inputs, operator->plan, call->args, call->kwargs, out};
+        PyObject *origin = sr_pack_origin(call);
+        PyObject *given[] = {origin, inputs, call->operator->plan, call->args, call->kwargs, out};
         PyObject *concluded = origin == NULL ? NULL : PyObject_Vectorcall(self->conclude, given, 6, NULL);
         Py_XDECREF(origin);
         Py_XDECREF(concluded);
@@ -262,23 +212,23 @@ static int record_after(SrCallRows *self, const RecordedOperator *operator, SrCa
 }
 
 /* Done, with the result or an exception of the operator; or a fallback, where nothing was done. */
-static sr_result record_call(SrCallRows *self, const RecordedOperator *operator, SrCall *call, PyObject **out) {
+static sr_result record_call(RecordHandler *self, SrCall *call, PyObject **out) {
     PyObject *inputs;
-    sr_result done = record_before(self, operator, call, &inputs);
+    sr_result done = record_before(self, call, &inputs);
     if (done != SR_DONE) {
         return done;
     }
     self->n_running++;
-    *out = PyObject_Call(operator->run, call->args, PyDict_GET_SIZE(call->kwargs) ? call->kwargs : NULL);
+    *out = sr_run_operator(call);
     self->n_running--;
     if (*out == NULL) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
-        PyObject *given[] = {operator->plan, call->args, call->kwargs};
+        PyObject *given[] = {call->operator->plan, call->args, call->kwargs};
         Py_XDECREF(PyObject_Vectorcall(self->raised, given, 3, NULL));
         PyErr_Clear();
         PyErr_Restore(type, value, trace);
-    } else if (record_after(self, operator, call, inputs, *out)) {
+    } else if (record_after(self, call, inputs, *out)) {
         Py_CLEAR(*out);
     }
     Py_DECREF(inputs);
@@ -286,196 +236,154 @@ static sr_result record_call(SrCallRows *self, const RecordedOperator *operator,
     return SR_DONE;
 }
 
-sr_result sr_record_call(SrCallRows *self, PyObject *const *args, Py_ssize_t n, PyObject **out) {
-    *out = NULL;
-    if (self->state == NULL || record_state(self, IS_RUNNING) != Py_True || !sr_are_plain_types(args[1]) ||
-        record_state(self, IS_WATCHING) == Py_True || sr_slot(self->selection, self->everything) != Py_True) {
+static sr_result record_handle(SrHandler *head, SrCall *call, PyObject **out) {
+    RecordHandler *self = (RecordHandler *)head;
+    if (record_state(self, IS_RUNNING) != Py_True || record_state(self, IS_WATCHING) == Py_True || call->operator->is_left ||
+        !sr_selects_all(head)) {
         return SR_FALLBACK;
     }
-    RecordedOperator *found = record_operator(self, args[0]);
-    if (found == NULL || !record_is(self->function_mode_on, Py_False) || !record_is(self->profiler_on, Py_False) ||
-        record_has_modes_below(self)) {
+    if (!sr_answers(head->profiler_on, Py_False) || sr_has_modes_below(head)) {
         return sr_failed();
     }
-    RecordedOperator operator = *found; /* another thread may learn one meanwhile, which moves them */
-    SrCall call = {.args = n > 2 ? Py_NewRef(args[2]) : PyTuple_New(0),
-                   .kwargs = n > 3 && args[3] != Py_None ? Py_NewRef(args[3]) : PyDict_New()};
-    sr_result done = SR_FALLBACK;
-    if (call.args != NULL && call.kwargs != NULL && PyTuple_CheckExact(call.args) && PyDict_CheckExact(call.kwargs)) {
-        Py_INCREF((PyObject *)self);
-        done = record_call(self, &operator, &call, out);
-        Py_DECREF((PyObject *)self);
-    }
-    Py_XDECREF(call.args);
-    Py_XDECREF(call.kwargs);
-    return done;
+    return record_call(self, call, out);
 }
 
-/* learn(operator, plan, run, index, whether some of its calls are watched): its calls may come here. */
-static PyObject *record_learn(SrCallRows *self, PyObject *args) {
-    PyObject *func, *plan, *run, *index;
-    int is_watched;
-    if (!PyArg_ParseTuple(args, "OOOO!p:learn", &func, &plan, &run, &PyLong_Type, &index, &is_watched)) {
+/* ---- the type ---------------------------------------------------------------------------------------------------------- */
+
+/* add_operator(operator, plan, run, index, whether some of its calls are watched, returns, returns that are arguments, returns
+ * without values, has values, is a view, counts as a write, positions of the arguments that are written to, whether it
+ * returns the number of a tensor): its calls may come here. */
+static PyObject *record_add_operator(RecordHandler *self, PyObject *args) {
+    PyObject *func, *plan, *run, *index, *written;
+    int is_watched, n_returns, has_values, is_view, counts, is_item;
+    unsigned long long aliases, uninitialised;
+    if (!PyArg_ParseTuple(args, "OOOO!piKKpppO!p:add_operator", &func, &plan, &run, &PyLong_Type, &index, &is_watched, &n_returns,
+                          &aliases, &uninitialised, &has_values, &is_view, &counts, &PyTuple_Type, &written, &is_item)) {
         return NULL;
     }
-    PyObject *id = PyLong_FromVoidPtr(func), *place = PyLong_FromSsize_t(self->n_learnt);
-    RecordedOperator *more = PyMem_Realloc(self->learnt, (size_t)(self->n_learnt + 1) * sizeof *more);
-    if (more != NULL) {
-        self->learnt = more;
+    int positions[SR_MAX_WRITTEN] = {0}, n_written = sr_read_written(written, SR_MAX_WRITTEN, positions);
+    SrOperator *operator = n_written < 0 ? NULL : sr_add_operator(&self->head, func, plan, run, index);
+    if (operator == NULL) {
+        return NULL;
     }
-    int failed = id == NULL || place == NULL || more == NULL || PyDict_SetItem(self->operators, id, place);
-    if (!failed) {
-        self->learnt[self->n_learnt++] = (RecordedOperator){Py_NewRef(func), Py_NewRef(plan), Py_NewRef(run), Py_NewRef(index), is_watched};
-    }
-    Py_XDECREF(id);
-    Py_XDECREF(place);
-    if (failed) {
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
-    }
+    operator->n_written = n_written;
+    memcpy(operator->written, positions, sizeof positions);
+    operator->is_left = 0;
+    operator->is_watched = (char)is_watched, operator->has_values = (char)has_values, operator->is_view = (char)is_view;
+    operator->counts = (char)counts, operator->is_item = (char)is_item;
+    operator->n_returns = n_returns, operator->aliases = aliases, operator->uninitialised = uninitialised;
     Py_RETURN_NONE;
 }
 
-/* forget(operator): its calls go to Python from here on. */
-static PyObject *record_forget(SrCallRows *self, PyObject *func) {
-    PyObject *id = PyLong_FromVoidPtr(func);
-    int is_there = id == NULL ? -1 : PyDict_Contains(self->operators, id);
-    int failed = is_there < 0 || (is_there && PyDict_DelItem(self->operators, id));
-    Py_XDECREF(id);
-    if (failed) {
-        return NULL;
+/* remove_operator(operator): its calls go to Python from here on. */
+static PyObject *record_remove_operator(RecordHandler *self, PyObject *func) {
+    SrOperator *operator = sr_find_operator(&self->head, func);
+    if (operator != NULL) {
+        operator->is_left = 1; /* the entry stays: a call of another thread may be using it */
     }
     Py_RETURN_NONE;
 }
-
-static PyObject *record_bind(SrCallRows *self, PyObject *mode) { return sr_bind_method((PyObject *)self, mode); }
 
 /* guard(acquire, release): another lock, in a forked child. */
-static PyObject *record_guard(SrCallRows *self, PyObject *args) {
+static PyObject *record_guard(RecordHandler *self, PyObject *args) {
     PyObject *acquire, *release;
     if (!PyArg_ParseTuple(args, "OO:guard", &acquire, &release)) {
         return NULL;
     }
-    Py_XSETREF(self->acquire, Py_NewRef(acquire));
-    Py_XSETREF(self->release, Py_NewRef(release));
+    Py_XSETREF(self->head.acquire, Py_NewRef(acquire));
+    Py_XSETREF(self->head.release, Py_NewRef(release));
     Py_RETURN_NONE;
 }
 
-#define RECORD_FIELDS(apply)                                                                                           \
-    apply(rows) apply(state) apply(selection) apply(origins) apply(n_modes_below) apply(function_mode_on)              \
-        apply(profiler_on) apply(acquire) apply(release) apply(device) apply(contexts) apply(occurrences) apply(calls) \
-            apply(inputs) apply(results) apply(rungs) apply(samples) apply(row_rungs) apply(new_context)               \
-                apply(conclude) apply(raised) apply(failed) apply(look) apply(schedule)
+static const SrField record_fields[] = {
+    SR_HANDLER_FIELDS,
+    SR_FIELD(RecordHandler, rows),
+    SR_FIELD(RecordHandler, state),
+    SR_FIELD(RecordHandler, occurrences),
+    SR_FIELD(RecordHandler, calls),
+    SR_FIELD(RecordHandler, inputs),
+    SR_FIELD(RecordHandler, results),
+    SR_FIELD(RecordHandler, rungs),
+    SR_FIELD(RecordHandler, samples),
+    SR_FIELD(RecordHandler, row_rungs),
+    SR_FIELD(RecordHandler, new_context),
+    SR_FIELD(RecordHandler, conclude),
+    SR_FIELD(RecordHandler, raised),
+    SR_FIELD(RecordHandler, failed),
+    SR_FIELD(RecordHandler, look),
+    SR_FIELD(RecordHandler, schedule),
+    {NULL, 0},
+};
 
 /* Where the slots of the state lie; -1 with an exception. */
-static int record_find_slots(SrCallRows *self) {
+static int record_find_slots(RecordHandler *self) {
     static const char *const names[N_SLOTS] = {"running", "busy", "step", "has_recorded", "unseen", "watching"};
-    self->everything = sr_slot_offset(Py_TYPE(self->selection), "everything");
-    for (int i = 0; i < N_SLOTS && self->everything >= 0; i++) {
+    for (int i = 0; i < N_SLOTS; i++) {
         if ((self->slots[i] = sr_slot_offset(Py_TYPE(self->state), names[i])) < 0) {
             return -1;
         }
     }
-    return self->everything < 0 ? -1 : 0;
+    return 0;
+}
+
+static int record_start(RecordHandler *self, PyObject *kwargs) {
+    self->head.handle = record_handle;
+    if (sr_start_handler(&self->head, kwargs, record_fields)) {
+        return -1;
+    }
+    if (!sr_is_tensor_rows(self->rows) || !PyDict_Check(self->occurrences) || !PyByteArray_Check(self->calls) ||
+        !PyByteArray_Check(self->inputs) || !PyByteArray_Check(self->results) || !PyByteArray_Check(self->rungs) ||
+        !PyByteArray_Check(self->samples) || !PyByteArray_Check(self->row_rungs) || !sr_is_watch_schedule(self->schedule)) {
+        return sr_wrong_type((PyObject *)self);
+    }
+    return record_find_slots(self);
 }
 
 static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    if (PyTuple_GET_SIZE(args) || kwargs == NULL) {
-        PyErr_SetString(PyExc_TypeError, "CallRows: arguments by name only");
-        return NULL;
-    }
-    SrCallRows *self = (SrCallRows *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        return NULL;
-    }
-#define RECORD_TAKE(name)                                                                                              \
-    if ((self->name = Py_XNewRef(PyDict_GetItemString(kwargs, #name))) == NULL) {                                      \
-        PyErr_SetString(PyExc_TypeError, "CallRows: " #name " is missing");                                            \
-        Py_DECREF(self);                                                                                               \
-        return NULL;                                                                                                   \
-    }
-    RECORD_FIELDS(RECORD_TAKE)
-    self->cache = sr_new_context_cache();
-    self->operators = PyDict_New();
-    if (!sr_is_tensor_rows(self->rows) || !sr_is_origins(self->origins) || !PyDict_Check(self->contexts) ||
-        !PyDict_Check(self->occurrences) || !PyByteArray_Check(self->calls) || !PyByteArray_Check(self->inputs) ||
-        !PyByteArray_Check(self->results) || !PyByteArray_Check(self->rungs) || !PyByteArray_Check(self->samples) ||
-        !PyByteArray_Check(self->row_rungs) || !sr_is_watch_schedule(self->schedule)) {
-        PyErr_SetString(PyExc_TypeError, "CallRows: an argument is of the wrong type");
-    }
-    if (PyErr_Occurred() || self->cache == NULL || self->operators == NULL || record_find_slots(self)) {
-        Py_DECREF(self);
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    RecordHandler *self = (RecordHandler *)sr_new_by_name(type, args);
+    if (self != NULL && record_start(self, kwargs)) {
+        Py_CLEAR(self);
     }
     return (PyObject *)self;
 }
 
-static int record_traverse(SrCallRows *self, visitproc visit, void *arg) {
+static int record_traverse(RecordHandler *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-#define RECORD_VISIT(name) Py_VISIT(self->name);
-    RECORD_FIELDS(RECORD_VISIT)
-    for (Py_ssize_t i = 0; i < self->n_learnt; i++) {
-        Py_VISIT(self->learnt[i].func);
-        Py_VISIT(self->learnt[i].plan);
-        Py_VISIT(self->learnt[i].run);
-    }
-    return sr_visit_context_cache(self->cache, visit, arg);
+    return sr_visit_handler(&self->head, record_fields, visit, arg);
 }
 
-static int record_clear(SrCallRows *self) {
-    Py_CLEAR(self->operators); /* no call comes here any more */
-    Py_ssize_t n = self->n_learnt;
-    self->n_learnt = 0;
-#define RECORD_CLEAR(name) Py_CLEAR(self->name);
-    RECORD_FIELDS(RECORD_CLEAR)
-    for (Py_ssize_t i = 0; i < n; i++) {
-        Py_DECREF(self->learnt[i].func);
-        Py_DECREF(self->learnt[i].plan);
-        Py_DECREF(self->learnt[i].run);
-        Py_DECREF(self->learnt[i].index);
-    }
-    SrContextCache *cache = self->cache;
-    self->cache = NULL;
-    sr_drop_context_cache(cache);
+static int record_clear(RecordHandler *self) {
+    sr_clear_handler(&self->head, record_fields); /* first its operators, so that no call comes here any more */
     return 0;
 }
 
-static void record_dealloc(SrCallRows *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    record_clear(self);
-    PyMem_Free(self->learnt);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
 static PyMethodDef record_methods[] = {
-    {"bind", (PyCFunction)record_bind, METH_O, NULL},
-    {"learn", (PyCFunction)record_learn, METH_VARARGS, NULL},
+    {"bind", sr_bind_handler, METH_O, NULL},
+    {"add_operator", (PyCFunction)record_add_operator, METH_VARARGS, NULL},
     {"guard", (PyCFunction)record_guard, METH_VARARGS, NULL},
-    {"forget", (PyCFunction)record_forget, METH_O, NULL},
+    {"remove_operator", (PyCFunction)record_remove_operator, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef record_members[] = {
-    {"n_running", T_PYSSIZET, offsetof(struct SrCallRows, n_running), READONLY, NULL},
+    {"n_running", T_PYSSIZET, offsetof(RecordHandler, n_running), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot record_slots[] = {
-    {Py_tp_new, record_new},     {Py_tp_dealloc, record_dealloc}, {Py_tp_traverse, record_traverse},
+    {Py_tp_new, record_new},     {Py_tp_dealloc, sr_dealloc}, {Py_tp_traverse, record_traverse},
     {Py_tp_clear, record_clear}, {Py_tp_methods, record_methods}, {Py_tp_members, record_members},
     {0, NULL},
 };
 
 static PyType_Spec record_spec = {
-    .name = "shadowrun.native._core.CallRows",
-    .basicsize = sizeof(SrCallRows),
+    .name = "shadowrun.native._core.RecordHandler",
+    .basicsize = sizeof(RecordHandler),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = record_slots,
 };
 
-int sr_add_call_rows_type(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&record_spec);
-    call_rows_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
-    return type == NULL || PyModule_AddObjectRef(module, "CallRows", type) ? -1 : 0;
+int sr_add_record_handler_type(PyObject *module) {
+    static PyTypeObject *type;
+    return sr_add_type(module, &record_spec, &type) || PyModule_AddIntConstant(module, "MAX_WRITTEN", SR_MAX_WRITTEN) ? -1 : 0;
 }

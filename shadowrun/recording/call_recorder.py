@@ -400,7 +400,7 @@ class CallRecorder:
         self._results.add(buffer, plan, args, kwargs, out, base)
         for written in self._undeclared.found(plan, args, kwargs, noted.watched):
             if self._native is not None:  # Python watches each of its calls
-                self._native.handler.forget(plan.func)
+                self._native.handler.remove_operator(plan.func)
             base = self._flow.written(written.tensor, buffer.form(written.tensor), buffer.n_results)
             form = buffer.form(written.memory)
             buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)

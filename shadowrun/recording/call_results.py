@@ -45,7 +45,7 @@ class ReturnSchema(NamedTuple):
 
 
 class CallResults:
-    """Adds rows to a buffer. `native/tensor_rows.c` does the same for plain tensors on the CPU.
+    """Adds rows to a buffer. `native/record_rows.c` does the same for plain tensors on the CPU.
 
     Args:
         flow: Which row has the values of a tensor.

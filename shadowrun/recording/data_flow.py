@@ -46,7 +46,7 @@ class Leaf:
 
 
 class _StorageRows:
-    """What is known of a storage. `native/storages.c` has the same.
+    """What is known of a storage. `native/record_memory.c` has the same.
 
     Attributes:
         version: Number of writes after the last recorded one.
@@ -85,7 +85,7 @@ class DataFlow:
     `form` is the number of a tensor's form: two tensors in one storage are the same where it and the offset are equal.
 
     Attributes:
-        storages: What is known, by `storage_key`; `native/tensor_rows.c` reads and fills it too.
+        storages: What is known, by `storage_key`; `native/record_rows.c` reads and fills it too.
     """
 
     def __init__(self) -> None:

@@ -52,8 +52,8 @@ class NativeCalls(NamedTuple):
     """The fast path of a recording that has been started.
 
     Attributes:
-        handler: Records calls: `CallRows` of native/record_call.c.
-        rows: Of their tensors: `TensorRows` of native/tensor_rows.c.
+        handler: Records calls: `RecordHandler` of native/record_call.c.
+        rows: Of their tensors: `TensorRows` of native/record_rows.c.
         results: What schemas say.
         undeclared: Decides which calls it leaves to Python.
     """
@@ -78,13 +78,17 @@ class NativeCalls(NamedTuple):
         # Python notes the state of the generator before the first draw.
         if plan.action is Action.RANDOM and not draws_noted:
             return
-        if len(plan.mutated) > core.MAX_WRITTEN_ROWS or plan.n_returns > core.MAX_RETURNS:
+        if len(plan.mutated) > core.MAX_WRITTEN or plan.n_returns > core.MAX_RETURNS:
             return
         # Each of its calls is watched, which Python does.
         if self.undeclared.schedule.is_always(plan.index):
             return
-        self.rows.learn(
+        self.handler.add_operator(
+            plan.func,
+            plan,
+            plan.run,
             plan.index,
+            undeclared_writes.may_watch(plan),
             plan.n_returns,
             sum(1 << number for number in returns.written),
             sum(1 << number for number in plan.uninitialised),
@@ -94,7 +98,6 @@ class NativeCalls(NamedTuple):
             tuple(a.position for a in plan.mutated),
             plan.name == ITEM,
         )
-        self.handler.learn(plan.func, plan, plan.run, plan.index, undeclared_writes.may_watch(plan))
 
 
 def make_native_calls(
@@ -117,7 +120,7 @@ def make_native_calls(
         undeclared: Decides which calls are watched.
         attribution: Finds where calls come from.
         selection: What the program wants recorded.
-        parts: Other arguments of `CallRows`, by name: what it shares with the recorder and what it calls.
+        parts: Other arguments of `RecordHandler`, by name: what it shares with the recorder and what it calls.
         n_rows: See `rows=` of `shadowrun.record`.
     """
     if core is None or not reads_places or attribution.native_origins is None:
@@ -133,7 +136,7 @@ def make_native_calls(
         **columns,
     )
     rows.first_row = buffer.n_results
-    handler = core.CallRows(
+    handler = core.RecordHandler(
         rows=rows,
         selection=selection,
         origins=attribution.native_origins,

@@ -109,7 +109,7 @@ class Recorder:
         drift_abs, drift_rel = drift
         rows.add(seq, context, self._match, ref_us, target_us, drift_abs, drift_rel)
         if not seq & _LOOK_AT_CLOCK:
-            self._flush_at_times()
+            self._flush_if_due()
         return seq
 
     def record_only(self, context: int) -> None:
@@ -118,9 +118,9 @@ class Recorder:
         seq = rows.next_seq()
         rows.add(seq, context, self._seen, _UNKNOWN, _UNKNOWN)
         if not seq & _LOOK_AT_CLOCK:
-            self._flush_at_times()
+            self._flush_if_due()
 
-    def _flush_at_times(self) -> None:
+    def _flush_if_due(self) -> None:
         if len(self._rows) >= FLUSH_ROWS or time.monotonic() - self._flushed_at > FLUSH_S:
             # A database in memory is not read after a crash: counts are put there when a report is asked for.
             self._flush(counts=self.data.path is not None)

@@ -115,7 +115,7 @@ class Comparator:
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
         self.suspects: set[int] = set()
-        self.effects = MemoryEffects(target, ref, config.max_bytes)
+        self.effects = MemoryEffects(target, ref, config.max_bytes, spares_first=postponed is not None)
         self.watched: set[int] = set()
         self._previous: dict[int, tuple[Value, ...]] = {}
         self.slow_ratio = config.slow_ratio

@@ -75,6 +75,8 @@ class MemoryEffects:
         target: The target.
         ref: The reference.
         max_bytes: Bytes that the copies of one call may take.
+        spares_first: The first comparison of a context comes without a look: under a budget, a look would nearly
+            double the longest call of a step.
 
     Attributes:
         newest: Greatest number of a context that was asked about: calls of a newer one are new.
@@ -82,8 +84,9 @@ class MemoryEffects:
         always: Each call is looked at.
     """
 
-    def __init__(self, target: CallRunner, ref: CallRunner, max_bytes: int) -> None:
+    def __init__(self, target: CallRunner, ref: CallRunner, max_bytes: int, *, spares_first: bool = False) -> None:
         self._target, self._ref = target, ref
+        self._spared = int(spares_first)
         self._max_bytes = min(max_bytes, _MAX_BYTES)
         # Lazy tensors have no memory to look at, and a worker's memory is never the program's.
         self._able = not any(e.platform.functionalizes or e.platform.remote is not None for e in (target, ref))
@@ -111,21 +114,23 @@ class MemoryEffects:
 
     def is_due(self, plan: OpPlan, context: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call is to be looked at."""
-        if not self.always:
+        # A program with changing shapes makes new contexts for ever.
+        if len(self._contexts) > _MAX_SIGNATURES:
+            self._contexts.clear()
+        n = self._contexts[context] = self._contexts.get(context, -self._spared) + 1
+        if not self.always and n > 0:
             self.newest = max(self.newest, context)
         # A second run of a random call would draw.
         if not self._able or plan.action is not Action.REPLAY:
             return False
         if self.always:
             return True
-        # A program with changing shapes makes new contexts for ever.
-        if len(self._contexts) > _MAX_SIGNATURES:
-            self._contexts.clear()
-        n = self._contexts[context] = self._contexts.get(context, 0) + 1
         if plan.index in self.due:
             self.due.discard(plan.index)
             return True
         self._known.setdefault(plan.index)
+        if n < 1:
+            return False
         # A context that was seen has its signature counted; only the rare later looks are left.
         if n > _FIRST:
             return n % _RARER == 0 and is_power(n, _RARER)

@@ -1,6 +1,6 @@
 """The C handler of plain calls on the CPU: what it is taught of each operator, and what it leaves to Python.
 
-See native/dispatch.c.
+See native/compare_handler.c.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NativeHandler:
         # Each of the three may be missing with some torch version: all calls then go through Python.
         if core is None or plainly_equal is None or attribution.native_origins is None:
             return
-        self.handler = core.Handler(
+        self.handler = core.CompareHandler(
             n_modes_below=torchapi.n_modes_below,
             function_mode_on=torchapi.has_function_mode,
             profiler_on=torchapi.profiling,
@@ -156,12 +156,12 @@ class NativeHandler:
         )
         route = core.PASSING if kind is OpKind.PASS else routes.get(kind, core.LONG)
         # C compares every result, so one without meaning would be a false difference.
-        simple = not plan.uninitialised and len(written) == len(plan.mutated) <= core.MAX_WRITTEN
+        simple = not plan.uninitialised and len(written) == len(plan.mutated) <= core.MAX_COPIED
         if kind is OpKind.SEVERAL and not simple:
             route = core.LONG
         skipped = plan.name, "" if kind is OpKind.PASS else self._role.device_name, plan.reason
         copies = route in (core.IN_PLACE, core.SEVERAL)
-        self.handler.learn(plan.func, plan, plan.run, plan.index, skipped, route, written if copies else ())
+        self.handler.add_operator(plan.func, plan, plan.run, plan.index, skipped, route, written if copies else ())
 
     def _call(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], context: int) -> Call:
         return Call(plan, args, kwargs, self._role, context=context)

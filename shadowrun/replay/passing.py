@@ -41,7 +41,7 @@ class Passing:
         everything: False, so that the C handler asks.
     """
 
-    # native/dispatch.c reads the slot `everything`.
+    # native/dispatch.h reads the slot `everything`.
     __slots__ = ("_asked", "_budget", "_charged_ns", "_lock", "_n_passed", "_own_ns", "_selection", "everything")
 
     def __init__(

@@ -35,6 +35,11 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _MAX_WAITING = 16
 # The bound is part of the stated memory: past it, a call is judged at once.
 _MAX_BYTES = 64 << 20
+_OVERSHOOT = 1.5
+"""A part is not begun if the longest one of late would exceed the time by this factor."""
+_FORGETS = 0.95
+_FIRST_PARTS_NS = 2e6
+"""Assumed until some parts were seen: the first ones also import what they need."""
 _DROPPED = Verdict(Status.UNVERIFIED, None, "overhead budget: interrupted before it was judged")
 
 
@@ -59,6 +64,8 @@ class PostponedCalls:
         self._full = full
         self._waiting: deque[_Waiting] = deque()
         self._n_bytes = 0
+        # Of the last parts: a hypothesis takes from 0.1 ms to several steps of a small program.
+        self._longest_ns = _FIRST_PARTS_NS
         _all.add(self)
 
     def __bool__(self) -> bool:
@@ -94,18 +101,23 @@ class PostponedCalls:
             self._full()
 
     def judge_for(self, max_ns: float) -> None:
-        """Judge what waits until the time is over; a part that has begun is finished.
+        """Judge what waits until the time is over; a part that has begun is finished, and the first one always begins.
 
         An interrupt leaves a record for each call that is not judged, and is raised again.
         """
         if not self._waiting:
             return
-        ends = time.perf_counter_ns() + max_ns
+        began = time.perf_counter_ns()
+        taken_ns = 0
         try:
             # The work is done where the program calls `step`, under modes of its own.
             with as_in_handler():
-                while self._waiting and time.perf_counter_ns() < ends:
+                while self._waiting and taken_ns < max_ns:
                     self._advance()
+                    before_ns, taken_ns = taken_ns, time.perf_counter_ns() - began
+                    self._longest_ns = max(taken_ns - before_ns, _FORGETS * self._longest_ns)
+                    if taken_ns + self._longest_ns > _OVERSHOOT * max_ns:
+                        break
         except BaseException:
             while self._waiting:
                 # The number was reserved when the call came: without a record there would be a gap.

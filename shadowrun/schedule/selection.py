@@ -29,7 +29,7 @@ class Selection:
         everything: All calls of the current step are compared.
     """
 
-    # native/dispatch.c reads the slot `everything`.
+    # native/dispatch.h reads the slot `everything`.
     __slots__ = (
         "_by_module",
         "_by_plan",

@@ -436,7 +436,7 @@ def test_rows_that_cannot_be_written_are_told_of_once_for_each(monkeypatch, eith
             x = x + 1
         return x
 
-    monkeypatch.setattr(Recorder, "_flush_at_times", raising(OSError("no space left")))
+    monkeypatch.setattr(Recorder, "_flush_if_due", raising(OSError("no space left")))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         outcome, run = once(program, **WAYS[way])

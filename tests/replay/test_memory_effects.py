@@ -188,6 +188,29 @@ def test_the_first_calls_of_a_signature_are_looked_at_and_later_ones_more_seldom
     assert effects.is_due(plan, 10, (x[1:],), {})  # another place in memory is another form
 
 
+def test_under_a_budget_the_first_comparison_of_a_call_is_not_looked_at():
+    here = Executor(resolve("cpu"))
+    effects = MemoryEffects(here, here, 1 << 30, spares_first=True)
+    plan, x = make_plan(torch.ops.aten.exp.default, 0), torch.randn(4)
+    assert [n for n in range(1, 600) if effects.is_due(plan, 7, (x,), {})] == [2, 3, 9, 65, 513]
+    assert effects.may_be_due(plan, 8)
+    assert not effects.is_due(plan, 8, (x[1:],), {})
+    assert effects.may_be_due(plan, 8)  # no shortcut passes the second comparison by
+    assert effects.is_due(plan, 8, (x[1:],), {})
+    assert not effects.may_be_due(plan, 8)
+
+
+def test_an_overwritten_argument_is_found_under_a_budget():
+    x = torch.ones(8)
+    with shadowrun.compare(TARGET, ops="*", budget=1e6) as run:
+        for _ in range(100):
+            torch.ops.memtest.overwrites(x)
+            run.step()
+    found = [r for r in run.records() if r.verdict.cause is Cause.MEMORY_EFFECTS]
+    assert found
+    assert found[0].call.step > 0
+
+
 def test_copies_stay_within_their_bound():
     here, plan = Executor(resolve("cpu")), make_plan(torch.ops.memtest.overwrites.default, 0)
     torch.set_num_threads(1)

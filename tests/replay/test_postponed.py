@@ -124,3 +124,26 @@ def test_no_more_time_than_given_but_for_the_part_that_was_begun(monkeypatch):
     held.judge_for(math.inf)
     assert ended == ["examined"]
     assert not held
+
+
+def test_a_part_that_would_exceed_the_time_by_far_waits_for_the_next_step(monkeypatch):
+    takes, clock = iter([1.0, 4.0, 1.0, 1.0, 1.0, 1.0]), [0.0]
+
+    def parts(_):
+        for took in takes:
+            clock[0] += took * 1e6
+            yield
+        return "examined"
+
+    monkeypatch.setattr(module.time, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr(module, "_copied", lambda case: case)
+    monkeypatch.setattr(module, "_tensors", lambda _: [])
+    held, ended, steps = PostponedCalls(lambda: True, lambda: None), [], []
+    held.add(None, parts, lambda _, examined: ended.append(examined))
+    while held:
+        before = clock[0]
+        held.judge_for(1.8e6)
+        steps.append((clock[0] - before) / 1e6)
+    # A first part is assumed to take 2 ms; after one of 4 ms each part has a step of its own for a while.
+    assert steps[:4] == [1.0, 4.0, 1.0, 1.0]
+    assert ended == ["examined"]

@@ -41,6 +41,7 @@ from shadowrun.studies.zoo import program as zoo_program
 from shadowrun.studies.zoo.graph import Fill, Input, Runner, from_json
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
 from shadowrun.studies.zoo.sources.foreign_graph import Rows, captured, plain
+from shadowrun.studies.zoo.sources.graph_folders import collect_folders
 from shadowrun.studies.zoo.sources.source import LeftOut
 from shadowrun.studies.zoo.values import make_all
 
@@ -296,6 +297,35 @@ def test_a_kernel_that_ends_the_process_has_a_message():
     if ended.returncode not in (0, 2):
         assert ended.returncode > 0, signal.Signals(-ended.returncode)
     assert "Traceback" not in ended.stderr
+
+
+def graphnet(path, body, low=0, high=1):
+    """A folder in GraphNet's layout, with two inputs of integers."""
+    Path(path).mkdir()
+    lines = ["class GraphModule:", "    def forward(self, x, y):", *(f"        {line}" for line in body)]
+    Path(path, "model.py").write_text("\n".join(lines))
+    facts = "    shape = [4]\n    dtype = 'torch.int64'"
+    described = [f"class {n}:\n    name = '{n}'\n{facts}\n    data = [{v}]\n" for n, v in (("x", low), ("y", high))]
+    Path(path, "input_meta.py").write_text("".join(described))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes")
+def test_a_graph_of_somebody_else_costs_itself_only(capsys):
+    graphnet("1", ["return (torch.div(x, y, rounding_mode='trunc'),)"], -(2**63), -1)  # the kernel ends the process
+    graphnet("2", ["return (x + y,)"])
+    assert main(["zoo", "add", "graphnet", "."]) == 0
+    assert [p.name for p in read_zoo(Path(".shadowzoo")).programs.values()] == ["2"]
+    assert main(["zoo", "list", "--left-out", "graphnet"]) == 0
+    assert "crash: signal" in capsys.readouterr().out
+
+
+def test_lists_of_lists_are_counted():
+    """Each holds the one before twice: 40 lines were a text of a million million entries."""
+    graphnet("1", ["a = (x, y)", *["a = (a, a)"] * 40, "return (torch.stack(a),)"])
+    found = collect_folders(Path("1"), lambda _: True, lambda *_: None)
+    assert not found.programs
+    ((_, why),) = found.stages[0].left_out
+    assert "more than 1,000,000 arguments" in why
 
 
 ACTIONS = [
@@ -564,7 +594,7 @@ def test_no_call_is_taken_from_the_folder_of_scripts(tmp_path):
 
 
 def test_a_ledger_is_not_written_through_a_link(victim):
-    from shadowrun.studies.campaign.ledger import NewLine, add_lines
+    from shadowrun.studies.ledger_file import NewLine, add_lines
 
     Path(".shadowrun.part").symlink_to(victim.parent)
     (victim.parent / "shadowrun.toml").write_text(PRECIOUS)

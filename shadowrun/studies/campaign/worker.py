@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY", "Maker", "VariantWorker", "Verdicts", "runner_settings", "start"]
 
 ENTRY: Final = "shadowrun.studies.campaign.worker:start"
+# Messages go through a pipe line by line and into the store: an exception may hold the text of a whole tensor.
 _MAX_TEXT: Final = 300
 
 
@@ -124,6 +125,7 @@ class VariantWorker:
         """The variant, if it is to be run; what is known of it is sent."""
         try:
             variant = self._maker.variant(number)
+            # 64 bits, as SQLite stores an integer; signed for the same reason.
             identity = int.from_bytes(bytes.fromhex(variant.identity()[:16]), "big", signed=True)
             recipe = variant.recipe.to_json()
         except Exception as error:  # a fault of shadowrun must not end the campaign
@@ -132,6 +134,8 @@ class VariantWorker:
             text = str(error) if known else f"shadowrun failed to make it: {type(error).__name__}: {error}"
             self._channel.send(["v", number, None, None, -1, text[:_MAX_TEXT], [], None])
             return None
+        # After the variant was made and before it runs: duplicates are known by what they compute, not by their
+        # recipe.
         lowest = self._claims.claim(identity, number)
         mutators = [m.name for m in variant.recipe.mutations]
         text = json.dumps(recipe, separators=(",", ":"))
@@ -163,6 +167,7 @@ class VariantWorker:
             # The pool starts another process: no call of this one can succeed any more.
             self._channel.send({"lost": lost})
             os._exit(1)
+        # What the reference refuses, it refuses for every target.
         return bool(line[0] != "invalid")
 
 

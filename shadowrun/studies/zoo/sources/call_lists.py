@@ -18,13 +18,14 @@ from shadowrun.intercept.op_allowlist import operator_named
 from shadowrun.studies.sweep.recorded import read_calls, sample
 from shadowrun.studies.zoo.capture import capture
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref
+from shadowrun.studies.zoo.sources.apart import Candidate, read_each
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["RUN", "TRACES", "collect_run", "collect_traces"]
+__all__ = ["RUN", "TRACES", "collect_run", "collect_traces", "graph_of_recorded", "graph_of_trace"]
 
 TRACES: Final = "traces"
 RUN: Final = "run"
@@ -53,26 +54,25 @@ _DTYPES: Final = {
 _CONSTANTS: Final = {"inf": float("inf"), "nan": float("nan"), "device": DEVICE}
 
 
-def collect_traces(path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:
+def collect_traces(
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+) -> Collected:
     """Programs of the calls in a text trace.
 
     Args:
         path: The file.
         wanted: Whether an operator such as ``aten::add.Tensor`` is.
         on_progress: Called with done, total and name.
+        apart: Read and run each in a worker process with limits.
 
     Raises:
         DataFileError: The file cannot be read.
     """
     found = Collected(TRACES)
-    calls = list(_calls(path))
-    for number, (name, count, text) in enumerate(calls):
-        on_progress(number, len(calls), name)
-        title = f"{name} {text}"[:160]
-        if wanted(name):
-            graph = found.tried("read", title, lambda: _graph(name, text))  # noqa: B023
-            if graph is not None:
-                found.add(title, graph, count)
+    calls = [
+        Candidate(f"{name} {text}"[:160], (name, text), count) for name, count, text in _calls(path) if wanted(name)
+    ]
+    read_each(found, graph_of_trace, calls, on_progress, apart=apart)
     return found
 
 
@@ -103,7 +103,14 @@ def _named(text: str) -> str:
     return f"{space}::{rest.removesuffix('.default')}"
 
 
-def _graph(name: str, text: str) -> Graph:
+def graph_of_trace(given: tuple[str, str]) -> Graph:
+    """The graph of an operator and the text of its arguments.
+
+    Raises:
+        LeftOut: The text is none of a trace.
+    """
+    name, text = given
+    # Before it is parsed, which takes time and memory in proportion.
     if len(text) > _MAX_LINE:
         raise LeftOut("its arguments are too long")
     operator = operator_named(name)
@@ -138,7 +145,9 @@ class _Reader:
         """
         match node:
             case ast.Constant(value=value) if value is None or type(value) in (bool, int, float, str, complex):
+                # A trace names the device that it was made on; the graph runs on any.
                 return DEVICE if value in ("cpu", "cuda") else value
+            # `-1` is no constant to Python's parser.
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand)
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
@@ -170,7 +179,9 @@ class _Reader:
         return Ref(-len(self.inputs))
 
 
-def collect_run(path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:
+def collect_run(
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+) -> Collected:
     """Programs of the distinct calls that a run recorded, in a ``.shadowrun`` file.
 
     The file has shapes and dtypes, no values: these are newly drawn.
@@ -179,18 +190,23 @@ def collect_run(path: Path, wanted: Callable[[str], bool], on_progress: Callable
         DataFileError: Missing, or no data file.
     """
     found = Collected(RUN)
-    by_operator = {key: calls for key, calls in read_calls(path).items() if wanted(key[0])}
-    for number, ((name, _), calls) in enumerate(by_operator.items()):
-        on_progress(number, len(by_operator), name)
-        for text in calls:
-            title = f"{name} {text}"[:160]
-            graph = found.tried("read", title, lambda: _recorded(name, text))  # noqa: B023
-            if graph is not None:
-                found.add(title, graph)
+    calls = [
+        Candidate(f"{name} {text}"[:160], (name, text))
+        for (name, _), texts in read_calls(path).items()
+        if wanted(name)
+        for text in texts
+    ]
+    read_each(found, graph_of_recorded, calls, on_progress, apart=apart)
     return found
 
 
-def _recorded(name: str, text: str) -> Graph:
-    given = sample(name, text, 0)
+def graph_of_recorded(given: tuple[str, str]) -> Graph:
+    """The graph of an operator and the text of its recorded inputs.
+
+    Raises:
+        UnreadableCall: They cannot be made.
+    """
+    name, text = given
+    made = sample(name, text, 0)
     with torch.no_grad():
-        return capture(operator_named(name), *given.args, **(given.kwargs or {}))
+        return capture(operator_named(name), *made.args, **(made.kwargs or {}))

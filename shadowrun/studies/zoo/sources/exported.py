@@ -9,22 +9,23 @@ from __future__ import annotations
 import json
 import math
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from shadowrun.errors import DataFileError
 from shadowrun.studies.zoo.graph import Fill, Input
+from shadowrun.studies.zoo.sources.apart import candidates_below, read_each
 from shadowrun.studies.zoo.sources.foreign_graph import MAX_ELEMENTS, Rows, captured, plain
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from shadowrun.studies.zoo.graph import Graph
 
-__all__ = ["EXPORTED", "collect_exported"]
+__all__ = ["EXPORTED", "collect_exported", "graph_of_file"]
 
 EXPORTED: Final = "exported"
 _GRAPHS: Final = ("models/model.json", "serialized_exported_program.json")
@@ -46,13 +47,16 @@ _PLAIN: Final = ("as_int", "as_float", "as_bool", "as_string")
 _LISTS: Final = ("as_ints", "as_floats", "as_bools", "as_strings")
 
 
-def collect_exported(path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:
+def collect_exported(
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+) -> Collected:
     """Programs of a ``.pt2`` file, or of all at or below a folder.
 
     Args:
         path: The file or folder.
         wanted: Whether a file, by its path below the folder, is.
         on_progress: Called with done, total and name.
+        apart: Read and run each in a worker process with limits.
 
     Raises:
         DataFileError: There is none.
@@ -61,13 +65,18 @@ def collect_exported(path: Path, wanted: Callable[[str], bool], on_progress: Cal
     if not files or not all(file.is_file() for file in files):
         raise DataFileError(f"{str(path)!r} is no .pt2 file, and no folder with one.", slug="zoo-source-file")
     found = Collected(EXPORTED)
-    found.read_each(path, files, _graph, wanted, on_progress)
+    read_each(found, graph_of_file, candidates_below(path, files, wanted), on_progress, apart=apart)
     return found
 
 
-def _graph(path: Path) -> Graph:
+def graph_of_file(path: str) -> Graph:
+    """The graph of a file.
+
+    Raises:
+        LeftOut: It is none, or has what no program can hold.
+    """
     try:
-        return _Reader(_content(path)["graph_module"]).graph()
+        return _Reader(_content(Path(path))["graph_module"]).graph()
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise LeftOut(f"its graph has another form: {type(error).__name__} {error}") from None
 
@@ -75,6 +84,7 @@ def _graph(path: Path) -> Graph:
 def _content(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
+            # By its end: the archive has a folder of its own name in front.
             names = [i for i in archive.infolist() if i.filename.endswith(_GRAPHS)]
             if len(names) != 1:
                 raise LeftOut(f"it has {len(names)} graphs, not one: it is no archive of torch.export")
@@ -117,6 +127,7 @@ class _Reader:
         return captured(self._rows, inputs)
 
     def _input(self, spec: Mapping[str, Any]) -> Input | None:
+        # Unions of the schema are objects with one key, the kind.
         ((kind, content),) = spec.items()
         if kind == "constant_input":
             return None
@@ -240,6 +251,7 @@ def _fill(name: str, shape: tuple[int, ...], dtype: torch.dtype, role: str) -> F
         # Buffers of integers are positions; of other integers, 0 and 1 are valid in all but the smallest range.
         return Fill("arange", 0.0, 1.0) if role == "buffer" and shape else Fill("integers", 0, 1)
     last = name.rpartition(".")[2]
+    # Variances and scales of norms are positive, and near 1 at the start.
     if "var" in last or (role == "parameter" and last == "weight" and len(shape) == 1):
         return Fill("uniform", 0.5, 1.5)
     if role == "parameter":

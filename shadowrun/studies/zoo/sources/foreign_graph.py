@@ -30,6 +30,8 @@ __all__ = ["MAX_ELEMENTS", "Rows", "captured", "plain"]
 
 MAX_ELEMENTS: Final = 1 << 26
 """Of all inputs of a graph."""
+MAX_VALUES: Final = 1_000_000
+"""Of the arguments of all calls, numbers in lists among them."""
 _NOWHERE: Final = ("", "")
 
 
@@ -39,6 +41,7 @@ class Rows:
     def __init__(self) -> None:
         self._rows: list[list[Any]] = []
         self._has_output = False
+        self._n_values = 0
 
     def placeholder(self) -> Any:
         """An input."""
@@ -66,11 +69,31 @@ class Rows:
         return json.dumps(self._rows)
 
     def _add(self, op: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._n_values += _number_of([args, list(kwargs.values())], MAX_VALUES - self._n_values)
         # Names of the file are of no use, and may be anything.
         name = f"v{len(self._rows)}"
         given = {"tuple": list(args)}
         self._rows.append([op, name, target, given, {"dict": [[k, v] for k, v in kwargs.items()]}, _NOWHERE])
         return {"node": name}
+
+
+def _number_of(value: Any, most: int) -> int:
+    """How many values lists of lists have, which may hold one list twice: then there are twice as many in the text.
+
+    Raises:
+        LeftOut: There are more than that.
+    """
+    n, waiting = 0, [value]
+    while waiting:
+        inner = waiting.pop()
+        n += 1
+        if n > most:
+            raise LeftOut(f"its calls have more than {MAX_VALUES:,} arguments")
+        if isinstance(inner, dict):
+            waiting += inner.values()
+        elif isinstance(inner, (list, tuple)):
+            waiting += inner
+    return n
 
 
 def plain(value: Any) -> Any:

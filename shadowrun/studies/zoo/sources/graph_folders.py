@@ -7,6 +7,7 @@ names of functions that `compiled.graph_text` knows.
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,16 +17,16 @@ from shadowrun.errors import DataFileError
 from shadowrun.limits import read_text
 from shadowrun.studies.zoo.fills import fitted
 from shadowrun.studies.zoo.graph import Fill, Input
+from shadowrun.studies.zoo.sources.apart import candidates_below, read_each
 from shadowrun.studies.zoo.sources.foreign_graph import MAX_ELEMENTS, Rows, captured, plain
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from shadowrun.studies.zoo.graph import Graph
 
-__all__ = ["GRAPHNET", "collect_folders"]
+__all__ = ["GRAPHNET", "collect_folders", "graph_of_folder"]
 
 GRAPHNET: Final = "graphnet"
 _MODEL, _WEIGHTS, _INPUTS = "model.py", "weight_meta.py", "input_meta.py"
@@ -49,13 +50,16 @@ _NO_EFFECT: Final = ("torch._C._log_api_usage_once", "torch._check", "torch._che
 _Kinds = (torch.dtype, torch.layout, torch.memory_format)
 
 
-def collect_folders(path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:
+def collect_folders(
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+) -> Collected:
     """Programs of all folders in GraphNet's layout at or below a folder.
 
     Args:
         path: The folder.
         wanted: Whether a folder, by its path below this one, is.
         on_progress: Called with done, total and name.
+        apart: Read and run each in a worker process with limits.
 
     Raises:
         DataFileError: There is no such folder, or none in that layout.
@@ -69,18 +73,26 @@ def collect_folders(path: Path, wanted: Callable[[str], bool], on_progress: Call
             f"{str(path)!r} has no folder with {_MODEL} and {_WEIGHTS}, the layout of GraphNet.", slug="zoo-source-file"
         )
     found = Collected(GRAPHNET)
-    found.read_each(path, folders, _graph, wanted, on_progress)
+    read_each(found, graph_of_folder, candidates_below(path, folders, wanted), on_progress, apart=apart)
     return found
 
 
-def _graph(folder: Path) -> Graph:
+def graph_of_folder(path: str) -> Graph:
+    """The graph of a folder.
+
+    Raises:
+        LeftOut: It has what no program can hold.
+    """
+    folder = Path(path)
     described = _described(folder / _WEIGHTS) | _described(folder / _INPUTS)
     forward = _forward(_tree(folder / _MODEL))
     rows, inputs, names = Rows(), [], {}
+    # The first argument is `self`.
     for argument in forward.args.args[1:]:
         facts = described.get(argument.arg)
         if facts is None:
             raise LeftOut(f"nothing describes its input {argument.arg[:80]}")
+        # Sizes that vary are numbers in the graph: no program has inputs that are no tensors.
         if _is_size(argument.annotation):
             names[argument.arg] = _size(facts)
             continue
@@ -124,6 +136,7 @@ def _fact(node: ast.stmt) -> tuple[str, Any] | None:
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             try:
+                # Literals only: nothing of the file is evaluated.
                 return name, ast.literal_eval(value)
             except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                 return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,7 +16,6 @@ from shadowrun.studies.zoo.program import Program, Stage, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 __all__ = ["RUNS", "Collected", "LeftOut", "checked", "reason_of"]
 
@@ -49,6 +47,10 @@ class Collected:
         self.note(RUNS, name)
         self._add(name, graph, made_from, count)
 
+    def add_data(self, name: str, content: Any, count: int = 1) -> None:
+        """Take the JSON of a graph that was `checked` in another process."""
+        self.tried(RUNS, name, lambda: self._add(name, from_json(content), (), count))
+
     def _add(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
         self.programs.append(program_of(name, self._source, graph, made_from, count))
 
@@ -61,23 +63,6 @@ class Collected:
             return None
         self.note(step, name)
         return made
-
-    def read_each(
-        self,
-        root: Path,
-        paths: Sequence[Path],
-        read: Callable[[Path], Graph],
-        wanted: Callable[[str], bool],
-        on_progress: Callable[..., None],
-    ) -> None:
-        """Take the graph of each file or folder at or below `root` whose name, its path below it, is wanted."""
-        for number, path in enumerate(paths):
-            name = path.relative_to(root).as_posix() if path != root else path.absolute().name
-            on_progress(number, len(paths), name)
-            if wanted(name):
-                graph = self.tried("read", name, partial(read, path))
-                if graph is not None:
-                    self.add(name, graph)
 
     def note(self, step: str, name: str, why_not: str = "") -> None:
         """Count one candidate of a step."""

@@ -5,25 +5,17 @@
  */
 
 #include "digest.h"
-#include "tensor_rows.h"
+#include "record.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
 
-enum { MAX_WRITTEN = 8, MAX_POSITION = 255, MAX_FORMS = 50000, MAX_RETURNS = 64, MAX_DEPTH = 8, NONE = -1 };
+enum { MAX_POSITION = 255, MAX_FORMS = 50000, MAX_RETURNS = 64, MAX_DEPTH = 8, NONE = -1 };
 enum { KIND_RESULT = 0, KIND_WRITTEN = 1, KIND_VIEW = 3 }; /* `Kind` of recording/model.py */
 
 /* A row of `RESULT` of recording/model.py. */
 enum { BASE_AT = 12, STATISTICS_AT = 20 };
-
-/* What is known of an operator: `Returns` of recording/call_results.py. */
-typedef struct {
-    char is_known, has_values, is_view, counts, is_item;
-    int n_returns, n_written;
-    int written[MAX_WRITTEN];       /* positions of the arguments that it writes to */
-    uint64_t aliases, uninitialised; /* returns that are such arguments; returns without values */
-} RowsOperator;
 
 typedef struct {
     PyObject_HEAD
@@ -36,8 +28,6 @@ typedef struct {
     PyObject *leaf;                                  /* type; its slot `row` */
     long long first_row;                             /* of the block */
     Py_ssize_t row_of_leaf;
-    RowsOperator *operators; /* by number */
-    Py_ssize_t n_operators;
     int plain_digests; /* no ladders of rows are wanted */
 } TensorRows;
 
@@ -302,7 +292,7 @@ static int rows_written(TensorRows *self, const RowsValue *value, const SrPlace 
 }
 
 /* One tensor: its row, and that the row has its values. -1 with an exception. */
-static int rows_add_value(TensorRows *self, const RowsOperator *operator, const RowsValue *value, long long base, long long row_number) {
+static int rows_add_value(TensorRows *self, const SrOperator *operator, const RowsValue *value, long long base, long long row_number) {
     SrPlace place;
     if (!sr_read_place(value->tensor, &place)) {
         PyErr_SetString(PyExc_RuntimeError, "TensorRows: a tensor changed its kind");
@@ -343,7 +333,7 @@ static int rows_add_value(TensorRows *self, const RowsOperator *operator, const 
 }
 
 /* Whether `rows_add_value` has all that it needs: a tensor with memory, on known memory if it is a view, and only then. */
-static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject *tensor, int is_written, size_t *n_bytes) {
+static int rows_can_add(TensorRows *self, const SrOperator *operator, PyObject *tensor, int is_written, size_t *n_bytes) {
     SrPlace place;
     SrTensor t;
     if (!sr_is_tensor(tensor) || !sr_read_place(tensor, &place)) {
@@ -356,20 +346,12 @@ static int rows_can_add(TensorRows *self, const RowsOperator *operator, PyObject
     if ((!is_written && rows_storage(self, &place) != NULL) || !sr_read_tensor(tensor, &t)) {
         return 0;
     }
-    *n_bytes = (size_t)t.dtype.bits * t.dtype.lanes / 8;
-    for (int32_t d = 0; d < t.ndim; d++) {
-        *n_bytes *= (size_t)t.shape[d];
-    }
+    *n_bytes = sr_n_bytes(&t);
     return t.data != NULL || *n_bytes == 0; /* else it is one of zeros, without memory */
 }
 
-static int rows_lies_on_known(TensorRows *self, PyObject *tensor) {
-    SrPlace place;
-    return !sr_read_place(tensor, &place) || rows_storage(self, &place) != NULL;
-}
-
 /* Add the tensors of a value, as `_flat`: 1; 0, perhaps with an exception, where Python has to. */
-static int rows_collect(TensorRows *self, const RowsOperator *operator, PyObject *value, RowsValue like, int *position, RowsValues *found, int skips) {
+static int rows_collect(TensorRows *self, const SrOperator *operator, PyObject *value, RowsValue like, int *position, RowsValues *found, int skips) {
     if (value == Py_None) {
         return 1;
     }
@@ -388,9 +370,6 @@ static int rows_collect(TensorRows *self, const RowsOperator *operator, PyObject
     }
     if (!rows_can_add(self, operator, value, like.is_written, &like.n_bytes)) {
         return 0;
-    }
-    if (!operator->is_view && !like.is_written && rows_lies_on_known(self, value)) {
-        return 0; /* a new result on the memory of an earlier tensor, which Python notes */
     }
     if (found->n == found->room) {
         size_t held = (size_t)found->n * sizeof *found->values;
@@ -411,7 +390,7 @@ static int rows_collect(TensorRows *self, const RowsOperator *operator, PyObject
 }
 
 /* All tensors that a call returned or wrote to: 1; 0, perhaps with an exception, where Python has to look. */
-static int rows_collect_all(TensorRows *self, const RowsOperator *operator, PyObject *args, PyObject *out, RowsValues *found) {
+static int rows_collect_all(TensorRows *self, const SrOperator *operator, PyObject *args, PyObject *out, RowsValues *found) {
     int position = 0, done = 1;
     if (operator->n_returns == 1) {
         RowsValue like = {.has_values = (char)(operator->has_values && !(operator->uninitialised & 1))};
@@ -449,21 +428,16 @@ static sr_result rows_add_item(TensorRows *self, PyObject *out, long long base) 
     return failed ? SR_ERROR : SR_DONE;
 }
 
-sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject *out, long long base) {
+sr_result sr_add_rows(PyObject *rows, const SrOperator *operator, PyObject *args, PyObject *out, long long base) {
     TensorRows *self = (TensorRows *)rows;
-    Py_ssize_t number = PyLong_AsSsize_t(index);
-    if (number < 0 || number >= self->n_operators || !self->operators[number].is_known) {
-        return PyErr_Occurred() ? SR_ERROR : SR_FALLBACK;
-    }
-    RowsOperator operator = self->operators[number];
-    if (operator.is_item && base != NONE && (PyFloat_CheckExact(out) || PyLong_CheckExact(out) || PyBool_Check(out))) {
+    if (operator->is_item && base != NONE && (PyFloat_CheckExact(out) || PyLong_CheckExact(out) || PyBool_Check(out))) {
         return rows_add_item(self, out, base);
     }
     RowsValues found = {.values = found.first, .n = 0, .room = sizeof found.first / sizeof *found.first};
-    int done = rows_collect_all(self, &operator, args, out, &found);
+    int done = rows_collect_all(self, operator, args, out, &found);
     for (Py_ssize_t i = 0; i < found.n && done == 1; i++) {
         long long row = self->first_row + PyByteArray_GET_SIZE(self->results) / SR_ROW_BYTES;
-        done = rows_add_value(self, &operator, &found.values[i], base, row) ? -1 : 1;
+        done = rows_add_value(self, operator, &found.values[i], base, row) ? -1 : 1;
     }
     while (found.n) {
         Py_DECREF(found.values[--found.n].tensor);
@@ -474,108 +448,50 @@ sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject 
     return PyErr_Occurred() ? SR_ERROR : done ? SR_DONE : SR_FALLBACK;
 }
 
-/* learn(number, returns, returns that are arguments, returns without values, has values, is a view, counts as a write,
- * positions of the arguments that are written to, whether it returns the number of a tensor) */
-static PyObject *rows_learn(TensorRows *self, PyObject *args) {
-    Py_ssize_t index;
-    int n_returns, has_values, is_view, counts, is_item;
-    unsigned long long aliases, uninitialised;
-    PyObject *written;
-    if (!PyArg_ParseTuple(args, "niKKpppO!p:learn", &index, &n_returns, &aliases, &uninitialised, &has_values, &is_view,
-                          &counts, &PyTuple_Type, &written, &is_item)) {
-        return NULL;
-    }
-    if (index < 0 || index > 1 << 20 || PyTuple_GET_SIZE(written) > MAX_WRITTEN) {
-        PyErr_SetString(PyExc_ValueError, "learn: no such operator");
-        return NULL;
-    }
-    RowsOperator operator = {1, (char)has_values, (char)is_view, (char)counts, (char)is_item, n_returns, (int)PyTuple_GET_SIZE(written), {0}, aliases, uninitialised};
-    for (int i = 0; i < operator.n_written; i++) {
-        operator.written[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(written, i));
-        if (PyErr_Occurred() || operator.written[i] < 0) {
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "learn: no such position");
-        }
-    }
-    if (index >= self->n_operators) {
-        Py_ssize_t room = 2 * index + 64;
-        RowsOperator *more = PyMem_Realloc(self->operators, (size_t)room * sizeof *more);
-        if (more == NULL) {
-            return PyErr_NoMemory();
-        }
-        memset(more + self->n_operators, 0, (size_t)(room - self->n_operators) * sizeof *more);
-        self->operators = more;
-        self->n_operators = room;
-    }
-    self->operators[index] = operator;
-    Py_RETURN_NONE;
-}
-
 /* The type. */
 
-#define ROWS_FIELDS(apply)                                                                                             \
-    apply(storages) apply(form) apply(digest) apply(number_form) apply(results) apply(rungs) apply(samples) apply(row_rungs) apply(leaf)
+static const SrField rows_fields[] = {
+    SR_FIELD(TensorRows, storages), SR_FIELD(TensorRows, form),    SR_FIELD(TensorRows, digest),
+    SR_FIELD(TensorRows, number_form), SR_FIELD(TensorRows, results), SR_FIELD(TensorRows, rungs),
+    SR_FIELD(TensorRows, samples),  SR_FIELD(TensorRows, row_rungs), SR_FIELD(TensorRows, leaf),
+    {NULL, 0},
+};
 
-static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    if (PyTuple_GET_SIZE(args) || kwargs == NULL) {
-        PyErr_SetString(PyExc_TypeError, "TensorRows: arguments by name only");
-        return NULL;
+static int rows_start(TensorRows *self, PyObject *kwargs) {
+    if (sr_take_fields((PyObject *)self, kwargs, rows_fields)) {
+        return -1;
     }
-    TensorRows *self = (TensorRows *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        return NULL;
-    }
-#define ROWS_TAKE(name)                                                                                                \
-    if ((self->name = Py_XNewRef(PyDict_GetItemString(kwargs, #name))) == NULL) {                                      \
-        PyErr_SetString(PyExc_TypeError, "TensorRows: " #name " is missing");                                          \
-        Py_DECREF(self);                                                                                               \
-        return NULL;                                                                                                   \
-    }
-    ROWS_FIELDS(ROWS_TAKE)
     PyObject *plain = PyDict_GetItemString(kwargs, "plain_digests");
     self->plain_digests = plain == Py_True;
     self->forms = PyDict_New();
     self->number_forms = PyDict_New();
-    int fits = PyDict_Check(self->storages) && PyByteArray_Check(self->results) && PyByteArray_Check(self->rungs) &&
-               PyByteArray_Check(self->samples) && PyByteArray_Check(self->row_rungs) && PyType_Check(self->leaf);
-    if (!fits) {
-        PyErr_SetString(PyExc_TypeError, "TensorRows: an argument is of the wrong type");
+    if (!(PyDict_Check(self->storages) && PyByteArray_Check(self->results) && PyByteArray_Check(self->rungs) &&
+          PyByteArray_Check(self->samples) && PyByteArray_Check(self->row_rungs) && PyType_Check(self->leaf))) {
+        return sr_wrong_type((PyObject *)self);
     }
-    self->row_of_leaf = fits ? sr_slot_offset((PyTypeObject *)self->leaf, "row") : -1;
-    if (self->row_of_leaf < 0 || self->forms == NULL || self->number_forms == NULL) {
-        Py_DECREF(self);
-        return NULL;
+    self->row_of_leaf = sr_slot_offset((PyTypeObject *)self->leaf, "row");
+    return self->row_of_leaf < 0 || self->forms == NULL || self->number_forms == NULL ? -1 : 0;
+}
+
+static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    TensorRows *self = (TensorRows *)sr_new_by_name(type, args);
+    if (self != NULL && rows_start(self, kwargs)) {
+        Py_CLEAR(self);
     }
     return (PyObject *)self;
 }
 
 static int rows_traverse(TensorRows *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-#define ROWS_VISIT(name) Py_VISIT(self->name);
-    ROWS_FIELDS(ROWS_VISIT)
-    return 0;
+    return sr_visit_fields((PyObject *)self, rows_fields, visit, arg);
 }
 
 static int rows_clear(TensorRows *self) {
-#define ROWS_CLEAR(name) Py_CLEAR(self->name);
-    ROWS_FIELDS(ROWS_CLEAR)
-    return 0;
-}
-
-static void rows_dealloc(TensorRows *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    rows_clear(self);
+    sr_clear_fields((PyObject *)self, rows_fields);
     Py_CLEAR(self->forms);
     Py_CLEAR(self->number_forms);
-    PyMem_Free(self->operators);
-    type->tp_free(self);
-    Py_DECREF(type);
+    return 0;
 }
-
-static PyMethodDef rows_methods[] = {
-    {"learn", (PyCFunction)rows_learn, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
 
 static PyMemberDef rows_members[] = {
     {"first_row", T_LONGLONG, offsetof(TensorRows, first_row), 0, NULL},
@@ -587,8 +503,8 @@ static PyTypeObject *rows_type;
 int sr_is_tensor_rows(PyObject *value) { return Py_IS_TYPE(value, rows_type); }
 
 static PyType_Slot rows_slots[] = {
-    {Py_tp_new, rows_new},     {Py_tp_dealloc, rows_dealloc}, {Py_tp_traverse, rows_traverse},
-    {Py_tp_clear, rows_clear}, {Py_tp_methods, rows_methods}, {Py_tp_members, rows_members},
+    {Py_tp_new, rows_new},     {Py_tp_dealloc, sr_dealloc}, {Py_tp_traverse, rows_traverse},
+    {Py_tp_clear, rows_clear}, {Py_tp_members, rows_members},
     {0, NULL},
 };
 
@@ -600,10 +516,5 @@ static PyType_Spec rows_spec = {
 };
 
 int sr_add_tensor_rows_type(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&rows_spec);
-    rows_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
-    int failed = type == NULL || PyModule_AddObjectRef(module, "TensorRows", type) ||
-                 PyModule_AddIntConstant(module, "MAX_WRITTEN_ROWS", MAX_WRITTEN) ||
-                 PyModule_AddIntConstant(module, "MAX_RETURNS", MAX_RETURNS);
-    return failed ? -1 : 0;
+    return sr_add_type(module, &rows_spec, &rows_type) || PyModule_AddIntConstant(module, "MAX_RETURNS", MAX_RETURNS) ? -1 : 0;
 }

@@ -236,8 +236,4 @@ static PyType_Spec rows_spec = {
 
 int sr_is_row_buffer(PyObject *value) { return Py_IS_TYPE(value, rows_type); }
 
-int sr_add_row_buffer_type(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&rows_spec);
-    rows_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
-    return type == NULL || PyModule_AddObjectRef(module, "RowBuffer", type) ? -1 : 0;
-}
+int sr_add_row_buffer_type(PyObject *module) { return sr_add_type(module, &rows_spec, &rows_type); }

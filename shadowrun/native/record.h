@@ -1,11 +1,11 @@
-/* Rows of a recording and the tensors whose values they have: storages.c, tensor_rows.c. */
+/* The handler of a recording: what the files record_*.c share. */
 
-#ifndef SHADOWRUN_TENSOR_ROWS_H
-#define SHADOWRUN_TENSOR_ROWS_H
+#ifndef SHADOWRUN_RECORD_H
+#define SHADOWRUN_RECORD_H
 
-#include "storages.h"
+#include "dispatch.h"
 
-/* What is known of a storage: `_StorageRows` of recording/data_flow.py, with the same attributes. */
+/* record_memory.c. What is known of a storage: `_StorageRows` of recording/data_flow.py, with the same attributes. */
 typedef struct {
     PyObject_HEAD
     PyObject *reference; /* weak; a number of torch's */
@@ -23,7 +23,7 @@ int sr_renew_storage_rows(SrStorageRows *self, long long version); /* forget all
 /* Whether no write was missed since the last recorded one. */
 int sr_is_current(SrStorageRows *self, long long version);
 
-/* tensor_rows.c; `rows`: a TensorRows. */
+/* record_rows.c; `rows`: a TensorRows. */
 enum { SR_ROW_BYTES = 92, SR_MANY_ROWS = 20000 };
 int sr_add_tensor_rows_type(PyObject *module);
 int sr_is_tensor_rows(PyObject *value);
@@ -31,19 +31,16 @@ int sr_is_tensor_rows(PyObject *value);
 PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs);
 long long sr_row_number(PyObject *rows, PyObject *row); /* of such a list; -1, perhaps with an exception */
 /* Done; a fallback, where nothing was done; an error, after which some may have been added. */
-sr_result sr_add_rows(PyObject *rows, PyObject *index, PyObject *args, PyObject *out, long long base);
+sr_result sr_add_rows(PyObject *rows, const SrOperator *operator, PyObject *args, PyObject *out, long long base);
 int sr_append(PyObject *column, const void *bytes, size_t n); /* to a bytearray; -1 with an exception */
 
-/* watch_schedule.c */
+/* record_memory.c */
 int sr_add_watch_schedule_type(PyObject *module);
 int sr_is_watch_schedule(PyObject *value);
 /* Whether the next call of a signature is to be watched, and is left to Python; if not, it counts as made. -1 with an exception. */
 int sr_is_next_watched(PyObject *schedule, PyObject *index, PyObject *args, PyObject *kwargs);
 
 /* record_call.c */
-typedef struct SrCallRows SrCallRows;
-int sr_add_call_rows_type(PyObject *module);
-int sr_is_call_rows(PyObject *value);
-sr_result sr_record_call(SrCallRows *self, PyObject *const *args, Py_ssize_t n, PyObject **out);
+int sr_add_record_handler_type(PyObject *module);
 
 #endif

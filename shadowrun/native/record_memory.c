@@ -1,14 +1,153 @@
-/* Which calls of a recording have the memory of their arguments watched: recording/undeclared_writes.py is the specification.
+/* What a recording knows of memory: which rows have the values of a storage, and which calls have the memory of their
+ * arguments watched for writes that no schema declares.
+ *
+ * `_StorageRows` of recording/data_flow.py and recording/undeclared_writes.py are the specification.
+ */
+
+#include "contexts.h"
+#include "record.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+
+/* ---- rows of a storage ----------------------------------------------------------------------------------------------- */
+
+static PyTypeObject *storage_rows_type;
+enum { STORAGE_OF, REFERENCE_OF, FREE, EXPIRED, N_FUNCTIONS };
+static PyObject *storage_rows_of_torch[N_FUNCTIONS];
+
+/* setup_storage_rows((storage of a tensor, weak reference of a storage, what frees such a reference, whether its storage was
+ * freed)): functions of torch. */
+PyObject *sr_setup_storage_rows(PyObject *module, PyObject *functions) {
+    (void)module;
+    if (!PyTuple_Check(functions) || PyTuple_GET_SIZE(functions) != N_FUNCTIONS) {
+        return sr_wrong_count("setup_storage_rows");
+    }
+    for (int i = 0; i < N_FUNCTIONS; i++) {
+        Py_XSETREF(storage_rows_of_torch[i], Py_NewRef(PyTuple_GET_ITEM(functions, i)));
+    }
+    Py_RETURN_NONE;
+}
+
+SrStorageRows *sr_new_storage_rows(PyObject *tensor, long long version) {
+    SrStorageRows *self = PyObject_New(SrStorageRows, storage_rows_type);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->reference = self->last = self->rows = NULL;
+    PyObject *storage = PyObject_CallOneArg(storage_rows_of_torch[STORAGE_OF], tensor);
+    self->reference = storage == NULL ? NULL : PyObject_CallOneArg(storage_rows_of_torch[REFERENCE_OF], storage);
+    Py_XDECREF(storage);
+    self->rows = self->reference == NULL ? NULL : PyDict_New();
+    if (self->rows == NULL) {
+        Py_CLEAR(self);
+        return NULL;
+    }
+    self->last = Py_NewRef(Py_None);
+    self->version = version;
+    self->counts = 0;
+    return self;
+}
+
+int sr_renew_storage_rows(SrStorageRows *self, long long version) {
+    PyObject *rows = PyDict_New(); /* which takes no memory while it is empty */
+    if (rows == NULL) {
+        return -1;
+    }
+    self->version = version;
+    self->counts = 0;
+    Py_XSETREF(self->rows, rows);
+    Py_XSETREF(self->last, Py_NewRef(Py_None));
+    return 0;
+}
+
+int sr_is_current(SrStorageRows *self, long long version) {
+    if (self->counts && version == self->version + 1) {
+        self->version = version;
+        self->counts = 0;
+    }
+    return version == self->version;
+}
+
+int sr_is_storage_rows(PyObject *value) { return Py_IS_TYPE(value, storage_rows_type); }
+
+static PyObject *storage_rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *tensor;
+    long long version;
+    (void)type;
+    if ((kwargs != NULL && PyDict_GET_SIZE(kwargs)) || !PyArg_ParseTuple(args, "OL:StorageRows", &tensor, &version)) {
+        return PyErr_Occurred() ? NULL : sr_wrong_count("StorageRows");
+    }
+    return (PyObject *)sr_new_storage_rows(tensor, version);
+}
+
+static void storage_rows_dealloc(SrStorageRows *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    if (self->reference != NULL) {
+        PyObject *error_type, *error, *trace;
+        PyErr_Fetch(&error_type, &error, &trace);
+        Py_XDECREF(PyObject_CallOneArg(storage_rows_of_torch[FREE], self->reference));
+        PyErr_Restore(error_type, error, trace);
+    }
+    Py_XDECREF(self->reference);
+    Py_XDECREF(self->last);
+    Py_XDECREF(self->rows);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *storage_rows_renew(SrStorageRows *self, PyObject *given) {
+    long long version = PyLong_AsLongLong(given);
+    if ((version == -1 && PyErr_Occurred()) || sr_renew_storage_rows(self, version)) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *storage_rows_get_freed(SrStorageRows *self, void *closure) {
+    (void)closure;
+    return PyObject_CallOneArg(storage_rows_of_torch[EXPIRED], self->reference);
+}
+
+static PyMethodDef storage_rows_methods[] = {
+    {"renew", (PyCFunction)storage_rows_renew, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef storage_rows_getset[] = {
+    {"freed", (getter)storage_rows_get_freed, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef storage_rows_members[] = {
+    {"version", T_LONGLONG, offsetof(SrStorageRows, version), 0, NULL},
+    {"counts", T_BOOL, offsetof(SrStorageRows, counts), 0, NULL},
+    {"last", T_OBJECT_EX, offsetof(SrStorageRows, last), 0, NULL},
+    {"rows", T_OBJECT_EX, offsetof(SrStorageRows, rows), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot storage_rows_slots[] = {
+    {Py_tp_new, storage_rows_new},         {Py_tp_dealloc, storage_rows_dealloc},
+    {Py_tp_methods, storage_rows_methods}, {Py_tp_members, storage_rows_members},
+    {Py_tp_getset, storage_rows_getset},   {0, NULL},
+};
+
+static PyType_Spec storage_rows_spec = {
+    .name = "shadowrun.native._core.StorageRows",
+    .basicsize = sizeof(SrStorageRows),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = storage_rows_slots,
+};
+
+int sr_add_storage_rows_type(PyObject *module) { return sr_add_type(module, &storage_rows_spec, &storage_rows_type); }
+
+/* ---- which calls are watched -----------------------------------------------------------------------------------------
  *
  * A signature is known by 64 bits of hash. Two that share them are watched as one, which no program will meet: there are
  * few thousand signatures.
  */
-
-#include "contexts.h"
-#include "tensor_rows.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 enum { SCHEDULE_ROOM = 256, SCHEDULE_MAX_SIGNATURES = 50000 };
 
@@ -140,8 +279,6 @@ int sr_is_next_watched(PyObject *schedule, PyObject *index, PyObject *args, PyOb
     return schedule_next((WatchSchedule *)schedule, index, args, kwargs, 0);
 }
 
-/* The type, and its methods in Python. */
-
 static PyObject *schedule_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     unsigned long long first, rarer, free_calls, share;
     if ((kwargs != NULL && PyDict_GET_SIZE(kwargs)) || !PyArg_ParseTuple(args, "KKKK:WatchSchedule", &first, &rarer, &free_calls, &share)) {
@@ -206,8 +343,4 @@ static PyType_Spec schedule_spec = {
     .slots = schedule_slots,
 };
 
-int sr_add_watch_schedule_type(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&schedule_spec);
-    watch_schedule_type = (PyTypeObject *)type; /* held by the module, which is never unloaded */
-    return type == NULL || PyModule_AddObjectRef(module, "WatchSchedule", type) ? -1 : 0;
-}
+int sr_add_watch_schedule_type(PyObject *module) { return sr_add_type(module, &schedule_spec, &watch_schedule_type); }
