@@ -24,6 +24,7 @@ __all__ = [
     "PlatformError",
     "ShadowrunError",
     "ShadowrunWarning",
+    "StoppedAtFinding",
     "UsageError",
     "brief",
 ]
@@ -82,6 +83,10 @@ class NonFiniteError(ShadowrunError, FloatingPointError):
     def __init__(self, message: str, found: Any) -> None:
         super().__init__(message, slug="non-finite")
         self.found = found
+
+
+class StoppedAtFinding(SystemExit):
+    """Raised into the program with ``fail_fast``, at its next operator call after the first finding that fails."""
 
 
 class ShadowrunWarning(UserWarning):
