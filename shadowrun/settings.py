@@ -27,6 +27,9 @@ __all__ = [
     "DATA_FILE",
     "FAIL_ON",
     "KINDS",
+    "LEDGER",
+    "NEW",
+    "WORSE",
     "KnownLine",
     "Settings",
     "ToleranceRule",
@@ -46,8 +49,12 @@ KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 FAIL_ON = ("unsupported", "error", "mismatch")
 """Kinds that fail a run by default."""
 
+NEW, WORSE = "new", "worse"
+"""In the place of kinds: findings that a baseline does not have, or has in a lesser degree."""
+
 _MAX_PATTERN = 1000
-_PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
+LEDGER = "shadowrun.toml"
+_PYPROJECT, _OWN = "pyproject.toml", LEDGER
 _SETTINGS = re.compile(r"\[[^\[\]*?]+=[^\[\]*?]*\]\Z")
 """Settings in a platform's name: ``[threads=1]`` is no set of characters."""
 _SHORT = {
@@ -283,6 +290,7 @@ def _text(table: Mapping[str, Any], key: str, where: str, default: str | None = 
 
 def _pattern(value: str, key: str, where: str) -> str:
     # Python takes hours to translate a megabyte of "[".
+    # A pattern of a million brackets took `fnmatch` hours.
     if len(value) > _MAX_PATTERN:
         raise _invalid(where, key, value, f"use a pattern of at most {_MAX_PATTERN} characters")
     return value

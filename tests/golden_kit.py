@@ -1,4 +1,4 @@
-"""Golden files of HTML pages hold what a report says, not its styles and script."""
+"""Golden files of HTML pages hold what a report says, not its styles, script and pictures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 
 def content(text: str) -> str:
-    """A page without its style sheet and script, and without the script's hash; other formats as they are."""
+    """A page without its style sheet, script and pictures, and without the script's hash; other formats as they are."""
     if not text.startswith("<!DOCTYPE html>"):
         return text
-    for tag in ("style", "script"):
-        text = re.sub(rf"<{tag}>.*?</{tag}>", f"<{tag}/>", text, flags=re.DOTALL)
+    for tag in ("style", "script", "svg"):
+        text = re.sub(rf"<{tag}\b.*?</{tag}>", f"<{tag}/>", text, flags=re.DOTALL)
     return re.sub(r"'sha256-[^']+'", "'sha256-…'", text)

@@ -30,6 +30,7 @@ class Place:
         n_calls: Number of calls.
         first_seq, first_step: Number and step of the first.
         max_abs, max_ulp: Greatest difference; 0 where none was measured.
+        key: Numbers of their context and outcome in the data file.
     """
 
     module: str
@@ -41,6 +42,7 @@ class Place:
     first_step: int
     max_abs: float
     max_ulp: int
+    key: tuple[int, int]
 
 
 def find_places(
@@ -77,4 +79,5 @@ def _place(row: Row) -> Place:
         group.first_step,
         group.max_abs,
         group.max_ulp,
+        (group.context_id, group.outcome_id),
     )

@@ -38,6 +38,7 @@ def at_start() -> dict[str, str]:
     if script is not None and Path(script).is_file():
         found["script"] = hashlib.sha256(Path(script).read_bytes()).hexdigest()[:_SHOWN]
     known = versions()
+    # With a prefix: another version is no other program, and `diff` reports it apart.
     found |= {f"version:{name}": known[name] for name in ("numpy", "python", "torch")}
     return found
 
@@ -103,6 +104,8 @@ class Provenance:
             return
         self._drawn_from.add(device)
         platform = resolve(str(device))
+        # Torch seeds its default generator at random in each process: at the start, the states of any two recordings
+        # differ.
         name, state = f"generator:{platform.device}", platform.rng_state()
         # `cuda` and `cuda:0` are one device.
         if state is not None and name not in self.digests:

@@ -114,6 +114,7 @@ class StepOutputs:
             if packed is None:
                 continue
             name = output_name(int.from_bytes(packed[1][:8], "little"), t.numel() * t.itemsize)
+            # By content: a loss or a mask that stays the same is in the file once.
             if name not in self._known:
                 self._known.add(name)
                 buffer.writer.content(name, str(t.dtype).removeprefix("torch."), t.shape, content_of(t))

@@ -43,6 +43,8 @@ __all__ = [
     "Section",
     "Span",
     "Table",
+    "Tree",
+    "TreeNode",
     "plain",
     "render",
     "status_span",
@@ -270,9 +272,62 @@ class Figure:
     Attributes:
         svg: An ``<svg>`` element, in which all texts are escaped.
         caption: Below it.
+        title: Above it.
     """
 
     svg: str
+    caption: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A share as a bar with its number.
+
+    Attributes:
+        share: 0 to 1.
+        text: The number.
+        tone: As of `Span`.
+    """
+
+    share: float
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A line of a tree.
+
+    Attributes:
+        name: Its name.
+        chips: What became of it.
+        bars: Its shares, one for each heading of the tree.
+        children: Lines below it.
+        n_more: Lines below it that were left out.
+    """
+
+    name: str
+    chips: tuple[Span, ...]
+    bars: tuple[Bar, ...]
+    children: tuple[TreeNode, ...] = ()
+    n_more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Lines that open, which HTML alone shows.
+
+    Attributes:
+        title: Above it.
+        heads: Headings: of the names, and of each bar.
+        nodes: The outermost lines.
+        caption: Below it.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    nodes: tuple[TreeNode, ...]
     caption: str = ""
 
 
@@ -346,7 +401,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Figure | Listing | Code | Later | Section
+Block = Note | Facts | Table | Entries | Figure | Listing | Code | Tree | Later | Section
 
 
 @dataclass(frozen=True, slots=True)

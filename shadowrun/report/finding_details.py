@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from shadowrun.report.descriptions import float_text, short_site
-from shadowrun.report.document import Block, Column, Later, Limits, Note, Span, Table
-from shadowrun.report.sanitize import clip
+from shadowrun.report.document import Block, Column, Figure, Later, Limits, Note, Span, Table
+from shadowrun.report.effects_report import author_facts, effects_section
+from shadowrun.report.pictures import histogram, pictures_section
+from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.source_report import line_links
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from shadowrun.analysis import Finding, Place, SourceText
+    from shadowrun.analysis import Charts, Finding, Place, SourceText
     from shadowrun.report.run_report import Source
 
 __all__ = ["FindingDetails", "facets", "ranks"]
@@ -38,6 +41,29 @@ class FindingDetails:
         """The user's lines around the findings."""
         return self._run.source()
 
+    @functools.cached_property
+    def charts(self) -> Charts:
+        """Series of the pictures."""
+        return self._run.charts()
+
+    def pictures(self) -> Later:
+        """The section of pictures."""
+        return Later(lambda: pictures_section(self.charts, sanitize(self._run.info)))
+
+    def effects(self, findings: Sequence[Finding]) -> Later:
+        """The section on why the loss differs."""
+        return Later(lambda: effects_section(findings, self._places, self.charts))
+
+    def _histogram(self, places: tuple[Place, ...]) -> tuple[Figure, ...]:
+        excess: Counter[int] = Counter()
+        ulp: Counter[int] = Counter()
+        for place in places:
+            excess.update(self.charts.excess.get(place.key, {}))
+            ulp.update(self.charts.ulp.get(place.key, {}))
+        # The excess says more, where the float64 oracle was run for most calls.
+        is_excess = 2 * sum(excess.values()) > sum(ulp.values())
+        return histogram(excess if is_excess else ulp, is_excess=is_excess)
+
     def of(self, finding: Finding) -> Later:
         """The blocks below a finding."""
         return Later(lambda: self._blocks(finding))
@@ -48,10 +74,12 @@ class FindingDetails:
 
     def _blocks(self, finding: Finding) -> tuple[Block, ...]:
         places = self._places.get(finding.number, ())
-        blocks: list[Block] = []
+        blocks: list[Block] = [*author_facts(finding)]
         links = line_links([place.site for place in places], self.source)
         if links:
             blocks.append(Note((Span("In the source:"), *links)))
+        if finding.kind == "mismatch":
+            blocks += self._histogram(places)
         if len(places) > 1:
             blocks.append(_places(places))
         return tuple(blocks)

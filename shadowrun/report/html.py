@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from shadowrun.report.document import Code, Document, Entries, Facts, Figure, Later, Listing, Note, Section, Table
+from shadowrun.report.document import Code, Document, Entries, Facts, Figure, Later, Listing, Note, Section, Table, Tree
 from shadowrun.report.help_texts import HELP
 from shadowrun.report.sanitize import MAX_WHOLE, sanitize
 
@@ -41,6 +41,7 @@ _KINDS = {
     Figure: "figure",
     Listing: "listing",
     Code: "code",
+    Tree: "tree",
     Later: "later",
     Section: "section",
 }

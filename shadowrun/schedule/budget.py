@@ -293,6 +293,8 @@ class Budget:
     def _meet(self, signature: Hashable) -> _Signature:
         self._n_signatures += 1
         if len(self._signatures) >= _MAX_SIGNATURES:
+            # Dictionaries keep their order, and a signature that comes again goes to the end: the first is the least
+            # recent.
             oldest = next(iter(self._signatures))
             del self._signatures[oldest]
             self._new.discard(oldest)

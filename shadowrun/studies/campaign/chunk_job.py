@@ -26,6 +26,7 @@ __all__ = ["NO_PROGRAMS", "run_chunk"]
 NO_PROGRAMS = b"programs"
 """Answer of a machine that does not see the folder: it needs the content of the file with the programs."""
 _idle: list[_Kept] = []
+# Executors such as Dask may run two jobs of one process in threads.
 _lock = threading.Lock()
 
 
@@ -50,6 +51,7 @@ def run_chunk(job: dict[str, Any], start: int, stop: int, target: int, programs:
     kept = _kept_for(job, programs)
     try:
         result = kept.run(Chunk(start, stop, target))
+    # Also Ctrl-C and a cancelled job: the state of its worker process is unknown then.
     except BaseException:
         kept.close()
         raise
@@ -65,6 +67,7 @@ def _is_there(path: Path, digest: str) -> bool:
 
 
 def _kept_for(job: dict[str, Any], programs: bytes | None) -> _Kept:
+    # A worker process has platforms, flaws and programs loaded: it serves any chunk of the same job.
     key = json.dumps(job, sort_keys=True)
     with _lock:
         for kept in list(_idle):
@@ -100,6 +103,7 @@ class _Kept:
 
     def run(self, chunk: Chunk) -> bytes:
         """The rows of a chunk."""
+        # The last chunk's: a store holds the rows of one chunk, since its bytes are the answer.
         self._store.unlink(missing_ok=True)
         store = CampaignStore.begin(self._store, self._info)
         try:
@@ -123,4 +127,5 @@ def _end_all() -> None:
             _idle.pop().close()
 
 
+# Processes that are kept outlive a job, and must not outlive the executor's process.
 atexit.register(_end_all)

@@ -36,6 +36,7 @@ class Claims:
     """
 
     def __init__(self, path: Path, n: int) -> None:
+        # At most half full: with linear probing, `_PROBES` slots nearly always reach a free one.
         self._n_slots = 1 << max(12, min(_MAX_BITS, (2 * n).bit_length()))
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         size = self._n_slots * _SLOT.size
@@ -45,9 +46,11 @@ class Claims:
 
     def claim(self, identity: int, number: int) -> int:
         """Say that a variant was met; gives the lowest number that met one of this identity."""
+        # Released by the system if the process is killed in between.
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             for probe in range(_PROBES):
+                # An identity is a hash, so that its lowest bits are as good as another hash of it.
                 at = (identity + probe) % self._n_slots * _SLOT.size
                 found, before = _SLOT.unpack_from(self._table, at)
                 if before and found != identity:

@@ -27,6 +27,7 @@ def combine(out: Path, shards: Iterable[Path], info: CampaignInfo) -> None:
     Raises:
         DataFileError: A shard cannot be read or is of another campaign, or the store cannot be written.
     """
+    # A new file, renamed at the end: whoever reads the old one keeps it whole.
     new = out.with_name(f"{out.name}.part")
     try:
         new.unlink(missing_ok=True)
@@ -34,6 +35,7 @@ def combine(out: Path, shards: Iterable[Path], info: CampaignInfo) -> None:
         raise _unwritable(new, error) from error
     store = CampaignStore.begin(new, info)
     try:
+        # In order of their names, so that ids of names are the same whatever order they were given in.
         for path in sorted(shards):
             add_rows(store, path)
         with store.written():
@@ -72,6 +74,7 @@ def add_rows(store: CampaignStore, path: Path) -> int:
         # A running campaign writes on: results of variants that were not there a moment ago must not come in.
         with other.snapshot(), store.written():
             for variant in other.variants():
+                # Variants first: results and findings refer to them.
                 store.add_variant(variant)
             for result in other.results():
                 if store.add_result(result):

@@ -74,6 +74,7 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
         as_module(graph, device),
         *inputs,
         backend=name,
+        # None, not False: torch decides by itself then, which is its default.
         dynamic=True if option == "dynamic" else None,
         train=variant.execution.backward,
         ladder=False,

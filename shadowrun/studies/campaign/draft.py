@@ -159,10 +159,12 @@ class Draft:
         """Numbers of the calls and inputs that decide indices, or become integers: their values must stay."""
         pinned: set[int] = set()
         known = self.trace
+        # From the last call to the first: what decides an index is known before the calls that it comes from.
         for at in range(len(self.graph.nodes) - 1, -1, -1):
             node = self.graph.nodes[at]
             about = info(node.op)
             becomes = about.casts and isinstance(known.values[at], torch.Tensor) and _is_integer(known.values[at])
+            # Behind a bounded operator, as argmax or a comparison, any value gives a valid index.
             if (at in pinned or becomes) and not about.bounded:
                 pinned.update(r.node for r in node.refs())
             for i in about.indices:

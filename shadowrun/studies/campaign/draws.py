@@ -29,6 +29,7 @@ class Draw:
 
     def __init__(self, *key: int | str) -> None:
         text = ":".join(map(str, key)).encode()
+        # Hashed, since neighbouring numbers would give neighbouring states.
         self._state = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
     def word(self) -> int:
@@ -40,10 +41,12 @@ class Draw:
 
     def below(self, n: int) -> int:
         """A number from 0 to `n` - 1."""
+        # Lemire's multiplication in place of a remainder; its bias is n / 2**64, which no campaign can see.
         return self.word() * n >> 64
 
     def chance(self, p: float) -> bool:
         """True with the probability `p`."""
+        # Exact: a power of two rounds nothing, and Python compares integers with floats as numbers.
         return self.word() < p * 2.0**64
 
     def choice(self, values: Sequence[T]) -> T:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Executor", "Future", "Outcome", "Progress", "open_chunks"]
 
+# The row of a start in the table `session` is written this often: after a kill, its times are at most so much behind.
 _SAVE_S: Final = 5.0
 _LOOK_S: Final = 0.05
 _TRIES: Final = 3
@@ -133,6 +134,8 @@ class Engine:
         """
         refuse_without_processes("campaign")
         self._folder.check_programs()
+        # Opened before anything is computed: the lock of the file refuses a second process that would run the same
+        # shard.
         store = CampaignStore.begin(self._folder.shard(self._shard), self._folder.info())
         cpu_s = _cpu_s()
         try:
@@ -143,6 +146,7 @@ class Engine:
                 with store.written():
                     self._session = store.add_session(datetime.now(UTC).isoformat(timespec="seconds"), self._jobs)
                 work = ChunkWork(
+                    # A compiled target has a number of its own, though it runs on the platform of another.
                     *(store, chunks, len(self._settings.shown_targets), self._is_over),
                     lambda: self._saved_rows(store, work.n_variants, work.n_findings, cpu_s),
                 )
@@ -163,6 +167,7 @@ class Engine:
 
     def _run_here(self, work: ChunkWork, claims: Path) -> Outcome:
         settings = self._worker_settings() | {"claims": str(claims)}
+        # More than the machine has free would be no limit: the system would kill processes first.
         limits = Limits(self._settings.timeout_s, at_most_free(self._settings.memory_bytes))
         pool = Pool(self._entry, settings, self._jobs, limits, work, self._reset_command)
         with contextlib.closing(pool):
@@ -179,6 +184,7 @@ class Engine:
         table = Claims(path, self._settings.n or _UNLIMITED)
         for shard in self._folder.shards():
             with contextlib.closing(self._opened(shard)) as store:
+                # Of all shards, not only of this one: what another machine has run already is not run here.
                 for identity, number in store.identities():
                     table.claim(identity, number)
         table.close()
@@ -190,6 +196,7 @@ class Engine:
         for shard in self._folder.shards():
             with contextlib.closing(self._opened(shard)) as store:
                 for number, n in store.settled():
+                    # Two shards may have the same variant: a chunk may have been run on two machines.
                     settled[number] = max(n, settled.get(number, 0))
         n_targets = len(self._settings.shown_targets)
         self._n_before = sum(
@@ -221,9 +228,12 @@ class Engine:
         }
         remote = _Submitted(executor, job, self._folder.programs)
         n_variants = n_findings = n_failed = 0
+        # SQLite opens files only: the bytes of a chunk go to a file next to the store before their rows are added.
         part = store.path.with_name(f"{store.path.name}.chunk")
         try:
             while not self._is_over():
+                # No more than `--jobs` in flight: an executor may have a queue without end, and what lies in it is
+                # lost with Ctrl-C.
                 while len(remote.flying) < self._jobs and (chunk := next(chunks, None)) is not None:
                     remote.submit(chunk)
                 if not remote.flying:
@@ -291,6 +301,8 @@ class _Submitted:
         Raises:
             ShadowrunError: One cannot run there, for example because a platform is absent.
         """
+        # Futures are asked in turn, not waited for: executors have no wait in common, and one that hangs must not
+        # hold up the others.
         for _ in range(len(self.flying)):
             chunk, future, tries = self.flying.popleft()
             if not future.done():
@@ -306,6 +318,7 @@ class _Submitted:
                 else:
                     yield chunk, None
                 continue
+            # The programs are sent once a machine has asked for them: a job is small without them.
             if result == NO_PROGRAMS:
                 if self._content is not None and tries >= _TRIES:
                     raise PlatformError(
@@ -357,6 +370,7 @@ def _cpu_s() -> float:
     """Processor time of this process and its children, so far."""
     import resource  # absent on Windows, where `refuse_without_processes` has raised
 
+    # Workers that still run are in neither: Linux lists them below.
     own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
     with contextlib.suppress(OSError):  # macOS: children that run are counted when they have ended

@@ -98,6 +98,7 @@ class Generator:
     def _mutation(self, draft: Draft, family: str, draw: Draw) -> tuple[Mutation, Draft] | None:
         """A mutation that runs, and the draft after it; None if none was found."""
         for _ in range(_TRIES):
+            # Each try draws again from the same stream, so that the choice depends on the recipe's number alone.
             mutator = draw.choice(self._by_family[family])
             try:
                 params = mutator.propose(draft, draw)
@@ -112,6 +113,7 @@ class Generator:
                 self._check(mutator, draft, after)
             except Invalid as reason:
                 self.refused[mutator.name] += 1
+                # Reasons have shapes in them: there are as many as variants.
                 if len(self.reasons) < _MAX_REASONS:
                     self.reasons[mutator.name, str(reason)] += 1
                 continue

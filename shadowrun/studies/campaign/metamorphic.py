@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPLANATIONS", "PARTS", "RELATIONS", "Metamorphic", "Violation"]
 
 PARTS: Final = {"slice": Part.SLICE, "layout": Part.LAYOUT, "tail": Part.TAIL}
+# Each call of a variant is made at least twice more: of long programs, the first ones.
 _MAX_CALLS: Final = 64
 _MAX_TAIL: Final = 48
 """Elements of a call that are computed alone: each is a call."""
@@ -117,6 +118,7 @@ class Metamorphic:
                     mismatch = self._invariance.compare(of, pair)
                     if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
                         violations.append(_violation(relation, plan, args, mismatch))
+                        # One violation of a call is enough: its other pairs show the same fault.
                         break
             # A form that the target does not take: that it lacks the operator is found where it runs the program.
             except TargetUnsupported:

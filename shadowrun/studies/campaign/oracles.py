@@ -69,6 +69,7 @@ def differing(
     """
     names = {"shadowrun"} if condemned else set()
     if [(t.shape, t.dtype) for t in actual] != [(t.shape, t.dtype) for t in expected]:
+        # Another shape or dtype: each rule raises or says that they differ.
         return frozenset({*ORACLES} - {"shadowrun"} | names)
     if _same_bits(actual, expected):
         return frozenset(names)  # by no rule do equal bits differ
@@ -82,6 +83,7 @@ def differing(
         names.add("nnsmith")
     if not all(_close(a, e, 1e-2, 1e-2) for a, e in pairs):
         names.add("backendbench")
+    # Computed only here: float64 takes another run of the program, and most variants have equal bits.
     truths = exact()
     if truths is None or len(truths) != len(expected):
         truths = expected

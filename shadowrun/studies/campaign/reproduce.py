@@ -80,6 +80,7 @@ def asked(store: CampaignStore, text: str) -> Asked:
     rows: list[VariantRow] = []
     if text.isascii() and text.isdecimal():
         # Any number makes a recipe, also one that the campaign did not come to.
+        # 18 digits: integers of SQLite have 63 bits.
         number = int(text[:18])
         rows = [v for v in store.variants() if v.number == number]
         if not rows:

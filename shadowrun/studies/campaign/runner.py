@@ -228,7 +228,10 @@ class _Pair:
         placement = Placement(call, self._platform.device)
         program = program_of(variant, self._watched(call, placement), lambda: on_op(""))
         found = self._cases.run(Part.FORWARD, program) or []
-        if any(node.name in _BY_DEVICE for node in variant.graph.nodes):
+        types = {p.device.type for p in (self._platform, self._cases.reference)}
+        other_list = variant.execution.autocast and len(types) > 1  # autocast has a list of operators for each type
+        if other_list or any(node.name in _BY_DEVICE for node in variant.graph.nodes):
+            # 5 of 400 variants were false findings on the clean simulated device before.
             found = [f for f in found if f.explanation != AS_A_WHOLE]
         observed = self._cases.observed
         refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
@@ -242,6 +245,7 @@ class _Pair:
         findings += (*self._violations(variant, TARGET, on_op), *itself)
         oracles = -1
         is_unsupported = any(f.kind in _UNSUPPORTED for f in findings)  # the reference answered in its place
+        # Unverified is nearly always a reference that does not repeat itself: it differs from any target.
         if not is_unsupported and _status(found, findings)[0] != "unverified":
             try:
                 oracles = self._oracles(variant, observed, condemned=condemned)

@@ -282,6 +282,7 @@ class CampaignStore:
         Raises:
             DataFileError: It cannot be written, is none, is of another campaign, or another process writes it.
         """
+        # Before the file is opened: a new file of no bytes must not be begun by two processes.
         lock = FileLock(path)
         if lock.contested:
             lock.release()
@@ -366,6 +367,7 @@ class CampaignStore:
             yield
             self._connection.execute("commit")
         except sqlite3.Error as error:
+            # After a full disk, the rollback may fail as well; SQLite rolls back when the file is opened again.
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("rollback")
             raise KIND.unusable(self.path, f"cannot be written any more: {error}. `resume` goes on") from error
@@ -394,6 +396,7 @@ class CampaignStore:
                 *(row.cpu_us, _packed(self._op(*item) for item in row.ops.items())),
             ),
         )
+        # The first result stays: a chunk may be run twice, and both results are of the same recipe.
         if not cursor.rowcount:
             return False
         for position, found in enumerate(row.findings):

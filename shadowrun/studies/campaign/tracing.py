@@ -211,8 +211,10 @@ def trace(
     except (ValueError, RuntimeError) as error:
         raise Invalid(f"input: {first_line(error)}") from None
     writes = any(info(node.op).writes for node in graph.nodes)
+    # With writes, a value that is kept may have been written to after the call that made it.
     done = 0 if writes or base is None else _n_common(graph, inputs, base)
     if writes:
+        # Values of inputs are shared by all variants that a worker makes.
         inputs = [copied(t) for t in inputs]
     result = Trace(graph, inputs, base.values[:done] if base is not None else [])
     # Torch warns of deprecated forms of a call; a variant may use them.
@@ -264,6 +266,8 @@ def run_node(node: Node, known: Trace) -> Any:
     if about.fragile:
         _check_fragile(node, args, kwargs)
     try:
+        # Here too, not only where it runs: a mutated argument may lead a kernel out of its memory while the variant
+        # is made.
         check_call(node.op, args, kwargs)
         value = node.op(*args, **kwargs)
         check_dense(node.op, value)
@@ -307,6 +311,7 @@ def _check_fragile(node: Node, args: list[Any], kwargs: dict[str, Any]) -> None:
     x, base = given.get("input", given.get("self")), info(node.op).base
     if "batch_norm" in base and isinstance(x, torch.Tensor):
         channels = x.shape[1] if x.dim() > 1 else -1
+        # The kernel reads a value for each channel, however many there are.
         for name in _PER_CHANNEL:
             t = given.get(name)
             if isinstance(t, torch.Tensor) and t.numel() != channels:
@@ -318,6 +323,7 @@ def _check_fragile(node: Node, args: list[Any], kwargs: dict[str, Any]) -> None:
             raise Invalid(f"{base}: not as many keys as values")
     labels, classes = given.get("targets"), given.get("log_probs")
     if "ctc_loss" in base and isinstance(labels, torch.Tensor) and isinstance(classes, torch.Tensor):
+        # Strided ones give wrong results or end in SIGSEGV on the CPU: see docs/found.md.
         if not labels.is_contiguous() or not classes.is_contiguous():
             raise Invalid(f"{base}: labels that are not contiguous")
         if labels.numel() and not bool(((labels >= 0) & (labels < classes.shape[-1])).all()):

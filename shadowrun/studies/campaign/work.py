@@ -21,6 +21,8 @@ ALONE: Final = -1
 """Target of a case that is only being made."""
 _CONFIRMED: Final = 3
 """Variants in which an operator ended its process twice: from then on one death is enough."""
+# A process that dies before it begins a case blames none; after so many at one place, the case is given up, or the
+# campaign would start processes without end.
 _MAX_IDLE_DEATHS: Final = 3
 _KINDS: Final = {
     FailureKind.CRASH: Kind.CRASH,
@@ -107,6 +109,7 @@ class ChunkWork:
         hand = self._in_hand[task]
         if line[0] == "v":
             _, number, program, identity, before, invalid, mutators, recipe = line
+            # Of all others, the result decides whether the recipe is kept; its number makes it again.
             kept = recipe if invalid else None
             self._rows.append((VariantRow(number, program, identity, before, invalid, tuple(mutators), kept), None))
             hand.recipes[number] = recipe
@@ -119,7 +122,9 @@ class ChunkWork:
             self._invalid(hand, number, target, reason)
             return
         found = [FindingRow(*f) for f in findings]
-        if (failure := self._losses.pop((number, target), None)) is not None and _is_flaky(failure):
+        failure = self._losses.pop((number, target), None)
+        raises = any(f.kind == Kind.ERROR for f in found)  # alone too: it is what cost the device
+        if failure is not None and _is_flaky(failure) and not (raises and failure.kind is FailureKind.DEVICE):
             found.append(_finding_of(failure, f"{failure.explanation}; not again in a fresh process"))
             status = "finding"
         self._result(hand, ResultRow(number, target, status, reason, oracles, n_calls, cpu_us, ops, found), recipe)
@@ -136,6 +141,8 @@ class ChunkWork:
         if case is None or (case[0], max(case[1], 0)) < hand.at:
             return self._after_idle_death(task, hand, failure)
         number, target = case
+        # Only the first recipe of a second attempt is the one that was blamed: those after it have not been tried
+        # before.
         again = task.attempt == 2 and number == task.start
         event = Event(number, target, 1 + again, failure.kind, failure.explanation, failure.step.op)
         self._rows.append((event, None))

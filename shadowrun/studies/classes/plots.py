@@ -5,10 +5,10 @@ Colours are those of the HTML report where there is one around the picture, and 
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.report.sanitize import clip
+from shadowrun.report.svg import BLUE, GREEN, INK, LINE, RED, SOFT, dot, line, polyline, svg, text
 from shadowrun.studies.classes.equivalence import letter
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["curve_svg", "dendrogram_svg", "graph_svg", "leaf_order"]
 
-_INK, _SOFT, _LINE, _CARD = "var(--ink, #1d2126)", "var(--soft, #5c6670)", "var(--line, #dfe3e6)", "var(--card, #fff)"
-_BLUE, _RED, _GREEN = "var(--accent, #0b6bcb)", "var(--red, #b3261e)", "var(--green, #1b6b3a)"
-_FONT: Final = 'font-family="system-ui, sans-serif" font-size="12"'
 _LEFT, _RIGHT, _TOP = 46, 46, 30
 _ROW: Final = 20
 _MAX_LABEL: Final = 60
@@ -44,11 +41,11 @@ def curve_svg(points: Sequence[Point]) -> str:
         path.append(f"{x:.1f},{y:.1f} {x + step:.1f},{y:.1f}")
         if point.group != begun:
             begun = point.group
-            parts.append(_line(x, _TOP, x, base + 6, _LINE))
-            parts.append(_text(x + 3, base + 12, clip(begun, _MAX_LABEL), _SOFT, turn=90))
-    parts.append(f'<polyline points="{" ".join(path)}" style="fill: none; stroke: {_BLUE}; stroke-width: 2"/>')
-    parts.append(_text(_LEFT + step * len(points) + 6, _height(top, top, base) + 4, str(top), _BLUE))
-    return _svg(width, height, "Cumulative number of classes", parts)
+            parts.append(line(x, _TOP, x, base + 6, LINE))
+            parts.append(text(x + 3, base + 12, clip(begun, _MAX_LABEL), SOFT, turn=90))
+    parts.append(f'<polyline points="{" ".join(path)}" style="fill: none; stroke: {BLUE}; stroke-width: 2"/>')
+    parts.append(text(_LEFT + step * len(points) + 6, _height(top, top, base) + 4, str(top), BLUE))
+    return svg(width, height, "Cumulative number of classes", parts)
 
 
 def graph_svg(changes: Sequence[Change]) -> str:
@@ -58,22 +55,22 @@ def graph_svg(changes: Sequence[Change]) -> str:
     top = max(c.n_classes for c in changes)
     bits = max([1, *(c.mantissa for c in changes)])
     parts = _axis(width, base, top, "classes")
-    parts.append(_text(width - _RIGHT, 16, f"remaining precision (of {bits} bits)", _SOFT, anchor="end"))
+    parts.append(text(width - _RIGHT, 16, f"remaining precision (of {bits} bits)", SOFT, anchor="end"))
     path = []
     for i, change in enumerate(changes):
         x, y = _LEFT + step * (i + 0.5), _height(change.n_classes, top, base)
         path.append(f"{x:.1f},{y:.1f}")
         if change.mantissa > 0:
-            parts.append(_dot(x, _height(change.precision, bits, base), 1.6, _SOFT))
+            parts.append(dot(x, _height(change.precision, bits, base), 1.6, SOFT))
         if change.n_added or change.n_merged:
             name = f"{change.key.module}/{change.key.op}: +{change.n_added} -{change.n_merged}"
-            parts.append(_dot(x, y, 4, _RED if change.n_added else _GREEN, name))
-    parts.insert(len(_axis(width, base, top, "")), _polyline(path, _BLUE))
-    parts.append(_text(_LEFT, base + 18, "calls, in the order of the first platform", _SOFT))
+            parts.append(dot(x, y, 4, RED if change.n_added else GREEN, name))
+    parts.insert(len(_axis(width, base, top, "")), polyline(path, BLUE))
+    parts.append(text(_LEFT, base + 18, "calls, in the order of the first platform", SOFT))
     parts.append(
-        _text(_LEFT, base + 36, "line: classes; grey: remaining precision; red: adds classes; green: merges", _SOFT)
+        text(_LEFT, base + 36, "line: classes; grey: remaining precision; red: adds classes; green: merges", SOFT)
     )
-    return _svg(width, height, "Classes along the graph", parts)
+    return svg(width, height, "Classes along the graph", parts)
 
 
 def dendrogram_svg(classes: Classes, notes: Mapping[int, str]) -> str:
@@ -96,14 +93,14 @@ def dendrogram_svg(classes: Classes, notes: Mapping[int, str]) -> str:
     parts = []
     for bits in range(0, m + 1, max(1, round((m + 1) / 8))):
         x = x_of(m - bits)
-        parts += [_line(x, _TOP - 6, x, base, _LINE), _text(x, base + 16, str(bits), _SOFT, anchor="middle")]
-    parts.append(_text(_LEFT, base + 34, "remaining precision in bits; left of 0: sign or exponent differs", _SOFT))
+        parts += [line(x, _TOP - 6, x, base, LINE), text(x, base + 16, str(bits), SOFT, anchor="middle")]
+    parts.append(text(_LEFT, base + 34, "remaining precision in bits; left of 0: sign or exponent differs", SOFT))
     at: dict[frozenset[int], tuple[float, float]] = {}
     for place, leaf in enumerate(order):
         y = _TOP + _ROW * (place + 0.5)
         at[frozenset((leaf,))] = (x_of(0), y)
-        text = f"{letter(leaf)}  {notes[leaf]}"
-        parts.append(_text(labels_at - 12, y + 4, clip(text, _MAX_LABEL), _INK))
+        words = clip(f"{letter(leaf)}  {notes[leaf]}", _MAX_LABEL)
+        parts.append(text(labels_at - 12, y + 4, words, INK))
     for n_lost, labels in enumerate([*classes.truncated[1:], [0] * classes.n_classes], 1):
         for label in sorted(set(labels)):
             joined = frozenset(c for c, own in enumerate(labels) if own == label)
@@ -112,12 +109,12 @@ def dendrogram_svg(classes: Classes, notes: Mapping[int, str]) -> str:
             if len(inner) < 2:
                 continue
             x, ys = x_of(n_lost), [at[group][1] for group in inner]
-            parts += [_line(x, at[group][1], at[group][0], at[group][1], _BLUE) for group in inner]
-            parts.append(_line(x, min(ys), x, max(ys), _BLUE))
+            parts += [line(x, at[group][1], at[group][0], at[group][1], BLUE) for group in inner]
+            parts.append(line(x, min(ys), x, max(ys), BLUE))
             for group in inner:
                 del at[group]
             at[joined] = (x, (min(ys) + max(ys)) / 2)
-    return _svg(width, base + 48, "Dendrogram by remaining precision", parts)
+    return svg(width, base + 48, "Dendrogram by remaining precision", parts)
 
 
 def leaf_order(classes: Classes) -> list[int]:
@@ -126,40 +123,12 @@ def leaf_order(classes: Classes) -> list[int]:
 
 
 def _axis(width: float, base: float, top: int, title: str) -> list[str]:
-    parts = [_text(_LEFT, 16, title, _SOFT)]
+    parts = [text(_LEFT, 16, title, SOFT)]
     for value in range(0, top + 1, max(1, round(top / 5))):
         y = _height(value, top, base)
-        parts += [_line(_LEFT, y, width - _RIGHT, y, _LINE), _text(_LEFT - 8, y + 4, str(value), _SOFT, anchor="end")]
+        parts += [line(_LEFT, y, width - _RIGHT, y, LINE), text(_LEFT - 8, y + 4, str(value), SOFT, anchor="end")]
     return parts
 
 
 def _height(value: int, top: int, base: float) -> float:
     return base - (base - _TOP) * value / max(1, top)
-
-
-def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    card = f'<rect width="100%" height="100%" rx="8" style="fill: {_CARD}"/>'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_FONT} role="img"><title>{escape(title)}</title>'
-    return "\n".join([head, card, *parts, "</svg>"])
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
-    return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" style="stroke: {colour}; stroke-width: 1.3"/>'
-    )
-
-
-def _polyline(points: Sequence[str], colour: str) -> str:
-    return f'<polyline points="{" ".join(points)}" style="fill: none; stroke: {colour}; stroke-width: 1.6"/>'
-
-
-def _dot(x: float, y: float, radius: float, colour: str, title: str = "") -> str:
-    inner = f"<title>{escape(clip(title))}</title>" if title else ""
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" style="fill: {colour}">{inner}</circle>'
-
-
-def _text(x: float, y: float, text: str, colour: str, *, anchor: str = "start", turn: int = 0) -> str:
-    turned = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} style="fill: {colour}"{turned}>{escape(clip(text))}</text>'

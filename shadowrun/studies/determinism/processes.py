@@ -45,6 +45,7 @@ class ProcessRun:
 @contextlib.contextmanager
 def busy_machine(n: int) -> Iterator[None]:
     """Keep `n` processors busy by processes that compute nothing of use."""
+    # Without `site`: a process of load need not import what an environment adds to each start of Python.
     command = [sys.executable, "-S", "-c", _BUSY]
     processes = [subprocess.Popen(command) for _ in range(n)]  # noqa: S603 - our own text
     try:

@@ -113,6 +113,7 @@ def call_digests(recording: Recording) -> dict[Key, CallDigests]:
     )
     inputs = _joined(given, recording.first_input)
     with np.errstate(over="ignore"):
+        # Numbers among the arguments count as inputs: another value of them may give other results.
         inputs += arguments[recording.calls["context"]] if len(arguments) else np.uint64(0)
     kinds = recording.results["kind"]
     # A view computes nothing, and memory that is not initialised has no ladder.
@@ -222,6 +223,7 @@ def across_threads(runs: Mapping[int, Iterable[Mapping[Key, CallDigests]]]) -> d
         if not common:
             of_op.n_downstream += 1
             continue
+        # One set of inputs that all thread counts had is enough: the digest says that they are equal.
         differing = [n for n, r in results.items() if r[common[0]] != reference[common[0]]]
         if differing:
             counts = Counter(r[common[0]] for r in results.values())

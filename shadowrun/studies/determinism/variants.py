@@ -165,6 +165,7 @@ class Variants:
             signature = (plan.name, *map(_form, given), repr(list(_plain_values(args, kwargs))))
             if signature in self._seen:
                 return None
+            # Before it is varied: a call that fails to be varied would fail each time.
             self._seen.add(signature)
             why = _why_not(plan, given)
             if why:
@@ -335,6 +336,7 @@ def _changed(call: _Call, change: Callable[[torch.Tensor], torch.Tensor]) -> _Ca
     case = Case(call.plan.func, call.args, call.kwargs, (), (), (), (), _unused, _unused)
     args, kwargs = case.fresh_inputs(one)
     # These kernels take the last dimension as dense unseen; what calls them has checked it.
+    # Kernels of attention take the last dimension as dense, and do not look: what breaks then is the input's fault.
     unfit = case.facts.attention and any(t.dim() and t.stride(-1) != 1 for t in tensors(args, kwargs))
     return _Call(call.plan, args, kwargs) if changes and not unfit else None
 

@@ -156,6 +156,7 @@ class _Labels:
         found = []
         for side, values in enumerate(self.sides):
             recording = values.recording
+            # One label for each context, not for each call: contexts are few, and calls may be a million.
             by_context = [numbers.setdefault(of(side, c), len(numbers)) for c in recording.contexts]
             found.append(np.array(by_context, np.int64)[recording.calls["context"]])
         return found
@@ -173,6 +174,7 @@ class _Labels:
         found = []
         for side, values in enumerate(self.sides):
             made = values.results_identity()
+            # Even for one side, odd for the other: calls without digests match none.
             alone = mix(2 * np.arange(len(made), dtype=np.uint64) + np.uint64(side))
             found.append(np.where(made == 0, alone, made).view(np.int64))
         return found
@@ -224,6 +226,7 @@ class _Matching:
         in_any_module = _joined(labels.segment, labels.op)
         in_module = _joined(labels.segment, labels.module)
         families = _joined(labels.segment, labels.of_context(lambda _, c: family(c.op)))
+        # From what says most to what says least: a pair that an earlier label has found is not looked at again.
         for by, label in (
             ("inputs", _joined(keys, inputs)),
             ("order", _joined(keys, forms)),
@@ -242,6 +245,7 @@ class _Matching:
         free = [np.flatnonzero(free) for free in self._free()]
         if not len(free[0]) or not len(free[1]):
             return
+        # The number of a gap is the number of anchors in front of it, the same on both sides.
         gaps = [np.searchsorted(self._anchors[:, side], free[side]) for side in (0, 1)]
         # A gap that is empty on one side has nothing to match.
         both = np.intersect1d(gaps[0], gaps[1])
@@ -293,9 +297,11 @@ def common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDAr
     the longest equal blocks; in long ones the k-th of each kind.
     """
     pairs: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+    # A stack of our own: two long recordings may part in thousands of places.
     waiting = [(0, len(a), 0, len(b))]
     while waiting:
         i, i_end, j, j_end = waiting.pop()
+        # Most of two recordings is equal: this leaves short stretches for what is slower.
         n = _n_equal(a[i:i_end], b[j:j_end])
         pairs.append((np.arange(i, i + n), np.arange(j, j + n)))
         i, j = i + n, j + n

@@ -64,6 +64,7 @@ def argument_codes(recording: Recording) -> npt.NDArray[np.int64]:
         # The last one stands for NONE.
         shapes = [*(form.shape for form in recording.forms), None]
         pairs = np.stack([contexts[calls], _first_forms(recording)[calls]], axis=1)
+        # Each pair of context and form is read once: a recording has far more calls than such pairs.
         kinds, number = np.unique(pairs, axis=0, return_inverse=True)
         of_kind = [hash(parsed[context].form(shapes[form])) for context, form in kinds.tolist()]
         codes[calls] = np.array(of_kind, np.int64)[number.reshape(-1)]
@@ -125,6 +126,7 @@ class _Arguments:
             return _frozen(value)
         n = n_dimensions + (self.op in _ONE_MORE)
         if type(value) is int:
+            # Out of range stays as it is: the file may say anything, and a remainder would make it valid.
             return value % n if n and -n <= value < n else value
         if type(value) is list and all(type(d) is int and -n <= d < n for d in value):
             wrapped = [d % n for d in value]

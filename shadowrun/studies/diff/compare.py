@@ -131,6 +131,7 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
         same_inputs: The calls of `b` got the inputs of `a`, whether they are recorded or not.
     """
     ours, theirs = alignment.pairs.T
+    # Where operators differ, their arguments and further results are not comparable one by one.
     counterparts = ~_same([_texts(v.recording, "op") for v in (a, b)], a, b, ours, theirs)
     elsewhere = counterparts | ~_same([_texts(v.recording, "device") for v in (a, b)], a, b, ours, theirs)
     if same_inputs:
@@ -284,6 +285,7 @@ def _undeclared(a: Values, b: Values, ours: Numbers, theirs: Numbers, counterpar
         results = values.recording.results
         rows = np.flatnonzero(is_undeclared(results))
         of_call = np.zeros(len(values.recording.calls), np.uint64)
+        # Combined by exclusive or: the order of such rows means nothing.
         codes = results["kind"][rows].astype(np.uint64) * np.uint64(256) + results["position"][rows]
         np.bitwise_xor.at(of_call, values.call[rows], mix(codes))
         effects.append(of_call)
@@ -353,6 +355,7 @@ def _judged_rows(
     kind = kind_of[recording.calls["context"][calls[position]]]
     returned = (results["kind"] != Kind.WRITTEN) & (results["kind"] != Kind.OVERWRITTEN)
     for (is_uninitialised, positions, saved), number in kinds.items():
+        # Memory that was only allocated: its values are accidental on both sides.
         if is_uninitialised:
             kept &= kind != number
         elif positions or saved:

@@ -147,6 +147,8 @@ def _by_module(
         context = recording.context_of(call)
         for row in _rows(recording, call):
             places = found.setdefault(renamed(context.module, modules), {})
+            # By operator and line too: a decoder goes through all modules in each step, and rows of several places in
+            # one sequence would be held against rows of others.
             places.setdefault((context.op, context.site), []).append(row)
     return found
 

@@ -163,6 +163,7 @@ class Pool(Generic[T]):
                 for worker in list(self._workers):
                     # `_replace` removes workers, hence the copy of the list.
                     self._enforce_limits(worker)
+        # Also after Ctrl-C: processes that were left would go on, since each leads a session of its own.
         except BaseException:
             self.close()
             raise
@@ -199,6 +200,7 @@ class Pool(Generic[T]):
         self._selector.register(worker, selectors.EVENT_READ, worker)
 
     def _assign(self, worker: WorkerProcess) -> None:
+        # A spare process must not run beside the others: the user named their number.
         if sum(w.task is not None for w in self._workers) >= self._n_workers:
             return
         for at, rest in enumerate(self._waiting):

@@ -77,6 +77,7 @@ class _Float64:
     """Has an outermost module compute in float64; the program gets the dtype that the module had."""
 
     def __init__(self) -> None:
+        # Weak: the program may drop its modules, and numbers of freed objects come again.
         self._before: weakref.WeakKeyDictionary[nn.Module, torch.dtype] = weakref.WeakKeyDictionary()
         self._given = threading.local()
 
@@ -126,6 +127,7 @@ def _wrapped_modules(outermost: Sequence[_ChannelsLast | _Float64], n_bits: int)
     Not by hooks: torch's hooks for all modules do not see keyword arguments.
     """
     original = nn.Module.__call__
+    # Modules may be called in several threads, as by DataParallel: each has an outermost one of its own.
     depth = threading.local()
 
     def truncated(t: torch.Tensor) -> torch.Tensor:
@@ -144,6 +146,7 @@ def _wrapped_modules(outermost: Sequence[_ChannelsLast | _Float64], n_bits: int)
             depth.n -= 1
         if n_bits and next(self.children(), None) is None:
             out = _mapped(out, truncated)
+        # The last that changed the inputs is the first to change the results, as of nested functions.
         for wrapper in reversed(wrappers):
             out = _mapped(out, functools.partial(wrapper.returned, self))
         return out
@@ -179,11 +182,13 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
+        # A copy of its own class: models return dictionaries with attributes.
         found = copy.copy(value)
         for key, item in value.items():
             found[key] = _mapped(item, change)
         return found
     if isinstance(value, (tuple, list)):
         items = [_mapped(item, change) for item in value]
+        # A named tuple takes its items one by one.
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value

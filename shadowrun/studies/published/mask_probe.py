@@ -148,6 +148,7 @@ class MaskProbe:
             NoOrder: A result is no count, or too many calls are needed.
         """
         if (i, j) not in self._known:
+            # Kept for all elements of the result: an element with another order asks for the same pairs again.
             self._known[i, j] = self.kernel.n - self._outside(i, j)
         return self._known[i, j]
 

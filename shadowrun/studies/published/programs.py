@@ -143,6 +143,7 @@ def _activations(*, quick: bool) -> Iterator[Variant]:
             continue
         for name, activation in (("relu", nn.ReLU), ("sigmoid", nn.Sigmoid)):
             for sample in range(1 if quick else N_SAMPLES):
+                # Each activation with the scheme that is made for it.
                 scheme = "he" if name == "relu" else "xavier"
                 yield f"{net}:{name}:{sample}", _filled(make(activation), scheme), _image(sample)
 

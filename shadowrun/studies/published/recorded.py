@@ -112,6 +112,7 @@ def record_study(
     many = {"cores": _CORES, "resnet18": _MANY}.get(name, PLATFORMS)
     few = _QUICK_CORES if name == "cores" else QUICK_PLATFORMS
     specs = platforms_of((), targets or (few if quick else many))
+    # Its tables have the kernel of each layer.
     kernels = ("--kernels",) if name == "resnet18" else ()
     # Calls outside all modules make the weights: they are not of the study.
     arguments = (*kernels, "--modules", "?*", "-m", programs.__name__, name, *(("--quick",) if quick else ()))

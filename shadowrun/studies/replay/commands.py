@@ -41,6 +41,7 @@ def replay_commands(found: RecordingDiff, paths: tuple[Path, Path]) -> tuple[str
             if call not in captured.calls():
                 return ()
     targets = [_platform(recording, call) for recording, call in zip(recordings, calls, strict=True)]
+    # Crossed: the inputs of one machine are run as the other would, so that each command settles which is off.
     sides = zip(paths, calls, reversed(targets), strict=True)
     return tuple(
         shell_command("replay", path, "--call", str(call), "--target", target) for path, call, target in sides if target

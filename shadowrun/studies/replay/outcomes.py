@@ -218,6 +218,7 @@ class Replay:
         n_run = len(self.calls) - self.count(*NOT_RUN)
         beyond, raised = self.count(Outcome.BEYOND, Outcome.FORM), self.count(Outcome.RAISED)
         faults = sum(call.is_fault for call in self.calls)
+        # What Ctrl-C left out is missing too: a gate must not pass on half of a recording.
         missing = sum(self.n_missing.values()) + len(self.calls) - n_run + self.n_left
         reasons = {
             "not-rounding": (beyond, f"{beyond:,} results differ from the recording by more than rounding"),

@@ -40,8 +40,10 @@ __all__ = [
     "tensors_in",
 ]
 
+# As many as `graph.MAX_NODES` lets a file have.
 MAX_CALLS: Final = 20_000
 _DRAWN: Final = "random"
+# Exact classes: a subclass may change what an operator does to it.
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _aten: Final = torch.ops.aten
 
@@ -152,6 +154,7 @@ def _paths(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.T
     if isinstance(value, torch.Tensor):
         yield name, value
         return
+    # Objects may refer to themselves.
     if depth > 6:
         return
     inside: Iterable[tuple[Any, Any]] = ()
@@ -186,6 +189,7 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         self._nodes: list[Node] = []
         self._refs: dict[_Key, Ref] = {}
         self._detached: dict[_Key, Ref] = {}
+        # The first tensor seen of each storage, its reference, and the offset from which its views are counted.
         self._of_storage: dict[int, tuple[torch.Tensor, Ref, int]] = {}
         # Nothing is freed while a graph is recorded: another storage would get its key.
         self._kept: list[torch.Tensor] = []
@@ -221,6 +225,7 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         hooks: list[Any] = []
         for path, inner in module.named_modules() if module is not None else ():
             hooks.append(inner.register_forward_pre_hook(functools.partial(self._enter, path)))
+            # Always: a module that raises must be left as well, or later calls would be named after it.
             hooks.append(inner.register_forward_hook(self._leave, always_call=True))
         try:
             yield
@@ -259,6 +264,8 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
+            # The program runs on: it must not see that it cannot be captured. The reason is raised at the end, by
+            # `graph`.
             self._broken = self._broken or f"it calls the higher-order operator {func}"
             return (torch_operators.plain_kernel(func) or func)(*args, **kwargs)
         if self._broken:
@@ -290,11 +297,14 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             return None
         if len(self._nodes) >= MAX_CALLS:
             raise NotCapturable(f"it makes more than {MAX_CALLS} calls")
+        # Before the call: an operator that writes in place leaves other values in its arguments.
         given = tuple(self._encoded(a) for a in args)
+        # A generator is the program's own state; what it draws becomes an input.
         named = {k: self._encoded(v) for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
         written = [t for t in tensors_in([argument(a, args, kwargs) for a in plan.mutated]) if not _unusable(t)]
         self._written.update(torchapi.storage_key(t) for t in written)
         same = None
+        # `detach` of a tensor without gradient is the tensor itself; of one with a gradient, it ends differentiation.
         if plan.name in ALIASES or (plan.name in _SAME_MEMORY and not args[0].requires_grad):
             same = given[0]
         return _Call(plan, given, named, written, draws_random(plan, args, kwargs), same, args)
@@ -321,11 +331,13 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
         if name.startswith("aten::native_dropout"):
             out, mask = outs
             kept = self._input(mask, _DRAWN)
+            # Dropout as what it computes: its mask is the drawn part, and the scale follows from its probability.
             scale = 1.0 / (1.0 - call.args[1]) if call.args[1] < 1 else 0.0
             at = self._add(Node(_aten.mul.Tensor, (call.args[0], kept), (), self._module))
             self._know(out, Ref(self._add(Node(_aten.mul.Tensor, (Ref(at), scale), (), self._module))))
         elif call.written:
             for t in call.written:
+                # A copy has a storage of its own: that of the tensor is known already, as what is written to.
                 drawn = self._input(t.detach().clone(), _DRAWN)
                 at = self._add(Node(_aten.copy_.default, (self._ref(t), drawn), (), self._module))
                 self._know(t, Ref(at))
@@ -378,12 +390,14 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             return ref
         storage = torchapi.storage_key(t)
         if storage not in self._of_storage:
+            # Of several names on one storage, as tied weights, the largest tensor holds the values of the others.
             base = max(self._named.get(storage, ()), key=lambda one: one.tensor.numel(), default=None)
             self._input(base.tensor if base else t, "constant", base)
         return self._refs.get(_key(t)) or self._view(t, *self._of_storage[storage])
 
     def _view(self, t: torch.Tensor, base: torch.Tensor, ref: Ref, shift: int) -> Ref:
         """A tensor on the memory of a known one, which no operator made: `.data` of a view, an argument twice."""
+        # `as_strided`, by which views are rebuilt, keeps the dtype.
         if t.dtype is not base.dtype:
             raise NotCapturable(f"memory of {base.dtype} is used as {t.dtype}")
         place = (tuple(t.shape), tuple(t.stride()), int(t.storage_offset()) - shift)
@@ -434,6 +448,7 @@ def _has_gradient(described: Input) -> bool:
 
 
 def _key(t: torch.Tensor) -> _Key:
+    # All that decides which elements a tensor has.
     return torchapi.storage_key(t), int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype
 
 

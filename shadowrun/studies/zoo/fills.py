@@ -49,11 +49,13 @@ def fitted(t: torch.Tensor) -> Fill:
         return Fill("constant", 0.0)
     if t.is_complex():
         t = torch.view_as_real(t.resolve_conj())
+    # float64 holds each value of the shorter dtypes exactly, so that patterns are found by equality.
     x = t.to(device="cpu", dtype=torch.float64)
     low, high = float(x.min()), float(x.max())
     if low == high:
         return Fill("constant", low)
     floats = t.is_floating_point()
+    # With a NaN among the values, minimum and maximum are NaN.
     if not math.isnan(low):
         two = _of_two(x, low, high) if _has_two(x, low, high) else None
         if two is not None:
@@ -76,12 +78,15 @@ def _of_two(x: torch.Tensor, low: float, high: float) -> Fill:
         return Fill("constant", high if is_high.any() else low)
     if x.dim() >= 2 and min(x.shape[-2:]) > 1:
         rows, columns = x.shape[-2:]
+        # Of a mask with more columns than rows, the last column belongs to the last row: keys that were cached come
+        # first.
         below = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows).expand(x.shape)
         if torch.equal(is_high.cpu(), below):
             return Fill("triangle", high, low)
         if torch.equal(is_high.cpu(), ~below):
             return Fill("triangle", low, high)
     if (low, high) == (0.0, 1.0):
+        # In eighths, and never all or none: two masks of nearly one share have one description.
         return Fill("bools", min(max(round(float(is_high.double().mean()) * 8), 1), 7) / 8)
     return Fill("choice", low, high)
 
@@ -113,6 +118,7 @@ def _of_floats(x: torch.Tensor, largest: float) -> Fill:
     low, high = float(finite.min()), float(finite.max())
     if low == high:
         return Fill("constant", low)
+    # Values of one sign keep it: they may be variances, or arguments of a logarithm.
     if low >= 0:
         return Fill("uniform", _rounded(low, math.floor), min(_rounded(high, math.ceil), largest))
     if high <= 0:
@@ -121,6 +127,7 @@ def _of_floats(x: torch.Tensor, largest: float) -> Fill:
     if not 0 < std < largest / 8:  # else values would be infinite
         return Fill("choice", low, high)
     std = _rounded(std, round)
+    # The mean in steps of the deviation: small means of two layers are both 0.
     return Fill("normal", round(mean / std) * std, std)
 
 

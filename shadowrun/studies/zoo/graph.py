@@ -176,6 +176,7 @@ class Graph:
     def without_dead_code(self) -> Graph:
         """The graph without calls that no result needs, and without inputs that no call needs."""
         needed = {r.node for r in self.outputs}
+        # One pass from the end: each call stands after those that it needs.
         for at in range(len(self.nodes) - 1, -1, -1):
             # What is written to may be read later under another name: such calls stay.
             if at in needed or _writes(self.nodes[at].op):
@@ -189,6 +190,7 @@ class Graph:
         Names, modules, and the order of independent calls do not count, nor do calls that no result needs.
         """
         graph = self.without_dead_code()
+        # With writes, the order of calls is part of what the graph computes.
         if not graph.writes:
             nodes, inputs = graph._in_depth_first_order()
             graph = graph._kept(nodes, inputs)
@@ -250,6 +252,7 @@ class Runner:
         for at, node in enumerate(graph.nodes):
             last.update((r.node, at) for r in node.refs())
         kept = {r.node for r in graph.outputs}
+        # A result is freed after its last use: a captured model would hold all activations at once.
         self._free: list[tuple[int, ...]] = [() for _ in graph.nodes]
         for number, at in last.items():
             if number >= 0 and number not in kept:
@@ -387,6 +390,7 @@ def _input(
     name: Any, shape: Any, dtype: Any, fill: Any, strides: Any, offset: Any, requires_grad: Any, role: Any
 ) -> Input:
     sizes, steps = _sizes(shape), _sizes(strides)
+    # Strides may reach further than the elements are many, and the memory is taken for all of it.
     reach = 1 + sum((n - 1) * s for n, s in zip(sizes, steps, strict=True)) if steps and 0 not in sizes else 1
     if max(math.prod(sizes), reach) + _sizes([offset])[0] > MAX_ELEMENTS:
         raise ValueError("an input of more than 2^28 elements")
@@ -432,6 +436,7 @@ def _node(name: str, args: Any, kwargs: Any, module: str = "") -> Node:
 def _stood_for(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(_stood_for(v) for v in value)
+    # The tensors are checked when the graph runs, by `check_call`.
     return None if type(value) is Ref or value is DEVICE else value
 
 

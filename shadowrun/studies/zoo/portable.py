@@ -66,6 +66,7 @@ def portable(
         NotPortable: There is no such form.
     """
     name = op.name()  # type: ignore[no-untyped-call]
+    # By base name: all overloads of an operator have one portable form.
     rewrite = _REWRITES.get(name.partition(".")[0])
     results: Mapping[int, int] = _Same()
     if rewrite is not None:
@@ -94,6 +95,7 @@ _OF_ONE_BACKEND: Final = (
 def _in_order(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Arguments by name as the schema orders them; what is made without inputs is made on the device of the run."""
     declared = schema_of(op).arguments
+    # Of an operator with tensors, the result lies where they are: a device of its own would move it.
     if any(a.name == "device" for a in declared) and not any("Tensor" in str(a.type) for a in declared):
         kwargs = {**kwargs, "device": DEVICE}
     left = [a for a in declared[min(len(args), len(declared)) :] if a.name in kwargs and a.name not in _OF_THE_HOST]
@@ -106,6 +108,7 @@ _OF_THE_HOST: Final = ("pin_memory", "non_blocking")
 def _is(declared: torch.Argument, value: Any) -> bool:
     """Whether a value is the default."""
     default = declared.default_value
+    # By type as well: 1 and True are equal, and so are 0 and 0.0.
     return type(value) is type(default) and value == default
 
 
@@ -133,6 +136,7 @@ def _attention_math(call: _Call) -> _Rewritten:
 
 def _reshape(call: _Call) -> _Rewritten:
     """A view of what has other strides on another device, as the output of attention has, is a copy there."""
+    # The same memory as another dtype: a copy of it would have other values.
     if call.op is _aten.view.dtype:
         return call.op, call.args, call.kwargs, {0: 0}
     return _aten.reshape.default, call.args[:2], {}, {0: 0}
@@ -142,6 +146,7 @@ def _zeros(call: _Call) -> _Rewritten:
     """Memory that nobody filled, and zeros without memory: a program that reads them reads zeros, on all devices."""
     given = call.by_name()
     named = {k: given[k] for k in ("dtype", "layout", "device") if given.get(k) is not None}
+    # `zeros` takes no memory format.
     if given.get("memory_format") not in (None, torch.contiguous_format):
         return call.op, call.args, call.kwargs, {0: 0}
     return _aten.zeros.default, (given["size"],), named, {0: 0}

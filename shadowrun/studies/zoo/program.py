@@ -216,6 +216,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], list[Stage]]:
         # The head of a row tells what it is: graphs are parsed when they are used.
         if line.startswith(b'["program","'):
             key = line[12 : 12 + _N_DIGITS].decode("ascii")
+            # Raises where the id is no hexadecimal number, which is damage.
             if int(key, 16) >= 0 and len(rows) < _MAX_PROGRAMS:
                 rows[key] = line
         else:
@@ -240,6 +241,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     Raises:
         ValueError: A line, or all of them, are too long; the file ends within a line.
     """
+    # The header of the file names the size of its dictionary, which is taken before anything is unpacked.
     decoder = lzma.LZMADecompressor(memlimit=_MAX_MEMORY)
     rest, total = b"", 0
     most = min(_MAX_BYTES, _LEAST_BYTES + _RATIO * path.stat().st_size)
@@ -248,6 +250,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             packed = file.read(1 << 16) if decoder.needs_input else b""
             if decoder.needs_input and not packed:
                 raise EOFError("it ends early")
+            # At most 1 MiB of output at a time: 64 KiB of input may unpack to hundreds of MiB.
             piece = decoder.decompress(packed, max_length=1 << 20)
             total += len(piece)
             *lines, rest = (rest + piece).split(b"\n")
@@ -276,6 +279,7 @@ def _program(path: Path, key: str, line: bytes) -> Program:
             f"The program {key} of the zoo {str(path)!r} cannot be used: {brief(str(error))}. Make the zoo again.",
             slug="zoo-program",
         ) from error
+    # The id is the hash of the graph: a file cannot give one program the name of another.
     if number != key or made.id != key:
         raise DataFileError(
             f"The program {key} of the zoo {str(path)!r} is another one, {made.id}. Make the zoo again.",

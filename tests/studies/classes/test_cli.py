@@ -91,7 +91,7 @@ def test_names_of_files_cannot_write_html(write, tmp_path):
     for two in (paths[:2], paths[2:]):
         out = tmp_path / "x.html"
         assert main(["classes", *map(str, two), "-o", str(out), "--plots", str(tmp_path)]) == 0
-        assert "<script" not in out.read_text(encoding="utf-8")
+        assert out.read_text(encoding="utf-8").count("<script") == 1
     assert all("<script" not in p.read_text(encoding="utf-8") for p in tmp_path.glob("*.svg"))
 
 

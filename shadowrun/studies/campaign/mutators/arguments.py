@@ -298,6 +298,7 @@ def _checked(name: str, value: Any) -> Any:
         number = v is None or type(v) in (bool, float) or (type(v) is int and abs(v) <= _MAX_INT)
         if not (text or number or isinstance(v, (torch.dtype, torch.memory_format))):
             raise Invalid(f"{ascii(v)[:40]} is no value for {name}")
+        # As a product: sizes of which each is small may together ask for any memory.
         product *= max(abs(v), 1) if type(v) is int else 1
     if product > _MAX_PRODUCT:
         raise Invalid(f"{name} is too large")

@@ -75,6 +75,7 @@ class BatchSlice:
 
     def propose(self, draft: Draft, draw: Draw) -> Params | None:
         """Size of the batch, and items that stay."""
+        # Inputs of one first size only: with several, it is not known which is the batch.
         sizes = {i.shape[0] for i in draft.graph.inputs if i.role == "input" and i.shape}
         if len(sizes) != 1 or (n := sizes.pop()) < 2 or not sizes_can_change(draft.graph):
             return None

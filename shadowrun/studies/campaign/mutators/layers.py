@@ -152,6 +152,7 @@ def _row_norm(edit: Edit, x: Ref, t: torch.Tensor, draw: Draw) -> Ref:
     """Divided by a norm of the row."""
     d = _dim(t, draw)
     norm = edit.call(aten.linalg_vector_norm.default, x, draw.choice((1, 2, 3, 0.5)), [d], True)
+    # With 0.1 added: a row of zeros has the norm 0.
     return edit.call(aten.div.Tensor, x, edit.call(aten.add.Scalar, norm, 0.1))
 
 
@@ -165,6 +166,7 @@ def _centred(edit: Edit, x: Ref, t: torch.Tensor, draw: Draw) -> Ref:
         if t.shape[d] < 2:
             raise Invalid("a variance of one value")
         statistic = edit.call(op_named(f"{kind}.correction"), x, [d], correction=draw.below(2), keepdim=True)
+    # Of tanh: products of larger numbers leave the range, depending on the order of their factors.
     elif kind == "prod":
         statistic = edit.call(aten.prod.dim_int, edit.call(aten.tanh.default, x), d, True)
     else:
@@ -211,6 +213,7 @@ def _convolution(edit: Edit, x: Ref, t: torch.Tensor, draw: Draw) -> Ref:
     channels, depthwise, wide = t.shape[1], draw.chance(0.5), draw.chance(0.6)
     k, dilation = (3, 1 + draw.below(2)) if wide else (1, 1)
     groups = channels if depthwise else 1
+    # The deviation of the weights is the root of its inverse, so that values keep their size through the layer.
     fan_in = (1 if depthwise else channels) * k**n
     weight = _weight(edit, t, [channels, channels // groups, *[k] * n], std=round(fan_in**-0.5, 3))
     bias = _weight(edit, t, [channels]) if draw.chance(0.5) else None
@@ -257,6 +260,7 @@ def _group_norm(edit: Edit, x: Ref, t: torch.Tensor, draw: Draw) -> Ref:
 
 
 def _batch_norm(edit: Edit, x: Ref, t: torch.Tensor, draw: Draw) -> Ref:
+    # A variance needs two values in each channel.
     if t.dim() < 2 or t.numel() // max(t.shape[1], 1) < 2:
         raise Invalid("no batch")
     c = t.shape[1]
@@ -305,6 +309,7 @@ def _index_put(edit: Edit, x: Ref, t: torch.Tensor, draw: Draw) -> Ref:
     if not t.dim() or not t.shape[0]:
         raise Invalid("no rows")
     add = draw.chance(0.6)
+    # Two writes to one place without adding: which is last is not defined.
     index = _index_input(edit, [t.shape[0]], t.shape[0], once=not add)
     return edit.call(aten.index_put.default, x, [index], x, add)
 

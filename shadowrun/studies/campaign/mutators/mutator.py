@@ -170,6 +170,7 @@ def fitted(edit: Edit, ref: Ref, have: torch.Tensor, want: torch.Tensor) -> Ref:
         Invalid: There is no way.
     """
     if have.dtype is not want.dtype:
+        # Such a cast drops the imaginary part, or is not defined where the integers cannot hold the value.
         if have.is_complex() or (have.is_floating_point() and not want.is_floating_point() and not want.is_complex()):
             raise Invalid(f"no way from {have.dtype} to {want.dtype}")
         ref = edit.call(op_named("_to_copy"), ref, dtype=want.dtype)
@@ -177,6 +178,7 @@ def fitted(edit: Edit, ref: Ref, have: torch.Tensor, want: torch.Tensor) -> Ref:
         return ref
     n, m = have.numel(), want.numel()
     if m and not n:
+        # An empty tensor cannot be repeated into one with elements.
         return edit.call(aten.full.default, list(want.shape), 0, dtype=want.dtype, device=DEVICE)
     flat = edit.call(aten.reshape.default, ref, [-1] if n else [0])
     if n < m:

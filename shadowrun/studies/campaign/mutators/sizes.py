@@ -80,6 +80,7 @@ def _resized_input(described: Input, old: int, new: int, scope: str) -> Input:
         fill = fill._replace(a=min(fill.a, max(new - 1, 0)), b=max(new - 1, 0))
     if shape == described.shape and fill == described.fill:
         return described
+    # Strides were those of the old size: the new input is contiguous.
     return replace(described, shape=shape, fill=fill, strides=(), offset=0)
 
 
@@ -107,6 +108,7 @@ def _repaired(node: Node, at: int, before: Trace, now: Trace, sizes: dict[int, i
     base = info(node.op).base
     special = _RULES.get(base)
     if special is not None and had is not None and has is not None:
+        # Its argument is as it was: so are the numbers that follow from it.
         if had == has:
             return node
         made = before.values[at]

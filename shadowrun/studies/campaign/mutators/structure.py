@@ -326,6 +326,7 @@ class Weights:
         if kind == "wider":
             new = replace(old, fill=Fill("normal", old.fill.a if old.fill.kind == "normal" else 0.0, 2.0))
             return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
+        # In front of all calls: each that reads the weights reads the changed ones.
         edit, n = Edit(graph, 0), old.shape[0]
         if kind == "negated":
             out = edit.call(aten.neg.default, ref)
@@ -376,6 +377,7 @@ class Graft:
         ref = ref_of(draft.graph, node, output)
         donor = draft.library.draft(program)
         graph, t = donor.graph, draft.trace.tensor(ref)
+        # Writes could reach values of this program through the graft, and random operators are in no variant.
         if len(graph.nodes) > _MAX_DONOR or graph.writes or any(info(n.op).random for n in graph.nodes):
             raise Invalid("a program that cannot be grafted")
         if not (type(entry) is int and 0 <= entry < len(graph.inputs) and t.is_floating_point()):

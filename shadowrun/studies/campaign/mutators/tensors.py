@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Broadcast", "Dtype", "Exceptional", "InPlace", "Layout", "Out", "Rank", "Scale", "Size"]
 
 aten = torch.ops.aten
+# Sides of 4, 8, 16 and 32: vector loops of all widths have a tail there.
 _SIZES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 33)
 
 
@@ -282,6 +283,7 @@ def _check_reach(shape: Sequence[int], strides: Sequence[int], offset: int) -> N
     """
     reach = 0
     for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1 and s):
+        # Sorted by stride: each dimension has to step over all that the smaller ones reach.
         if stride <= reach:
             raise Invalid("strides that overlap")
         reach += stride * (n - 1)
@@ -358,6 +360,7 @@ def _is_dead_after(draft: Draft, ref: Ref, at: int) -> bool:
     mine = draft.trace.tensor(ref)
     if any(s == 0 for s, n in zip(mine.stride(), mine.shape, strict=True) if n > 1):
         return False
+    # Views of it share its memory: what is written to it would change them.
     place = mine.untyped_storage().data_ptr()
     sharing = [r for r, t in draft.tensors() if t.untyped_storage().data_ptr() == place and r.node < at]
     return sharing == [ref]
@@ -525,6 +528,7 @@ class Scale:
             return None
         k = draw.choice(inputs)
         largest, smallest, subnormal = _edges(draft.graph.inputs[k].dtype)
+        # Squares leave the range from half of the largest exponent on; a sum of them needs some more room.
         near = (largest - 2, largest // 2 - 1) if not accumulates_behind(draft, k) else (largest // 2 - 5,)
         return (k, draw.choice((*near, smallest + 2, smallest // 2, subnormal + 3)))
 

@@ -32,7 +32,19 @@ if TYPE_CHECKING:
     from shadowrun.studies.isolation.pool import RemainingTask, WorkerFailure
     from shadowrun.studies.isolation.serving import Channel
 
-__all__ = ["MAX_PARAMETERS", "MODEL", "SOURCE", "Maker", "backward_runs", "collect", "made_by_workers", "worker"]
+    MakeModel = Callable[["Maker", dict[str, Any]], object]
+
+__all__ = [
+    "MAX_PARAMETERS",
+    "MODEL",
+    "SOURCE",
+    "Maker",
+    "backward_runs",
+    "collect",
+    "made_by_workers",
+    "serve_models",
+    "worker",
+]
 
 SOURCE: Final = "transformers"
 ARCHITECTURE, MODEL, INPUTS, STEP = "architectures", "models built", "forward and backward", "optimizer step"
@@ -162,12 +174,28 @@ def _table(module: str, name: str) -> dict[str, Any]:
 
 def worker(_: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any]], None]:
     """The function of a worker process: makes the programs of one architecture."""
-    # Nothing may come from the net.
+    return serve_models(channel, _maker_of_architectures)
+
+
+def _maker_of_architectures() -> MakeModel:
+    configs = _table("configuration_auto", "CONFIG_MAPPING_NAMES")
+    tables = [_table("modeling_auto", f"{head}_MAPPING_NAMES") for head in _HEADS]
+    return lambda maker, line: maker.make(configs[line["name"]], tables, all_heads=line["all_heads"])
+
+
+def serve_models(channel: Channel, prepare: Callable[[], MakeModel]) -> Callable[[dict[str, Any]], None]:
+    """The function of a worker process that makes the programs of one model at a time.
+
+    Args:
+        channel: To the pool.
+        prepare: Returns what makes the programs of the model that a task names; what that raises is why the model is
+            left out.
+    """
+    # Nothing may come from the net. Transformers reads these variables when it is imported, which `prepare` may do.
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TRANSFORMERS_VERBOSITY="critical")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    configs = _table("configuration_auto", "CONFIG_MAPPING_NAMES")
-    tables = [_table("modeling_auto", f"{head}_MAPPING_NAMES") for head in _HEADS]
+    make = prepare()
 
     def run(line: dict[str, Any]) -> None:
         name = line["name"]
@@ -175,9 +203,9 @@ def worker(_: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any]], No
         maker = Maker(name, channel)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                maker.make(configs[name], tables, all_heads=line["all_heads"])
+                make(maker, line)
         except Exception as error:
-            channel.send({"step": MODEL, "program": name, "why": reason_of(error)})
+            maker.note(MODEL, name, reason_of(error))
         gc.collect()
         channel.step.end()
 
@@ -218,6 +246,7 @@ class Maker:
             try:
                 model = _built(cls, kind, level)
             except Exception as error:
+                # Once a model was built, why its inputs do not fit says more than why a smaller one cannot be built.
                 why = why if built else error
                 continue
             built = True
@@ -246,6 +275,7 @@ class Maker:
             if step is not RUNS:
                 self.note(step, f"{name} {suffix}")
             self._channel.send({"program": f"{name} {suffix}", "graph": to_json(graph)})
+            # A run may have changed buffers, and the step has changed the weights.
             tensors = fill_with_generated(tensors)
         return True
 
@@ -292,6 +322,7 @@ def _working_inputs(model: Any) -> dict[str, Any]:
 def backward_runs(model: Any, given: dict[str, Any]) -> None:
     """Run a forward and backward pass once; raises what they raise."""
     _loss(model(**given)).backward()  # type: ignore[no-untyped-call]
+    # Gradients of the trial must not be among the inputs of the captured step.
     model.zero_grad(set_to_none=True)
 
 

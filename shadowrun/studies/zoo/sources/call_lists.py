@@ -110,6 +110,7 @@ def graph_of_trace(given: tuple[str, str]) -> Graph:
         LeftOut: The text is none of a trace.
     """
     name, text = given
+    # Before it is parsed, which takes time and memory in proportion.
     if len(text) > _MAX_LINE:
         raise LeftOut("its arguments are too long")
     operator = operator_named(name)
@@ -144,7 +145,9 @@ class _Reader:
         """
         match node:
             case ast.Constant(value=value) if value is None or type(value) in (bool, int, float, str, complex):
+                # A trace names the device that it was made on; the graph runs on any.
                 return DEVICE if value in ("cpu", "cuda") else value
+            # `-1` is no constant to Python's parser.
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand)
             case ast.Tuple(elts=elements) | ast.List(elts=elements):

@@ -84,6 +84,7 @@ def graph_of_file(path: str) -> Graph:
 def _content(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
+            # By its end: the archive has a folder of its own name in front.
             names = [i for i in archive.infolist() if i.filename.endswith(_GRAPHS)]
             if len(names) != 1:
                 raise LeftOut(f"it has {len(names)} graphs, not one: it is no archive of torch.export")
@@ -126,6 +127,7 @@ class _Reader:
         return captured(self._rows, inputs)
 
     def _input(self, spec: Mapping[str, Any]) -> Input | None:
+        # Unions of the schema are objects with one key, the kind.
         ((kind, content),) = spec.items()
         if kind == "constant_input":
             return None
@@ -249,6 +251,7 @@ def _fill(name: str, shape: tuple[int, ...], dtype: torch.dtype, role: str) -> F
         # Buffers of integers are positions; of other integers, 0 and 1 are valid in all but the smallest range.
         return Fill("arange", 0.0, 1.0) if role == "buffer" and shape else Fill("integers", 0, 1)
     last = name.rpartition(".")[2]
+    # Variances and scales of norms are positive, and near 1 at the start.
     if "var" in last or (role == "parameter" and last == "weight" and len(shape) == 1):
         return Fill("uniform", 0.5, 1.5)
     if role == "parameter":

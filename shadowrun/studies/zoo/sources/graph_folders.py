@@ -87,10 +87,12 @@ def graph_of_folder(path: str) -> Graph:
     described = _described(folder / _WEIGHTS) | _described(folder / _INPUTS)
     forward = _forward(_tree(folder / _MODEL))
     rows, inputs, names = Rows(), [], {}
+    # The first argument is `self`.
     for argument in forward.args.args[1:]:
         facts = described.get(argument.arg)
         if facts is None:
             raise LeftOut(f"nothing describes its input {argument.arg[:80]}")
+        # Sizes that vary are numbers in the graph: no program has inputs that are no tensors.
         if _is_size(argument.annotation):
             names[argument.arg] = _size(facts)
             continue
@@ -134,6 +136,7 @@ def _fact(node: ast.stmt) -> tuple[str, Any] | None:
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             try:
+                # Literals only: nothing of the file is evaluated.
                 return name, ast.literal_eval(value)
             except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                 return None

@@ -5,20 +5,22 @@ These models cannot be scaled down by a configuration: the small ones are taken,
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import inspect
-import io
-import os
-import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from shadowrun.errors import UsageError
-from shadowrun.studies.zoo.sources.architectures import MAX_PARAMETERS, MODEL, Maker, backward_runs, made_by_workers
-from shadowrun.studies.zoo.sources.source import Collected, LeftOut, reason_of
+from shadowrun.studies.zoo.sources.architectures import (
+    MAX_PARAMETERS,
+    MODEL,
+    Maker,
+    backward_runs,
+    made_by_workers,
+    serve_models,
+)
+from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,26 +74,15 @@ def _names(package: str) -> list[str]:
 
 def worker(_: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any]], None]:
     """The function of a worker process: makes the programs of one model."""
-    os.environ.update(HF_HUB_OFFLINE="1")  # nothing may come from the net
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+    return serve_models(channel, lambda: _make)
 
-    def run(line: dict[str, Any]) -> None:
-        name = line["name"]
-        channel.step.begin(name)
-        maker = Maker(name, channel)
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                model = _built(line["package"], name)
-                given = _images(model)
-                maker.note(MODEL, name)
-                maker.programs(f"{name}/{type(model).__name__}", model, given)
-        except Exception as error:
-            maker.note(MODEL, name, reason_of(error))
-        gc.collect()
-        channel.step.end()
 
-    return run
+def _make(maker: Maker, line: dict[str, Any]) -> None:
+    name = line["name"]
+    model = _built(line["package"], name)
+    given = _images(model)
+    maker.note(MODEL, name)
+    maker.programs(f"{name}/{type(model).__name__}", model, given)
 
 
 def _built(package: str, name: str) -> Any:
@@ -101,6 +92,7 @@ def _built(package: str, name: str) -> Any:
     else:
         make = importlib.import_module("torchvision.models").get_model
         options = {"weights": None, "num_classes": _CLASSES}
+    # Counted first without memory: some are far too large to be made here.
     with torch.device("meta"):
         n = _n_parameters(make, name, options)
     if n > MAX_PARAMETERS:

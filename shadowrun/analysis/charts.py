@@ -1,0 +1,380 @@
+"""Series for the pictures of a report: errors along the graph, by module and step, and where the time went.
+
+Two passes over the file, in pieces: its calls, and their differences. The result is bounded, whatever the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shadowrun.analysis.effects import DriftTrace
+from shadowrun.store.codec import decode_float
+from shadowrun.store.groups import PIECE
+from shadowrun.store.records import REGION
+from shadowrun.types import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shadowrun.analysis.call_groups import CallGroups, Context, Step
+    from shadowrun.analysis.effects import Effects
+    from shadowrun.store.datafile import DataFile
+    from shadowrun.types import OpRecord, Phase
+
+__all__ = ["FAILING", "Charts", "GraphPoint", "HeatCell", "HeatMap", "Module", "StepGraph", "StepTimes", "read_charts"]
+
+MAX_POINTS = 400
+MAX_STEP_CALLS = 40_000
+MAX_COLUMNS = 40
+MAX_DEPTH = 12
+"""Of the tree of modules: what is deeper is one module of the last level."""
+MAX_CALLS = 3_000_000
+"""Calls that are read: some five seconds. The pictures of a longer run are of its beginning."""
+FAILING = (Status.UNSUPPORTED, Status.ERROR, Status.MISMATCH, Status.FALLBACK)
+
+_CALLS = f"""
+select seq, step, context_id, outcome_id, ref_ns, target_ns, drift_abs, drift_rel
+from call join verdict on verdict.id = verdict_id where seq > ? order by seq limit {PIECE}
+"""  # noqa: S608 - no value from outside enters it
+_DIFFS = f"""
+select diff.seq, step, context_id, outcome_id, max(max_abs), max(max_ulp), max(excess_actual)
+from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
+where diff.seq > ? and diff.seq <= ? group by diff.seq order by diff.seq limit {PIECE}
+"""  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPoint:
+    """A call of a step, or the worst of several that follow each other.
+
+    Attributes:
+        place: Number of the call within the step.
+        n_calls: Calls that the point stands for.
+        seq: Number of the call in the run.
+        op, module, phase, status: Those of the call.
+        isolated: Greatest absolute difference of its results, of inputs that were equal; 0 for identical bits.
+        accumulated: Greatest accumulated absolute error among the calls; -1 where none was measured.
+    """
+
+    place: int
+    n_calls: int
+    seq: int
+    op: str
+    module: str
+    phase: Phase
+    status: Status
+    isolated: float
+    accumulated: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """The calls of one step, in their order.
+
+    Attributes:
+        step: Its number.
+        n_calls: Its calls.
+        points: At most `MAX_POINTS`.
+        first: Number of the first divergence, if it is in this step; else -1.
+    """
+
+    step: int
+    n_calls: int
+    points: tuple[GraphPoint, ...]
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCell:
+    """Calls of a module in some steps: their greatest error, and how many failed."""
+
+    error: float
+    n_failed: int
+    n_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Errors by module and step.
+
+    Attributes:
+        is_accumulated: Whether the errors are accumulated ones, relative; else isolated ones, absolute.
+        steps: First and last step of each column.
+        modules: Rows, in the order of their first call.
+        cells: Row and column to what is there.
+    """
+
+    is_accumulated: bool
+    steps: tuple[tuple[int, int], ...]
+    modules: tuple[str, ...]
+    cells: Mapping[tuple[int, int], HeatCell]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of some steps: how long they took, and the calls in them on both platforms."""
+
+    first: int
+    last: int
+    wall_s: float
+    ref_s: float
+    target_s: float
+
+
+@dataclass(slots=True)
+class Module:
+    """A module with all that it contains.
+
+    Attributes:
+        path: ``Net.features.0``; empty for calls outside any module.
+        n_calls: Calls in it, those of its children included, as in all figures.
+        statuses: Calls by status.
+        n_wrong: Elements beyond rounding.
+        target_us, ref_us: Time of its calls.
+        children: Modules in it, in the order of their first call.
+    """
+
+    path: str
+    n_calls: int = 0
+    statuses: Counter[Status] = field(default_factory=Counter)
+    n_wrong: int = 0
+    target_us: float = 0.0
+    ref_us: float = 0.0
+    children: dict[str, Module] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """What the pictures of a run are made of; None, or empty, where the file lacks it.
+
+    Attributes:
+        graph: The step with the first divergence, or the first step.
+        heat: Errors by module and step, of two steps or modules at least.
+        times: By step.
+        ref_s, target_s: Time of all calls on each side.
+        modules: The outermost modules.
+        effects: What the accumulated error says on each finding; None where it was not recorded.
+        contexts: Operator and module of each context.
+        excess, ulp: Context and outcome of mismatching calls to a histogram: power of two to number of calls.
+        n_calls: Calls that were read.
+        is_whole: Whether these are all.
+    """
+
+    graph: StepGraph | None
+    heat: HeatMap | None
+    times: tuple[StepTimes, ...]
+    ref_s: float
+    target_s: float
+    modules: tuple[Module, ...]
+    effects: Effects | None
+    contexts: Mapping[int, Context]
+    excess: Mapping[tuple[int, int], Counter[int]]
+    ulp: Mapping[tuple[int, int], Counter[int]]
+    n_calls: int
+    is_whole: bool
+
+
+def read_charts(data: DataFile, table: CallGroups, first: OpRecord | None) -> Charts:
+    """Read the series of a run.
+
+    Args:
+        data: Its file.
+        table: Its calls, grouped.
+        first: Its first divergence.
+    """
+    reading = _Reading(data, table, first)
+    reading.calls()
+    reading.differences()
+    return Charts(
+        reading.graph(),
+        reading.heat_map(),
+        reading.times(table.steps),
+        sum(us for us, _ in reading.us.values()) / 1e6,
+        sum(us for _, us in reading.us.values()) / 1e6,
+        _modules(table),
+        reading.drift_trace.effects() if reading.has_drift else None,
+        reading.contexts,
+        reading.excess,
+        reading.ulp,
+        reading.n_calls,
+        reading.n_calls < MAX_CALLS,
+    )
+
+
+class _Reading:
+    """Sums over the rows of a file."""
+
+    def __init__(self, data: DataFile, table: CallGroups, first: OpRecord | None) -> None:
+        self._data = data
+        self.contexts: dict[int, Context] = {row.group.context_id: row.context for row in table.rows}
+        self._statuses = {row.group.outcome_id: row.outcome.status for row in table.rows}
+        self._regions = {n for n, context in self.contexts.items() if context.op.startswith(REGION)}
+        low, high = next(data.query("select coalesce(min(step), 0), coalesce(max(step), 0) from call"))
+        self._low, self._width = low, max(1, math.ceil((high - low + 1) / MAX_COLUMNS))
+        self._high = high
+        self._first = first.call.seq if first is not None else -1
+        self._step = first.call.step if first is not None else low
+        self._source = self._first // data.block if first is not None else 0
+        self._of_step: list[tuple[int, int, int, float]] = []
+        self._n_of_step = 0
+        self._isolated: dict[int, float] = {}
+        # Module and column to error, failing calls and calls.
+        self._drift: dict[tuple[str, int], float] = {}
+        self._errors: dict[tuple[str, int], float] = {}
+        self._n: Counter[tuple[str, int]] = Counter()
+        self._n_failed: Counter[tuple[str, int]] = Counter()
+        self.us: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        self.excess: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+        self.ulp: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+        self.drift_trace = DriftTrace()
+        self.has_drift = False
+        self.n_calls = 0
+        self._last = -1
+
+    def calls(self) -> None:
+        failing = {number for number, status in self._statuses.items() if status in FAILING}
+        while self.n_calls < MAX_CALLS and (rows := list(self._data.query(_CALLS, (self._last,)))):
+            self._last = rows[-1][0]
+            self.n_calls += len(rows)
+            for seq, step, context, outcome, ref_ns, target_ns, drift_abs, drift_rel in rows:
+                if context in self._regions:
+                    continue
+                column = self._column(step)
+                key = self.contexts[context].module, column
+                self._n[key] += 1
+                if outcome in failing:
+                    self._n_failed[key] += 1
+                if drift_rel is not None:
+                    drift = decode_float(drift_abs or 0.0), decode_float(drift_rel)
+                    self._drift[key] = _greater(self._drift.get(key, 0.0), drift[1])
+                    place = seq // self._data.block, step
+                    called = self.contexts[context]
+                    is_root = called.op == "aten::ones_like"
+                    self.drift_trace.add(place, called.phase, seq, (context, outcome), drift, is_root=is_root)
+                    self.has_drift = True
+                ref_us, target_us = self.us[column]
+                self.us[column] = ref_us + (ref_ns or 0) / 1e3, target_us + (target_ns or 0) / 1e3
+                if step == self._step and seq // self._data.block == self._source:
+                    self._n_of_step += 1
+                    if len(self._of_step) < MAX_STEP_CALLS:
+                        accumulated = -1.0 if drift_abs is None else decode_float(drift_abs)
+                        self._of_step.append((seq, context, outcome, accumulated))
+
+    def differences(self) -> None:
+        last = -1
+        of_step = {seq for seq, *_ in self._of_step}
+        while rows := list(self._data.query(_DIFFS, (last, self._last))):
+            last = rows[-1][0]
+            for seq, step, context, outcome, max_abs, max_ulp, excess in rows:
+                if context in self._regions:
+                    continue
+                error, key = decode_float(max_abs), (self.contexts[context].module, self._column(step))
+                self._errors[key] = _greater(self._errors.get(key, 0.0), error)
+                if seq in of_step:
+                    self._isolated[seq] = error
+                if self._statuses[outcome] is Status.MISMATCH:
+                    self.ulp[context, outcome][max(0, max_ulp).bit_length()] += 1
+                    value = -1.0 if excess is None else decode_float(excess)
+                    if 0 <= value < math.inf:
+                        self.excess[context, outcome][max(-4, math.frexp(value)[1]) if value else -4] += 1
+
+    def _column(self, step: int) -> int:
+        return int((step - self._low) // self._width)
+
+    def graph(self) -> StepGraph | None:
+        if len(self._of_step) < 2:
+            return None
+        size = math.ceil(len(self._of_step) / MAX_POINTS)
+        points = tuple(self._point(at, size) for at in range(0, len(self._of_step), size))
+        first = self._first if any(seq == self._first for seq, *_ in self._of_step) else -1
+        return StepGraph(self._step, self._n_of_step, points, first)
+
+    def _point(self, start: int, size: int) -> GraphPoint:
+        rows = self._of_step[start : start + size]
+
+        def rank(row: tuple[int, int, int, float]) -> tuple[bool, bool, float]:
+            # A picture must not lose the call that everything is about.
+            error = self._isolated.get(row[0], 0.0)
+            error = math.inf if math.isnan(error) else error
+            return row[0] == self._first, self._statuses[row[2]] in FAILING, error
+
+        at = max(range(len(rows)), key=lambda i: rank(rows[i]))
+        seq, context, outcome, _ = rows[at]
+        where, drift = self.contexts[context], -1.0
+        for row in rows:
+            drift = _greater(drift, row[3])
+        isolated = self._isolated.get(seq, 0.0)
+        status = self._statuses[outcome]
+        return GraphPoint(
+            start + at, len(rows), seq, where.op, where.module, where.phase, status, isolated, drift
+        )  # fmt: skip
+
+    def heat_map(self) -> HeatMap | None:
+        errors = self._drift or self._errors
+        modules = list(dict.fromkeys(context.module for context in self.contexts.values() if context.module))
+        modules = [module for module in modules if any(key[0] == module for key in errors)]
+        n_columns = self._column(self._high) + 1
+        if not modules or (len(modules) < 2 and n_columns < 2):
+            return None
+        rows = {module: number for number, module in enumerate(modules)}
+        cells = {
+            (rows[module], column): HeatCell(errors.get((module, column), 0.0), self._n_failed[module, column], n)
+            for (module, column), n in self._n.items()
+            if module in rows
+        }
+        return HeatMap(bool(self._drift), tuple(self._spans(n_columns)), tuple(modules), cells)
+
+    def _spans(self, n_columns: int) -> Iterator[tuple[int, int]]:
+        for column in range(n_columns):
+            start = self._low + column * self._width
+            yield start, min(self._high, start + self._width - 1)
+
+    def times(self, steps: Sequence[Step]) -> tuple[StepTimes, ...]:
+        """Of those steps whose duration is known; none in a run without steps."""
+        found: dict[int, list[Step]] = defaultdict(list)
+        for step in steps:
+            if self._low <= step.step <= self._high and 0 <= step.wall_s < math.inf:
+                found[self._column(step.step)].append(step)
+        return tuple(
+            StepTimes(
+                of[0].step,
+                of[-1].step,
+                sum(step.wall_s for step in of),
+                self.us[column][0] / 1e6,
+                self.us[column][1] / 1e6,
+            )
+            for column, of in sorted(found.items())
+        )
+
+
+def _greater(a: float, b: float) -> float:
+    """The greater one; NaN is greater than any number."""
+    return b if math.isnan(b) or b > a else a
+
+
+def _modules(table: CallGroups) -> tuple[Module, ...]:
+    root: dict[str, Module] = {}
+    for row in table.rows:
+        if row.context.op.startswith(REGION):
+            continue
+        path, inside, parts = "", root, row.context.module.split(".", MAX_DEPTH)
+        for part in parts:
+            path = f"{path}.{part}" if path else part
+            module = inside.get(path)
+            if module is None:
+                module = inside[path] = Module(path)
+            _count(module, row)
+            inside = module.children
+    return tuple(root.values())
+
+
+def _count(module: Module, row: Any) -> None:
+    group = row.group
+    module.n_calls += group.n
+    module.statuses[row.outcome.status] += group.n
+    module.n_wrong += group.n_mismatched
+    module.target_us += group.target_us_total if group.n_target else 0.0
+    module.ref_us += group.ref_us_total if group.n_ref else 0.0
