@@ -74,7 +74,7 @@ class Comparison(RunHandle, Run):
         self._mode: ShadowMode | None = None
         self._marks_steps = False
         self._raised = ""
-        self._after_steps: list[Callable[[Self], object]] = []
+        self._after_steps: list[Callable[[Comparison], object]] = []
 
     def _allowed_by_process(self) -> Permissions:
         # An appended file has records of earlier runs, perhaps of another person: they may not name modules.
@@ -138,7 +138,7 @@ class Comparison(RunHandle, Run):
         """Number of the current step: that of the records that come now."""
         return self._recorder.step
 
-    def after_step(self, function: Callable[[Self], object]) -> None:
+    def after_step(self, function: Callable[[Comparison], object]) -> None:
         """Have a function called with this comparison at the end of each step, and after each `stop` or `pause`.
 
         Its exceptions are ignored.

@@ -25,7 +25,7 @@ _MAX_SHARE = 0.02
 def figures(run: Comparison) -> dict[str, float]:
     """Findings, mismatches and unsupported calls so far, calls compared, and the overhead."""
     counts = run.counts()
-    values = {
+    values: dict[str, float] = {
         "findings": len(run.findings()),
         "mismatches": counts.get(Status.MISMATCH, 0),
         "unsupported": counts.get(Status.UNSUPPORTED, 0),
@@ -72,7 +72,7 @@ class FigureLog:
     In a distributed run, only rank 0 logs: its figures are those of its own calls.
     """
 
-    def __init__(self, logger: Any, every: int) -> None:
+    def __init__(self, logger: Any, every: Any) -> None:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise UsageError(f"every={brief(every)}: use a whole number of steps >= 1.", slug="bad-logger")
         self._send = _sender(logger)
