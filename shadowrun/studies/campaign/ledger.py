@@ -86,6 +86,7 @@ def new_lines(
             skipped.append((number, why))
             continue
         for t in cause.targets:
+            # A ledger's lines are of platforms, and it knows nothing of compiled code.
             if t < 0 or is_compiled(targets[t]) or _reason(s, targets[t], lines):
                 continue
             if not _SPEC.fullmatch(_platform(targets[t])):
@@ -109,11 +110,13 @@ def add_lines(path: Path, lines: Sequence[NewLine], expires: dt.date | None = No
     Raises:
         UsageError: It cannot be read or written, or is no ledger.
     """
+    # The user has put it there: the link stays, and what it leads to is replaced.
     if path.is_symlink():
         path = path.resolve()
     header = "tool.shadowrun.known" if path.name == _PYPROJECT else "known"
     try:
         old = path.read_text(encoding="utf-8") if path.exists() else ""
+        # Before anything is added: an error in the lines that are there must not be blamed on the new ones.
         if old:
             read_settings(path)
         gap = "" if not old else "\n" if old.endswith("\n") else "\n\n"
@@ -124,6 +127,7 @@ def add_lines(path: Path, lines: Sequence[NewLine], expires: dt.date | None = No
             new.write_text(text, encoding="utf-8")
             read_settings(new)  # what is written can be read
             if path.exists():
+                # A new file has the rights of this process's mask.
                 new.chmod(path.stat().st_mode)
             new.replace(path)
     except (OSError, UnicodeError) as error:
