@@ -1,7 +1,17 @@
 """Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
+from shadowrun.analysis.advice import for_authors
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
-from shadowrun.analysis.changes import Change, FindingChange, FindingInRun, Signature, changes, signatures
+from shadowrun.analysis.changes import (
+    Baseline,
+    Change,
+    FindingChange,
+    FindingInRun,
+    Signature,
+    SinceBaseline,
+    changes,
+    signatures,
+)
 from shadowrun.analysis.charts import Charts, read_charts
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
@@ -23,6 +33,7 @@ from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuse
 
 __all__ = [
     "KINDS",
+    "Baseline",
     "CallGroups",
     "Change",
     "Charts",
@@ -44,6 +55,7 @@ __all__ = [
     "RegionSummary",
     "Regions",
     "Signature",
+    "SinceBaseline",
     "Skipped",
     "SourceFile",
     "SourceLine",
@@ -56,6 +68,7 @@ __all__ = [
     "count_statuses",
     "evaluate_gate",
     "find_places",
+    "for_authors",
     "operator_coverage",
     "read_charts",
     "read_source",

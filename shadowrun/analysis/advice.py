@@ -5,7 +5,7 @@ from __future__ import annotations
 from shadowrun.store.records import REGION
 from shadowrun.types import Cause
 
-__all__ = ["next_step", "worst_call"]
+__all__ = ["for_authors", "next_step", "worst_call"]
 
 _BY_CAUSE = {
     (
@@ -88,6 +88,93 @@ _BY_REGION: dict[tuple[str, Cause | None], str] = {
 _BY_REGION_KIND = {
     "unverified": "Call shadowrun.compile_check(model, *inputs): it checks the graph alone, on copies.",
 }
+
+
+_NOTHING_HERE = "Nothing at this call."
+_FOR_AUTHORS: dict[Cause, tuple[str, str]] = {
+    Cause.MISSING_OPERATOR: (
+        "Use another operator here, or a decomposition into operators that the target has.",
+        "Register a kernel for {kernel}, or a decomposition of it.",
+    ),
+    Cause.MISSING_DTYPE: (
+        "Cast to a dtype that the target has, such as float32, before this call, and back after it.",
+        "Add the dtype to {kernel}.",
+    ),
+    Cause.SILENT_FALLBACK: (
+        "The values are right and the transfers cost time: keep this call out of the step, or use another operator.",
+        "Register a kernel for {kernel}; until then, warn when the CPU computes it.",
+    ),
+    Cause.WARNED_FALLBACK: (
+        "The values are right and the transfers cost time: keep this call out of the step, or use another operator.",
+        "Register a kernel for {kernel}.",
+    ),
+    Cause.REDUCED_PRECISION: (
+        'Ask for full precision: torch.set_float32_matmul_precision("highest") or its like; or use float32 here.',
+        "Multiply and accumulate in the precision of the inputs unless a setting allows less.",
+    ),
+    Cause.EXCEPTIONAL_VALUES: (
+        "Keep infinities and NaN away from this call: mask with a large finite number, not -inf; clamp before it.",
+        "Follow the definition of {op} for NaN, infinities, overflow and empty reductions.",
+    ),
+    Cause.IMPLEMENTATION: (
+        "No setting explains it: use another operator, or compute this call on the CPU, until it is repaired.",
+        "Begin with the elements that differ: block edges, tails, scales, indices; `shadowrun repro` has few of them.",
+    ),
+    Cause.FLUSHED_SUBNORMALS: (
+        "Keep values above the smallest normal number: scale the loss, or use float32 here.",
+        "Compile the kernel without flush-to-zero, or document the mode.",
+    ),
+    Cause.LAYOUT: (
+        "Call .contiguous() on the inputs of this call.",
+        "Test with transposed, expanded and sliced inputs: the kernel misreads strides, or takes a wrong path.",
+    ),
+    Cause.METADATA: (
+        "Do not rely on the strides or the dtype of this result: call .contiguous() or .to() after it.",
+        "Return the shape, dtype and strides that torch's meta kernel of {op} gives.",
+    ),
+    Cause.MEMORY_EFFECTS: (
+        "Use the out-of-place form of {op}, or clone what it writes to.",
+        "Write only to what the schema marks as mutable, and return no alias that it does not declare.",
+    ),
+    Cause.NO_ERROR: (
+        "Check these inputs before the call: they are invalid, and the target does not say so.",
+        "Raise for the inputs for which the reference raises.",
+    ),
+    Cause.NON_DETERMINISM: (
+        "Call torch.use_deterministic_algorithms(True), or take the spread between two runs as the error.",
+        "Replace atomic additions by a fixed order, or raise under use_deterministic_algorithms(True).",
+    ),
+    Cause.RANDOMNESS: (
+        "Draw on the CPU and move the numbers to the target, if both platforms must see the same ones.",
+        "Compare moments and frequencies: the distribution is wrong, not single values.",
+    ),
+    Cause.UNDEFINED: (
+        "Avoid inputs whose result is not defined, such as an index that is written twice.",
+        _NOTHING_HERE,
+    ),
+    Cause.PROPAGATED: (f"{_NOTHING_HERE} Its inputs differed: begin with the first divergence.", _NOTHING_HERE),
+    Cause.REFERENCE: (
+        f"{_NOTHING_HERE} The reference is wrong, not the target.",
+        f"{_NOTHING_HERE} float64 confirms it.",
+    ),
+    Cause.SLOW: (
+        "Look for a faster operator or shape, or move this call out of the step.",
+        "Profile {op} with the inputs of its fastest call.",
+    ),
+}
+"""Cause to what the author of the model can do, and the author of the kernel."""
+
+
+def for_authors(cause: Cause | None, *, op: str, kernel: str = "") -> tuple[str, str] | None:
+    """What the model's author can do about a finding, and what the kernel's author; None for other causes.
+
+    A compiled region is no operator, so that it has no such advice.
+    """
+    advice = None if cause is None or op.startswith(REGION) else _FOR_AUTHORS.get(cause)
+    if advice is None:
+        return None
+    names = {"op": op, "kernel": kernel or op}
+    return advice[0].format(**names), advice[1].format(**names)
 
 
 def worst_call(seq: int, first_seq: int, n_calls: int) -> str:

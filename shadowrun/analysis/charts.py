@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.analysis.effects import DriftTrace
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import PIECE
 from shadowrun.store.records import REGION
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shadowrun.analysis.call_groups import CallGroups, Context, Step
+    from shadowrun.analysis.effects import Effects
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, Phase
 
@@ -154,6 +156,8 @@ class Charts:
         times: By step.
         ref_s, target_s: Time of all calls on each side.
         modules: The outermost modules.
+        effects: What the accumulated error says on each finding; None where it was not recorded.
+        contexts: Operator and module of each context.
         excess, ulp: Context and outcome of mismatching calls to a histogram: power of two to number of calls.
         n_calls: Calls that were read.
         is_whole: Whether these are all.
@@ -165,6 +169,8 @@ class Charts:
     ref_s: float
     target_s: float
     modules: tuple[Module, ...]
+    effects: Effects | None
+    contexts: Mapping[int, Context]
     excess: Mapping[tuple[int, int], Counter[int]]
     ulp: Mapping[tuple[int, int], Counter[int]]
     n_calls: int
@@ -189,6 +195,8 @@ def read_charts(data: DataFile, table: CallGroups, first: OpRecord | None) -> Ch
         sum(us for us, _ in reading.us.values()) / 1e6,
         sum(us for _, us in reading.us.values()) / 1e6,
         _modules(table),
+        reading.drift_trace.effects() if reading.has_drift else None,
+        reading.contexts,
         reading.excess,
         reading.ulp,
         reading.n_calls,
@@ -201,9 +209,9 @@ class _Reading:
 
     def __init__(self, data: DataFile, table: CallGroups, first: OpRecord | None) -> None:
         self._data = data
-        self._contexts: dict[int, Context] = {row.group.context_id: row.context for row in table.rows}
+        self.contexts: dict[int, Context] = {row.group.context_id: row.context for row in table.rows}
         self._statuses = {row.group.outcome_id: row.outcome.status for row in table.rows}
-        self._regions = {n for n, context in self._contexts.items() if context.op.startswith(REGION)}
+        self._regions = {n for n, context in self.contexts.items() if context.op.startswith(REGION)}
         low, high = next(data.query("select coalesce(min(step), 0), coalesce(max(step), 0) from call"))
         self._low, self._width = low, max(1, math.ceil((high - low + 1) / MAX_COLUMNS))
         self._high = high
@@ -221,6 +229,8 @@ class _Reading:
         self.us: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self.excess: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
         self.ulp: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+        self.drift_trace = DriftTrace()
+        self.has_drift = False
         self.n_calls = 0
         self._last = -1
 
@@ -233,19 +243,25 @@ class _Reading:
                 if context in self._regions:
                     continue
                 column = self._column(step)
-                key = self._contexts[context].module, column
+                key = self.contexts[context].module, column
                 self._n[key] += 1
                 if outcome in failing:
                     self._n_failed[key] += 1
                 if drift_rel is not None:
-                    self._drift[key] = _greater(self._drift.get(key, 0.0), decode_float(drift_rel))
+                    drift = decode_float(drift_abs or 0.0), decode_float(drift_rel)
+                    self._drift[key] = _greater(self._drift.get(key, 0.0), drift[1])
+                    place = seq // self._data.block, step
+                    called = self.contexts[context]
+                    is_root = called.op == "aten::ones_like"
+                    self.drift_trace.add(place, called.phase, seq, (context, outcome), drift, is_root=is_root)
+                    self.has_drift = True
                 ref_us, target_us = self.us[column]
                 self.us[column] = ref_us + (ref_ns or 0) / 1e3, target_us + (target_ns or 0) / 1e3
                 if step == self._step and seq // self._data.block == self._source:
                     self._n_of_step += 1
                     if len(self._of_step) < MAX_STEP_CALLS:
-                        drift = -1.0 if drift_abs is None else decode_float(drift_abs)
-                        self._of_step.append((seq, context, outcome, drift))
+                        accumulated = -1.0 if drift_abs is None else decode_float(drift_abs)
+                        self._of_step.append((seq, context, outcome, accumulated))
 
     def differences(self) -> None:
         last = -1
@@ -255,7 +271,7 @@ class _Reading:
             for seq, step, context, outcome, max_abs, max_ulp, excess in rows:
                 if context in self._regions:
                     continue
-                error, key = decode_float(max_abs), (self._contexts[context].module, self._column(step))
+                error, key = decode_float(max_abs), (self.contexts[context].module, self._column(step))
                 self._errors[key] = _greater(self._errors.get(key, 0.0), error)
                 if seq in of_step:
                     self._isolated[seq] = error
@@ -287,7 +303,7 @@ class _Reading:
 
         at = max(range(len(rows)), key=lambda i: rank(rows[i]))
         seq, context, outcome, _ = rows[at]
-        where, drift = self._contexts[context], -1.0
+        where, drift = self.contexts[context], -1.0
         for row in rows:
             drift = _greater(drift, row[3])
         isolated = self._isolated.get(seq, 0.0)
@@ -298,7 +314,7 @@ class _Reading:
 
     def heat_map(self) -> HeatMap | None:
         errors = self._drift or self._errors
-        modules = list(dict.fromkeys(context.module for context in self._contexts.values() if context.module))
+        modules = list(dict.fromkeys(context.module for context in self.contexts.values() if context.module))
         modules = [module for module in modules if any(key[0] == module for key in errors)]
         n_columns = self._column(self._high) + 1
         if not modules or (len(modules) < 2 and n_columns < 2):

@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from shadowrun.analysis import KnownIssues, Signature
 from shadowrun.comparison.output import Output, run_info
 from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
-from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.errors import ShadowrunWarning, StoppedAtFinding, UsageError
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.call_sites import site_of
 from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.recording.capturing import Capturing
+from shadowrun.recording.fail_fast import FailFastRecorder
 from shadowrun.recording.recorder import Recorder
 from shadowrun.replay.replayer import Replayer, choose_async
 from shadowrun.run import Run
 from shadowrun.schedule.budget import Budget
 from shadowrun.schedule.selection import Selection, check_operators
+from shadowrun.settings import KINDS, NEW
 from shadowrun.torch_versions import warn_of_untested
 from shadowrun.types import Permissions
 
@@ -166,9 +169,15 @@ class Comparison(RunHandle, Run):
         """Make the parts that depend on the data file."""
         config, data = self._config, self._output.data
         capturing = Capturing(data, config.captured_bytes) if config.captured_bytes else None
-        self._recorder = Recorder(data, self._attribution, capturing)
+        self._recorder = (
+            FailFastRecorder(data, self._attribution, capturing, self._fails)
+            if config.fail_fast
+            else Recorder(data, self._attribution, capturing)
+        )
         self._budget = None if config.budget is None else Budget(config.budget, dispatch_overhead_ns())
         self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, self._budget)
+        if isinstance(self._recorder, FailFastRecorder):
+            self._recorder.end_program = self._replayer.end_program
         self._threads = Threads(self._replayer, self._attribution)
         self._regions = self._compiled_regions() if config.compiled else None
         self._steps = Steps(self._recorder, self._replayer, self._selection, self._budget)
@@ -178,6 +187,14 @@ class Comparison(RunHandle, Run):
         """Make them again if the data file has changed."""
         if self._data is not self._output.data:
             self._assemble()
+
+    def _fails(self, kind: str, op: str, module: str, phase: str, cause: str) -> bool:
+        """Whether a call is a finding that ends the program: see `Config.fail_fast`."""
+        wanted, before = self._config.fail_fast, self.baseline
+        is_new = before is not None and Signature(kind, op, module, phase, cause) not in before.findings
+        if kind not in wanted and not (NEW in wanted and is_new and kind in KINDS):
+            return False
+        return KnownIssues(self._config.known, str(self._target)).excuse(kind, op, (module,)) is None
 
     def _compiled_regions(self) -> Regions:
         from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s
@@ -269,6 +286,8 @@ class Comparison(RunHandle, Run):
 
 def _describe(error: BaseException) -> str:
     """An exception in one line, with the innermost line of user code; empty for a normal exit."""
+    if isinstance(error, StoppedAtFinding):  # the findings say why
+        return type(error).__name__
     if isinstance(error, (GeneratorExit, SystemExit)) and (isinstance(error, GeneratorExit) or not error.code):
         return ""
     try:
@@ -289,7 +308,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
         ref: Trusted platform.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
             atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
-            call_limit_s, budget, asynchronous, compiled, capture.
+            call_limit_s, budget, asynchronous, compiled, capture, fail_fast.
 
     Returns:
         A context manager that is also a decorator and an object with start() and stop(). The user's

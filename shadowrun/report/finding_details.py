@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from shadowrun.report.descriptions import float_text, short_site
 from shadowrun.report.document import Block, Column, Figure, Later, Limits, Note, Span, Table
+from shadowrun.report.effects_report import author_facts, effects_section
 from shadowrun.report.pictures import histogram, pictures_section
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.source_report import line_links
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shadowrun.analysis import Charts, Finding, Place, SourceText
     from shadowrun.report.run_report import Source
@@ -49,6 +50,10 @@ class FindingDetails:
         """The section of pictures."""
         return Later(lambda: pictures_section(self.charts, sanitize(self._run.info)))
 
+    def effects(self, findings: Sequence[Finding]) -> Later:
+        """The section on why the loss differs."""
+        return Later(lambda: effects_section(findings, self._places, self.charts))
+
     def _histogram(self, places: tuple[Place, ...]) -> tuple[Figure, ...]:
         excess: Counter[int] = Counter()
         ulp: Counter[int] = Counter()
@@ -69,7 +74,7 @@ class FindingDetails:
 
     def _blocks(self, finding: Finding) -> tuple[Block, ...]:
         places = self._places.get(finding.number, ())
-        blocks: list[Block] = []
+        blocks: list[Block] = [*author_facts(finding)]
         links = line_links([place.site for place in places], self.source)
         if links:
             blocks.append(Note((Span("In the source:"), *links)))

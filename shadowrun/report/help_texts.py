@@ -42,6 +42,16 @@ HELP = {
     "accumulated error": "The difference between a chain of results in which the reference continues with its own "
     "results, and the same chain on the target: what the faults do to the model.",
     "isolated error": "The difference of one call whose inputs were the same on both platforms: what one kernel does.",
+    "error rises by": "By how much the accumulated relative error rises at these calls, in a step on average: above "
+    "all calls before them in the same step and phase. What a call only hands on is no rise. It is measured along the "
+    "order of the calls, not along the data, so that it is a hint.",
+    "error reached": "The greatest accumulated relative error of a result of these calls.",
+    "loss, relative": "The accumulated error of the last result before backward: root mean square of the differences, "
+    "divided by that of the reference.",
+    "loss, absolute": "The greatest absolute difference of the last result before backward, between the two chains.",
+    "gradients, relative": "The greatest accumulated relative error of a call in backward.",
+    "in the model": "What the model's author can do: a setting, another operator, or another dtype.",
+    "in the kernel": "What the author of the target's kernel can do.",
     "share of error": "Of all elements beyond rounding, those in results of calls in the module and its children.",
     "share of time": "Of the time of all calls on the target, that of the module and its children.",
     # Times and coverage

@@ -1,0 +1,117 @@
+"""Why the loss differs: the findings ranked by their effect, as a section of the HTML report."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shadowrun.analysis import for_authors
+from shadowrun.report.descriptions import float_text
+from shadowrun.report.document import Block, Column, Fact, Facts, Limits, Note, Section, Span, Table
+from shadowrun.report.sanitize import clip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shadowrun.analysis import Charts, Finding, Place
+    from shadowrun.analysis.effects import Effects, StepEnd
+
+__all__ = ["author_facts", "effect_of", "effects_section"]
+
+MAX_CELL = 160
+_NOT_MEASURED = (
+    "What share of the error would be gone with one operator repaired was not measured: that takes one more run for "
+    "each finding, with this operator's calls on the reference."
+)
+
+
+def effect_of(places: Sequence[Place], effects: Effects) -> tuple[float, float]:
+    """Rise of the accumulated error at a finding's calls, in a step, and the greatest one of their results."""
+    keys = dict.fromkeys(place.key for place in places)
+    reached = [effects.reach[key] for key in keys if key in effects.reach]
+    return sum(effects.rise.get(key, 0.0) for key in keys), max(reached, key=_size, default=-1.0)
+
+
+def author_facts(finding: Finding) -> tuple[Facts, ...]:
+    """What the authors of model and kernel can do."""
+    advice = for_authors(finding.cause, op=finding.op, kernel=" and ".join(finding.missing_kernels[:2]))
+    if advice is None:
+        return ()
+    return (Facts((Fact("in the model", clip(advice[0])), Fact("in the kernel", clip(advice[1])))),)
+
+
+def effects_section(
+    findings: Sequence[Finding], places: Mapping[int, tuple[Place, ...]], charts: Charts
+) -> tuple[Section, ...]:
+    """The section; nothing for a run without mismatches."""
+    wrong = [finding for finding in findings if finding.kind == "mismatch"]
+    if not wrong:
+        return ()
+    effects = charts.effects
+    blocks = [*_ends(charts, effects.ends)] if effects is not None else []
+    if effects is None:
+        text = "The accumulated error was not recorded, so the order is that of the isolated error. Run with --drift "
+        blocks.append(Note(text + "(drift=True) to see what reaches the loss and the gradients.", "warn"))
+        ranked = [(finding, (-1.0, -1.0)) for finding in wrong]
+    else:
+        ranked = [(finding, effect_of(places.get(finding.number, ()), effects)) for finding in wrong]
+        ranked.sort(key=lambda pair: (-pair[1][0], -_size(pair[1][1])))
+    blocks += [_table(ranked, has_effects=effects is not None), Note(_NOT_MEASURED, "dim")]
+    lead = "Mismatches by their effect on the model, the greatest first; each finding has what you can do about it."
+    return (Section("Why does my loss differ?", tuple(blocks), lead, anchor="effects"),)
+
+
+def _ends(charts: Charts, ends: Sequence[StepEnd]) -> Iterator[Block]:
+    rows = []
+    for end in ends:
+        loss, grad = charts.contexts.get(end.loss_context), charts.contexts.get(end.grad_context)
+        rows.append(
+            (
+                f"{end.step:,}",
+                _figure(end.loss_rel),
+                _figure(end.loss_abs),
+                clip(f"{loss.op}, call {end.loss_seq:,}", MAX_CELL) if loss else "not measured",
+                _figure(end.grad_rel),
+                clip(f"{grad.op} in {grad.module or 'no module'}", MAX_CELL) if grad else "not measured",
+            )
+        )
+    columns = (
+        Column("step", "number"), Column("loss, relative", "number"), Column("loss, absolute", "number"),
+        Column("loss of"), Column("gradients, relative", "number"), Column("greatest at"),
+    )  # fmt: skip
+    if rows:
+        yield Note("The accumulated error at the loss and the gradients: first step, worst step, last step.")
+        yield Table(columns, tuple(rows))
+
+
+def _table(ranked: Sequence[tuple[Finding, tuple[float, float]]], *, has_effects: bool) -> Table:
+    rows = []
+    for finding, (rise, reach) in ranked:
+        advice = for_authors(finding.cause, op=finding.op)
+        worst = finding.worst
+        figures = (_figure(rise), _figure(reach)) if has_effects else ()
+        rows.append(
+            (
+                (Span(str(finding.number), link=f"finding-{finding.number}"),),
+                clip(finding.op, MAX_CELL),
+                *figures,
+                float_text(worst.max_abs) if worst is not None else "-",
+                _figure(worst.excess_actual) if worst is not None else "-",
+                clip(finding.explanation or str(finding.cause or ""), MAX_CELL),
+                clip(advice[0], MAX_CELL) if advice else "",
+            )
+        )
+    effect = (Column("error rises by", "number"), Column("error reached", "number")) if has_effects else ()
+    columns = (
+        Column("nr", "number"), Column("operator", "name"), *effect, Column("isolated error", "number"),
+        Column("excess", "number"), Column("why"), Column("in the model"),
+    )  # fmt: skip
+    return Table(columns, tuple(rows), noun="findings", limits=Limits(html=10, opened=1000))
+
+
+def _figure(value: float) -> str:
+    return "-" if value < 0 else float_text(value)
+
+
+def _size(value: float) -> float:
+    return math.inf if math.isnan(value) else value
