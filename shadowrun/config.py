@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shadowrun.errors import UsageError
-from shadowrun.settings import KnownLine, ToleranceRule, fits_operator, fits_platform, read_settings, tolerance_rules
+from shadowrun.settings import (
+    FAIL_ON,
+    KINDS,
+    NEW,
+    KnownLine,
+    ToleranceRule,
+    fits_operator,
+    fits_platform,
+    read_settings,
+    tolerance_rules,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,6 +61,7 @@ class Options(TypedDict, total=False):
     asynchronous: bool | None
     compiled: bool
     capture: bool | int | None
+    fail_fast: bool | Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,8 @@ class Config:
         capture: Bytes of inputs of failing calls to keep in a folder next to the data file for `Run.repro`: those of
             the first and of the worst call of each finding, each at most a quarter. True is 64 MiB, False is none;
             None is 64 MiB if there is a `file`.
+        fail_fast: Kinds of findings at the first of which the program is ended, at its next operator call, as by
+            `sys.exit`; True for those that fail a run by default. ``"new"`` is one that `Run.baseline` does not have.
     """
 
     on_unsupported: str = "fallback"
@@ -118,6 +131,7 @@ class Config:
     asynchronous: bool | None = None
     compiled: bool = False
     capture: bool | int | None = None
+    fail_fast: tuple[str, ...] = ()
 
     @property
     def captured_bytes(self) -> int:
@@ -149,6 +163,7 @@ class Config:
         for name in ("modules", "ops"):
             if options.get(name) is not None:
                 options[name] = _patterns(name, options[name])
+        options["fail_fast"] = _kinds(options.get("fail_fast", ()))
         if options.get("file") is not None:
             options["file"] = Path(options["file"])
         config = cls(**options)
@@ -238,7 +253,7 @@ class Config:
             value = getattr(self, f.name)
             if f.name == "known":  # reports apply the ledger of the day on which the file is read, not that of the run
                 continue
-            if f.name in ("tolerance", "settings"):
+            if f.name in ("tolerance", "settings", "fail_fast"):
                 value = [v.name if isinstance(v, Path) else str(v) for v in value] or None
             elif isinstance(value, frozenset):
                 value = sorted(value)
@@ -259,6 +274,17 @@ def _resolve_settings(options: dict[str, Any]) -> None:
     options["tolerance"] = (*found.tolerance, *tolerance_rules(tolerance, "compare()"))
     options["known"] = ledger.known
     options["settings"] = found.files
+
+
+def _kinds(value: bool | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return FAIL_ON if value else ()
+    kinds = (value,) if isinstance(value, str) else tuple(value)
+    known = (*KINDS, NEW)
+    for kind in kinds:
+        if kind not in known:
+            raise UsageError(f"fail_fast={kind!r}: use True, or some of {', '.join(known)}.", slug="bad-option")
+    return kinds
 
 
 def _steps(value: int | Iterable[int]) -> frozenset[int]:

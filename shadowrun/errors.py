@@ -22,6 +22,7 @@ __all__ = [
     "PlatformError",
     "ShadowrunError",
     "ShadowrunWarning",
+    "StoppedAtFinding",
     "UsageError",
     "brief",
 ]
@@ -68,6 +69,10 @@ class NestingError(UsageError):
 
 class DataFileError(ShadowrunError):
     """A data file that cannot be read or written."""
+
+
+class StoppedAtFinding(SystemExit):
+    """Raised into the program with ``fail_fast``, at its next operator call after the first finding that fails."""
 
 
 class ShadowrunWarning(UserWarning):

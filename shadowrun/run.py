@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun import analysis
 from shadowrun.analysis import (
+    Baseline,
     CallGroups,
     Charts,
     Coverage,
@@ -24,6 +25,7 @@ from shadowrun.analysis import (
     OperatorSummary,
     Place,
     Regions,
+    SinceBaseline,
     SourceText,
     Step,
 )
@@ -59,7 +61,8 @@ class Run:
         known: Lines of the ledger of known issues.
 
     Attributes:
-        fail_on: Kinds of findings that fail the run, in its reports too.
+        fail_on: Kinds of findings that fail the run, in its reports too. ``new`` and ``worse`` are those of `baseline`.
+        baseline: Findings of an earlier run (`as_baseline`), with which those of this one are compared; None for none.
 
     Example:
         >>> run = shadowrun.load("run.shadowrun")  # doctest: +SKIP
@@ -71,6 +74,7 @@ class Run:
         self._data = data
         self._known = tuple(known)
         self.fail_on: Collection[str] = FAIL_ON
+        self.baseline: Baseline | None = None
         # Reading the calls takes most of the time of a report: kept until the file changes.
         self._table: tuple[tuple[int, int], CallGroups] | None = None
         self._found: tuple[CallGroups, list[Finding]] | None = None
@@ -200,8 +204,29 @@ class Run:
         # A note is all that marks it: a salvaged copy has the schema of any data file.
         salvaged = any(note.startswith(SALVAGED) for note in info.notes)
         return analysis.evaluate_gate(
-            new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected, salvaged=salvaged
+            *(new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected),
+            salvaged=salvaged,
+            since=self.since_baseline(),
         )
+
+    def as_baseline(self, name: str = "") -> Baseline:
+        """The findings as they are now, for `baseline` of a later run; the data file is not needed any more.
+
+        Args:
+            name: What reports call it; the name of the data file by default.
+        """
+        path, info = self._data.path, self._data.info
+        named = name or (path.name if path is not None else "the baseline")
+        return Baseline(named, f"{info.target} against {info.ref}", self._signatures())
+
+    def since_baseline(self) -> SinceBaseline | None:
+        """What became of the findings of `baseline`; None without one."""
+        before, info = self.baseline, self._data.info
+        if before is None:
+            return None
+        platforms = f"{info.target} against {info.ref}"
+        other = before.platforms if before.platforms != platforms else ""
+        return SinceBaseline(before.name, other, analysis.changes(before.findings, self._signatures()))
 
     def changes_since(self, before: Run) -> tuple[FindingChange, ...]:
         """Findings that are new, gone, worse or the same since another run, by operator, module, phase and cause."""

@@ -27,6 +27,9 @@ __all__ = [
     "DATA_FILE",
     "FAIL_ON",
     "KINDS",
+    "LEDGER",
+    "NEW",
+    "WORSE",
     "KnownLine",
     "Settings",
     "ToleranceRule",
@@ -46,8 +49,12 @@ KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 FAIL_ON = ("unsupported", "error", "mismatch")
 """Kinds that fail a run by default."""
 
+NEW, WORSE = "new", "worse"
+"""In the place of kinds: findings that a baseline does not have, or has in a lesser degree."""
+
 _MAX_PATTERN = 1000
-_PYPROJECT, _OWN = "pyproject.toml", "shadowrun.toml"
+LEDGER = "shadowrun.toml"
+_PYPROJECT, _OWN = "pyproject.toml", LEDGER
 _SETTINGS = re.compile(r"\[[^\[\]*?]+=[^\[\]*?]*\]\Z")
 """Settings in a platform's name: ``[threads=1]`` is no set of characters."""
 _SHORT = {

@@ -2,7 +2,16 @@
 
 from shadowrun.analysis.advice import for_authors
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
-from shadowrun.analysis.changes import Change, FindingChange, FindingInRun, Signature, changes, signatures
+from shadowrun.analysis.changes import (
+    Baseline,
+    Change,
+    FindingChange,
+    FindingInRun,
+    Signature,
+    SinceBaseline,
+    changes,
+    signatures,
+)
 from shadowrun.analysis.charts import Charts, read_charts
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
@@ -24,6 +33,7 @@ from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuse
 
 __all__ = [
     "KINDS",
+    "Baseline",
     "CallGroups",
     "Change",
     "Charts",
@@ -45,6 +55,7 @@ __all__ = [
     "RegionSummary",
     "Regions",
     "Signature",
+    "SinceBaseline",
     "Skipped",
     "SourceFile",
     "SourceLine",

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from shadowrun.analysis.findings import Finding
     from shadowrun.analysis.known_issues import KnownIssues
 
-__all__ = ["Change", "FindingChange", "FindingInRun", "Signature", "changes", "signatures"]
+__all__ = [
+    "Baseline",
+    "Change",
+    "FindingChange",
+    "FindingInRun",
+    "Signature",
+    "SinceBaseline",
+    "changes",
+    "signatures",
+]
 
 WORSE: Final = 2.0
 """A finding is worse if its error or its share of the operator's calls is more than so many times as large."""
@@ -97,6 +106,54 @@ class FindingChange:
     def is_known(self) -> bool:
         """Whether the ledger excuses it where it is new or worse."""
         return self.after is not None and bool(self.after.known)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Findings of an earlier run, to tell which of a later one are new.
+
+    Attributes:
+        name: Of its data file.
+        platforms: ``npu against cpu``.
+        findings: By signature.
+    """
+
+    name: str
+    platforms: str
+    findings: Mapping[Signature, FindingInRun]
+
+
+@dataclass(frozen=True, slots=True)
+class SinceBaseline:
+    """What became of the findings of a baseline.
+
+    Attributes:
+        name: Of the baseline.
+        platforms: Of the baseline, if they are others than those of the run; empty if they are the same.
+        changes: All findings of both.
+    """
+
+    name: str
+    platforms: str
+    changes: tuple[FindingChange, ...]
+
+    def failing(self, fail_on: Iterable[str]) -> list[FindingChange]:
+        """Findings that are new or worse, as far as `fail_on` names these; known issues fail nothing.
+
+        Not operators that are slow: times change from run to run.
+        """
+        wanted = {change for change in (Change.NEW, Change.WORSE) if change in fail_on}
+        return [c for c in self.changes if c.change in wanted and not c.is_known and c.signature.kind != "slow"]
+
+    def by_finding(self) -> dict[tuple[str, str, str, bool], Change]:
+        """The worst change of all modules by kind, operator, cause and whether it is known: what findings differ by."""
+        order, found = list(Change), dict[tuple[str, str, str, bool], Change]()
+        for c in self.changes:
+            if c.after is not None:
+                s = c.signature
+                key = s.kind, s.op, s.cause, c.is_known
+                found[key] = min(found.get(key, c.change), c.change, key=order.index)
+        return found
 
 
 def signatures(

@@ -14,10 +14,13 @@ from shadowrun.types import Status
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from shadowrun.analysis.changes import SinceBaseline
+
 __all__ = ["Gate", "ended_by_exception", "evaluate_gate"]
 
 # The user ended the program, or it ended itself: what was compared until then counts.
-_NO_FAILURE = ("KeyboardInterrupt", "SystemExit")
+_STOPPED = "StoppedAtFinding"
+_NO_FAILURE = ("KeyboardInterrupt", "SystemExit", _STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ def evaluate_gate(
     unselected: str = "",
     *,
     salvaged: bool = False,
+    since: SinceBaseline | None = None,
 ) -> Gate:
     """Fail a run with findings of the kinds in `fail_on`, without compared calls, or ended by an exception.
 
@@ -65,17 +69,22 @@ def evaluate_gate(
         unselected: Why nothing was selected.
         salvaged: Only part of a damaged data file could be read: the run fails, since the missing part may have
             failed.
+        since: What became of the findings of a baseline: `fail_on` may name ``new`` and ``worse``.
     """
     kinds = Counter(finding.kind for finding in findings)
     named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
     failing = [text for kind, text in named.items() if kind in fail_on]
     passing = [text for kind, text in named.items() if kind not in fail_on]
+    if since is not None:
+        changed = Counter(change.change for change in since.failing(fail_on))
+        failing += [f"{plural(n, 'finding')} {change} since {since.name}" for change, n in sorted(changed.items())]
     excused = Counter(finding.kind for finding in known)
     passing += [_count(excused[kind], f"known {kind}") for kind in KINDS if excused[kind]]
     also = f" ({', '.join(passing)} not counted)" if passing else ""
     also += f"; {regions}" if regions else ""
     n_compared = counts[Status.MATCH] + counts[Status.MISMATCH]
     ended = f"the program ended with {raised}" if raised else ""
+    ended = "stopped at the first of these" if raised == _STOPPED else ended
     # First of all reasons: a finding is what has to be fixed, whatever else happened.
     if failing:
         return Gate(False, f"FAILED: {'; '.join(filter(None, [ended, ', '.join(failing)]))}{also}", frozenset(fail_on))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import fnmatch
 import sys
 from pathlib import Path
@@ -279,17 +278,10 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
         "--ledger", metavar="FILE", help=f"ledger to write to (default: the nearest {_LEDGER}, or one here)"
     )
     parser.add_argument("--reason", metavar="TEXT", help="the reason of each line (default: the root cause)")
-    parser.add_argument("--expires", type=_day, metavar="DATE", help="the last day of the lines, such as 2027-01-31")
+    parser.add_argument(
+        "--expires", type=options.day, metavar="DATE", help="the last day of the lines, such as 2027-01-31"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the lines, and write nothing")
-
-
-def _day(text: str) -> dt.date:
-    import argparse
-
-    try:
-        return dt.date.fromisoformat(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2027-01-31") from error
 
 
 def _known(args: argparse.Namespace) -> int:
@@ -297,12 +289,13 @@ def _known(args: argparse.Namespace) -> int:
 
     from shadowrun.settings import read_settings
     from shadowrun.studies.campaign.folder import Folder
-    from shadowrun.studies.campaign.ledger import add_lines, new_lines
+    from shadowrun.studies.campaign.ledger import new_lines
     from shadowrun.studies.campaign.summary import causes_of
+    from shadowrun.studies.ledger_file import add_lines, nearest_ledger
 
     folder = Folder.open(Path(args.folder))
     store = opened_store(folder)
-    path = Path(args.ledger) if args.ledger else _nearest_ledger()
+    path = Path(args.ledger) if args.ledger else nearest_ledger()
     # Where no file is named, a line of pyproject.toml counts as well: the report reads both.
     lines = read_settings(args.ledger and path).known if path.exists() or not args.ledger else ()
     chosen = chosen_causes(causes_of(store), args.causes)
@@ -324,12 +317,6 @@ def _known(args: argparse.Namespace) -> int:
         else f"{path}: nothing to add"
     )
     return 0
-
-
-def _nearest_ledger() -> Path:
-    here = Path.cwd()
-    found = (folder / _LEDGER for folder in (here, *here.parents))
-    return next((path for path in found if path.is_file()), Path(_LEDGER))
 
 
 ACTIONS: Final = {

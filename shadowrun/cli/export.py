@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file and the output."""
     options.add_data_argument(parser)
     options.add_known_arguments(parser)
+    options.add_baseline_argument(parser)
     options.add_output_arguments(parser, findings=True)
 
 
@@ -35,5 +36,6 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.report.run_report import run_document
 
     recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    recorded.baseline = options.baseline(args)
     options.print_report(run_document(recorded), args)
     return 0

@@ -36,6 +36,7 @@ __all__ = ["COMMANDS", "build_parser", "main"]
 COMMANDS = (
     *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "replay", "classes"),
     *(
+        "known",
         "coverage",
         "static",
         "sweep",
@@ -52,7 +53,7 @@ COMMANDS = (
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
 
-READ = ("report", "export", "combine", "diff", "classes", "coverage", "static", "support")
+READ = ("report", "export", "combine", "diff", "classes", "known", "coverage", "static", "support")
 """Commands that only read files, in a process of their own with bounds on memory and time."""
 
 RUN_CALLS = ("explain", "repro", "slowdown", "replay")

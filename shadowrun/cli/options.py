@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime as dt
 import os
 import tempfile
 from pathlib import Path
@@ -18,11 +19,13 @@ from shadowrun.settings import DATA_FILE
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from shadowrun.analysis import Baseline
     from shadowrun.report.document import Document
 
 __all__ = [
     "DATA_FILE",
     "FORMATS",
+    "add_baseline_argument",
     "add_compare_arguments",
     "add_data_argument",
     "add_import_argument",
@@ -33,10 +36,12 @@ __all__ = [
     "add_program_arguments",
     "add_selection_arguments",
     "add_simulation_arguments",
+    "baseline",
     "byte_count",
     "check_outputs",
     "compare_options",
     "count",
+    "day",
     "enable_simulation",
     "is_simulated",
     "kept_folder",
@@ -132,6 +137,22 @@ def add_known_arguments(parser: argparse._ActionsContainer) -> None:
         "or above)",
     )
     either.add_argument("--no-known", action="store_true", help="read no ledger: known issues fail the run too")
+
+
+def add_baseline_argument(parser: argparse._ActionsContainer) -> None:
+    """A run to compare with."""
+    parser.add_argument(
+        "--baseline",
+        metavar="DATA",
+        help="data file of an earlier run: the report says which findings are new since then (--fail-on new)",
+    )
+
+
+def baseline(args: argparse.Namespace) -> Baseline | None:
+    """The findings of ``--baseline``; read at once, since the run may replace the file."""
+    import shadowrun
+
+    return None if args.baseline is None else shadowrun.load(args.baseline, known=known_ledger(args)).as_baseline()
 
 
 def known_ledger(args: argparse.Namespace) -> str | bool | None:
@@ -241,6 +262,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     settings.add_argument("--no-settings", action="store_true", help="read no settings file")
     add_known_arguments(group)
+    add_baseline_argument(group)
     group.add_argument("--drift", action="store_true", help="also record the accumulated error")
     group.add_argument(
         "--budget",
@@ -465,6 +487,18 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: use a whole number >= 1")
     return number
+
+
+def day(text: str) -> dt.date:
+    """Read a date, such as 2027-01-31.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2027-01-31") from error
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

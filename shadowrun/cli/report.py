@@ -5,6 +5,7 @@ Examples:
   shadowrun report nightly.shadowrun -o nightly.html -o nightly.json
   shadowrun report --salvage damaged.shadowrun   the readable part of a damaged file
   shadowrun report --no-known                    known issues count as findings
+  shadowrun report --baseline main.shadowrun     what is new since that run
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read what is left of a damaged file, and report what is missing",
     )
     options.add_known_arguments(parser)
+    options.add_baseline_argument(parser)
     options.add_output_arguments(parser, findings=True)
 
 
@@ -39,5 +41,6 @@ def run(args: argparse.Namespace) -> int:
 
     # `run_document`, not `Run.write`: -o may be given several times, and the file is read once.
     recorded = shadowrun.load(args.data, known=options.known_ledger(args), salvage=args.salvage)
+    recorded.baseline = options.baseline(args)
     options.print_report(run_document(recorded), args)
     return 0

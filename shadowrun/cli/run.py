@@ -10,6 +10,7 @@ Examples:
   shadowrun run --target npu --flaws maximum-drops-nan train.py     (no NPU needed: it is simulated)
   shadowrun run --target npu --fail-on unsupported train.py           (a gate for continuous integration)
   shadowrun run --target npu --known vendor.toml train.py    (known issues fail nothing)
+  shadowrun run --target npu --baseline main.shadowrun --fail-on new train.py    (only what a change broke)
 
 Exit status:
   the exit status of the program; 1 if there are findings of a kind in --fail-on, or the program raised; 2 wrong usage;
@@ -23,10 +24,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
-from shadowrun.errors import PlatformError
+from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
-from shadowrun.report.sanitize import forgiving, sanitize
-from shadowrun.settings import FAIL_ON, KINDS
+from shadowrun.report.sanitize import MAX_NAME, clip, forgiving, sanitize
+from shadowrun.settings import FAIL_ON, KINDS, NEW, WORSE
 
 if TYPE_CHECKING:
     import argparse
@@ -44,10 +45,14 @@ def add_gate_argument(parser: argparse.ArgumentParser) -> None:
     """The gate: which kinds of findings fail the run."""
     parser.add_argument(
         "--fail-on",
-        type=options.kinds_among(KINDS),
+        type=options.kinds_among((*KINDS, NEW, WORSE)),
         default=",".join(FAIL_ON),
         metavar="KINDS",
-        help=f"findings that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",
+        help=f"findings that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s); {NEW} and "
+        f"{WORSE}: since --baseline",
+    )
+    parser.add_argument(
+        "--fail-fast", action="store_true", help="end the program at the first finding that --fail-on names"
     )
 
 
@@ -62,9 +67,11 @@ def passes(run: Run, fail_on: list[str]) -> bool:
         return False
     # On standard error: standard output may be a report that another program reads.
     print(f"shadowrun: {gate.line}", file=sys.stderr)
-    findings = sanitize(run.findings())
+    found = [(finding.kind, finding.op) for finding in run.findings()]
+    if (since := run.since_baseline()) is not None:
+        found += [(str(c.change), f"{c.signature.op} ({c.signature.kind})") for c in since.failing(fail_on)]
     for kind in fail_on:
-        ops = list(dict.fromkeys(finding.op for finding in findings if finding.kind == kind))
+        ops = list(dict.fromkeys(clip(op, MAX_NAME) for of, op in found if of == kind))
         if ops:
             more = f" and {len(ops) - _SHOWN} more" if len(ops) > _SHOWN else ""
             print(f"shadowrun:   {kind}: {', '.join(ops[:_SHOWN])}{more}", file=sys.stderr)
@@ -94,6 +101,11 @@ def run(args: argparse.Namespace) -> int:
     simulated = options.is_simulated(args)
     target = args.target or "sim"
     options.check_outputs(args.output)  # before the program runs, which may take hours
+    if args.baseline is None and {NEW, WORSE} & set(args.fail_on):
+        raise UsageError(
+            f"--fail-on {','.join(args.fail_on)} compares with an earlier run: name its data file by --baseline.",
+            slug="bad-option",
+        )
 
     from shadowrun.cli.deferred import DeferredComparison
     from shadowrun.cli.program import Program
@@ -106,9 +118,15 @@ def run(args: argparse.Namespace) -> int:
 
     import shadowrun
 
+    before = options.baseline(args)
+
     # A function: the comparison may have to wait until the program registers its device.
     def make() -> Comparison:
-        return shadowrun.compare(target, args.ref, **options.compare_options(args))
+        fail_fast = [kind for kind in args.fail_on if kind != WORSE] if args.fail_fast else ()
+        made = shadowrun.compare(target, args.ref, fail_fast=fail_fast, **options.compare_options(args))
+        # The report has the verdict of the same gate.
+        made.fail_on, made.baseline = args.fail_on, before
+        return made
 
     deferred = None
     with program.environment():  # the data file records the program's arguments
@@ -130,7 +148,6 @@ def run(args: argparse.Namespace) -> int:
 
     from shadowrun.report.run_report import run_document
 
-    comparison.fail_on = args.fail_on  # the report has the verdict of the same gate
     with forgiving():
         options.print_report(run_document(comparison), args, always=True)
         passed = passes(comparison, args.fail_on)

@@ -10,27 +10,30 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from shadowrun.analysis import KnownIssues, Signature
 from shadowrun.comparison.output import Output, run_info
 from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
-from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.errors import ShadowrunWarning, StoppedAtFinding, UsageError
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.call_sites import site_of
 from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.recording.capturing import Capturing
+from shadowrun.recording.fail_fast import FailFastRecorder
 from shadowrun.recording.recorder import Recorder
 from shadowrun.replay.replayer import Replayer, choose_async
 from shadowrun.run import Run
 from shadowrun.schedule.budget import Budget
 from shadowrun.schedule.selection import Selection, check_operators
+from shadowrun.settings import KINDS, NEW
 from shadowrun.torch_versions import warn_of_untested
 from shadowrun.types import Permissions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from typing_extensions import Unpack
@@ -71,6 +74,7 @@ class Comparison(RunHandle, Run):
         self._mode: ShadowMode | None = None
         self._marks_steps = False
         self._raised = ""
+        self._after_steps: list[Callable[[Comparison], object]] = []
 
     def _allowed_by_process(self) -> Permissions:
         # An appended file has records of earlier runs, perhaps of another person: they may not name modules.
@@ -115,10 +119,42 @@ class Comparison(RunHandle, Run):
 
     def stop(self) -> Self:
         """End the comparison, and write its records. Does nothing if it is not running."""
+        self._end_block()
+        for platform in (self._target, self._ref):
+            platform.stop()  # also after `pause`, which lets worker processes wait
+        return self
+
+    def pause(self) -> None:
+        """Compare nothing until `start`, such as during an evaluation: as `stop`, but worker processes wait."""
+        self._end_block(keep_workers=True)
+
+    @property
+    def running(self) -> bool:
+        """Whether operator calls are compared now."""
+        return self._mode is not None
+
+    @property
+    def step_number(self) -> int:
+        """Number of the current step: that of the records that come now."""
+        return self._recorder.step
+
+    def after_step(self, function: Callable[[Comparison], object]) -> None:
+        """Have a function called with this comparison at the end of each step, and after each `stop` or `pause`.
+
+        Its exceptions are ignored.
+        """
+        self._after_steps.append(function)
+
+    def _call_after_step(self) -> None:
+        for function in self._after_steps:
+            with contextlib.suppress(Exception):
+                function(self)
+
+    def _end_block(self, *, keep_workers: bool = False) -> None:
         began_ns = time.perf_counter_ns()
         mode, self._mode = self._mode, None
         if mode is None:
-            return self
+            return
         self._threads.find_untracked()
         # The mode leaves the stack first: the calls below must not be intercepted.
         try:
@@ -126,14 +162,19 @@ class Comparison(RunHandle, Run):
         finally:
             with self._replayer.between_calls():
                 self._judge_postponed()
-                self._release()
+                self._release(keep_workers=keep_workers)
             self._steps.finish()
             self._finish()
+            self._call_after_step()
             if self._budget is not None:
                 self._budget.spend_on_step(began_ns, time.perf_counter_ns())
-        return self
 
     def _end_step(self) -> None:
+        self._end_this_step()
+        if self._after_steps:
+            self._call_after_step()
+
+    def _end_this_step(self) -> None:
         steps = self._steps
         # Fast paths for unwatched steps: in a short step, each microsecond counts against the budget.
         if steps.end_and_record_later():
@@ -166,9 +207,15 @@ class Comparison(RunHandle, Run):
         """Make the parts that depend on the data file."""
         config, data = self._config, self._output.data
         capturing = Capturing(data, config.captured_bytes) if config.captured_bytes else None
-        self._recorder = Recorder(data, self._attribution, capturing)
+        self._recorder = (
+            FailFastRecorder(data, self._attribution, capturing, self._fails)
+            if config.fail_fast
+            else Recorder(data, self._attribution, capturing)
+        )
         self._budget = None if config.budget is None else Budget(config.budget, dispatch_overhead_ns())
         self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, self._budget)
+        if isinstance(self._recorder, FailFastRecorder):
+            self._recorder.end_program = self._replayer.end_program
         self._threads = Threads(self._replayer, self._attribution)
         self._regions = self._compiled_regions() if config.compiled else None
         self._steps = Steps(self._recorder, self._replayer, self._selection, self._budget)
@@ -178,6 +225,14 @@ class Comparison(RunHandle, Run):
         """Make them again if the data file has changed."""
         if self._data is not self._output.data:
             self._assemble()
+
+    def _fails(self, kind: str, op: str, module: str, phase: str, cause: str) -> bool:
+        """Whether a call is a finding that ends the program: see `Config.fail_fast`."""
+        wanted, before = self._config.fail_fast, self.baseline
+        is_new = before is not None and Signature(kind, op, module, phase, cause) not in before.findings
+        if kind not in wanted and not (NEW in wanted and is_new and kind in KINDS):
+            return False
+        return KnownIssues(self._config.known, str(self._target)).excuse(kind, op, (module,)) is None
 
     def _compiled_regions(self) -> Regions:
         from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s
@@ -217,7 +272,7 @@ class Comparison(RunHandle, Run):
         if self._budget is not None and self._mode is not None:
             self._budget.spend_on_step(began_ns, time.perf_counter_ns())
 
-    def _release(self) -> None:
+    def _release(self, *, keep_workers: bool = False) -> None:
         if self._regions is not None:
             self._regions.stop()
         self._threads.stop()
@@ -225,8 +280,9 @@ class Comparison(RunHandle, Run):
         self._attribution.stop()
         self._steps.release()
         # After the replayer, whose last jobs run on them.
-        self._target.stop()
-        self._ref.stop()
+        if not keep_workers:
+            self._target.stop()
+            self._ref.stop()
         end(self)
 
     @contextlib.contextmanager
@@ -269,6 +325,8 @@ class Comparison(RunHandle, Run):
 
 def _describe(error: BaseException) -> str:
     """An exception in one line, with the innermost line of user code; empty for a normal exit."""
+    if isinstance(error, StoppedAtFinding):  # the findings say why
+        return type(error).__name__
     if isinstance(error, (GeneratorExit, SystemExit)) and (isinstance(error, GeneratorExit) or not error.code):
         return ""
     try:
@@ -289,7 +347,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
         ref: Trusted platform.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
             atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
-            call_limit_s, budget, asynchronous, compiled, capture.
+            call_limit_s, budget, asynchronous, compiled, capture, fail_fast.
 
     Returns:
         A context manager that is also a decorator and an object with start() and stop(). The user's

@@ -7,7 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.intercept import torch_operators
+from shadowrun.errors import StoppedAtFinding
+from shadowrun.intercept import torch_operators, torchapi
 from shadowrun.intercept.attribution import NOWHERE
 from shadowrun.intercept.dispatch import ShadowMode, plan_of
 from shadowrun.intercept.patches import GraphCaptures, SubclassConstructor
@@ -234,6 +235,8 @@ class Replayer:
         self._constructor = SubclassConstructor()
         self._graph_captures = GraphCaptures(target.device.type, self._before_capture)
         self.plans: dict[int, OpPlan] = {}
+        self._ending = ""
+        self._program_thread = 0
         self._own_ns = 0
         self._make_locks()
 
@@ -248,6 +251,7 @@ class Replayer:
 
     def start(self) -> None:
         """Filter warnings, detect fallbacks, and begin new drift chains."""
+        self._ending, self._program_thread = "", threading.get_ident()
         self._warnings.start()  # first: the detector must get warnings of replays, which this filter drops
         self._context.target.fallback_detector.start()
         self._constructor.start()
@@ -298,6 +302,20 @@ class Replayer:
         with self.between_calls():
             # Page-locked memory must not be freed during a capture: torch's allocator would query an event.
             self._paths.free_copies()
+
+    def end_program(self, why: str) -> None:
+        """End the program at its next operator call: raise `StoppedAtFinding` there, and compare nothing any more.
+
+        Not at the call in hand, which may be compared on another thread, or be in C.
+        """
+        self._ending = why
+        self._handler.stop()
+
+    def _end_here(self) -> None:
+        # Once: what the program does on its way out, such as saving its state, must work.
+        if self._program_thread and (threading.get_ident() == self._program_thread or torchapi.autograd_node()):
+            self._program_thread = 0
+            raise StoppedAtFinding(f"shadowrun: {self._ending}")
 
     def charge_passed(self) -> None:
         """Count the time of calls that were passed on, before the budget is asked about a step."""
@@ -401,6 +419,9 @@ class Replayer:
 
     def observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for the user, then elsewhere, and record the verdict."""
+        if self._ending:
+            self._end_here()
+            return own_call(plan.run, args, kwargs)
         if not self._replays:
             self._record_only(plan, args, kwargs)
             return own_call(plan.run, args, kwargs)

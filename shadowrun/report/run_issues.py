@@ -9,9 +9,9 @@ from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
-    from shadowrun.analysis import Finding, OperatorSummary
+    from shadowrun.analysis import Finding, OperatorSummary, SinceBaseline
     from shadowrun.types import RunInfo
 
 __all__ = ["run_issues"]
@@ -19,10 +19,11 @@ __all__ = ["run_issues"]
 
 def run_issues(
     info: RunInfo,
-    findings: Iterable[Finding],
-    known: Iterable[Finding],
+    findings: Sequence[Finding],
+    known: Sequence[Finding],
     operators: Sequence[OperatorSummary],
     fail_on: Collection[str],
+    since: SinceBaseline | None = None,
 ) -> Issues:
     """All findings, known issues included, and the operators without one.
 
@@ -31,16 +32,23 @@ def run_issues(
         findings: New findings.
         known: Findings that the ledger excuses.
         operators: All operators.
-        fail_on: Kinds that fail the run.
+        fail_on: Kinds that fail the run; ``new`` and ``worse`` are those since the baseline.
+        since: What became of the findings of a baseline.
     """
-    rows = [_issue(f, info.target, "error" if f.kind in fail_on else "warning") for f in findings]
-    rows += [_issue(f, info.target, "note") for f in known]
+    changes = since.by_finding() if since is not None else {}
+    change = {
+        f.number: str(changes.get((f.kind, f.op, str(f.cause or ""), f.known is not None), ""))
+        for f in (*findings, *known)
+    }
+    failing = {f.number for f in findings if {f.kind, change[f.number]} & set(fail_on)}
+    rows = [_issue(f, info.target, "error" if f.number in failing else "warning", change[f.number]) for f in findings]
+    rows += [_issue(f, info.target, "note", change[f.number]) for f in known]
     named = {issue.name for issue in rows}
     passed = tuple(o.op for o in operators if o.n_match and o.op not in named)
     return Issues(info.target, tuple(rows), passed, info.argv[0] if info.argv else "")
 
 
-def _issue(finding: Finding, target: str, level: str) -> Issue:
+def _issue(finding: Finding, target: str, level: str, change: str) -> Issue:
     why = describe_cause(finding.cause, finding.explanation, finding.evidence, finding.confidence)
     message = clip(f"{finding.op} on {target}: {finding.kind}{f', {why}' if why else ''}")
     facts = finding_facts(finding)
@@ -60,4 +68,5 @@ def _issue(finding: Finding, target: str, level: str) -> Issue:
         lines=tuple((fact.label, fact.text) for fact in facts if fact.label != "why"),
         sites=finding.sites,
         known=reason,
+        change=change,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shadowrun.analysis.findings import without_numbers
 from shadowrun.analysis.wording import plural
+from shadowrun.report.baseline import baseline_section
 from shadowrun.report.descriptions import (
     describe_cause,
     duration,
@@ -158,13 +159,16 @@ class Source(Protocol):
     def gate(self) -> analysis.Gate:
         """As in `Run`."""
 
+    def since_baseline(self) -> analysis.SinceBaseline | None:
+        """As in `Run`."""
+
 
 def run_document(run: Source) -> Document:
     """The report on a run."""
     info, coverage, findings, known = run.info, run.coverage(), run.findings(), run.known()
     gate, regions, first, operators = run.gate(), run.regions(), run.first_divergence(), run.summary()
     drift, steps, sources, counts = run.drift(), run.steps(), run.sources(), run.counts()
-    notes, internal_failures = run.notes(), run.internal_failures()
+    notes, internal_failures, since = run.notes(), run.internal_failures(), run.since_baseline()
     # Keys of the JSON are a contract: names in the code may change, these may not.
     data = {
         "format": FORMAT,
@@ -186,10 +190,18 @@ def run_document(run: Source) -> Document:
         "steps": steps,
         "sources": sources,
     }
+    if since is not None:
+        names = ("kind", "op", "module", "phase", "cause")
+        rows = [
+            {"change": c.change, **dict(zip(names, c.signature, strict=True)), "known": c.is_known}
+            for c in since.changes
+        ]
+        data["since_baseline"] = {"name": since.name, "findings": rows}
     details = FindingDetails(run)
     n_own = sum(failure.n_calls for failure in internal_failures)
     sections = (
         _first_divergence(first, findings, sources),
+        baseline_section(since),
         _drift(drift),
         details.effects(findings),
         *_findings(findings, details),
@@ -218,7 +230,7 @@ def run_document(run: Source) -> Document:
         data,
         _records(operators),
         GateLine(gate.line, gate.passed),
-        run_issues(info, findings, known.findings, operators, gate.fail_on),
+        run_issues(info, findings, known.findings, operators, gate.fail_on, since),
     )
 
 

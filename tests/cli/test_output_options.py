@@ -21,6 +21,7 @@ NO_REPORT = {
     "combine": "writes a data file",
     "repro": "writes scripts",
     "record": "writes a recording",
+    "known": "shows and writes the ledger",
     "explain": "prints one row or one decision",
     "campaign": "has actions, see below",
 }

@@ -594,7 +594,7 @@ def test_no_call_is_taken_from_the_folder_of_scripts(tmp_path):
 
 
 def test_a_ledger_is_not_written_through_a_link(victim):
-    from shadowrun.studies.campaign.ledger import NewLine, add_lines
+    from shadowrun.studies.ledger_file import NewLine, add_lines
 
     Path(".shadowrun.part").symlink_to(victim.parent)
     (victim.parent / "shadowrun.toml").write_text(PRECIOUS)

@@ -27,7 +27,7 @@ from shadowrun.report.document import (
     Span,
     Table,
 )
-from shadowrun.studies.campaign.cause_report import cause_data, target_name
+from shadowrun.studies.campaign.cause_report import also, cause_data, target_name
 from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause, without_flaws
 from shadowrun.studies.campaign.issues import campaign_issues
 from shadowrun.studies.campaign.oracles import RULES
@@ -178,6 +178,8 @@ def _cause(number: int, cause: RootCause, summary: Summary, folder: str) -> Entr
         ),
         Fact("where", f"{where} (a flaw of the framework)" if cause.is_framework else where),
     ]
+    if cause.others:
+        facts.append(Fact("also as", also(cause)))
     if why := ", ".join(filter(None, (s.cause, *cause.explanations[:2]))):
         facts.append(Fact("why", why, "strong"))
     if f.message:

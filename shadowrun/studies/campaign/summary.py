@@ -45,7 +45,8 @@ DEFINITIONS: Final = {
     "discrepancy rate": "variants with a discrepancy / variants whose results were compared, by each oracle",
     "compile failure": "valid variants that torch.compile or the compiled code refuses / variants compiled",
     "compile difference": "variants whose compiled results no rounding explains / variants compiled",
-    "root cause": "findings with the same operator, class of dtype, verdict, cause and type of exception",
+    "root cause": "findings with the same operator, class of dtype, verdict, cause and type of exception; other forms "
+    "of the operator (in place, out=) and other dtypes are one with it where the judge explains them alike",
     "framework flaw": "a root cause that every platform shows, or that the reference shows against itself",
     "platform issue": "any other root cause",
 }
@@ -275,8 +276,8 @@ def summarise(
         jobs=max((s.jobs for s in sessions), default=1),
         is_simulated=simulated or bool(flaws),
         flaws=tuple(flaws),
-        new=None if before is None else frozenset(map(_text, causes)) - earlier,
-        gone=tuple(sorted(earlier - set(map(_text, causes)))),
+        new=None if before is None else frozenset(_text(c) for c in causes if not earlier & _texts(c)),
+        gone=tuple(sorted(earlier.difference(*map(_texts, causes)))),
         known=known_causes(causes, store.info.targets, ledger),
         scripts=scripts or {},
         sessions=sessions,
@@ -297,6 +298,10 @@ def causes_of(store: CampaignStore) -> list[RootCause]:
 
 def _text(cause: RootCause) -> str:
     return str(cause.signature)
+
+
+def _texts(cause: RootCause) -> set[str]:
+    return {_text(cause), *map(str, cause.others)}
 
 
 def _signatures(store: CampaignStore) -> set[str]:

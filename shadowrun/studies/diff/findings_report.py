@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.analysis import Change
-from shadowrun.report.document import Block, Column, Document, Limits, Note, Records, Section, Span, Table
+from shadowrun.report.baseline import change_counts, change_table
+from shadowrun.report.document import Block, Document, Note, Records, Section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.analysis import FindingChange, FindingInRun
+    from shadowrun.analysis import FindingChange
     from shadowrun.report.issues import Issues
     from shadowrun.types import RunInfo
 
@@ -18,9 +19,6 @@ __all__ = ["changes_document", "failures"]
 
 FORMAT: Final = 1
 """Version of the JSON's form."""
-
-_TONES: Final = {Change.NEW: "bad", Change.WORSE: "bad", Change.GONE: "good", Change.SAME: "dim"}
-_LIMITS: Final = Limits(40, 100, 1000)
 
 
 def changes_document(
@@ -44,27 +42,9 @@ def changes_document(
     blocks: list[Block] = []
     if platforms[0] != platforms[1]:
         blocks.append(Note(f"the runs are of different platforms: {platforms[0]}, and {platforms[1]}", "warn"))
-    blocks.append(Note(tuple(Span(f"{n:,} {change}", _TONES[change] if n else "dim") for change, n in counts.items())))
-    rows = tuple(
-        (
-            (Span(str(c.change), _TONES[c.change]),),
-            c.signature.kind,
-            c.signature.op,
-            c.signature.module,
-            c.signature.phase,
-            c.signature.cause,
-            _calls(c.before),
-            _calls(c.after),
-            c.after.known if c.after else "",
-        )
-        for c in changes[:limit]
-    )
-    columns = (
-        *(Column("change"), Column("kind"), Column("operator", "name"), Column("module"), Column("phase", detail=1)),
-        *(Column("cause"), Column("before", "number"), Column("after", "number"), Column("known issue", detail=2)),
-    )
-    if rows:
-        table = Table(columns, rows, len(changes) - len(rows), "findings", _LIMITS)
+    blocks.append(change_counts(changes))
+    if changes:
+        table = change_table(changes, limit)
         blocks.append(Section("Findings", (table,), "Calls affected, of all calls of the operator there."))
     title = f"findings of {labels[1]} since {labels[0]}"
     data = {
@@ -98,10 +78,6 @@ def failures(changes: Sequence[FindingChange], kinds: frozenset[str]) -> list[st
         n = sum(c.change is change and not c.is_known for c in changes)
         found += [f"{n:,} findings are {change}"] if n and wanted else []
     return found
-
-
-def _calls(seen: FindingInRun | None) -> str:
-    return "" if seen is None else f"{seen.n_calls:,} of {seen.n_calls_of_op:,}"
 
 
 def _data(change: FindingChange) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""Show the ledger of known issues against a run, or write the findings of a run into it.
+
+Findings that the ledger lists, with a reason, fail no run. --init begins a ledger with all findings of a run: from then
+on, only what is new fails. --update adds the findings that no line covers; with --prune it also takes out lines that
+expired or whose operator no longer diverges. Comments and all other tables of the file stay.
+
+Examples:
+  shadowrun known                                            lines of the ledger, and findings that have none
+  shadowrun known --init --reason ticket-12
+  shadowrun known nightly.shadowrun --update --prune --expires 2027-03-31
+  shadowrun known --update --kinds fallback --dry-run
+
+Exit status:
+  0  done, or all findings have a line; 1  without --init and --update: a finding has no line; 2  wrong usage
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shadowrun.cli import options
+from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import clip, say
+from shadowrun.settings import KINDS, LEDGER
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shadowrun.analysis import Finding, LedgerUse
+    from shadowrun.run import Run
+    from shadowrun.studies.ledger_file import NewLine
+
+__all__ = ["add_arguments", "run"]
+
+_MODULE: Final = re.compile(r"[A-Za-z0-9_.<>]{1,300}")
+_PLATFORM: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
+"""What may enter a pattern: a data file may come from anyone, and ``*`` would excuse other findings as well."""
+_OUTDATED: Final = ("expired", "stale")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A data file, the ledger, and what to write."""
+    options.add_data_argument(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--init", action="store_true", help="make a ledger with a line for each finding of the run")
+    what.add_argument("--update", action="store_true", help="add a line for each finding that has none")
+    parser.add_argument("--prune", action="store_true", help="with --update: also delete expired and stale lines")
+    parser.add_argument(
+        "--ledger", metavar="FILE", help=f"ledger to write to (default: the nearest {LEDGER}, or one here)"
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="the reason of each line (default: the cause, and the date)")
+    parser.add_argument("--expires", type=options.day, metavar="DATE", help="the last day of the lines: 2027-01-31")
+    parser.add_argument(
+        "--kinds",
+        type=options.kinds_among(KINDS),
+        default=list(KINDS),
+        metavar="KINDS",
+        help=f"findings that get a line: {', '.join(KINDS)} (default: all)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the lines, and write nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show or write the ledger; returns the exit status."""
+    if args.prune and not args.update:
+        raise UsageError("--prune deletes lines of a ledger that is updated: give --update too.", slug="bad-option")
+    import shadowrun
+    from shadowrun.studies.ledger_file import nearest_ledger
+
+    path = Path(args.ledger) if args.ledger else nearest_ledger()
+    known = args.ledger if args.ledger and path.exists() else None if not args.ledger else False
+    recorded = shadowrun.load(args.data, known=known)
+    findings = [finding for finding in recorded.findings() if finding.kind in args.kinds]
+    if args.init or args.update:
+        return _write(path, recorded, findings, args)
+    return _show(recorded.known(), findings)
+
+
+def _show(known: LedgerUse, findings: list[Finding]) -> int:
+    for use in known.lines:
+        line = use.line
+        what = ", ".join(filter(None, (line.operator, line.kind, line.module if line.module != "*" else "")))
+        say(f"{line.origin}: {what} on {line.platform}: {use.state}, {use.n_diverging:,} calls ({line.reason})")
+    for finding in findings:
+        say(f"no line: {finding.op}, {finding.kind}, {finding.n_calls:,} calls")
+    if findings:
+        say(f"{len(findings)} findings have no line: `shadowrun known --update --reason WHY` adds them")
+    elif not known.lines:
+        say("no findings, and no ledger")
+    return int(bool(findings))
+
+
+def _write(path: Path, recorded: Run, findings: list[Finding], args: argparse.Namespace) -> int:
+    from shadowrun.studies.ledger_file import add_lines, drop_lines
+
+    uses = recorded.known().lines
+    if args.init and uses:
+        raise UsageError(
+            f"{str(path)!r}: a ledger with {len(uses)} lines applies here already: add to it by --update, or name "
+            "another by --ledger.",
+            slug="bad-option",
+        )
+    made, skipped = _new_lines(findings, recorded.info.target, args.reason)
+    # Only of this file: another, such as pyproject.toml, may have lines too.
+    outdated = [use for use in uses if use.state in _OUTDATED and use.line.origin.startswith(f"{path.name}:")]
+    for line in made:
+        where = f" in {line.module}" if line.module else ""
+        say(f"+ {line.operator} on {line.platform}{where}: {line.status} ({line.reason})")
+    for finding, why in skipped:
+        say(f"no line for {finding.op}, {finding.kind}: {why}")
+    for use in outdated if args.prune else ():
+        say(f"- {use.line.operator} on {use.line.platform}: {use.state} ({use.line.reason})")
+    n_dropped = len(outdated) if args.prune else 0
+    if not args.dry_run:
+        # Before lines are added: their numbers must be those that were read.
+        n_dropped = drop_lines(path, [use.line.origin for use in outdated]) if n_dropped else 0
+        if made:
+            add_lines(path, made, args.expires)
+    would = "would be " if args.dry_run else ""
+    say(f"{path}: {len(made)} lines {would}added, {n_dropped} {would}deleted")
+    return 0
+
+
+def _new_lines(
+    findings: list[Finding], target: str, reason: str | None
+) -> tuple[list[NewLine], list[tuple[Finding, str]]]:
+    from shadowrun.studies.ledger_file import PLAIN_NAME, NewLine
+
+    made: dict[tuple[str, str, str], NewLine] = {}
+    skipped = []
+    for finding in findings:
+        if not PLAIN_NAME.fullmatch(finding.op):
+            # A compiled region is named by its number in the run.
+            skipped.append((finding, "it is no operator"))
+        elif not _PLATFORM.fullmatch(target):
+            skipped.append((finding, "its platform has a name that no platform has"))
+        else:
+            module = _module_pattern(finding)
+            made.setdefault(
+                (finding.op, finding.kind, module),
+                NewLine(finding.op, target, finding.kind, reason or _reason(finding), module),
+            )
+    # A line for all modules makes those for single ones superfluous.
+    everywhere = Counter((line.operator, line.status) for line in made.values() if not line.module)
+    lines = [line for line in made.values() if not line.module or not everywhere[line.operator, line.status]]
+    return lines, skipped
+
+
+def _module_pattern(finding: Finding) -> str:
+    """``Net.layers.*.attn`` for all modules of a finding; empty if no pattern covers them and little else."""
+    # A slow operator is excused by the modules of all its calls, which a finding does not have.
+    if finding.kind == "slow" or finding.n_modules > len(finding.modules):
+        return ""
+    if not finding.modules or not all(map(_MODULE.fullmatch, finding.modules)):
+        return ""
+    # Numbers of layers: the next model has more of them.
+    patterns = {".".join("*" if part.isdecimal() else part for part in m.split(".")) for m in finding.modules}
+    return patterns.pop() if len(patterns) == 1 else ""
+
+
+def _reason(finding: Finding) -> str:
+    why = clip(", ".join(filter(None, (str(finding.cause or ""), finding.explanation))), 200)
+    return f"{why or finding.kind}; accepted on {dt.datetime.now().astimezone().date()}"
