@@ -104,8 +104,9 @@ int sr_is_row_buffer(PyObject *value);
 /* Add a row with the next number, which is returned, and the current step; -1 with an exception. */
 long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us);
 
-/* compare_handler.c, dispatch.c */
+/* compare_handler.c, finite_call.c, dispatch.c */
 int sr_add_compare_handler_type(PyObject *module);
+int sr_add_finite_handler_type(PyObject *module);
 int sr_add_method_type(PyObject *module);
 PyObject *sr_install_dispatch_slot(PyObject *module, PyObject *type);
 
