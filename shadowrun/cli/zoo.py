@@ -46,6 +46,7 @@ __all__ = ["add_arguments", "does", "run"]
 _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
     "modules": "torch's module database; WHAT: patterns of names such as 'nn.Conv*'",
+    "operators": "torch's operator database, with gradients; WHAT: patterns of names such as 'nn.functional.*'",
     "transformers": "models of the installed transformers; WHAT: patterns of architectures such as bert 'qwen*'",
     "torchvision": "models of the installed torchvision, without weights; WHAT: patterns of names such as 'resnet*'",
     "timm": "models of the installed timm, likewise",
@@ -132,10 +133,10 @@ def _collected(
     wanted: Callable[[str], bool],
     update: ProgressUpdate,
 ) -> Collected:
-    if source == "modules":
-        from shadowrun.studies.zoo.sources import modules
+    if source in ("modules", "operators"):
+        from shadowrun.studies.zoo.sources import modules, operators
 
-        return modules.collect(wanted, update)
+        return (modules if source == "modules" else operators).collect(wanted, update)
     if source == "transformers":
         from shadowrun.studies.zoo.sources import architectures
 

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.summary import Summary
 
-__all__ = ["cause_data", "cause_document", "target_name"]
+__all__ = ["also", "cause_data", "cause_document", "target_name"]
 
 FORMAT: Final = 1
+_MAX_OTHERS: Final = 6
 _WHAT: Final[dict[str, str]] = {
     Kind.MISMATCH: "returns wrong values",
     Kind.FORM: "returns another dtype, shape or layout",
@@ -63,6 +64,8 @@ def _blocks(number: int, cause: RootCause, summary: Summary, made: CauseFile | N
     facts = [Fact("operator", s.op or "the program as a whole"), Fact("verdict", s.kind)]
     if s.dtype or f.dtype:
         facts.append(Fact("dtype", f"{f.dtype or s.dtype}{f' ({s.dtype})' if f.dtype and s.dtype else ''}"))
+    if cause.others:
+        facts.append(Fact("also as", also(cause)))
     if s.cause:
         facts.append(Fact("cause", f"{s.cause} (published: {published_cause(s.cause)})"))
     if s.raised:
@@ -121,6 +124,7 @@ def cause_data(number: int, cause: RootCause, summary: Summary) -> dict[str, Any
         "cause": s.cause,
         "published_cause": published_cause(s.cause),
         "raised": s.raised,
+        "others": [str(other) for other in cause.others],
         "explanations": list(cause.explanations),
         "evidence": f.message,
         "targets": [target_name(summary, t) for t in cause.targets],
@@ -137,6 +141,12 @@ def cause_data(number: int, cause: RootCause, summary: Summary) -> dict[str, Any
         "minimised": made.recipe if made is not None else None,
         "notes": list(made.notes) if made is not None else [],
     }
+
+
+def also(cause: RootCause) -> str:
+    """The other forms of its operator: ``aten::mul_.Tensor float; aten::mul.Scalar complex``."""
+    shown = [f"{s.op} {s.dtype}".strip() for s in cause.others]
+    return "; ".join(shown[:_MAX_OTHERS]) + (f"; {len(shown) - _MAX_OTHERS} more" if len(shown) > _MAX_OTHERS else "")
 
 
 def target_name(summary: Summary, target: int) -> str:

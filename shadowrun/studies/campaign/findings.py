@@ -1,7 +1,8 @@
 """Root causes: the findings of all variants, grouped by signature, one for each fault.
 
 A campaign shows one fault in thousands of variants. The *signature* of a finding is its innermost operator, the class
-of its dtype, its verdict, its cause, and the type of its exception. Findings of one signature are one root cause.
+of its dtype, its verdict, its cause, and the type of its exception. Findings of one signature are one root cause, and
+so are those of other forms of the operator, or dtypes, that the judge explains alike.
 
 A root cause is a *framework flaw* where it does not depend on the platform: each platform of the campaign shows it, or
 the reference contradicts itself (a metamorphic pair), or float64 condemns the reference. Any other is a *platform
@@ -11,13 +12,14 @@ issue*.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shadowrun.studies.campaign.runner import VariantFinding
 
@@ -45,6 +47,8 @@ _RAISED: Final = (Kind.ERROR, Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE, Kind.MIS
 _IN_ANY_DTYPE: Final = (Kind.UNSUPPORTED, Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK)
 MISSING: Final = (*_IN_ANY_DTYPE, Kind.UNSUPPORTED_DTYPE)
 """What a platform lacks, whether it says so or computes it on the CPU."""
+_FIGURES: Final = re.compile(r"[0-9]+")
+_MAX_STORY: Final = 80
 _FLAWS: Final = re.compile(r" \([^)]*\)")
 _ORDER: Final = {kind: n for n, kind in enumerate(Kind)}
 
@@ -141,6 +145,7 @@ class RootCause:
         smallest: The finding in the variant with the fewest calls, the first of these.
         explanations: Explanations, the most frequent first.
         is_framework: Whether it is a flaw of the framework rather than of a platform.
+        others: Signatures of other forms of the operator, or dtypes, that show the same fault.
     """
 
     signature: Signature
@@ -150,6 +155,7 @@ class RootCause:
     smallest: Seen
     explanations: tuple[str, ...] = ()
     is_framework: bool = False
+    others: tuple[Signature, ...] = ()
 
     @property
     def is_missing(self) -> bool:
@@ -159,16 +165,19 @@ class RootCause:
 
 @dataclass(slots=True)
 class _Group:
+    key: Signature
     numbers: set[int] = field(default_factory=set)
     targets: set[int] = field(default_factory=set)
     smallest: Seen | None = None
-    explanations: dict[str, int] = field(default_factory=dict)
+    explanations: Counter[str] = field(default_factory=Counter)
+    stories: set[str] = field(default_factory=set)
+    """What other forms of the operator must have in common with it to be one fault."""
 
     def add(self, seen: Seen) -> None:
         self.numbers.add(seen.number)
         self.targets.add(seen.target)
-        text = seen.finding.explanation
-        self.explanations[text] = self.explanations.get(text, 0) + 1
+        self.explanations[seen.finding.explanation] += 1
+        self.stories.add(_story(seen.finding))
         # By number among equals: workers return findings in any order.
         if self.smallest is None or (seen.size, seen.number, seen.target) < (
             self.smallest.size,
@@ -181,26 +190,66 @@ class _Group:
 def root_causes(findings: Iterable[Seen], n_targets: int) -> list[RootCause]:
     """Group findings by signature: the worst verdicts first, then the most frequent; what is missing comes last.
 
+    Signatures that differ by the form of their operator (in place, ``out=``, another overload) or the dtype are one
+    root cause where an explanation is the same: a fault of ``mul`` shows in ``mul_`` and in complex numbers too.
+
     Args:
         findings: All findings of a campaign, in any order.
         n_targets: Number of its platforms; targets of higher numbers are compiled code.
     """
     groups: dict[Signature, _Group] = {}
     for seen in findings:
-        groups.setdefault(signature(seen.finding), _Group()).add(seen)
-    causes = [_root_cause(key, group, n_targets) for key, group in groups.items()]
+        key = signature(seen.finding)
+        groups.setdefault(key, _Group(key)).add(seen)
+    causes = [_root_cause(folded, n_targets) for folded in _folded(groups.values())]
     return sorted(
         causes, key=lambda c: (c.is_missing, _ORDER.get(Kind(c.signature.kind), 99), -c.n_variants, c.signature)
     )
 
 
-def _root_cause(key: Signature, group: _Group, n_targets: int) -> RootCause:
-    assert group.smallest is not None
-    targets: Sequence[int] = sorted(group.targets)
+def _folded(groups: Iterable[_Group]) -> Iterator[list[_Group]]:
+    """Groups of one fault: those of one operator and cause that share an explanation, also by way of a third."""
+    families: dict[Signature, list[list[_Group]]] = {}
+    for group in sorted(groups, key=lambda g: (min(g.numbers), g.key)):
+        faults = families.setdefault(replace(group.key, op=_base(group.key.op), dtype=""), [])
+        same = [f for f in faults if any(g.stories & group.stories for g in f)]
+        for fault in same:
+            faults.remove(fault)
+        faults.append([*(g for fault in same for g in fault), group])
+    for faults in families.values():
+        yield from faults
+
+
+def _story(finding: VariantFinding) -> str:
+    """How a finding is explained; the exception where there is one, without figures."""
+    if finding.kind in _RAISED:
+        return _FIGURES.sub("", finding.message)[:_MAX_STORY]
+    # What the judge cannot explain may be different faults in different dtypes.
+    return finding.explanation or _CLASSES.get(finding.dtype, finding.dtype)
+
+
+def _base(op: str) -> str:
+    """``aten::mul`` of ``aten::mul_.Tensor``."""
+    return op.partition(".")[0].rstrip("_")
+
+
+def _root_cause(folded: Sequence[_Group], n_targets: int) -> RootCause:
+    # Named after the form that came first: one that comes later does not rename it.
+    first, *others = sorted(folded, key=lambda g: (min(g.numbers), g.key))
+    assert first.smallest is not None
+    numbers = set().union(*(g.numbers for g in folded))
+    targets: Sequence[int] = sorted(set().union(*(g.targets for g in folded)))
+    counted: Counter[str] = sum((g.explanations for g in folded), Counter())
     everywhere = n_targets > 1 and sum(0 <= t < n_targets for t in targets) == n_targets
-    by_itself = -1 in targets or key.kind == Kind.REFERENCE
-    explained = sorted(filter(None, group.explanations), key=lambda text: (-group.explanations[text], text))
+    by_itself = -1 in targets or first.key.kind == Kind.REFERENCE
+    explained = sorted(filter(None, counted), key=lambda text: (-counted[text], text))
     return RootCause(
-        key, len(group.numbers), tuple(targets), min(group.numbers), group.smallest, tuple(explained),
+        first.key,
+        len(numbers),
+        tuple(targets),
+        min(numbers),
+        first.smallest,
+        tuple(explained),
         everywhere or by_itself,
-    )  # fmt: skip
+        tuple(g.key for g in others),
+    )

@@ -36,7 +36,8 @@ def known_causes(causes: Iterable[RootCause], targets: Sequence[str], lines: Seq
     """Root causes that a ledger covers on each target that shows them: text of the signature to the reason."""
     found = {}
     for cause in causes:
-        reasons = [_reason(cause.signature, targets[t], lines) for t in cause.targets if 0 <= t < len(targets)]
+        shown = (cause.signature, *cause.others)
+        reasons = [_reason(s, targets[t], lines) for s in shown for t in cause.targets if 0 <= t < len(targets)]
         if reasons and all(reasons):
             found[str(cause.signature)] = reasons[0]
     return found
@@ -64,14 +65,15 @@ def new_lines(
         if why := _no_line(cause, status):
             skipped.append((number, why))
             continue
-        for t in cause.targets:
-            if t < 0 or is_compiled(targets[t]) or _reason(s, targets[t], lines):
+        for form, t in ((form, t) for form in (s, *cause.others) for t in cause.targets):
+            # A ledger's lines are of platforms, and it knows nothing of compiled code.
+            if t < 0 or is_compiled(targets[t]) or _reason(form, targets[t], lines):
                 continue
             if not _SPEC.fullmatch(_platform(targets[t])):
                 skipped.append((number, "its platform has a name that no platform has"))
                 continue
-            key = s.op, _platform(targets[t]), status
-            what = ", ".join(filter(None, (s.dtype, s.cause, s.raised)))
+            key = form.op, _platform(targets[t]), status
+            what = ", ".join(filter(None, (form.dtype, form.cause, form.raised)))
             reason = f"{campaign}: root cause {number}{f', {what}' if what else ''}, in {cause.n_variants} variants"
             made.setdefault(key, NewLine(*key, reason))
     return list(made.values()), skipped

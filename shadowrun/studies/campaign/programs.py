@@ -1,4 +1,4 @@
-"""The programs of a campaign: those of a zoo, or torch's own modules and their frequent subgraphs."""
+"""The programs of a campaign: those of a zoo, or torch's own modules and operators, and frequent subgraphs."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def write_programs(out: Path, zoo: Path | None, patterns: Sequence[str], on_prog
 
     Args:
         out: The file.
-        zoo: Where they come from; None for torch's own modules and, unless `patterns` leave these out, the frequent
-            subgraphs of them all.
+        zoo: Where they come from; None for torch's own modules and operators and, unless `patterns` leave these out,
+            the frequent subgraphs of the modules.
         patterns: Glob patterns of names, sources or ids; all if empty.
         on_progress: Called with done, total and name.
 
@@ -84,13 +84,16 @@ def _own_programs(
     patterns: Sequence[str], on_progress: Callable[..., None]
 ) -> tuple[Sequence[Program], tuple[Stage, ...]]:
     from shadowrun.studies.zoo import subgraphs
-    from shadowrun.studies.zoo.sources import modules
+    from shadowrun.studies.zoo.sources import modules, operators
 
     found = modules.collect(lambda _: True, on_progress)
-    programs, stages = unique(found.programs)[0], found.stages
+    single = operators.collect(lambda _: True, on_progress)
+    own, stages = unique(found.programs)[0], (*found.stages, *single.stages)
+    programs = unique((*own, *single.programs))[0]
     if patterns and not any(fnmatchcase(subgraphs.SOURCE, pattern) for pattern in patterns):
         return programs, stages
-    mined = subgraphs.mine(programs, lambda done, n, name: on_progress(done, n, f"subgraphs of {name}"))
+    # Of the modules alone: a program of one operator has no part that is frequent elsewhere.
+    mined = subgraphs.mine(own, lambda done, n, name: on_progress(done, n, f"subgraphs of {name}"))
     return unique((*programs, *mined.programs))[0], (*stages, *mined.stages)
 
 

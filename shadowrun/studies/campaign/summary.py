@@ -45,7 +45,8 @@ DEFINITIONS: Final = {
     "discrepancy rate": "variants with a discrepancy / variants whose results were compared, by each oracle",
     "compile failure": "valid variants that torch.compile or the compiled code refuses / variants compiled",
     "compile difference": "variants whose compiled results no rounding explains / variants compiled",
-    "root cause": "findings with the same operator, class of dtype, verdict, cause and type of exception",
+    "root cause": "findings with the same operator, class of dtype, verdict, cause and type of exception; other forms "
+    "of the operator (in place, out=) and other dtypes are one with it where the judge explains them alike",
     "framework flaw": "a root cause that every platform shows, or that the reference shows against itself",
     "platform issue": "any other root cause",
 }
@@ -258,6 +259,7 @@ def summarise(
     for mutators in variants.valid_mutators():
         valid.update(mutators)
     causes = causes_of(store)
+    # All that any target met: the reference has run each variant before a target does.
     reference = {op for c in counted for op in c.ops}
     sessions = tuple(Session(*row) for row in store.sessions())
     earlier = _signatures(before) if before is not None else set()
@@ -275,8 +277,8 @@ def summarise(
         jobs=max((s.jobs for s in sessions), default=1),
         is_simulated=simulated or bool(flaws),
         flaws=tuple(flaws),
-        new=None if before is None else frozenset(map(_text, causes)) - earlier,
-        gone=tuple(sorted(earlier - set(map(_text, causes)))),
+        new=None if before is None else frozenset(_text(c) for c in causes if not earlier & _texts(c)),
+        gone=tuple(sorted(earlier.difference(*map(_texts, causes)))),
         known=known_causes(causes, store.info.targets, ledger),
         scripts=scripts or {},
         sessions=sessions,
@@ -297,6 +299,10 @@ def causes_of(store: CampaignStore) -> list[RootCause]:
 
 def _text(cause: RootCause) -> str:
     return str(cause.signature)
+
+
+def _texts(cause: RootCause) -> set[str]:
+    return {_text(cause), *map(str, cause.others)}
 
 
 def _signatures(store: CampaignStore) -> set[str]:
@@ -323,10 +329,12 @@ class _Variants:
                 self.n_duplicates += 1
                 continue
             self.n_distinct += 1
+            # A mutator that was used twice in a variant counts once: the figure is of variants.
             self.mutators.update(dict.fromkeys(row.mutators, 1))
             if row.invalid is None:
                 self._valid.append(row.mutators)
             else:
+                # Without the message, which has figures in it.
                 self.invalid[row.invalid.partition(": ")[0]] += 1
 
     def valid_mutators(self) -> Iterable[Iterable[str]]:

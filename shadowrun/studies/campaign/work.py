@@ -122,7 +122,9 @@ class ChunkWork:
             self._invalid(hand, number, target, reason)
             return
         found = [FindingRow(*f) for f in findings]
-        if (failure := self._losses.pop((number, target), None)) is not None and _is_flaky(failure):
+        failure = self._losses.pop((number, target), None)
+        raises = any(f.kind == Kind.ERROR for f in found)  # alone too: it is what cost the device
+        if failure is not None and _is_flaky(failure) and not (raises and failure.kind is FailureKind.DEVICE):
             found.append(_finding_of(failure, f"{failure.explanation}; not again in a fresh process"))
             status = "finding"
         self._result(hand, ResultRow(number, target, status, reason, oracles, n_calls, cpu_us, ops, found), recipe)

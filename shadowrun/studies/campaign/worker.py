@@ -96,7 +96,9 @@ class VariantWorker:
     def __init__(self, settings: dict[str, Any], channel: Channel, maker: Maker, runner: Verdicts) -> None:
         self._channel = channel
         # A compiled one runs on the same platform.
-        self._targets = list(settings["targets"]) * (1 + len(settings["compile"]))
+        backends = ("", *settings["compile"])
+        self._targets = [(target, backend) for backend in backends for target in settings["targets"]]
+        self._used: set[int] = set()
         self._maker, self._runner = maker, runner
         self._claims = Claims(Path(settings["claims"]), settings["n_claims"])
 
@@ -151,15 +153,39 @@ class VariantWorker:
             line = ["failed", f"{error}"[:_MAX_TEXT], [], -1, {}, 0, 0]
         except Exception as error:  # a fault of shadowrun must not end the campaign
             line = ["failed", f"{type(error).__name__}: {error}"[:_MAX_TEXT], [], -1, {}, 0, 0]
+        is_first = target not in self._used
+        self._used.add(target)
+        lost = ""
         if line[0] == "failed" or any(found[2] == "error" for found in line[2]):
-            lost = _lost_device(self._targets[target])
-            if lost:
-                # The pool starts another process: no call of this one can succeed any more.
-                self._channel.send({"lost": lost})
-                os._exit(1)
-        self._channel.send(["r", number, target, *line])
+            spec, backend = self._targets[target]
+            lost = _lost_device(spec) or _lost_backend(backend)
+        if not lost or is_first:
+            self._channel.send(["r", number, target, *line])
+        if lost:
+            if is_first:  # nothing before it can be the cause: the exception is its own
+                self._channel.step.end()
+            # The pool starts another process: no call of this one can succeed any more.
+            self._channel.send({"lost": lost})
+            os._exit(1)
         # What the reference refuses, it refuses for every target.
         return bool(line[0] != "invalid")
+
+
+def _lost_backend(backend: str) -> str:
+    """Why a compiler or its runtime works no more, as IREE's after one exception; empty if it does."""
+    if not backend:
+        return ""
+    import torch
+
+    def plus_one(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    try:
+        torch.compiler.reset()
+        torch.compile(plus_one, backend=backend.partition(":")[0])(torch.ones(2))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0][:_MAX_TEXT]
+    return ""
 
 
 def _lost_device(spec: str) -> str:

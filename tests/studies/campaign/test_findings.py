@@ -44,6 +44,44 @@ def test_what_a_platform_lacks_is_one_line_for_each_operator_after_all_else():
     assert str(root_causes([Seen(1, 0, 3, no_half)], 1)[0].signature).startswith("unsupported dtype aten::erf, 16-bit")
 
 
+def mul(op, dtype, explanation, number, cause="flushed subnormals"):
+    return Seen(number, 0, 3, VariantFinding(op, dtype, "mismatch", cause, explanation))
+
+
+def test_forms_and_dtypes_of_one_fault_are_one_root_cause():
+    flush = "subnormals are zero"
+    found = [
+        mul("aten::mul.Tensor", "f32", flush, 5),
+        mul("aten::mul_.Tensor", "c64", flush, 2),
+        mul("aten::mul.Scalar", "bf16", flush, 9),
+        mul("aten::mul.Scalar", "bf16", "", 9),
+    ]
+    (cause,) = root_causes(found, 1)
+    assert (str(cause.signature), cause.n_variants, cause.first) == (
+        "mismatch aten::mul_.Tensor, complex: flushed subnormals",
+        3,
+        2,
+    )
+    assert {s.op for s in cause.others} == {"aten::mul.Tensor", "aten::mul.Scalar"}
+    assert cause.smallest.finding.op == "aten::mul_.Tensor"  # the recipe shows the signature
+    assert root_causes(reversed(found), 1) == [cause]
+
+
+def test_other_faults_of_one_operator_stay_apart():
+    apart = [
+        mul("aten::mm", "f32", "inputs rounded to bf16", 1, "reduced precision"),
+        mul("aten::mm", "f16", "accumulated in f16", 2, "reduced precision"),  # explained in another way
+        mul("aten::mm", "f32", "inputs rounded to bf16", 3, "implementation"),
+        mul("aten::mm", "f32", "", 4, "metadata"),
+        mul("aten::mm", "f16", "", 5, "metadata"),  # nothing but the operator is the same
+        mul("aten::bmm", "f32", "inputs rounded to bf16", 6, "reduced precision"),
+        Seen(7, 0, 3, VariantFinding("aten::mm", "f32", "error", "", "RuntimeError", "no memory for 5 blocks")),
+        Seen(8, 0, 3, VariantFinding("aten::mm", "f16", "error", "", "RuntimeError", "no memory for 71 blocks")),
+        Seen(9, 0, 3, VariantFinding("aten::mm", "i64", "error", "", "RuntimeError", "invalid argument")),
+    ]
+    assert len(root_causes(apart, 1)) == len(apart) - 1
+
+
 def test_the_worst_verdict_comes_first():
     crash = VariantFinding("aten::mm", "f32", "crash")
     causes = root_causes([*(Seen(n, 0, 3, MM) for n in range(5)), Seen(9, 0, 3, crash)], 1)
