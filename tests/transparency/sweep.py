@@ -49,6 +49,8 @@ class Setup:
     """Run under `shadowrun.record`, which compares nothing."""
     kernels: bool = False
     """With `record`: also the kernel of each call."""
+    api: bool = False
+    """Compare with ``api=True``."""
 
     @property
     def uses_sim(self) -> bool:
@@ -66,7 +68,7 @@ def sweep(db: str, dtype: str, names: list[str], setup: Setup) -> Any:
         run: Any = (
             shadowrun.record(Path(folder) / "sweep.shadowrec", kernels=setup.kernels, **named)
             if setup.record
-            else shadowrun.compare(setup.target, ref=setup.ref, **named)
+            else shadowrun.compare(setup.target, ref=setup.ref, api=setup.api, **named)
         )
         for name in names:
             yield check(run, db, name, infos[name], dtype, setup.samples, setup.device)
@@ -209,6 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="where the program runs")
     parser.add_argument("--record", action="store_true", help="record digests instead of comparing")
     parser.add_argument("--kernels", action="store_true", help="with --record: also the kernel of each call")
+    parser.add_argument("--api", action="store_true", help="with api=True: a function mode is on as well")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("transparency.json"))
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -217,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
         work(json.loads(options.worker[0]), Path(options.worker[1]))
         return 0
     samples = options.samples or (FAST_SAMPLES if options.tier == "fast" else None)
-    setup = Setup(options.target, options.ref, options.device, samples, options.record, options.kernels)
+    setup = Setup(options.target, options.ref, options.device, samples, options.record, options.kernels, options.api)
     plan = [
         (db, dtype, names)
         for db in options.db
