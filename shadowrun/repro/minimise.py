@@ -248,6 +248,7 @@ def _simpler(call: Arguments) -> Iterator[Arguments]:
                 break
             yield from _changed(call, tensors, i, change(t))
     for i, t in enumerate(tensors):
+        # Each element costs a run of the call on both platforms.
         if t.numel() > _FEW_ELEMENTS or not t.is_contiguous():
             continue
         for k, value in enumerate(t.flatten().tolist()):
@@ -287,6 +288,7 @@ def _each_value(call: Arguments, change: Callable[[Any], Any]) -> Arguments:
 
 
 def _mapped(call: Arguments, change: Change) -> Arguments:
+    # By identity: an argument that is given twice stays one tensor.
     memo: dict[int, torch.Tensor] = {}
 
     def one(value: Any) -> Any:

@@ -14,12 +14,13 @@ torch.lerp(torch.sin(x), x, 0.5).sum().backward()
 
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch):
+def recorded(tmp_path, monkeypatch, clean_sim):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
 
     def run(*options):
-        return main(["run", "--target", "sim", "--flaws", "missing-lerp", "--fail-on", "none", *options, "train.py"])
+        with clean_sim.flaws("missing-lerp"):
+            return main(["run", "--target", "sim", "--fail-on", "none", *options, "train.py"])
 
     return run
 
