@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shadowrun.comparison import Comparison, compare, current
+    from shadowrun.comparison.nan_track import nan_track
     from shadowrun.comparison.record import record
     from shadowrun.compiled.check import compile_check
     from shadowrun.config import Config
     from shadowrun.errors import (
         DataFileError,
         NestingError,
+        NonFiniteError,
         PlatformError,
         ShadowrunError,
         ShadowrunWarning,
         UsageError,
     )
+    from shadowrun.recording.nonfinite import NonFinite
     from shadowrun.run import Run, combine, load
     from shadowrun.types import Cause, OpCall, OpRecord, Phase, RunInfo, Status, TensorDiff, Verdict
 
@@ -33,6 +36,8 @@ __all__ = [
     "Config",
     "DataFileError",
     "NestingError",
+    "NonFinite",
+    "NonFiniteError",
     "OpCall",
     "OpRecord",
     "Phase",
@@ -50,6 +55,7 @@ __all__ = [
     "compile_check",
     "current",
     "load",
+    "nan_track",
     "record",
 ]
 
@@ -58,13 +64,23 @@ _LAZY = {
     "compare": "shadowrun.comparison",
     "compile_check": "shadowrun.compiled.check",
     "current": "shadowrun.comparison",
+    "nan_track": "shadowrun.comparison.nan_track",
+    "NonFinite": "shadowrun.recording.nonfinite",
     "record": "shadowrun.comparison.record",
     "Run": "shadowrun.run",
     "combine": "shadowrun.run",
     "load": "shadowrun.run",
     "Config": "shadowrun.config",
     **dict.fromkeys(
-        ("DataFileError", "NestingError", "PlatformError", "ShadowrunError", "ShadowrunWarning", "UsageError"),
+        (
+            "DataFileError",
+            "NestingError",
+            "NonFiniteError",
+            "PlatformError",
+            "ShadowrunError",
+            "ShadowrunWarning",
+            "UsageError",
+        ),
         "shadowrun.errors",
     ),
     **dict.fromkeys(

@@ -6,6 +6,7 @@
     ├── UsageError            a wrong argument, option or combination of them
     │   ├── PlatformError     a platform that is unknown, absent or wrongly configured
     │   └── NestingError      compare() inside compare()
+    ├── NonFiniteError        NaN or infinities: only where the program asked for it, nan_track("raise")
     └── DataFileError         a data file that cannot be read or written
 
 Only these reach a user, and only before the program starts or when results are read.
@@ -19,6 +20,7 @@ from typing import Any, Final
 __all__ = [
     "DataFileError",
     "NestingError",
+    "NonFiniteError",
     "PlatformError",
     "ShadowrunError",
     "ShadowrunWarning",
@@ -69,6 +71,18 @@ class NestingError(UsageError):
 
 class DataFileError(ShadowrunError):
     """A data file that cannot be read or written."""
+
+
+class NonFiniteError(ShadowrunError, FloatingPointError):
+    """Raised into the program by ``nan_track("raise")``, at the call that made NaN or infinities.
+
+    Attributes:
+        found: The `NonFinite`: operator, module, line, step, inputs.
+    """
+
+    def __init__(self, message: str, found: Any) -> None:
+        super().__init__(message, slug="non-finite")
+        self.found = found
 
 
 class StoppedAtFinding(SystemExit):

@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
     "studies": CALL
     | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "compiled", "run", "comparison"},
+    "integrations": {"types", "errors", "settings", "config", "run", "comparison"},
 }
 """Part of the package to the parts that it may import. Those `ON_TOP` may import all."""
 

@@ -14,6 +14,8 @@ NAMES = [
     "Config",
     "DataFileError",
     "NestingError",
+    "NonFinite",
+    "NonFiniteError",
     "OpCall",
     "OpRecord",
     "Phase",
@@ -31,6 +33,7 @@ NAMES = [
     "compile_check",
     "current",
     "load",
+    "nan_track",
     "record",
 ]
 METHODS = {
@@ -52,7 +55,7 @@ METHODS = {
 
 def test_the_names():
     assert sorted(shadowrun.__all__) == NAMES
-    assert len(NAMES) <= 23
+    assert len(NAMES) <= 26
     for name in NAMES:
         assert getattr(shadowrun, name) is not None
     assert set(NAMES) <= set(dir(shadowrun))

@@ -63,6 +63,8 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     """The program to run and its arguments: last, since they take all words that are left."""
+    # Two arguments that take the rest: after `-m`, argparse gives no word to the script, and without it, none to the
+    # module.
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
 
@@ -361,6 +363,7 @@ def operators(wanted: list[str]) -> list[str]:
         if unknown or is_composite(name):
             from shadowrun.studies.sweep.opinfo import operators_called
 
+            # A composite operator never reaches the dispatch mode: the operators that it calls do.
             called = operators_called(name.removeprefix("aten::"))
             if unknown and not called:
                 raise UsageError(f"--ops {name}: {unknown}.", slug="unknown-operator")

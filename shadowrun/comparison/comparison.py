@@ -33,7 +33,7 @@ from shadowrun.torch_versions import warn_of_untested
 from shadowrun.types import Permissions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from typing_extensions import Unpack
@@ -74,6 +74,7 @@ class Comparison(RunHandle, Run):
         self._mode: ShadowMode | None = None
         self._marks_steps = False
         self._raised = ""
+        self._after_steps: list[Callable[[Comparison], object]] = []
 
     def _allowed_by_process(self) -> Permissions:
         # An appended file has records of earlier runs, perhaps of another person: they may not name modules.
@@ -118,10 +119,42 @@ class Comparison(RunHandle, Run):
 
     def stop(self) -> Self:
         """End the comparison, and write its records. Does nothing if it is not running."""
+        self._end_block()
+        for platform in (self._target, self._ref):
+            platform.stop()  # also after `pause`, which lets worker processes wait
+        return self
+
+    def pause(self) -> None:
+        """Compare nothing until `start`, such as during an evaluation: as `stop`, but worker processes wait."""
+        self._end_block(keep_workers=True)
+
+    @property
+    def running(self) -> bool:
+        """Whether operator calls are compared now."""
+        return self._mode is not None
+
+    @property
+    def step_number(self) -> int:
+        """Number of the current step: that of the records that come now."""
+        return self._recorder.step
+
+    def after_step(self, function: Callable[[Comparison], object]) -> None:
+        """Have a function called with this comparison at the end of each step, and after each `stop` or `pause`.
+
+        Its exceptions are ignored.
+        """
+        self._after_steps.append(function)
+
+    def _call_after_step(self) -> None:
+        for function in self._after_steps:
+            with contextlib.suppress(Exception):
+                function(self)
+
+    def _end_block(self, *, keep_workers: bool = False) -> None:
         began_ns = time.perf_counter_ns()
         mode, self._mode = self._mode, None
         if mode is None:
-            return self
+            return
         self._threads.find_untracked()
         # The mode leaves the stack first: the calls below must not be intercepted.
         try:
@@ -129,14 +162,19 @@ class Comparison(RunHandle, Run):
         finally:
             with self._replayer.between_calls():
                 self._judge_postponed()
-                self._release()
+                self._release(keep_workers=keep_workers)
             self._steps.finish()
             self._finish()
+            self._call_after_step()
             if self._budget is not None:
                 self._budget.spend_on_step(began_ns, time.perf_counter_ns())
-        return self
 
     def _end_step(self) -> None:
+        self._end_this_step()
+        if self._after_steps:
+            self._call_after_step()
+
+    def _end_this_step(self) -> None:
         steps = self._steps
         # Fast paths for unwatched steps: in a short step, each microsecond counts against the budget.
         if steps.end_and_record_later():
@@ -234,7 +272,7 @@ class Comparison(RunHandle, Run):
         if self._budget is not None and self._mode is not None:
             self._budget.spend_on_step(began_ns, time.perf_counter_ns())
 
-    def _release(self) -> None:
+    def _release(self, *, keep_workers: bool = False) -> None:
         if self._regions is not None:
             self._regions.stop()
         self._threads.stop()
@@ -242,8 +280,9 @@ class Comparison(RunHandle, Run):
         self._attribution.stop()
         self._steps.release()
         # After the replayer, whose last jobs run on them.
-        self._target.stop()
-        self._ref.stop()
+        if not keep_workers:
+            self._target.stop()
+            self._ref.stop()
         end(self)
 
     @contextlib.contextmanager

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.dispatch import ShadowMode
     from shadowrun.recording.call_recorder import CallRecorder
+    from shadowrun.recording.nonfinite import NonFiniteObserver
     from shadowrun.recording.recorder import Recorder
     from shadowrun.replay.replayer import Replayer
     from shadowrun.schedule.budget import Budget
@@ -167,8 +168,8 @@ class Steps:
 
     def __init__(
         self,
-        recorder: Recorder | CallRecorder,
-        observer: Replayer | CallRecorder,
+        recorder: Recorder | CallRecorder | NonFiniteObserver,
+        observer: Replayer | CallRecorder | NonFiniteObserver,
         selection: Selection,
         budget: Budget | None = None,
     ) -> None:

@@ -146,6 +146,22 @@ class TensorRows:
     first_row: int
     def __init__(self, **parts: Any) -> None: ...
 
+class FiniteHandler:
+    @property
+    def n_calls(self) -> int: ...
+    def __init__(self, **parts: Any) -> None: ...
+    def bind(self, mode: object, /) -> DispatchMethod: ...
+    def add_operator(
+        self,
+        operator: object,
+        plan: object,
+        run: Callable[..., Any],
+        index: int,
+        has_values: bool,
+        written: tuple[int, ...],
+        /,
+    ) -> None: ...
+
 class RecordHandler:
     @property
     def n_running(self) -> int: ...

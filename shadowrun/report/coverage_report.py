@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from shadowrun.report.bars import stacked_bars
 from shadowrun.report.descriptions import few
 from shadowrun.report.document import (
     TONES,
@@ -48,6 +49,7 @@ def coverage_document(coverage: Coverage, info: RunInfo) -> Document:
     n_skipped = sum(skipped.n for skipped in coverage.skipped)
     facts.append(Fact("not counted", f"{n_skipped:,} calls of views and other operators that compute nothing"))
     blocks: list[Block] = [Note(f"On {info.target} the program {coverage.verdict}."), Facts(tuple(facts))]
+    blocks += stacked_bars([("operators", coverage.n_by_state)], "Operators by state", "operators")
     blocks += [_operators(shown, state) for state, n in coverage.n_by_state.items() if n and state != "supported"]
     blocks += [block for block in (_kernels(shown), _modules(shown)) if block is not None]
     data = {

@@ -68,8 +68,8 @@ ISSUE_FORMATS = ("junit", "sarif", "github", "codequality")
 """Formats of CI services: those of reports that have findings."""
 
 TONES = {
-    **dict.fromkeys(("match", "full", "ok", "kernel", "present", "gained"), "good"),
-    **dict.fromkeys(("mismatch", "unsupported", "error", "none", "absent", "regressed"), "bad"),
+    **dict.fromkeys(("match", "full", "ok", "kernel", "present", "gained", "supported"), "good"),
+    **dict.fromkeys(("mismatch", "unsupported", "error", "none", "absent", "regressed", "finding"), "bad"),
     **dict.fromkeys(("fallback", "unverified", "slow", "partial", "own failures", "fails differently"), "warn"),
     **dict.fromkeys(("skipped", "untested", "unknown", "specific", "-"), "dim"),
 }  # fmt: skip
@@ -154,7 +154,7 @@ class Table:
         n_more: Rows that were left out of `rows`.
         noun: Plural noun for the rows, for ``… and 12 more operators``.
         limits: Rows that each format shows.
-        compact: In a terminal: without headings, and each row is cut to one line.
+        compact: In a terminal and on a phone: without headings; a terminal cuts each row to one line.
         filter: In HTML: its filter, None for none.
         tags: Tags of each row, for `filter`.
     """

@@ -34,6 +34,7 @@ from shadowrun.report.document import (
     Entry,
     Fact,
     Facts,
+    Filter,
     GateLine,
     Limits,
     Note,
@@ -99,6 +100,7 @@ _KINDS = {
     "fallback": ("Fallbacks", "The target returned a result that was computed on the CPU."),
     "slow": ("Slow operators", "Times of single calls, launch included: a hint where to profile, not a benchmark."),
 }
+_KIND_HELP = "The kind of the finding: unsupported, error, mismatch, fallback or slow."
 _NAME, _CALLS = Column("operator", "name"), Column("calls", "number")
 
 
@@ -326,7 +328,14 @@ def _known(known: LedgerUse) -> Section | None:
         (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), clip(first_few(f.modules, f.n_modules, 1), MAX_CELL))
         for f in sanitize(known.findings[:MAX_ROWS])
     )
-    columns = (_NAME, _CALLS, Column("kind"), Column("reason"), Column("until"), Column("module", detail=2))
+    columns = (
+        _NAME,
+        _CALLS,
+        Column("kind", help=_KIND_HELP),
+        Column("reason"),
+        Column("until"),
+        Column("module", detail=2),
+    )
     n = len(known.findings)
     return Section("Known issues", (Table(columns, rows, n - len(rows)),), _KNOWN_LEAD, n, anchor="known")
 
@@ -339,20 +348,30 @@ def operator_table(operators: Sequence[OperatorSummary]) -> Table:
         Column("ULP", "number", 1), Column("bits", "number", 1), Column("ref", "number"), Column("target", "number"),
         Column("dtypes", detail=1), Column("shapes", detail=2),
     )  # fmt: skip
-    return Table(columns, rows, len(operators) - len(rows), "operators", Limits(25, 50, MAX_OPERATORS))
+    tags = tuple(tuple(_counts_of(operator)) for operator in operators[:MAX_OPERATORS])
+    choices = tuple(status for status in TONES if any(status in tag for tag in tags))
+    return Table(
+        columns, rows, len(operators) - len(rows), "operators", Limits(25, 50, MAX_OPERATORS),
+        filter=Filter(choices) if len(choices) > 1 else None, tags=tags,
+    )  # fmt: skip
 
 
-def _operator(op: OperatorSummary) -> tuple[Cell, ...]:
+def _counts_of(op: OperatorSummary) -> dict[str, int]:
+    """Calls by outcome, where there are any."""
     counts = {
         "unsupported": op.n_unsupported, "error": op.n_error, "mismatch": op.n_mismatch, "fallback": op.n_fallback,
         "unverified": op.n_unverified + op.n_own_failures, "match": op.n_match,
     }  # fmt: skip
+    return {status: n for status, n in counts.items() if n}
+
+
+def _operator(op: OperatorSummary) -> tuple[Cell, ...]:
     bits = str(op.remaining_bits) if op.remaining_bits >= 0 else "-"
     compared = op.worst_seq >= 0
     figures = (max_abs_text(op), float_text(op.max_rel), f"{op.max_ulp:,}", bits) if compared else ("-",) * 4
     shapes = few(op.shapes, len(op.shapes) + op.n_more_shapes, 2, 90)
     times = duration(op.ref_median_us), duration(op.target_median_us)
-    return (op.op, f"{op.n_calls:,}", _outcomes(counts), *figures, *times, few(op.dtypes), shapes)
+    return (op.op, f"{op.n_calls:,}", _outcomes(_counts_of(op)), *figures, *times, few(op.dtypes), shapes)
 
 
 def _outcomes(counts: dict[str, int]) -> Cell:

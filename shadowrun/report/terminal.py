@@ -93,7 +93,7 @@ class _Page:
             self._more(more)
         elif isinstance(block, Listing):
             self._listing(block)
-        elif isinstance(block, Section):  # pictures, and what is made later, are for HTML alone
+        elif isinstance(block, Section):
             self._section(block)
 
     def _section(self, section: Section) -> None:
@@ -103,7 +103,9 @@ class _Page:
         self.console.rule(Text(title, f"bold {colour}".strip()), align="left", style=colour or "dim", characters="─")
         if section.lead:
             self.console.print(Text(section.lead, "dim"))
-        for number, block in enumerate(section.blocks):
+        # Pictures, and what is made later, are for HTML alone.
+        blocks = [b for b in section.blocks if isinstance(b, Note | Facts | Table | Entries | Listing | Section)]
+        for number, block in enumerate(blocks):
             self._block(block, first=number == 0)
 
     def _listing(self, listing: Listing) -> None:

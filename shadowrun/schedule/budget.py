@@ -38,7 +38,7 @@ _REPLAYS_FOR_WATCHING = 2.0
 _MAX_IN_STEP = 7.0
 """Most overhead of one step, in plain steps, unless a single call takes more."""
 _MAX_IN_FIRST_STEP = 6.0
-"""An empty dispatch mode makes the first step of an MLP of 0.34 ms six times as long: little is left to compare with."""
+"""An empty dispatch mode makes the first step of an MLP of 0.34 ms six times as long: little is left."""
 _MAX_FOR_JUDGING = 5.0
 """Most time for judging postponed calls after one step, in plain steps; a call in progress is finished."""
 _CHOSEN_FOR_STEPS = 1.0

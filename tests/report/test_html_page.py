@@ -117,6 +117,39 @@ def test_a_table_shows_the_rows_with_some_words(opened):
 
 
 @IN_A_BROWSER
+def test_operators_are_filtered_by_their_outcome(opened):
+    shown = opened.run("""
+        const tools = document.querySelector("#operators .tools");
+        for (const choice of tools.querySelectorAll(".choice")) choice.checked = choice.value === "fallback";
+        tools.dispatchEvent(new Event("input"));
+        const rows = [...document.querySelectorAll("#operators tbody tr")];
+        return rows.filter(row => !row.hidden).map(row => row.cells[0].textContent);
+    """)
+    assert shown == ["aten::cumsum"]
+
+
+@IN_A_BROWSER
+def test_a_command_is_copied(opened):
+    opened.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    command = "const code = document.createElement('code'); code.textContent = 'shadowrun repro x';"
+    command += "const button = Object.assign(document.createElement('button'), {className: 'copy'});"
+    command += "document.querySelector('dd').append(code, button);"
+    command += "document.querySelector('dd').replaceChildren(code, button); button.click(); return window.copied"
+    assert opened.run(command) == "shadowrun repro x"
+
+
+@IN_A_BROWSER
+def test_pictures_and_trees_are_within_the_page_on_a_phone(browser, page):
+    browser.resize(390)
+    browser.open(page)
+    wide = """
+        const outside = node => node.getBoundingClientRect().right > innerWidth + 1;
+        return [...document.querySelectorAll("figure, .tree .row, .table")].filter(outside).map(node => node.className);
+    """
+    assert browser.run(wide) == []
+
+
+@IN_A_BROWSER
 def test_a_link_opens_what_is_folded_or_filtered_away(opened):
     choose(opened, "select[name=status]", "unsupported")
     opened.run("document.getElementById('fold').click()")

@@ -49,6 +49,8 @@ class Setup:
     """Run under `shadowrun.record`, which compares nothing."""
     kernels: bool = False
     """With `record`: also the kernel of each call."""
+    nan_track: bool = False
+    """Run under `shadowrun.nan_track`, which compares nothing either."""
 
     @property
     def uses_sim(self) -> bool:
@@ -63,11 +65,13 @@ def sweep(db: str, dtype: str, names: list[str], setup: Setup) -> Any:
         warnings.simplefilter("ignore")
         # Operators of others are compared where they are named.
         named = {"ops": "*"} if db in ("custom", "hop") else {}
-        run: Any = (
-            shadowrun.record(Path(folder) / "sweep.shadowrec", kernels=setup.kernels, **named)
-            if setup.record
-            else shadowrun.compare(setup.target, ref=setup.ref, **named)
-        )
+        run: Any
+        if setup.record:
+            run = shadowrun.record(Path(folder) / "sweep.shadowrec", kernels=setup.kernels, **named)
+        elif setup.nan_track:
+            run = shadowrun.nan_track("keep")
+        else:
+            run = shadowrun.compare(setup.target, ref=setup.ref, **named)
         for name in names:
             yield check(run, db, name, infos[name], dtype, setup.samples, setup.device)
 
@@ -208,6 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ref", default="cpu")
     parser.add_argument("--device", default="cpu", help="where the program runs")
     parser.add_argument("--record", action="store_true", help="record digests instead of comparing")
+    parser.add_argument("--nan-track", action="store_true", help="look for NaN instead of comparing")
     parser.add_argument("--kernels", action="store_true", help="with --record: also the kernel of each call")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("transparency.json"))
@@ -217,7 +222,8 @@ def main(argv: list[str] | None = None) -> int:
         work(json.loads(options.worker[0]), Path(options.worker[1]))
         return 0
     samples = options.samples or (FAST_SAMPLES if options.tier == "fast" else None)
-    setup = Setup(options.target, options.ref, options.device, samples, options.record, options.kernels)
+    tools = options.record, options.kernels, options.nan_track
+    setup = Setup(options.target, options.ref, options.device, samples, *tools)
     plan = [
         (db, dtype, names)
         for db in options.db

@@ -122,7 +122,7 @@ function findings(tools) {
 }
 
 async function copy(button) {
-  const text = (button.parentNode.querySelector("code")).innerText.trim();
+  const text = button.parentNode.querySelector("code").textContent.trim();
   try {
     await navigator.clipboard.writeText(text);
   } catch {

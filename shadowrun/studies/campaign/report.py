@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.analysis.wording import plural
+from shadowrun.report.bars import stacked_bars
 from shadowrun.report.document import (
     Block,
     Cell,
@@ -16,6 +17,7 @@ from shadowrun.report.document import (
     Entry,
     Fact,
     Facts,
+    Figure,
     GateLine,
     Limits,
     Listing,
@@ -65,7 +67,11 @@ def campaign_document(summary: Summary, *, folder: str = "DIR", fail_on: frozens
         _causes_section("Root causes", [p for p in causes if p not in known and not p[1].is_missing], summary, folder),
         *([_causes_section("Known issues", known, summary, folder)] if known else []),
         *([_gone(summary)] if summary.gone else []),
-        Section("Platforms", (_platforms(summary),), f"{_sentence('support')} Fewer: {DEFINITIONS['fewer']}."),
+        Section(
+            "Platforms",
+            (*_statuses(summary), _platforms(summary)),
+            f"{_sentence('support')} Fewer: {DEFINITIONS['fewer']}.",
+        ),
         Section("Discrepancy rate by oracle", tuple(_oracle_blocks(summary)), f"{_sentence('discrepancy rate')}"),
         Section(
             "Causes",
@@ -196,6 +202,14 @@ def _cause(number: int, cause: RootCause, summary: Summary, folder: str) -> Entr
         _tone(s.kind),
         f"cause-{number}",
         Listing(tuple(made.text.rstrip().splitlines()), "python", "script") if made is not None and made.text else None,
+        facets=(
+            ("status", (s.kind,)),
+            ("operator", (s.op,) if s.op else ()),
+            ("cause", (s.cause,) if s.cause else ()),
+            ("dtype", (s.dtype,) if s.dtype else ()),
+            ("platform", tuple(without_flaws(target_name(summary, t)) for t in cause.targets)),
+        ),
+        ranks=(("variants", float(cause.n_variants)), ("first variant", -float(cause.first))),
     )
 
 
@@ -210,6 +224,11 @@ def _sentence(term: str) -> str:
 
 def _tone(kind: str) -> str:
     return "warn" if kind.endswith("fallback") or kind in (Kind.REFERENCE, *_UNSUPPORTED) else "bad"
+
+
+def _statuses(summary: Summary) -> tuple[Figure, ...]:
+    rows = [(without_flaws(p.name), {str(s): n for s, n in p.statuses.items()}) for p in summary.platforms]
+    return stacked_bars(rows, "Variants by their outcome", "variants")
 
 
 def _platforms(summary: Summary) -> Table:

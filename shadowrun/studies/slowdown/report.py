@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.report.document import Block, Column, Document, Limits, Note, Records, Section, Table
+from shadowrun.report.bars import bar_chart
+from shadowrun.report.document import Block, Column, Document, Figure, Limits, Note, Records, Section, Table
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.slowdown.table import BOUNDS
 
@@ -29,7 +30,7 @@ def slowdown_document(slowdown: Slowdown, title: str) -> Document:
     """Report of all timed operators, and of the calls that could not be timed."""
     blocks: list[Block] = [Note(line) for line in _summary(slowdown)]
     if slowdown.operators:
-        blocks.append(Section("Operators", (_operators(slowdown),), count=len(slowdown.operators)))
+        blocks.append(Section("Operators", (*_bars(slowdown), _operators(slowdown)), count=len(slowdown.operators)))
     failures = [(m, f"the target: {m.failed}") for m in slowdown.failing] + [(m, m.failed) for m in slowdown.left_out]
     if failures:
         rows = tuple((m.call.op, clip(m.call.inputs, MAX_INPUTS), why) for m, why in failures)
@@ -60,6 +61,15 @@ def _summary(slowdown: Slowdown) -> Iterator[str]:
         names = ", ".join(o.op for o in critical[:MAX_NAMES])
         yield f"critical, more than {slowdown.critical_ratio:g} times: {names}{f' and {more} more' if more > 0 else ''}"
     yield f"faster than the reference: {len(slowdown.faster)} of {n}"
+
+
+def _bars(slowdown: Slowdown) -> tuple[Figure, ...]:
+    """Where a step loses its time; of the database, which operators are slowest."""
+    if slowdown.of_program:
+        rows = [(o.op, o.lost_us, _us(o.lost_us)) for o in slowdown.operators]
+        return bar_chart(rows, "Time that a step loses, by operator", "time lost per step")
+    rows = [(o.op, o.ratio, f"{o.ratio:.2f} times") for o in slowdown.operators]
+    return bar_chart(rows, "The slowest operators", "times slower than on the reference")
 
 
 def _operators(slowdown: Slowdown) -> Table:

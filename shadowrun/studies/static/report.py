@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shadowrun.report.bars import stacked_bars
 from shadowrun.report.document import (
     Block,
     Column,
@@ -35,7 +36,8 @@ def static_document(coverage: StaticCoverage, subject: str) -> Document:
     verdicts = {device: coverage.verdict(device) for device in coverage.devices}
     sources = zip(coverage.devices, coverage.sources, strict=True)
     notes = (Note(f"{device}: {verdicts[device]} (by {source})") for device, source in sources)
-    blocks: list[Block] = [Note(_WARNING, "dim"), *notes, _states(coverage)]
+    bars = stacked_bars([(d, coverage.n_by_state(d)) for d in coverage.devices], "Operators by state", "operators")
+    blocks: list[Block] = [Note(_WARNING, "dim"), *notes, *bars, _states(coverage)]
     lacking = [o for o in coverage.operators if {"absent", "fallback"} & set(o.states)]
     if lacking:
         blocks.append(Section("Operators that a device lacks", (_operators(coverage, lacking),), count=len(lacking)))

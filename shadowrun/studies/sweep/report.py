@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.report.bars import stacked_bars
 from shadowrun.report.document import (
     Block,
     Cell,
@@ -26,7 +27,7 @@ from shadowrun.studies.sweep.cases import FAILURES, Kind, Support
 from shadowrun.studies.sweep.support import Direction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shadowrun.report.issues import Issues
     from shadowrun.studies.sweep.coverage_file import SweepInfo
@@ -88,6 +89,7 @@ def sweep_document(
         ),
         Note(tuple(status_span(s, f"{counts[s]} {s}") for s in Support), label="operators"),
         Note(support_share(table)),
+        *stacked_bars([("operators", _named(counts))], "Operators by support", "operators"),
         _cases(table),
     ]
     failures = _failures(table)
@@ -103,6 +105,10 @@ def sweep_document(
         blocks.append(Note(f"not batch-invariant, which is no failure: {n} operators ({names})"))
     title = f"{info.target} against {info.ref}"
     return Document(title, tuple(blocks), _sweep_data(table, info), _records(table), issues=issues)
+
+
+def _named(counts: Mapping[Support, int]) -> dict[str, int]:
+    return {str(support): n for support, n in counts.items()}
 
 
 def support_share(table: SupportTable) -> str:
@@ -144,7 +150,16 @@ def _failures(table: SupportTable) -> tuple[Entry, ...]:
         )
         # A fallback computes the right result.
         tone = "warn" if kind in (Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK) else "bad"
-        entries.append(Entry(name, facts, f"[{support}]: {kind}{place}", tone=tone))
+        facets = (
+            ("status", (str(kind),)),
+            ("operator", (name,)),
+            ("cause", tuple(sorted({str(f.finding.cause) for f in parts if f.finding.cause}))),
+            ("dtype", tuple(dict.fromkeys(f.dtype for f in parts))),
+            ("part", tuple(dict.fromkeys(str(f.part) for f in parts))),
+        )
+        ranks = (("cases", float(sum(f.n for f in parts))), ("parts", float(len(parts))))
+        detail = f"[{support}]: {kind}{place}"
+        entries.append(Entry(name, facts, detail, tone=tone, facets=facets, ranks=ranks))
     return tuple(entries)
 
 
@@ -203,7 +218,8 @@ def _operator_data(operator: OperatorSupport) -> dict[str, Any]:
 
 def support_document(platforms: Platforms) -> Document:
     """Support of operators on several platforms."""
-    blocks: list[Block] = [_totals(platforms.sweeps)]
+    shares = [(s.label, _named(s.table.by_support)) for s in platforms.sweeps]
+    blocks: list[Block] = [_totals(platforms.sweeps), *stacked_bars(shares, "Operators by support", "operators")]
     blocks += [Note(f"the sweep of {s.label} is not complete", "warn") for s in platforms.sweeps if not s.info.complete]
     differing = f"{platforms.n_differing} of {len(platforms.rows)} operators are not alike on all"
     if len(platforms.sweeps) > 1:
