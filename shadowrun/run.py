@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun import analysis
 from shadowrun.analysis import (
+    ApiCoverage,
     Baseline,
     CallGroups,
     Charts,
@@ -183,6 +184,19 @@ class Run:
     def coverage(self) -> Coverage:
         """Share of the operators and calls of the program that the target supports."""
         return analysis.operator_coverage(self._read(), self._data.info.raised)
+
+    def api_coverage(self) -> ApiCoverage:
+        """Functions and modules of torch that the program called, and whether the target supports what they call.
+
+        Raises:
+            UsageError: The run was made without ``api=True``.
+        """
+        if not self.info.config.get("api"):
+            raise UsageError(
+                "This run has no functions of torch, only operators: record it with api=True (shadowrun run --api).",
+                slug="no-api",
+            )
+        return analysis.api_coverage(self._read(), self._data)
 
     def sources(self) -> tuple[SourceRun, ...]:
         """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""

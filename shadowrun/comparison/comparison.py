@@ -16,6 +16,7 @@ from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
 from shadowrun.errors import ShadowrunWarning, StoppedAtFinding, UsageError
+from shadowrun.intercept.api_calls import ApiCalls
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.call_sites import site_of
 from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
@@ -113,6 +114,8 @@ class Comparison(RunHandle, Run):
                 self._regions.start()
             ShadowMode.clear_detached()
             self._mode = ShadowMode(self._replayer)
+            if self._api is not None:
+                self._api.enter()
             # Last: from here on, calls of this thread are intercepted.
             self._steps.begin(self._mode, began_ns)
         except BaseException:
@@ -221,6 +224,8 @@ class Comparison(RunHandle, Run):
         self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, self._budget)
         if isinstance(self._recorder, FailFastRecorder):
             self._recorder.end_program = self._replayer.end_program
+        self._api = ApiCalls(self._attribution) if config.api else None
+        self._recorder.name_api = None if self._api is None else self._api.name_of_call
         self._threads = Threads(self._replayer, self._attribution)
         self._regions = self._compiled_regions() if config.compiled else None
         self._steps = Steps(self._recorder, self._replayer, self._selection, self._budget)
@@ -278,6 +283,8 @@ class Comparison(RunHandle, Run):
             self._budget.spend_on_step(began_ns, time.perf_counter_ns())
 
     def _release(self, *, keep_workers: bool = False) -> None:
+        if self._api is not None:
+            self._api.leave()
         if self._regions is not None:
             self._regions.stop()
         self._threads.stop()
@@ -357,7 +364,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
         ref: Trusted platform.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
             atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
-            call_limit_s, budget, asynchronous, compiled, capture, fail_fast.
+            call_limit_s, budget, asynchronous, compiled, capture, fail_fast, api.
 
     Returns:
         A context manager that is also a decorator and an object with start() and stop(). The user's
