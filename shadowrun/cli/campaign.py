@@ -323,6 +323,7 @@ def _ended(folder: Folder, shard: Shard, outcome: Outcome, args: argparse.Namesp
     from shadowrun.studies.campaign.combining import combine
     from shadowrun.studies.campaign.engine import Outcome
 
+    # With several shards, others may still run: `combine` is for the last of them.
     if shard.of == 1:
         combine(folder.combined, folder.shards(), folder.info())
     _print_status(folder, args, always=True)

@@ -73,6 +73,7 @@ class _Version(argparse.Action):
         try:
             note = _what_torch_lacks()
         except ShadowrunError as error:
+            # `--version` is what a bug report begins with: it prints what there is, whatever is missing.
             note = f"error: {error} [docs/messages.md#{error.slug}]"
         print(*versions, f"native {native.state()}", sep=", ")
         if note:

@@ -63,6 +63,8 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     """The program to run and its arguments: last, since they take all words that are left."""
+    # Two arguments that take the rest: after `-m`, argparse gives no word to the script, and without it, none to the
+    # module.
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py ...", help="program and its arguments")
 
@@ -271,6 +273,11 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="overhead budget: time of a step relative to a plain one, such as 1.2 (default: compare all calls)",
     )
     group.add_argument(
+        "--api",
+        action="store_true",
+        help="also record which function or module of torch made each call, for `shadowrun coverage --api`",
+    )
+    group.add_argument(
         "--no-replay",
         dest="replay",
         action="store_false",
@@ -332,7 +339,7 @@ def compare_options(args: argparse.Namespace) -> dict[str, Any]:
     """The parsed arguments as keyword arguments of `shadowrun.compare`."""
     names = (
         *("steps", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
-        *("compiled", "replay"),
+        *("compiled", "replay", "api"),
     )
     settings = False if args.no_settings else args.settings
     files = {"settings": settings, "known": known_ledger(args)}
@@ -361,6 +368,7 @@ def operators(wanted: list[str]) -> list[str]:
         if unknown or is_composite(name):
             from shadowrun.studies.sweep.opinfo import operators_called
 
+            # A composite operator never reaches the dispatch mode: the operators that it calls do.
             called = operators_called(name.removeprefix("aten::"))
             if unknown and not called:
                 raise UsageError(f"--ops {name}: {unknown}.", slug="unknown-operator")

@@ -64,6 +64,7 @@ class Program:
             if not Path(name).is_file():
                 what = "is a folder" if Path(name).is_dir() else "does not exist"
                 raise UsageError(f"The script {name!r} {what}: give the program to run.", slug="missing-script")
+            # With links followed, as Python does: a script finds the modules next to the file that a link leads to.
             self._folder = str(Path(name).resolve().parent)
             self._file = str(Path(name).absolute())
         self.argv = [self._file if is_module else name, *arguments]

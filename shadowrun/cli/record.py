@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     process = os.getpid()
     with _platform(recording, args.platform), _mitigations(args.apply):
         outcome = program.execute(recording)
+    # It comes here with a copy of all that the parent had: only the parent has a recording to report.
     if os.getpid() != process:  # a child that the program forked
         return outcome.status
     sys.stdout.flush()
@@ -172,6 +173,7 @@ def _run_grid(args: argparse.Namespace) -> int:
 
 def _forwarded(args: argparse.Namespace) -> list[str]:
     """The options of one recording, and the program, for a process of its own."""
+    # With `=`: a value that begins with a dash would be read as an option.
     found = [f"--import={name}" for name in args.imports]
     lists = {"flaws": args.flaws, "ops": args.ops, "modules": args.modules, "steps": args.steps}
     found += [f"--{name}={','.join(map(str, values))}" for name, values in lists.items() if values]

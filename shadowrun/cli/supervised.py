@@ -66,10 +66,12 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if -status == signal.SIGINT:
         raise KeyboardInterrupt
+    # SIGXCPU is the limit of time, SIGKILL its hard end; a C++ library without memory aborts.
     if allowance is not None and -status in (signal.SIGXCPU, signal.SIGKILL, signal.SIGABRT):
         raise _too_costly(allowance)
     names = {int(getattr(signal, name)): name for name in _ENDED_BY_CALLS if hasattr(signal, name)}
     if -status not in names:
+        # Ended by the same signal, so that a shell or a CI service sees what ended the child.
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     raise ShadowrunError(

@@ -12,6 +12,18 @@
 /* Bytes that take some microseconds: for fewer, releasing the GIL and taking it back takes longer. */
 enum { SR_FEW_BYTES = 64 << 10 };
 
+/* Sets of instructions, which a build has if the compiler knows them: it runs on every processor of its kind, so its loops
+ * are there for older and newer ones. */
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && (defined(__linux__) || defined(__APPLE__))
+#define SR_HAS_X86_SETS 1
+#endif
+typedef enum { SR_PLAIN, SR_AVX2, SR_AVX512 } sr_instructions;
+
+/* module.c. The best that the processor has; AVX-512 of `with_gfni` is that with VBMI and GFNI. */
+sr_instructions sr_best_instructions(int with_gfni);
+/* By name, of those up to the best; None: the best. -1 with an exception. */
+int sr_read_instructions(PyObject *name, sr_instructions best, sr_instructions *found);
+
 /* What a step of the fast path came to. */
 typedef enum {
     SR_ERROR = -1,   /* an exception is set that must reach the program: an interrupt, say */
@@ -33,6 +45,8 @@ typedef struct {
     int64_t *shape, *strides; /* of ndim elements; strides may be NULL: C order */
     uint64_t byte_offset;
 } SrTensor;
+
+enum { SR_DLPACK_CPU = 1, SR_DLPACK_COMPLEX = 5 };
 
 /* tensor.c. Answers are 1 or 0; -1 with an exception where that is said. */
 int sr_is_tensor(PyObject *value);      /* torch.Tensor or Parameter, no subclass */

@@ -1,4 +1,4 @@
-/* Digests of tensors: what ladder.c, digest_values.c and digest.c share. */
+/* Digests of tensors: what digest_ladder.c and digest.c share, and what a recording asks. */
 
 #ifndef SHADOWRUN_DIGEST_H
 #define SHADOWRUN_DIGEST_H
@@ -7,33 +7,13 @@
 
 enum { SR_LANES = 32, SR_MOST_PLANES = 64, SR_CHUNK_BLOCKS = 128 }; /* a chunk of float32 is 16 KiB */
 
-/* Sets of instructions, which a build has if the compiler knows them. */
-#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && (defined(__linux__) || defined(__APPLE__))
-#define SR_HAS_X86_SETS 1
-#endif
-typedef enum { SR_PLAIN, SR_AVX2, SR_AVX512 } sr_instructions;
-
-/* ladder.c. Add the bit planes of whole blocks of 32 elements to `planes`: 8, 16, 32 or 64 of them. */
+/* digest_ladder.c. Add the bit planes of whole blocks of 32 elements to `planes`: 8, 16, 32 or 64 of them. */
 typedef void (*sr_add_planes)(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes);
 uint64_t sr_mix(uint64_t value);
 void sr_set_up_ladders(void);
 sr_add_planes sr_planes_function(int width, sr_instructions instructions);
 const uint64_t *sr_keys(size_t first, size_t n, uint64_t *room); /* n at most SR_CHUNK_BLOCKS; room for one more */
 void sr_rungs(const uint64_t *planes, int width, uint64_t n_elements, int mantissa, uint64_t *rungs); /* mantissa + 1 */
-
-/* digest_values.c: classes, range and squares, added up over chunks. */
-typedef enum { SR_FLOAT, SR_BFLOAT, SR_SIGNED, SR_UNSIGNED, SR_CODES /* floats of 8 bits */ } sr_number;
-typedef struct {
-    uint64_t n_nan, n_pos_inf, n_neg_inf, n_zero, n_neg_zero, n_subnormal, n_finite;
-    double min, max, squares; /* of the finite elements; min and max are infinite while there are none */
-    uint64_t counts[256];     /* of codes */
-} SrValues;
-typedef void (*sr_add_values)(SrValues *values, const unsigned char *at, size_t n);
-sr_add_values sr_values_function(sr_number number, int width, sr_instructions instructions);
-void sr_clear_values(SrValues *values, sr_number number);
-/* After the last chunk of codes, given their 256 numbers and the smallest normal one. */
-void sr_sum_counts(SrValues *values, const double *numbers, double normal);
-double sr_norm(const SrValues *values, const unsigned char *at, size_t n, sr_number number, int width);
 
 /* digest.c: what a recording keeps of a tensor; see recording/digests.py. */
 enum { SR_MOST_SAMPLES = 128 };

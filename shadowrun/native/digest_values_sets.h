@@ -1,4 +1,4 @@
-/* Every format for one set of instructions, and a table of them: included by digest_values.c for each set, with
+/* Every format for one set of instructions, and a table of them: included by digest.c for each set, with
    INSTRUCTIONS (a name), TARGET (what makes a compiler use them), HALVES(from, to) if they widen 16 float16 at a time, and
    FINITE_FLOATS if there is an ADD_FINITE of digest_values.h for float32. */
 

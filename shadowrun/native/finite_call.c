@@ -3,7 +3,6 @@
  * recording/nonfinite.py is the specification; tests/recording/test_nonfinite.py runs both.
  */
 
-#include "digest.h"
 #include "dispatch.h"
 
 #include <string.h>

@@ -57,6 +57,38 @@ PyObject *sr_tuple_of_numbers(const int64_t *numbers, Py_ssize_t n) {
     return tuple;
 }
 
+sr_instructions sr_best_instructions(int with_gfni) {
+    (void)with_gfni;
+#ifdef SR_HAS_X86_SETS
+    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    int gfni = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
+    if (avx512 && (gfni || !with_gfni)) {
+        return SR_AVX512;
+    }
+    if (__builtin_cpu_supports("avx2")) { /* every processor with AVX2 converts float16 too */
+        return SR_AVX2;
+    }
+#endif
+    return SR_PLAIN;
+}
+
+int sr_read_instructions(PyObject *name, sr_instructions best, sr_instructions *found) {
+    static const char *const names[] = {"plain", "avx2", "avx512"};
+    *found = best;
+    const char *wanted = name == Py_None ? names[best] : PyUnicode_AsUTF8(name);
+    for (int i = 0; wanted != NULL && i <= (int)best; i++) {
+        if (!strcmp(wanted, names[i])) {
+            *found = (sr_instructions)i;
+            return 0;
+        }
+    }
+    if (wanted != NULL) {
+        PyErr_Format(PyExc_ValueError, "this processor, or this build, has no instructions \"%s\"", wanted);
+    }
+    return -1;
+}
+
 /* ---- types --------------------------------------------------------------------------------------------------------------- */
 
 int sr_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {

@@ -81,9 +81,7 @@ static const char *const stats_formats[] = {
 #define TARGET
 #include "stats_formats.h"
 
-/* A build runs on every processor of its kind, so the loops are there for older and newer ones. */
-#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && (defined(__linux__) || defined(__APPLE__))
-#define STATS_HAS_X86_SETS 1
+#ifdef SR_HAS_X86_SETS
 #include <immintrin.h>
 
 #define INSTRUCTIONS avx2
@@ -101,19 +99,13 @@ static const char *const stats_formats[] = {
 #endif
 
 /* By the name of the instructions, or with None the best that the processor has. NULL with an exception. */
-static const stats_function_t *stats_table(PyObject *instructions) {
-    const char *name = instructions == Py_None ? "" : PyUnicode_AsUTF8(instructions);
-    if (name == NULL) return NULL;
-#ifdef STATS_HAS_X86_SETS
-    int avx2 = __builtin_cpu_supports("avx2");
-    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512 && (!*name || !strcmp(name, "avx512"))) return stats_all_formats_avx512;
-    if (avx2 && (!*name || !strcmp(name, "avx2"))) return stats_all_formats_avx2;
+static const stats_function_t *stats_table(PyObject *name) {
+    sr_instructions found;
+    if (sr_read_instructions(name, sr_best_instructions(0), &found)) return NULL;
+#ifdef SR_HAS_X86_SETS
+    if (found != SR_PLAIN) return found == SR_AVX512 ? stats_all_formats_avx512 : stats_all_formats_avx2;
 #endif
-    if (!*name || !strcmp(name, "plain")) return stats_all_formats_plain;
-    PyErr_Format(PyExc_ValueError, "this processor, or this build, has no instructions \"%s\"", name);
-    return NULL;
+    return stats_all_formats_plain;
 }
 
 static stats_function_t stats_function(PyObject *format, PyObject *instructions) {
@@ -211,13 +203,8 @@ static int diff_learn_class(DiffClass *class, PyObject *type, const char *const 
     PyObject *slots = PyObject_GetAttrString(type, "__slots__");
     int known = slots != NULL && PyType_Check(type) && PyTuple_Check(slots) && PyTuple_GET_SIZE(slots) == n;
     for (Py_ssize_t i = 0; known && i < n; i++) {
-        PyObject *descriptor = PyObject_GetAttrString(type, names[i]);
-        known = descriptor != NULL && Py_IS_TYPE(descriptor, &PyMemberDescr_Type) &&
-                ((PyMemberDescrObject *)descriptor)->d_member->type == T_OBJECT_EX;
-        if (known) {
-            class->places[i] = ((PyMemberDescrObject *)descriptor)->d_member->offset;
-        }
-        Py_XDECREF(descriptor);
+        class->places[i] = sr_slot_offset((PyTypeObject *)type, names[i]);
+        known = class->places[i] >= 0;
     }
     Py_XDECREF(slots);
     PyErr_Clear();
@@ -281,19 +268,6 @@ static const DiffFormat *diff_format(const SrTensor *t) {
     return NULL;
 }
 
-static PyObject *diff_tuple(const int64_t *numbers, Py_ssize_t n) {
-    PyObject *tuple = PyTuple_New(n);
-    for (Py_ssize_t d = 0; tuple != NULL && d < n; d++) {
-        PyObject *number = PyLong_FromLongLong(numbers[d]);
-        if (number == NULL) {
-            Py_CLEAR(tuple);
-        } else {
-            PyTuple_SET_ITEM(tuple, d, number);
-        }
-    }
-    return tuple;
-}
-
 /* Strides of two contiguous tensors of one shape: a tuple, None if they differ, NULL with an exception. Where a
  * dimension has one element any stride is right, and DLPack may give another than torch. */
 static PyObject *diff_strides(PyObject *actual, PyObject *expected, const SrTensor *t) {
@@ -303,7 +277,7 @@ static PyObject *diff_strides(PyObject *actual, PyObject *expected, const SrTens
         one |= t->shape[d] == 1;
     }
     if (!one) {
-        return diff_tuple(t->strides, t->ndim);
+        return sr_tuple_of_numbers(t->strides, t->ndim);
     }
     PyObject *a = PyObject_CallMethodNoArgs(actual, stride), *e = PyObject_CallMethodNoArgs(expected, stride);
     int same = a == NULL || e == NULL ? -1 : PyObject_RichCompareBool(a, e, Py_EQ);
@@ -404,7 +378,7 @@ PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n) {
         return strides;
     }
     PyObject *values[DIFF_N_META] = {
-        Py_NewRef(f->name), diff_tuple(a.shape, a.ndim), strides, Py_NewRef(diff_cpu), Py_NewRef(diff_strided),
+        Py_NewRef(f->name), sr_tuple_of_numbers(a.shape, a.ndim), strides, Py_NewRef(diff_cpu), Py_NewRef(diff_strided),
     };
     PyObject *form = diff_make(&diff_meta_class, values, DIFF_N_META);
     if (form == NULL) {

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { DLPACK_CPU = 1, DLPACK_COMPLEX = 5, MAX_FAILURES = 100, REST = 10000 };
+enum { MAX_FAILURES = 100, REST = 10000 };
 
 typedef int (*DlpackFromObject)(void *object, SrTensor *out);
 
@@ -228,7 +228,7 @@ size_t sr_n_elements(const SrTensor *t) {
 
 size_t sr_n_bytes(const SrTensor *t) { return (size_t)t->dtype.bits * t->dtype.lanes / 8 * sr_n_elements(t); }
 
-int sr_is_on_cpu(const SrTensor *t) { return t->device.type == DLPACK_CPU; }
+int sr_is_on_cpu(const SrTensor *t) { return t->device.type == SR_DLPACK_CPU; }
 
 int sr_is_cpu_tensor(PyObject *tensor) {
     SR_NAME(is_cpu, "is_cpu") { return 0; }
@@ -281,8 +281,8 @@ PyObject *sr_plainly_equal(PyObject *module, PyObject *const *args, Py_ssize_t n
         Py_RETURN_FALSE;
     }
     /* No address: an empty tensor, or a ZeroTensor, which has no memory. */
-    if (a.device.type != DLPACK_CPU || e.device.type != DLPACK_CPU || a.data == NULL || e.data == NULL ||
-        a.dtype.code == DLPACK_COMPLEX || a.dtype.code != e.dtype.code || a.dtype.bits != e.dtype.bits || a.dtype.lanes != 1 ||
+    if (a.device.type != SR_DLPACK_CPU || e.device.type != SR_DLPACK_CPU || a.data == NULL || e.data == NULL ||
+        a.dtype.code == SR_DLPACK_COMPLEX || a.dtype.code != e.dtype.code || a.dtype.bits != e.dtype.bits || a.dtype.lanes != 1 ||
         e.dtype.lanes != 1 || a.dtype.bits % 8 != 0 || a.ndim != e.ndim) {
         Py_RETURN_FALSE;
     }

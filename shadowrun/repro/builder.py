@@ -103,6 +103,7 @@ class _FindingScript:
 
     def write(self, record: OpRecord, directory: Path, seconds: float) -> Repro:
         """Minimise, write and try the script."""
+        # Noted first: minimising replaces them, and the script says what the run had.
         before = calls.named_inputs(self._plan, self._args, self._kwargs)
         present = True
         try:

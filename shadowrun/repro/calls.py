@@ -81,6 +81,7 @@ def returned_arguments(plan: OpPlan) -> dict[str, Code]:
         info = value.alias_info
         for a in schema.arguments:
             given = a.alias_info if str(a.type) == "Tensor" else None
+            # A result whose alias set is that of a written argument is that argument, by the schema.
             if info is not None and given is not None and given.is_write and given.before_set & info.before_set:
                 expressions[a.name] = code("out") if plan.n_returns == 1 else code("out[{}]", i)
     return expressions

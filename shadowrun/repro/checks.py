@@ -81,6 +81,7 @@ def _check(case: Case, finding: ResultDiff, tolerances: tuple[float, float] | No
     one = bounds.size == allowed.size and (
         not finite.size or not greatest or float(finite.max()) > _CLEAR * greatest or finite.size < where.size
     )
+    # One number where it serves for all elements: a script with a table of bounds is hard to read.
     shown: float | torch.Tensor = _rounded_up(greatest) if one else torch.from_numpy(allowed)
     return Check(finding.name, shown, signed_zeros=zeros)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, trusts_its_arguments
+from shadowrun.intercept.checked_calls import check_call
+from shadowrun.intercept.op_allowlist import Refused, trusts_its_arguments
 from shadowrun.operators.case import exact_copy
 from shadowrun.replay.copies import tensors_in
 
@@ -82,7 +83,7 @@ def minimised(
 def _fits(func: torch._ops.OpOverload, arguments: Arguments) -> bool:
     """Whether arguments are those of a call that a file may have made: none leads outside of memory."""
     try:
-        check_arguments(func, *arguments)
+        check_call(func, *arguments)
     except Refused:
         return False
     return True
@@ -248,6 +249,7 @@ def _simpler(call: Arguments) -> Iterator[Arguments]:
                 break
             yield from _changed(call, tensors, i, change(t))
     for i, t in enumerate(tensors):
+        # Each element costs a run of the call on both platforms.
         if t.numel() > _FEW_ELEMENTS or not t.is_contiguous():
             continue
         for k, value in enumerate(t.flatten().tolist()):
@@ -287,6 +289,7 @@ def _each_value(call: Arguments, change: Callable[[Any], Any]) -> Arguments:
 
 
 def _mapped(call: Arguments, change: Change) -> Arguments:
+    # By identity: an argument that is given twice stays one tensor.
     memo: dict[int, torch.Tensor] = {}
 
     def one(value: Any) -> Any:

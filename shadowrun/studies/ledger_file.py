@@ -111,6 +111,7 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    # The user has put it there: the link stays, and what it leads to is replaced.
     if path.is_symlink():
         path = path.resolve()
     try:
@@ -120,6 +121,7 @@ def _write(path: Path, text: str) -> None:
             new.write_text(text, encoding="utf-8")
             read_settings(new)  # what is written can be read
             if path.exists():
+                # A new file has the rights of this process's mask.
                 new.chmod(path.stat().st_mode)
             new.replace(path)
     except (OSError, UnicodeError) as error:

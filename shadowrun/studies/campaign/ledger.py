@@ -66,6 +66,7 @@ def new_lines(
             skipped.append((number, why))
             continue
         for form, t in ((form, t) for form in (s, *cause.others) for t in cause.targets):
+            # A ledger's lines are of platforms, and it knows nothing of compiled code.
             if t < 0 or is_compiled(targets[t]) or _reason(form, targets[t], lines):
                 continue
             if not _SPEC.fullmatch(_platform(targets[t])):

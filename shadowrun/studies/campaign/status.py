@@ -56,6 +56,7 @@ def status(folder: Folder) -> Status:
             counts.update(store.counts())
             wall_s += sum(s[3] for s in store.sessions())
             cpu_s += sum(s[4] for s in store.sessions())
+        # As a set: two shards may have settled the same variant.
         settled |= done
         shards.append((path.name.partition(".")[0], len(done)))
     empty = tuple(path.name.partition(".")[0] for path in folder.empty_shards())

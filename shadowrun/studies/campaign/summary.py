@@ -259,6 +259,7 @@ def summarise(
     for mutators in variants.valid_mutators():
         valid.update(mutators)
     causes = causes_of(store)
+    # All that any target met: the reference has run each variant before a target does.
     reference = {op for c in counted for op in c.ops}
     sessions = tuple(Session(*row) for row in store.sessions())
     earlier = _signatures(before) if before is not None else set()
@@ -328,10 +329,12 @@ class _Variants:
                 self.n_duplicates += 1
                 continue
             self.n_distinct += 1
+            # A mutator that was used twice in a variant counts once: the figure is of variants.
             self.mutators.update(dict.fromkeys(row.mutators, 1))
             if row.invalid is None:
                 self._valid.append(row.mutators)
             else:
+                # Without the message, which has figures in it.
                 self.invalid[row.invalid.partition(": ")[0]] += 1
 
     def valid_mutators(self) -> Iterable[Iterable[str]]:
