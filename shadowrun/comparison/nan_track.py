@@ -108,6 +108,11 @@ class NanTrack(RunHandle):
         """Operator calls that were intercepted."""
         return self._observer.n_calls
 
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Calls that were not looked at, by reason."""
+        return dict(self._observer.skipped)
+
     def __str__(self) -> str:
         found = self.found()
         if not found:

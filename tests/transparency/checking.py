@@ -13,6 +13,7 @@ import torch
 
 import shadowrun
 from shadowrun import Cause, Status
+from shadowrun.comparison.nan_track import NanTrack
 from shadowrun.comparison.record import RecordRun
 from shadowrun.intercept import torchapi
 from shadowrun.numerics.bits import Uncomparable, bits_equal
@@ -64,7 +65,7 @@ class Result:
     unverified: dict[str, int] = field(default_factory=dict)
 
 
-Observed = shadowrun.Comparison | RecordRun
+Observed = shadowrun.Comparison | RecordRun | NanTrack
 
 
 def check(run: Observed, db: str, name: str, info: Any, dtype: str, samples: int | None, device: str = "cpu") -> Result:
@@ -87,7 +88,7 @@ def check(run: Observed, db: str, name: str, info: Any, dtype: str, samples: int
         _check_case(run, case, result)
     run.step()
     result.calls = _n_calls(run) - before
-    if isinstance(run, RecordRun):
+    if isinstance(run, RecordRun | NanTrack):
         result.false_reports += [f"{n} calls: {why}" for why, n in (_failures(run) - failures).items()]
         return result
     for record in run.records(status=[Status.MISMATCH, Status.ERROR, Status.UNVERIFIED], step=step):
@@ -103,12 +104,12 @@ def check(run: Observed, db: str, name: str, info: Any, dtype: str, samples: int
 
 
 def _n_calls(run: Observed) -> int:
-    return run.n_calls if isinstance(run, RecordRun) else sum(run.counts().values())
+    return run.n_calls if isinstance(run, RecordRun | NanTrack) else sum(run.counts().values())
 
 
 def _failures(run: Observed) -> Counter[str]:
     """Calls that a recording lost by a fault of its own."""
-    if not isinstance(run, RecordRun):
+    if not isinstance(run, RecordRun | NanTrack):
         return Counter()
     return Counter({reason: n for reason, n in run.skipped.items() if "failure" in reason})
 
