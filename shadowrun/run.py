@@ -99,6 +99,7 @@ class Run:
         step: int | None = None,
         module: str | None = None,
         seq: int | None = None,
+        since: int = 0,
     ) -> Iterator[OpRecord]:
         """Recorded calls in call order.
 
@@ -108,9 +109,19 @@ class Run:
             step: Training step.
             module: Glob pattern, ``"*.attn.*"``.
             seq: Number of a single call.
+            since: Number of the first call.
         """
         self._sync()  # the newest calls may still be in memory
-        return read_records(self._data, op=op, status=status, step=step, module=module, seq=seq)
+        return read_records(self._data, op=op, status=status, step=step, module=module, seq=seq, since=since)
+
+    def last_call(self) -> int:
+        """Number of the last recorded call; -1 if there is none."""
+        self._sync()
+        return int(next(self._data.query("select coalesce(max(seq), -1) from call"))[0])
+
+    def excuse(self, kind: str, op: str, modules: Iterable[str]) -> KnownLine | None:
+        """The line of the ledger that excuses calls of an operator; None if none does."""
+        return self._ledger().excuse(kind, op, modules)
 
     def summary(self) -> list[OperatorSummary]:
         """One row for each operator, those that need work first."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from shadowrun.analysis import KnownIssues, Signature
+from shadowrun.analysis import Signature
 from shadowrun.comparison.output import Output, run_info
 from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
@@ -57,6 +57,9 @@ class Comparison(RunHandle, Run):
 
     Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a
     stop: records add up. It cannot be nested.
+
+    Attributes:
+        gives_way: Whether it stops where the program begins a comparison or recording of its own, which fails without.
     """
 
     _made_by = "compare"
@@ -75,6 +78,7 @@ class Comparison(RunHandle, Run):
         self._mode: ShadowMode | None = None
         self._marks_steps = False
         self._raised = ""
+        self.gives_way = False
         self._after_steps: list[Callable[[Comparison], object]] = []
 
     def _allowed_by_process(self) -> Permissions:
@@ -92,7 +96,8 @@ class Comparison(RunHandle, Run):
             DataFileError: The data file cannot be written.
         """
         began_ns = time.perf_counter_ns()
-        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._abandon))
+        give_way = self._give_way if self.gives_way else None
+        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._abandon, give_way))
         try:
             self._disinherit()
             prepare_process()
@@ -237,7 +242,7 @@ class Comparison(RunHandle, Run):
         is_new = before is not None and Signature(kind, op, module, phase, cause) not in before.findings
         if kind not in wanted and not (NEW in wanted and is_new and kind in KINDS):
             return False
-        return KnownIssues(self._config.known, str(self._target)).excuse(kind, op, (module,)) is None
+        return self.excuse(kind, op, (module,)) is None
 
     def _compiled_regions(self) -> Regions:
         from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s
@@ -308,6 +313,11 @@ class Comparison(RunHandle, Run):
         self._output.release()
         with contextlib.suppress(Exception):
             self._release()
+
+    def _give_way(self) -> None:
+        """Stop for another comparison, where the mode can leave the stack."""
+        if self._steps.watching is not None and self._steps.watching.can_leave:
+            self.stop()
 
     def _disinherit(self) -> None:
         self._output.detach_in_child()
