@@ -87,6 +87,12 @@ def push_function_mode(mode: Any) -> None:
     torch._C._push_on_torch_function_stack(mode)
 
 
+def is_top_function_mode(mode: Any) -> bool:
+    """Whether a function mode is on top of the stack of this thread."""
+    n = torch._C._len_torch_function_stack()
+    return n > 0 and torch._C._get_function_stack_at(n - 1) is mode
+
+
 def remove_function_mode(mode: Any) -> None:
     """Take a function mode off the stack of this thread, wherever it lies."""
     above = []
