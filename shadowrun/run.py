@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun import analysis
 from shadowrun.analysis import (
+    ApiCoverage,
     Baseline,
     CallGroups,
     Charts,
@@ -98,6 +99,7 @@ class Run:
         step: int | None = None,
         module: str | None = None,
         seq: int | None = None,
+        since: int = 0,
     ) -> Iterator[OpRecord]:
         """Recorded calls in call order.
 
@@ -107,9 +109,19 @@ class Run:
             step: Training step.
             module: Glob pattern, ``"*.attn.*"``.
             seq: Number of a single call.
+            since: Number of the first call.
         """
         self._sync()  # the newest calls may still be in memory
-        return read_records(self._data, op=op, status=status, step=step, module=module, seq=seq)
+        return read_records(self._data, op=op, status=status, step=step, module=module, seq=seq, since=since)
+
+    def last_call(self) -> int:
+        """Number of the last recorded call; -1 if there is none."""
+        self._sync()
+        return int(next(self._data.query("select coalesce(max(seq), -1) from call"))[0])
+
+    def excuse(self, kind: str, op: str, modules: Iterable[str]) -> KnownLine | None:
+        """The line of the ledger that excuses calls of an operator; None if none does."""
+        return self._ledger().excuse(kind, op, modules)
 
     def summary(self) -> list[OperatorSummary]:
         """One row for each operator, those that need work first."""
@@ -172,6 +184,19 @@ class Run:
     def coverage(self) -> Coverage:
         """Share of the operators and calls of the program that the target supports."""
         return analysis.operator_coverage(self._read(), self._data.info.raised)
+
+    def api_coverage(self) -> ApiCoverage:
+        """Functions and modules of torch that the program called, and whether the target supports what they call.
+
+        Raises:
+            UsageError: The run was made without ``api=True``.
+        """
+        if not self.info.config.get("api"):
+            raise UsageError(
+                "This run has no functions of torch, only operators: record it with api=True (shadowrun run --api).",
+                slug="no-api",
+            )
+        return analysis.api_coverage(self._read(), self._data)
 
     def sources(self) -> tuple[SourceRun, ...]:
         """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""

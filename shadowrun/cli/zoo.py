@@ -136,7 +136,8 @@ def _collected(
     if source in ("modules", "operators"):
         from shadowrun.studies.zoo.sources import modules, operators
 
-        return (modules if source == "modules" else operators).collect(wanted, update)
+        collect = modules.collect if source == "modules" else operators.collect
+        return collect(wanted, update)
     if source == "transformers":
         from shadowrun.studies.zoo.sources import architectures
 

@@ -23,15 +23,8 @@ from torch import fx
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import node_origin
 from shadowrun.errors import UsageError
-from shadowrun.intercept.op_allowlist import (
-    Refused,
-    check_arguments,
-    check_operator,
-    depends_on_values,
-    is_word,
-    operator_named,
-)
-from shadowrun.intercept.torchapi import DispatchMode
+from shadowrun.intercept.checked_calls import CheckedCalls
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, check_operator, is_word, operator_named
 from shadowrun.replay.copies import tensors_in
 from shadowrun.store import plain_json
 from shadowrun.store.plain_json import NotStorable
@@ -163,16 +156,6 @@ def from_text(text: str) -> fx.GraphModule:
         raise ValueError(repr(error)) from None
 
 
-class _CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the operators that functions and methods call: ``torch.native_batch_norm`` checks no sizes either."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
-            check_arguments(func, args, kwargs)
-        return func(*args, **kwargs)
-
-
 class DenseInterpreter(fx.Interpreter):
     """Runs a graph of a file as long as its values are numbers and strided tensors, and arguments those of a file.
 
@@ -182,7 +165,7 @@ class DenseInterpreter(fx.Interpreter):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run it."""
-        with _CheckedCalls():  # type: ignore[no-untyped-call]
+        with CheckedCalls():  # type: ignore[no-untyped-call]
             return super().run(*args, **kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.argument_places import has_places, misplaced
 from shadowrun.intercept.plan import Action, make_plan
 from shadowrun.intercept.torch_operators import operator_is_dispatched
 from shadowrun.intercept.torchapi import as_in_handler
@@ -114,6 +115,17 @@ _REFUSED = {
     "_weight_norm_interface_backward": _UNSIZED,
     "fused_moving_avg_obs_fake_quant": _UNSIZED,
     # Called from within kernels of others only, which checked; no program records them.
+    **dict.fromkeys(
+        (
+            *("_add_batch_dim", "_cholesky_solve_helper", "_cummax_helper", "_cummin_helper", "_remove_batch_dim"),
+            *("_slow_conv2d_backward", "_slow_conv2d_forward", "_thnn_differentiable_gru_cell_backward"),
+            *("_thnn_differentiable_lstm_cell_backward", "quantized_gru_cell", "quantized_lstm_cell"),
+            *("quantized_rnn_relu_cell", "quantized_rnn_tanh_cell"),
+        ),
+        _UNSIZED,
+    ),
+    "_dyn_quant_matmul_4bit": _UNSIZED,
+    "_dyn_quant_pack_4bit_weight": _UNSIZED,
     "_compute_linear_combination": _UNSIZED,
     "_foreach_copy": _UNSIZED,
     "_new_zeros_with_same_feature_meta": _UNSIZED,
@@ -193,7 +205,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "padding": ("same", "valid"),
     "padding_mode": ("border", "reflection", "zeros"),
     "padding_side": ("left", "right"),
-    "reduce": ("amax", "amin", "max", "mean", "min", "prod", "sum"),
+    "reduce": ("add", "amax", "amin", "max", "mean", "min", "multiply", "prod", "sum"),
     "reduction": ("batchmean", "mean", "none", "sum"),
     "rounding_mode": ("floor", "trunc"),
     "side": ("left", "right"),
@@ -203,14 +215,8 @@ _ALL_WORDS = frozenset(word for words in _WORDS.values() for word in words)
 
 _RESIZES = re.compile(r"aten::_?resize")
 """What gives a sparse tensor another size: of one in CSC, torch leaves too few indices."""
-_TRANSFORM = re.compile(r"aten::_fft_(c2c|c2r|r2c)")
-"""They take dimensions as indices into memory; those of `torch.fft` count them from the front before."""
-_BATCH_NORM = re.compile(r"aten::\w*batch_norm")
-_ATTENTION = re.compile(r"aten::_?scaled_dot_product\w*attention\w*")
-_KEYED = ("key", "value")
-_PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
-_SAVED = ("save_mean", "save_invstd")
-"""Of each channel too; evaluation saves nothing."""
+_NO_NUMBERS = ("Layout", "MemoryFormat", "ScalarType")
+"""Kernels find what belongs to a dtype by its number, which is not checked."""
 _MAX_INT = 1 << 64
 _MAX_ELEMENTS = 1 << 28
 """Of what is made from sizes alone: 2 GiB of float64."""
@@ -325,11 +331,15 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 and _RESIZES.match(schema_of(func).name)
             ):
                 raise Refused(f"it does not check the indices of {argument.name} against another size")
+            if isinstance(one, int) and _unwrapped(_real_type(argument)) in _NO_NUMBERS:
+                raise Refused(f"{argument.name} is a number, where a {_unwrapped(_real_type(argument))} has to be")
             if isinstance(one, int) and abs(one) > _MAX_INT:
                 raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
             if isinstance(one, torch.Tensor) and writes and argument.is_write and _overlaps_itself(one):
                 raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
-    _check_places(schema_of(func).name, {a.name: v for a, v in zip(declared, args, strict=False)} | dict(kwargs))
+    given = {a.name: v for a, v in zip(declared, args, strict=False)} | dict(kwargs)
+    if has_places(schema_of(func).name) and (why := misplaced(schema_of(func).name, given)):
+        raise Refused(why)
     _check_size(func, args, kwargs)
 
 
@@ -340,10 +350,10 @@ def depends_on_values(func: torch._ops.OpOverload) -> bool:
     A graph of a file has no tensors when it is read: such a call is checked once more when it is made.
     """
     schema = schema_of(func)
-    if any(kind.match(schema.name) for kind in (_TRANSFORM, _RESIZES, _BATCH_NORM, _ATTENTION)):
+    if has_places(schema.name) or _RESIZES.match(schema.name):
         return True
     makes = any(a.name == "device" for a in schema.arguments)  # of sizes that a call may have computed
-    return makes or schema.name == "aten::embedding_dense_backward" or any(a.is_write for a in schema.arguments)
+    return makes or any(a.is_write for a in schema.arguments)
 
 
 def trusts_its_arguments(func: Any) -> bool:
@@ -362,36 +372,6 @@ def _overlaps_itself(t: torch.Tensor) -> bool:
             return True
         reach += stride * (n - 1)
     return False
-
-
-def _check_places(name: str, given: dict[str, Any]) -> None:
-    """Look at numbers and sizes that kernels take as places in memory unseen; what is computed later has none yet.
-
-    Raises:
-        Refused: One is outside.
-    """
-    first = given.get("self", given.get("input"))
-    x = given.get("input", first)
-    if _TRANSFORM.fullmatch(name) and isinstance(first, torch.Tensor):
-        dims = list(_flat(given.get("dim")))
-        if len(set(dims)) < len(dims) or not all(type(d) is int and 0 <= d < first.dim() for d in dims):
-            raise Refused("dim is none of the tensor's")
-    if name == "aten::embedding_dense_backward" and isinstance(given.get("indices"), torch.Tensor):
-        indices, n = given["indices"], given.get("num_weights")
-        with as_in_handler():  # a comparison must not see these operators
-            inside = not indices.numel() or bool(((indices >= 0) & (indices < n)).all()) if type(n) is int else True
-        if not inside:
-            raise Refused("indices has some that are not below num_weights")
-    if _BATCH_NORM.match(name) and isinstance(x, torch.Tensor) and x.dim() > 1:
-        for key in (*_PER_CHANNEL, *_SAVED):
-            t = given.get(key)
-            if isinstance(t, torch.Tensor) and t.numel() != x.shape[1] and (t.numel() or key not in _SAVED):
-                raise Refused(f"{key} has not one value for each channel")
-    if _ATTENTION.match(name):
-        n_keys, n_values = (t.shape[-2:-1] if isinstance(t := given.get(k), torch.Tensor) else None for k in _KEYED)
-        # The kernel for the CPU reads as many keys as there are values (pytorch/pytorch#193728).
-        if None not in (n_keys, n_values) and n_keys != n_values:
-            raise Refused("key and value have other lengths")
 
 
 _PLAIN = (
@@ -440,6 +420,11 @@ def _flat(value: Any) -> Iterator[Any]:
             yield from _flat(v)
     else:
         yield value
+
+
+def _real_type(argument: Any) -> str:
+    """The type of an argument that a schema prints as ``int``. Seen on 2.13 (`Argument.real_type`)."""
+    return str(getattr(argument, "real_type", argument.type))
 
 
 def _unwrapped(kind: str) -> str:

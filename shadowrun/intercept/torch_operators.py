@@ -27,6 +27,7 @@ __all__ = [
     "operator_is_composite",
     "operator_is_dispatched",
     "operator_names",
+    "operator_splits",
     "plain_kernel",
     "raw_operator",
     "unwrapped",
@@ -163,6 +164,17 @@ def operator_is_composite(name: str) -> bool:
     try:
         return has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in DISPATCH_KEYS)
     except RuntimeError:  # Python's own (`aten::sym_size` of jagged tensors): the dispatcher does not know them
+        return False
+
+
+def operator_splits(name: str) -> bool:
+    """Whether an operator may split into others, on some device.
+
+    Seen on 2.11 and 2.13 (`_dispatch_has_kernel_for_dispatch_key`).
+    """
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    except RuntimeError:  # as above
         return False
 
 

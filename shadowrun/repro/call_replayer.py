@@ -16,7 +16,8 @@ from shadowrun import sim
 from shadowrun.analysis import without_numbers
 from shadowrun.config import Config
 from shadowrun.errors import DataFileError, ShadowrunError, UsageError
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
+from shadowrun.intercept.checked_calls import check_call
+from shadowrun.intercept.op_allowlist import Refused, operator_named
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.judge.judge import Judge
@@ -319,7 +320,7 @@ def captured_plan(call: captured_inputs.StoredCall, *, checked: bool) -> OpPlan:
             slug="no-repro",
         ) from None
     try:
-        check_arguments(plan.func, call.args, call.kwargs, checked=checked)
+        check_call(plan.func, call.args, call.kwargs, checked=checked)
     except Refused as why:
         raise DataFileError(f"The captured inputs do not fit {call.op}: {why}.", slug="captured-inputs") from None
     if plan.action in (Action.PASS, Action.EMPTY):

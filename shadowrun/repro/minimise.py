@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, trusts_its_arguments
+from shadowrun.intercept.checked_calls import check_call
+from shadowrun.intercept.op_allowlist import Refused, trusts_its_arguments
 from shadowrun.operators.case import exact_copy
 from shadowrun.replay.copies import tensors_in
 
@@ -82,7 +83,7 @@ def minimised(
 def _fits(func: torch._ops.OpOverload, arguments: Arguments) -> bool:
     """Whether arguments are those of a call that a file may have made: none leads outside of memory."""
     try:
-        check_arguments(func, *arguments)
+        check_call(func, *arguments)
     except Refused:
         return False
     return True

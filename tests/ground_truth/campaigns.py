@@ -1,10 +1,14 @@
 """Each planted flaw alone: does a campaign find it, after how many variants, and as how many root causes?
 
 python -m tests.ground_truth.campaigns --zoo FILE [--n 20000] [--seed 0] [--flaw NAME] [--each 100] [--most 4000]
+    [--kept DIR] [--minutes M]
 
 First the variants run on the clean device: which operators each calls, and that nothing is found. Then, for each flaw,
 those that call one of its operators run on the flawed device, in the order of their numbers, until it is found, but
 `--most` at most; and `--each` more, for the number of root causes that a report would have for it, and for the oracles.
+With `--kept`, what was run is kept in a folder of this user, and a later start goes on; `--minutes` ends a start.
+
+At the end, the findings of all flaws are grouped together: root causes of two flaws must not become one.
 """
 
 import argparse
@@ -20,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 from shadowrun import sim
-from shadowrun.studies.campaign.findings import Seen, root_causes
+from shadowrun.studies.campaign.findings import Seen, root_causes, signature
 from shadowrun.studies.campaign.generate import Generator
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
 from shadowrun.studies.campaign.runner import TARGET, RunnerSettings, VariantRunner
@@ -32,6 +36,8 @@ _KINDS = {
     Status.ERROR: ("error",),
     Status.FALLBACK: ("silent fallback", "warned fallback"),
 }
+_PIECE = 1000
+"""Variants that are kept together."""
 _RIGHT = ("match",)
 """Statuses of flaws that change bits as a correct device may: an oracle that reports them is wrong."""
 
@@ -73,10 +79,21 @@ def isolated(run, numbers):
         numbers = numbers[done + 1 :]
 
 
-def clean_pass(generator, runner, n):
-    """Operators of each variant on the clean device, its false findings, and what the oracles say."""
-    began, identities, ops, false = time.monotonic(), set(), [], []
-    masks, statuses = Counter(), Counter()
+def kept(folder, name, make):
+    """What `make` returns, from a file of an earlier start where there is one."""
+    path = folder and Path(folder) / f"{name}.pickle"
+    if path and path.exists():
+        return pickle.loads(path.read_bytes())  # of the own earlier start
+    made = make()
+    if path:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(made))
+    return made
+
+
+def clean_piece(generator, runner, numbers):
+    """Of each variant on the clean device: identity, status, operators, false findings, and what the oracles say."""
+    began = time.monotonic()
 
     def run(i):
         variant = generator.variant(i)
@@ -84,8 +101,17 @@ def clean_pass(generator, runner, n):
         found = [f for f in result.findings if f.role == TARGET]
         return variant.identity(), result.status, frozenset(result.ops), found, result.oracles
 
-    for i, done in isolated(run, range(n)):
-        identity, status, called, found, mask = done or (str(i), "crash", frozenset(), [], -1)
+    rows = [done or (str(i), "crash", frozenset(), [], -1) for i, done in isolated(run, numbers)]
+    rate = len(rows) / (time.monotonic() - began) * 3600
+    print(f"clean: variants {numbers[0]} to {numbers[-1]}, {rate:,.0f} an hour", flush=True)
+    return rows
+
+
+def clean_pass(rows):
+    """Operators of each variant, false findings, statuses and masks of the oracles; equal variants count once."""
+    identities, ops, false = set(), [], []
+    masks, statuses = Counter(), Counter()
+    for i, (identity, status, called, found, mask) in enumerate(rows):
         is_first = identity not in identities
         identities.add(identity)
         ops.append(called if is_first else frozenset())
@@ -94,9 +120,6 @@ def clean_pass(generator, runner, n):
             masks[mask] += 1
             if found:
                 false.append((i, found))
-        if i % 1000 == 999:
-            rate = (i + 1) / (time.monotonic() - began) * 3600
-            print(f"clean: {i + 1} variants, {len(false)} with a finding, {rate:,.0f} an hour", flush=True)
     return ops, false, statuses, masks
 
 
@@ -120,7 +143,20 @@ def search(flaw, generator, runner, ops, known, each, most):
             if n_more > each or (found_at is None and n_run >= most):
                 break
     causes = [str(c.signature) for c in root_causes(seen, 1)]
-    return {"found at": found_at, "root causes": causes, "call it": len(calling), "run": n_run}, masks
+    row = {"found at": found_at, "root causes": causes, "call it": len(calling), "run": n_run}
+    return row, masks, seen
+
+
+def mixed(by_flaw):
+    """Root causes of all flaws together that have findings of more than one, where each alone has others."""
+    owners = {}
+    for flaw, seen in by_flaw.items():
+        for one in seen:
+            owners.setdefault(signature(one.finding), set()).add(flaw)
+    for cause in root_causes([one for seen in by_flaw.values() for one in seen], 1):
+        flaws = [owners[s] for s in (cause.signature, *cause.others)]
+        if len(set().union(*flaws)) > len(max(flaws, key=len)):
+            yield f"{cause.signature}: {'; '.join(sorted(set().union(*flaws)))}"
 
 
 def oracle_table(clean, flawed):
@@ -155,36 +191,54 @@ def main():
     parser.add_argument("--most", type=int, default=4000)
     parser.add_argument("--flaw", default="")
     parser.add_argument("--output", default="campaigns.json")
+    parser.add_argument("--kept", default="")
+    parser.add_argument("--minutes", type=float, default=1e9)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    ends = time.monotonic() + 60 * args.minutes
     generator = Generator(programs(args.zoo), args.seed)
     runner = VariantRunner(RunnerSettings(("sim",), flaws=()))
-    ops, false, statuses, clean = clean_pass(generator, runner, args.n)
+    pieces = []
+    for start in range(0, args.n, _PIECE):
+        numbers = range(start, min(start + _PIECE, args.n))
+        pieces += kept(args.kept, f"clean-{start}", lambda: clean_piece(generator, runner, numbers))  # noqa: B023
+        if time.monotonic() > ends:
+            return 75
+    ops, false, statuses, clean = clean_pass(pieces)
     print(f"clean device: {dict(statuses)}; {len(false)} with a finding", flush=True)
     for i, found in false:
         print(f"  {i}: {'; '.join(f'{f.kind} {f.op} {f.explanation}' for f in found)}", flush=True)
     known = {(i, f.op, f.kind, f.cause) for i, found in false for f in found}
-    rows, masks = {}, []
+    rows, masks, by_flaw = {}, [], {}
     for flaw in sim.CATALOGUE.values():
         if args.flaw not in flaw.name:
             continue
-        row, seen = search(flaw, generator, runner, ops, known, args.each, args.most)
-        masks.append((flaw.statuses, seen))
+        row, seen_masks, seen = kept(
+            args.kept,
+            flaw.name,
+            lambda: search(flaw, generator, runner, ops, known, args.each, args.most),  # noqa: B023
+        )
+        # As the code groups them now: what is kept may be older.
+        row["root causes"] = [str(c.signature) for c in root_causes(seen, 1)]
+        masks.append((flaw.statuses, seen_masks))
         if not set(flaw.statuses) & {s.value for s in _KINDS}:
             print(f"{flaw.name:34} is none: {len(row['root causes'])} root causes in {row['run']} variants", flush=True)
             continue
-        rows[flaw.name] = row
+        rows[flaw.name], by_flaw[flaw.name] = row, seen
         at = row["found at"] or "not found"
         print(
             f"{flaw.name:34} {at!s:>9}  {row['call it']:6} call it  {len(row['root causes'])} root causes", flush=True
         )
         text = {"clean": [i for i, _ in false], "flaws": rows}
         Path(args.output).write_text(json.dumps(text, indent=1))
+        if time.monotonic() > ends:
+            return 75
     at = sorted(row["found at"] for row in rows.values() if row["found at"])
     if at:
         print(f"{len(at)} of {len(rows)} flaws found; median {statistics.median(at):g} variants, worst {at[-1]}")
         one = sum(len(row["root causes"]) == 1 for row in rows.values() if row["found at"])
         print(f"{one} of {len(at)} as one root cause")
+        print(*(mixed(by_flaw) if len(by_flaw) > 1 else ()), sep="\n")
     print(*itertools.chain(oracle_table(clean, masks)), sep="\n")
     return 1 if false else 0
 

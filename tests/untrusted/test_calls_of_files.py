@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from shadowrun.intercept.argument_places import has_places
+from shadowrun.intercept.checked_calls import check_call
 from shadowrun.intercept.op_allowlist import (
     Refused,
     check_arguments,
@@ -94,3 +100,136 @@ def test_attention_has_a_key_for_each_value(name):
         check_arguments(func, (query, query, value), {})
     check_arguments(func, (query, value, value), {})
     check_arguments(func, (query, None, value), {})  # of a graph: computed later
+
+
+# -- what composite operators call -------------------------------------------------------------------------
+
+FAR = torch.full((8,), 10**9)
+X = torch.ones(8, 4)
+COMPOSITE = {
+    "embedding_backward": (X, FAR, 3, -1, False, False),
+    "embedding_bag": (X, FAR, torch.tensor([0]), False, 0),
+    "_weight_norm": (torch.ones(64, 4), torch.ones(1, 1), 0),
+    "ctc_loss.IntList": (torch.zeros(4, 1, 5), torch.tensor([[10**8]]), [4], [1]),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_operators_inside_of_others_are_looked_at(name):
+    """The recorder splits these, so that only a file names them; their own arguments fit."""
+    func = operator_named(f"aten::{name}")
+    with pytest.raises(Refused):
+        check_call(func, COMPOSITE[name], {})
+
+
+def test_a_look_inside_changes_nothing():
+    x = torch.ones(2, 3, 4)
+    before = torch.get_rng_state()
+    check_call(
+        aten.batch_norm.default, (x, None, None, mean := torch.zeros(3), torch.ones(3), True, 0.1, 1e-5, False), {}
+    )
+    check_call(aten.dropout.default, (x, 0.5, True), {})
+    check_call(aten.linear.default, (x, torch.ones(9, 9)), {})  # wrong: it raises where it is called
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not mean.any()
+
+
+# -- what has to fit ---------------------------------------------------------------------------------------
+
+ONE, MANY = torch.ones(1), torch.ones(1, 2, 8, 8)
+PLACE = torch.full((1, 2, 8, 8), 10**6)
+MISPLACED = {
+    "max_pool2d_with_indices_backward": (MANY, MANY, [3, 3], [1, 1], [1, 1], [1, 1], False, PLACE),
+    "adaptive_max_pool2d_backward": (MANY, MANY, PLACE),
+    "fractional_max_pool2d_backward": (MANY, MANY, [1, 1], [8, 8], PLACE),
+    "max_unpool2d": (MANY, PLACE, [8, 8]),
+    "_softmax_backward_data": (ONE, MANY, 1, torch.float32),
+    "_log_softmax_backward_data": (ONE, MANY, 1, torch.float32),
+    "reflection_pad1d_backward": (MANY[0], MANY[0], []),
+    "reflection_pad2d_backward": (MANY, MANY, [4, 4, 4, 4]),
+    "_adaptive_avg_pool2d_backward": (torch.ones(9, 2, 8, 8), MANY),
+    "_weight_norm_interface": (torch.ones(64, 4), torch.ones(1, 1), 0),
+    "_cdist_backward": (ONE, X, X, 2.0, ONE),
+    "_pdist_backward": (ONE, X, 2.0, ONE),
+    "_fused_sgd_": ([X], [ONE], []),
+    "native_group_norm": (X, None, None, 8, 400, 1, 1, 1e-5),
+    "lu_unpack": (torch.ones(3, 3), torch.full((3,), 10**6, dtype=torch.int32)),
+    "linalg_ldl_solve": (torch.ones(3, 3), torch.full((3,), 10**6, dtype=torch.int32), torch.ones(3, 3)),
+    "_embedding_bag": (X, FAR, torch.tensor([0])),
+    "_ctc_loss": (torch.zeros(4, 1, 5), torch.tensor([[10**8]]), [4], [1]),
+    "_pad_packed_sequence": (X, torch.tensor([2, 10**6]), False, 0, -1),
+    "_native_batch_norm_legit.no_stats": (MANY, None, None, False, 0.1, 1e-5),
+    "_chunk_cat": ([torch.tensor(1.0)], -1, 4),
+    "sum.dim_IntList": (X, [0], False),
+}
+NAMED = {
+    "_fused_sgd_": {
+        "weight_decay": 0.0,
+        "momentum": 0.0,
+        "lr": 0.1,
+        "dampening": 0.0,
+        "nesterov": False,
+        "maximize": False,
+        "is_first_step": True,
+    },
+    "sum.dim_IntList": {"dtype": 1000},
+}
+
+
+@pytest.mark.parametrize("name", MISPLACED)
+def test_arguments_that_do_not_fit_each_other(name):
+    with pytest.raises(Refused):
+        check_arguments(operator_named(f"aten::{name}"), MISPLACED[name], NAMED.get(name, {}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("_cholesky_solve_helper", "_cummax_helper", "_remove_batch_dim", "_slow_conv2d_backward.output_mask"),
+        *("quantized_lstm_cell", "_thnn_differentiable_gru_cell_backward", "_dyn_quant_matmul_4bit"),
+    ],
+)
+def test_what_only_kernels_call(name):
+    with pytest.raises(Refused):
+        operator_named(f"aten::{name}")
+
+
+class Seen(TorchDispatchMode):
+    """Looks at each call of a program as a file's would be looked at."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.refused = set(), []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        try:
+            check_arguments(func, args, kwargs or {})
+        except Refused as error:
+            self.refused.append((func.name(), str(error)))
+        return func(*args, **(kwargs or {}))
+
+
+PROGRAMS = (
+    *("nn.functional.max_pool2d", "nn.functional.max_pool3d", "nn.functional.adaptive_max_pool2d", "pca_lowrank"),
+    *("nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d", "nn.functional.max_unpool2d"),
+    *("softmax", "log_softmax", "nn.functional.pad", "nn.functional.adaptive_avg_pool2d", "cdist"),
+    *("nn.functional.pdist", "nn.functional.group_norm", "nn.functional.batch_norm", "nn.functional.embedding_bag"),
+    *("nn.functional.ctc_loss", "nn.functional.scaled_dot_product_attention", "linalg.ldl_solve", "lu_unpack"),
+    *("nn.functional.instance_norm", "fft.fft2", "nn.functional.embedding", "linalg.lu_solve", "_chunk_cat"),
+)
+
+
+def test_no_call_of_a_program_is_refused():
+    """Torch's own samples of all families, forward and backward."""
+    infos = [info for info in op_db if info.name in PROGRAMS and torch.float32 in info.dtypes]
+    with Seen() as seen, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for info in infos:
+            for given in list(info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd))[:12]:
+                out = info.op(given.input, *given.args, **given.kwargs)
+                outs = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if getattr(t, "requires_grad", 0)]
+                if outs:
+                    torch.autograd.backward([t.abs().sum() for t in outs])
+    assert not [found for found in seen.refused if "api_name" not in found[1]]
+    assert sum(has_places(name.partition(".")[0]) for name in seen.names) > 25

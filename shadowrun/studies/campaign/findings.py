@@ -222,6 +222,8 @@ def _folded(groups: Iterable[_Group]) -> Iterator[list[_Group]]:
 
 def _story(finding: VariantFinding) -> str:
     """How a finding is explained; the exception where there is one, without figures."""
+    if finding.kind in _IN_ANY_DTYPE:
+        return ""  # the message names the overload
     if finding.kind in _RAISED:
         return _FIGURES.sub("", finding.message)[:_MAX_STORY]
     # What the judge cannot explain may be different faults in different dtypes.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
     from shadowrun.studies.sweep.invariance import VariantMismatch
 
-__all__ = ["EXPLANATIONS", "PARTS", "RELATIONS", "Metamorphic", "Violation"]
+__all__ = ["EXPLANATIONS", "PARTS", "REFERENCE_FORM", "RELATIONS", "Metamorphic", "Violation"]
 
 PARTS: Final = {"slice": Part.SLICE, "layout": Part.LAYOUT, "tail": Part.TAIL}
 # Each call of a variant is made at least twice more: of long programs, the first ones.
@@ -51,6 +51,14 @@ EXPLANATIONS: Final = {
     "tail": "vector body and scalar tail differ",
     "in-place": "in place and not in place differ",
 }
+REFERENCE_FORM: Final = {
+    "slice": "alone",
+    "permutation": "in order",
+    "layout": "contiguous",
+    "tail": "element by element",
+    "in-place": "not in place",
+}
+"""The form of each pair that is trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class Metamorphic:
         Raises:
             Exception: Any exception of the program.
         """
-        calls = self._invariance.calls(program, _MAX_CALLS)
+        calls = self.calls(program)
         on_target()
         violations: list[Violation] = []
         n_pairs = 0
@@ -124,6 +132,23 @@ class Metamorphic:
             except TargetUnsupported:
                 continue
         return violations, n_pairs
+
+    def calls(self, program: Callable[[], Any]) -> list[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]]:
+        """The calls of a program of which pairs are made, with copies of their inputs."""
+        return self._invariance.calls(program, _MAX_CALLS)
+
+    def first_mismatch(
+        self, relation: str, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> VariantMismatch | None:
+        """The first pair of a call that differs by more than rounding explains; None if all agree."""
+        try:
+            for pair, of in self._pairs(relation, plan, args, kwargs):
+                mismatch = self._invariance.compare(of, pair)
+                if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
+                    return mismatch
+        except TargetUnsupported:
+            return None
+        return None
 
     def _pairs(
         self, relation: str, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -143,6 +168,7 @@ class Metamorphic:
             if flat is None:
                 return
             args, kwargs, n = flat
+            places = tuple(i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dim())
             other = map_tensors(args, kwargs, lambda t: t.flip(0) if t.dim() else t)
         else:
             places, n = batch_arguments(plan.func, args, kwargs)
@@ -157,7 +183,8 @@ class Metamorphic:
             kept += 1
         if kept:
             back = tuple(v.flip(0) for v in straight[:kept] if isinstance(v, torch.Tensor))
-            yield Pair(LayoutVariant(args, kwargs), names[:kept], *other, turned[:kept], back)
+            variant = LayoutVariant(args, kwargs, "reversed", places)
+            yield Pair(variant, names[:kept], *other, turned[:kept], back)
 
     def _in_place(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Pair]:
         op = in_place_form(plan.func)
@@ -171,10 +198,11 @@ class Metamorphic:
         if op not in self._plans:
             self._plans[op] = make_plan(op, len(self._plans))
         first, rest = args[0].contiguous(), args[1:]
-        for target in (first, transposed(first)):
+        for change, target in (("in place", first), ("in place, transposed", transposed(first))):
             # A target that lacks the form lacks an operator: no relation between two results.
             _, written = self._invariance.results(self._plans[op], (target, *rest), kwargs, first=True)
-            yield Pair(LayoutVariant(args, kwargs), names, args, kwargs, written, fresh)
+            variant = LayoutVariant(args, kwargs, change, written_by=self._plans[op])
+            yield Pair(variant, names, args, kwargs, written, fresh)
 
 
 def _has_batch(a: Any, b: Any, n: int) -> bool:

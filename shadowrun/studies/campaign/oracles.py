@@ -132,5 +132,5 @@ def _sums_differ(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor
 
 def _total(t: torch.Tensor) -> float:
     if t.is_complex():
-        t = torch.view_as_real(t)
+        t = torch.view_as_real(t.resolve_conj())
     return float(t.sum(dtype=torch.float64))

@@ -135,6 +135,18 @@ class Result:
     cpu_ms: float = 0.0
 
 
+class _NotReadable(Exception):  # noqa: N818 - a reason, caught inside
+    """Results of the target raise where they are read.
+
+    Attributes:
+        raised: What they raise.
+    """
+
+    def __init__(self, raised: RuntimeError) -> None:
+        super().__init__(str(raised))
+        self.raised = raised
+
+
 class VariantRunner:
     """Runs variants, one after another, in this process.
 
@@ -249,8 +261,8 @@ class _Pair:
         if not is_unsupported and _status(found, findings)[0] != "unverified":
             try:
                 oracles = self._oracles(variant, observed, condemned=condemned)
-            except RuntimeError as error:  # a device with a queue raises where its results are read
-                f = finding_of_error(error)
+            except _NotReadable as error:
+                f = finding_of_error(error.raised)
                 findings += (VariantFinding("", "", f.kind, f.cause, f.explanation, f.message),)
         status, reason = _status(found, findings)
         rows = observed.rows if observed is not None else []
@@ -339,7 +351,10 @@ class _Pair:
         actual = _tensors(observed.actual) if self._cases.is_on_device else self._free_run(variant)
         if actual is None or len(actual) != len(expected):
             return -1
-        here = [_to_cpu(t, self._platform) for t in actual]
+        try:
+            here = [_to_cpu(t, self._platform) for t in actual]
+        except RuntimeError as error:  # a device with a queue raises where its results are read
+            raise _NotReadable(error) from error
         if self._platform.device.type == "cpu" and self._cases.is_on_device:
             here = actual
         there = [_to_cpu(t, self._cases.reference) for t in expected]

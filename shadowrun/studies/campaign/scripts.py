@@ -8,6 +8,7 @@ faulty call is taken out of it with its inputs, which `shadowrun.repro` makes sm
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -23,13 +24,12 @@ from shadowrun.repro.platform_setup import platform_setup_of
 from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, ScriptSpec, publish
 from shadowrun.repro.snippet import snippet
 from shadowrun.studies.campaign.findings import signature
-from shadowrun.studies.campaign.metamorphic import EXPLANATIONS, PARTS
+from shadowrun.studies.campaign.metamorphic import EXPLANATIONS, REFERENCE_FORM, Metamorphic
 from shadowrun.studies.campaign.reduction import ddmin
 from shadowrun.studies.campaign.runner import VariantRunner
 from shadowrun.studies.campaign.variant import Invalid, build
 from shadowrun.studies.campaign.variant_program import program_of
 from shadowrun.studies.sweep.cases import Kind
-from shadowrun.studies.sweep.invariance import Invariance
 from shadowrun.studies.sweep.last_call import LastCallRecorder, load_last_call
 from shadowrun.studies.sweep.run_case import CaseRunner
 from shadowrun.studies.sweep.scripts import itself_fields, smallest_mismatch
@@ -245,15 +245,9 @@ def _itself_script(
     """The script of a call in which a platform differs from itself.
 
     Raises:
-        UsageError: No call of the variant shows it, or no script shows this relation.
+        UsageError: No call of the variant shows it.
     """
-    part = PARTS.get(variant.execution.metamorphic)
-    if part is None:
-        raise UsageError(
-            f"No script shows the relation {variant.execution.metamorphic}: run the variant again with `shadowrun "
-            "campaign reproduce`.",
-            slug="no-repro",
-        )
+    relation = variant.execution.metamorphic
     # The reference's own fault needs no device.
     on_reference = wanted.target < 0
     info = _info(settings)
@@ -262,14 +256,15 @@ def _itself_script(
     platform.start()
     notes: list[str] = []
     try:
-        invariance = Invariance(platform)
-        made = invariance.calls(program_of(variant)(torch.device("cpu")))
-        found = smallest_mismatch(invariance, part, made, wanted.signature.op, options.seconds, notes)
+        pairs = Metamorphic(platform)
+        made = pairs.calls(program_of(variant)(torch.device("cpu")))
+        first_of = partial(pairs.first_mismatch, relation)
+        found = smallest_mismatch(first_of, made, wanted.signature.op, options.seconds, notes)
     finally:
         platform.stop()
     if found is None:
         raise UsageError(f"{wanted.signature.op} alone does not show it on {spec}.", slug="no-repro")
-    fields = itself_fields(platform_setup_of(spec, facts), part, *found)
+    fields = itself_fields(platform_setup_of(spec, facts), REFERENCE_FORM[relation], *found)
     shown = calls.shown_inputs(fields["inputs"])
     script = ScriptSpec(
         title=f"{wanted.signature.op} on {spec}: {', '.join(wanted.explanations[:1])}.",

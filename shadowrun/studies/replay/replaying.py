@@ -16,7 +16,8 @@ import torch
 
 from shadowrun.config import Config
 from shadowrun.errors import DataFileError
-from shadowrun.intercept.op_allowlist import Refused, check_arguments
+from shadowrun.intercept.checked_calls import check_call
+from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.limits import bounded_memory
@@ -219,7 +220,7 @@ class _Runner:
             if given is None:  # results of a step's last call are there, and no inputs
                 done.why = "its inputs were not kept"
                 return done
-            check_arguments(plan.func, given.args, given.kwargs, checked=self._checked)
+            check_call(plan.func, given.args, given.kwargs, checked=self._checked)
         except (DataFileError, Refused, TooLarge) as why:
             done.why = f"too large: {why}" if isinstance(why, TooLarge) else str(why)
             return done

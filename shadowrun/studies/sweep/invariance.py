@@ -54,9 +54,11 @@ class LayoutVariant:
 
     Attributes:
         args, kwargs: Inputs of the call on all elements: flat vectors, contiguous tensors, the whole batch.
-        change: Layout of the other variant, ``strided`` or ``transposed``; empty in other parts.
+        change: Layout of the other variant, ``strided`` or ``transposed``, or ``reversed``, ``in place``,
+            ``in place, transposed``; empty in other parts.
         places: Indices in `args` of inputs with a batch; empty in other parts.
         item: Index of the batch item that ran alone.
+        written_by: The in-place operator that the other variant calls.
     """
 
     args: tuple[Any, ...]
@@ -64,6 +66,7 @@ class LayoutVariant:
     change: str = ""
     places: tuple[int, ...] = ()
     item: int = 0
+    written_by: OpPlan | None = None
 
 
 def map_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], change: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

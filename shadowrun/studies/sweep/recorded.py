@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import brief
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
+from shadowrun.intercept.checked_calls import check_call
+from shadowrun.intercept.op_allowlist import Refused, operator_named
 from shadowrun.numerics.form import dtype_name
 from shadowrun.store.datafile import DataFile
 from shadowrun.studies.sweep.inputs import Sample, leaves
@@ -113,7 +114,7 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
         for t in leaves([args, kwargs]):
             _fill(t, min([2, *sizes]))
         # After that: some values are places in memory, and it is those of the call that must lie inside.
-        check_arguments(operator, args, kwargs)
+        check_call(operator, args, kwargs)
     except UnreadableCall:
         raise
     # The text may name any shape, dtype and number.

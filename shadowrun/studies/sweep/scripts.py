@@ -27,6 +27,7 @@ from shadowrun.repro.call_replayer import ReplayOutcome, operator
 from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless, platform_setups
+from shadowrun.repro.quoting import Code, code
 from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, Repro, ReproOptions, ScriptSpec, publish
 from shadowrun.studies.sweep.cases import INVARIANCE, Kind, Part
 from shadowrun.studies.sweep.expression import expression_of
@@ -39,13 +40,13 @@ from shadowrun.torch_private import schema_of
 from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.repro.platform_setup import PlatformSetup
     from shadowrun.studies.sweep.coverage_file import SweepInfo
-    from shadowrun.studies.sweep.invariance import VariantMismatch
+    from shadowrun.studies.sweep.invariance import LayoutVariant, VariantMismatch
     from shadowrun.studies.sweep.rebuild_case import Origin, RebuiltCase
     from shadowrun.studies.sweep.sweep_findings import SweepFinding
     from shadowrun.types import Permissions
@@ -183,14 +184,15 @@ class _Writer:
             plan, mismatch = self._smallest_mismatch(Invariance(platform), rebuilt)
         finally:
             platform.stop()
-        return self._publish(**itself_fields(self._target, self._case.part, plan, mismatch))
+        return self._publish(**itself_fields(self._target, _REFERENCE_VARIANT[self._case.part], plan, mismatch))
 
     def _smallest_mismatch(self, invariance: Invariance, rebuilt: RebuiltCase) -> tuple[OpPlan, VariantMismatch]:
         """The call whose two variants differ, with minimised inputs."""
         # As before each case of the sweep: functions of the database may draw.
         torch.manual_seed(0)
         made = invariance.calls(rebuilt.program(torch.device("cpu")))
-        found = smallest_mismatch(invariance, self._case.part, made, self._finding.op, self._seconds, self._notes)
+        first_of = partial(invariance.first_mismatch, self._case.part)
+        found = smallest_mismatch(first_of, made, self._finding.op, self._seconds, self._notes)
         if found is not None:
             return found
         raise UsageError(
@@ -266,8 +268,7 @@ class _Writer:
 
 
 def smallest_mismatch(
-    invariance: Invariance,
-    part: Part,
+    first_of: Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], VariantMismatch | None],
     made: Iterable[tuple[OpPlan, tuple[Any, ...], dict[str, Any]]],
     op: str,
     seconds: float,
@@ -276,25 +277,31 @@ def smallest_mismatch(
     """The first of some calls in which a platform differs from itself, with minimised inputs; None if there is none.
 
     Args:
-        invariance: The platform.
-        part: TAIL, LAYOUT or SLICE.
+        first_of: The first pair of forms of a call that differs, as `Invariance.first_mismatch` finds it.
         made: The calls.
         op: Only those of this operator.
         seconds: Time limit of the minimisation.
         notes: Gets a sentence if that was too short.
     """
     for plan, args, kwargs in made:
-        first = invariance.first_mismatch(part, plan, args, kwargs) if plan.name == op else None
+        first = first_of(plan, args, kwargs) if plan.name == op else None
         if first is not None:
-            judge = partial(invariance.first_mismatch, part, plan)
+            judge = partial(first_of, plan)
             given = plan.func, first, (first.variant.args, first.variant.kwargs)
             smallest, _ = minimised(*given, judge, _signature, seconds, notes)
             return plan, smallest
     return None
 
 
-def itself_fields(target: PlatformSetup, part: Part, plan: OpPlan, mismatch: VariantMismatch) -> dict[str, Any]:
-    """What a script of a platform against itself shows, for a `ScriptSpec`."""
+def itself_fields(target: PlatformSetup, reference: str, plan: OpPlan, mismatch: VariantMismatch) -> dict[str, Any]:
+    """What a script of a platform against itself shows, for a `ScriptSpec`.
+
+    Args:
+        target: The platform.
+        reference: The form that is trusted, in words: ``alone``.
+        plan: The operator.
+        mismatch: Its two forms.
+    """
     variant = mismatch.variant
     checks = checks_of(ReplayOutcome(mismatch.verdict, mismatch.diffs, mismatch.wrong, case=mismatch.case))
     # Without a check of its own the judge condemned the whole result: the script compares every result.
@@ -303,15 +310,21 @@ def itself_fields(target: PlatformSetup, part: Part, plan: OpPlan, mismatch: Var
     return {
         "kind": "itself",
         "target": target,
-        "ref": dataclasses.replace(target, name=f"{target.name} {_REFERENCE_VARIANT[part]}"),
+        "ref": dataclasses.replace(target, name=f"{target.name} {reference}"),
         "checks": checks,
         "values": {
             "variant": variant.change or ("slice" if variant.places else "tail"),
             "batched": [names[place] for place in variant.places],
             "item": variant.item,
+            "written": names[0],
+            "in_place": _call_of(variant.written_by, variant) if variant.written_by is not None else "",
         },
         **calls.script_call(plan, variant.args, variant.kwargs, [c.name for c in checks]),
     }
+
+
+def _call_of(plan: OpPlan, variant: LayoutVariant) -> Code:
+    return code("out = {}", calls.call_text(plan, variant.args, variant.kwargs))
 
 
 def _signature(mismatch: VariantMismatch) -> tuple[object, bool]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 
 from shadowrun.errors import brief
+from shadowrun.intercept.checked_calls import check_inside
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values, operator_named
 from shadowrun.store import plain_json
 from shadowrun.studies.zoo.values import KINDS
@@ -296,6 +297,7 @@ def check_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """
     if depends_on_values(op):
         check_arguments(op, args, kwargs)
+    check_inside(op, args, kwargs)
 
 
 def check_dense(op: Any, value: Any) -> None:

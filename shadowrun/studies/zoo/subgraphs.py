@@ -7,8 +7,8 @@ occurrences with different sizes become programs, whose inputs get fills fitted 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -17,6 +17,7 @@ import torch
 
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.studies.zoo import values
+from shadowrun.studies.zoo.capture import tensors_in
 from shadowrun.studies.zoo.fills import described
 from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, refs_in
 from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked, reason_of
@@ -39,6 +40,9 @@ _NAMED: Final = 8
 """Programs that a subgraph names as its origin."""
 _MAX_NODES: Final = 3000
 """Calls of a program that are looked at."""
+_MAX_BYTES: Final = 1 << 28
+"""Values of a program that are kept at once, to describe the inputs of its subgraphs. With no bound, two training steps
+of vision models took 0.8 and 1.3 GB, which the process kept."""
 _MAX_COUNTED: Final = 1 << 20
 """Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs:
 one that comes again is counted from then on."""
@@ -90,17 +94,18 @@ def mine(
     usable = [p for p in programs if p.source != SOURCE]
     for number, program in enumerate(usable):
         on_progress(number, 2 * len(usable), program.name)
-        found.tried("program run", program.name, lambda: _count(program, counts, max_operators))  # noqa: B023
+        found.tried("program looked at", program.name, lambda: _count(program, counts, max_operators))  # noqa: B023
         _forget(counts, _MAX_COUNTED)
     # The sort is stable: patterns of one count stay in the order of the programs.
     frequent = sorted((key for key, (_, n) in counts.items() if n >= min_programs), key=lambda key: -counts[key][0])
     chosen = {key: _Pattern(counts[key][0]) for key in frequent[:most]}
     found.counted(f"patterns that {min_programs} programs have", len(counts), n_out=len(frequent))
     found.counted(f"the {most} most frequent", len(frequent), n_out=len(chosen))
+    skipped = {name for stage in found.stages for name, _ in stage.left_out}
     for number, program in enumerate(usable):
         on_progress(len(usable) + number, 2 * len(usable), program.name)
-        with contextlib.suppress(Exception):  # counted above
-            _cut(program, chosen, max_operators)
+        if program.name not in skipped:
+            found.tried("program run", program.name, lambda: _cut(program, chosen, max_operators))  # noqa: B023
     for pattern in chosen.values():
         for name, graph in pattern.graphs.values():
             _take(found, name, graph, pattern)
@@ -116,7 +121,7 @@ def _take(found: Collected, name: str, graph: Graph, pattern: _Pattern) -> None:
 
 def _count(program: Program, counts: _Counts, max_operators: int) -> None:
     """Count the occurrences in a program."""
-    one = _Ran(program.graph)
+    one = _Wired(program.graph)
     here = Counter(one.key(one.with_views(chosen)) for chosen in one.connected(max_operators))
     for key, n in here.items():
         count, n_programs = counts.get(key, (0, 0))
@@ -148,8 +153,8 @@ def _cut(program: Program, patterns: dict[bytes, _Pattern], max_operators: int) 
                 pattern.graphs[forms] = one.name(chosen), one.cut(members, chosen)
 
 
-class _Ran:
-    """A program that ran once, with all its values."""
+class _Wired:
+    """A program as operators that feed each other; it does not run."""
 
     def __init__(self, graph: Graph) -> None:
         if len(graph.nodes) > _MAX_NODES:
@@ -160,21 +165,6 @@ class _Ran:
         # Sizes count as attributes, but for those of views, which only follow the shapes.
         self._words = [_words(node, sizes=is_view) for node, is_view in zip(graph.nodes, self._is_view, strict=True)]
         self._refs = [tuple(node.refs()) for node in graph.nodes]
-        self._inputs = values.make_all(graph.inputs)
-        self._results: list[Any] = []
-        self._described: dict[tuple[Ref, bool], Input] = {}
-        # Where something is written to, the values that an input had before would be lost.
-        keep = _copied if graph.writes else _as_is
-        first = [keep(t) for t in self._inputs]
-
-        def call(op: Any, args: Sequence[Any], kwargs: Any) -> Any:
-            out = op(*args, **kwargs)
-            self._results.append(keep(out))
-            return out
-
-        with torch.no_grad():
-            Runner(graph, call=call)(self._inputs)
-        self._inputs = first
         # Operators that feed each other, through views or not.
         reached = [self._reached(at) for at in range(len(graph.nodes))]
         self._producers, self._views = ([pair[k] for pair in reached] for k in (0, 1))
@@ -239,6 +229,41 @@ class _Ran:
                     parts.append(f"{known}.{ref.output}")
             inside[at] = place
         return hashlib.blake2b(" ".join(parts).encode(), digest_size=12).digest()
+
+
+class _Ran(_Wired):
+    """A program that ran once, with all its values.
+
+    Raises:
+        LeftOut: They take more than `_MAX_BYTES`.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self._n_bytes = 0
+        self._keep(sum(math.prod(i.shape) * i.dtype.itemsize for i in graph.inputs))
+        self._inputs = values.make_all(graph.inputs)
+        self._results: list[Any] = []
+        self._described: dict[tuple[Ref, bool], Input] = {}
+        # Where something is written to, the values that an input had before would be lost.
+        keep = _copied if graph.writes else _as_is
+        first = [keep(t) for t in self._inputs]
+
+        def call(op: Any, args: Sequence[Any], kwargs: Any) -> Any:
+            out = op(*args, **kwargs)
+            if not self._is_view[len(self._results)]:
+                self._keep(sum(t.nbytes for t in tensors_in(out)))
+            self._results.append(keep(out))
+            return out
+
+        with torch.no_grad():
+            Runner(graph, call=call)(self._inputs)
+        self._inputs = first
+
+    def _keep(self, n_bytes: int) -> None:
+        self._n_bytes += n_bytes
+        if self._n_bytes > _MAX_BYTES:
+            raise LeftOut(f"more than {_MAX_BYTES >> 20} MiB of values")
 
     def forms(self, members: list[int]) -> Any:
         """Shapes and dtypes of what it takes."""

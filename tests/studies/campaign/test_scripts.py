@@ -11,6 +11,7 @@ from shadowrun.repro.script import ReproOptions
 from shadowrun.repro.snippet import MAX_LINES
 from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.generate import Generator
+from shadowrun.studies.campaign.metamorphic import EXPLANATIONS
 from shadowrun.studies.campaign.recipe import Mutation, Recipe
 from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.scripts import Wanted, write_script
@@ -137,6 +138,38 @@ def test_what_the_reference_shows_against_itself_needs_no_device(quick, tmp_path
     )
     assert "inf" in done.stdout
     assert "e+38" in done.stdout
+
+
+LEAKY = Graph((Input("x", (5, 7)),), (Node(aten.leaky_relu.default, (Ref(-1),)),), (Ref(0),))
+SILU = Graph((Input("x", (37,), fill=Fill("uniform", 1, 2)),), (Node(aten.silu.default, (Ref(-1),)),), (Ref(0),))
+
+
+@pytest.mark.parametrize(
+    ("relation", "flaw", "graph", "forms"),
+    [
+        ("permutation", "silu-tail", SILU, ("in order", "backwards")),
+        ("in-place", "mul-inplace-lost", None, ("not in place", "in place")),
+        ("in-place", "leaky-relu-ignores-strides", LEAKY, ("not in place", "in place")),
+    ],
+)
+def test_other_pairs_have_scripts_too(clean_sim, quick, tmp_path, relation, flaw, graph, forms):
+    graph = graph or Graph((Input("x", (4, 3)),), (Node(aten.mul.Tensor, (Ref(-1), Ref(-1))),), (Ref(0),))
+    programs = {"0c": Program("0c", graph)}
+    settings = RunnerSettings(("sim",), flaws=(flaw,))
+    recipe = Recipe("0c", (Mutation("metamorphic", (relation,)),))
+    with clean_sim.flaws(flaw):
+        results = VariantRunner(settings).run(build(recipe, programs)).findings
+        (one,) = [f for f in results if f.explanation == EXPLANATIONS[relation]]
+        wanted = Wanted(signature(one), (one.explanation,), 0, recipe)
+        made = write_script(wanted, programs, settings, tmp_path / "script", OPTIONS)
+    assert made.repro is not None, made.note
+    assert made.repro.shows_fault, (made.repro.said, made.repro.notes)
+    assert len(made.text.splitlines()) <= MAX_LINES
+    done = subprocess.run(
+        [sys.executable, "-"], input=made.text, capture_output=True, text=True, check=True, cwd=tmp_path / "script"
+    )
+    shown = [line.partition(" {")[0].partition(" tensor")[0] for line in done.stdout.splitlines() if line[0].isalpha()]
+    assert tuple(shown) == forms
 
 
 def test_what_no_call_shows_alone_is_said(clean_sim, tmp_path):

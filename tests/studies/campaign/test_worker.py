@@ -3,10 +3,19 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
 from shadowrun.studies.campaign import worker
 from shadowrun.studies.campaign.claims import Claims
-from tests.studies.campaign.fake_worker import Finding, Result, Variant
+from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.variant import Execution, Variant
+from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref
+from tests.studies.campaign.fake_worker import Finding, Result
+from tests.studies.campaign.fake_worker import Variant as Fake
+
+X = Input("x", (3,))
 
 
 class Ended(Exception):
@@ -32,7 +41,7 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(worker.os, "_exit", ended)
         try:
             for number in range(len(results)):
-                one._result(Variant(None, number, number), number, 1)
+                one._result(Fake(None, number, number), number, 1)
         except Ended:
             sent.append("exit")
         return sent
@@ -56,5 +65,10 @@ def test_an_exception_after_which_it_works_is_a_result(run, monkeypatch):
 
 
 def test_a_backend_is_asked_for_one_sum():
+    one = Variant(Recipe("0a"), Graph((X,), (Node(torch.ops.aten.neg.default, (Ref(-1),)),), (Ref(0),)), Execution())
+    assert VariantRunner(RunnerSettings(("cpu[threads=1]",))).run(one).status == "ok"
+    counters.clear()
+    assert worker._lost_backend("eager") == ""
+    assert counters["frames"]["ok"] == 1  # compiled, also after a comparison
     assert worker._lost_backend("eager") == worker._lost_backend("") == ""
     assert "nonsense" in worker._lost_backend("nonsense")

@@ -80,3 +80,17 @@ def test_memory_is_bounded_and_what_most_programs_have_stays(found, monkeypatch)
     assert n_counted[0] <= 12 < n_counted[1]
     counts = {p.name: p.count for p in collected.programs}
     assert all(p.count <= counts[p.name] for p in bounded.programs)
+
+
+def test_the_values_of_a_program_are_bounded(found, monkeypatch):
+    programs, collected = found
+    monkeypatch.setattr(subgraphs, "_MAX_BYTES", 500)
+    bounded = subgraphs.mine(programs)
+    steps = {s.name: s for s in bounded.stages}
+    assert steps["program looked at"].n_out == len(programs)
+    assert [name for name, _ in steps["program run"].left_out] == ["one"]
+    assert {reason for _, reason in steps["program run"].left_out} == {"more than 0 MiB of values"}
+    # What is left is counted as before, and cut out of the other programs.
+    counts = {p.name: p.count for p in collected.programs}
+    assert bounded.programs
+    assert all(counts[p.name] == p.count and programs[0].id not in p.made_from for p in bounded.programs)

@@ -16,7 +16,7 @@ from shadowrun.studies.zoo.capture import capture_generated, tensors_in
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shadowrun.studies.sweep.inputs import Sample
     from shadowrun.studies.zoo.graph import Graph
@@ -93,7 +93,7 @@ def _backward(info: Any, sample: Sample) -> Graph:
                 if not results:
                     raise LeftOut("it has no gradient")
                 seeds = [torch.ones_like(t) for t in results]
-                grads = torch.autograd.grad(results, given, seeds, allow_unused=True)
+                grads: Sequence[torch.Tensor | None] = torch.autograd.grad(results, given, seeds, allow_unused=True)
         finally:
             for t in given:
                 t.requires_grad_(False)

@@ -1,0 +1,88 @@
+"""Calls of a file with a look at the operators inside: a composite operator splits into others, which check no more.
+
+``embedding_backward`` calls ``embedding_dense_backward``, and functions of torch call operators: what these get is
+known only when they are called.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values
+from shadowrun.intercept.torch_operators import operator_splits
+from shadowrun.intercept.torchapi import DispatchMode
+from shadowrun.torch_private import schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["CheckedCalls", "check_call", "check_inside"]
+
+
+class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the operators that functions, methods and composite operators call.
+
+    Raises:
+        Refused: One has arguments that no file may give.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
+            check_arguments(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def check_call(
+    func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], *, checked: bool = True
+) -> None:
+    """Look at a call of a file, and at those inside of it.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Those by name.
+        checked: Whether they must be what a file may give; else they only have to fit the schema.
+
+    Raises:
+        Refused: No file may have it made.
+    """
+    check_arguments(func, args, kwargs, checked=checked)
+    if checked:
+        check_inside(func, args, kwargs)
+
+
+def check_inside(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Make a call of a composite operator once, on copies, and look at each call inside before it is made.
+
+    Raises:
+        Refused: No file may have one of them made.
+    """
+    if not _splits(func):
+        return
+    state = torch.get_rng_state()
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return copies.setdefault(id(value), value.detach().clone())
+        return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+    try:
+        with torch.no_grad(), CheckedCalls():  # type: ignore[no-untyped-call]
+            func(*map(copied, args), **{k: copied(v) for k, v in kwargs.items()})
+    except Refused:
+        raise
+    except Exception:  # it raises where it is called, too
+        return
+    finally:
+        torch.set_rng_state(state)
+
+
+@functools.lru_cache(maxsize=4096)
+def _splits(func: torch._ops.OpOverload) -> bool:
+    name: str = func.name()  # type: ignore[no-untyped-call]
+    return schema_of(func).name.startswith("aten::") and operator_splits(name)
