@@ -236,9 +236,12 @@ class _Reading:
 
     def calls(self) -> None:
         failing = {number for number, status in self._statuses.items() if status in FAILING}
-        while self.n_calls < MAX_CALLS and (rows := list(self._data.query(_CALLS, (self._last,)))):
-            self._last = rows[-1][0]
-            self.n_calls += len(rows)
+        n = PIECE
+        while self.n_calls < MAX_CALLS and n == PIECE:  # a piece that is not full is the last
+            rows = list(self._data.query(_CALLS, (self._last,)))
+            n = len(rows)
+            self._last = rows[-1][0] if rows else self._last
+            self.n_calls += n
             for seq, step, context, outcome, ref_ns, target_ns, drift_abs, drift_rel in rows:
                 if context in self._regions:
                     continue

@@ -349,6 +349,18 @@ def _known(known: LedgerUse) -> Section | None:
     return Section("Known issues", (Table(columns, rows, n - len(rows)),), _KNOWN_LEAD, n, anchor="known")
 
 
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """One row for each finding, for notebooks."""
+    rows = tuple(
+        (str(f.number), f.op, f.kind, f.because, f"{f.n_calls:,}", f.sites[0] if f.sites else "", f.next_step)
+        for f in sanitize(findings[:MAX_ROWS])
+    )
+    columns = (
+        Column("number", "number"), _NAME, Column("kind"), Column("cause"), _CALLS, Column("line"), Column("next step"),
+    )  # fmt: skip
+    return Table(columns, rows, len(findings) - len(rows))
+
+
 def operator_table(operators: Sequence[OperatorSummary]) -> Table:
     """One row for each operator, those that need work first."""
     rows = tuple(map(_operator, sanitize(operators[:MAX_OPERATORS])))
