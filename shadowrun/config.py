@@ -62,6 +62,7 @@ class Options(TypedDict, total=False):
     compiled: bool
     capture: bool | int | None
     fail_fast: bool | Iterable[str]
+    api: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ class Config:
         capture: Bytes of inputs of failing calls to keep in a folder next to the data file for `Run.repro`: those of
             the first and of the worst call of each finding, each at most a quarter. True is 64 MiB, False is none;
             None is 64 MiB if there is a `file`.
+        api: Also record which function or module of torch the program called to make each operator call, such as
+            ``F.linear`` or ``nn.GRU``; `Run.api_coverage` and ``shadowrun coverage --api`` count by them.
         fail_fast: Kinds of findings at the first of which the program is ended, at its next operator call, as by
             `sys.exit`; True for those that fail a run by default. ``"new"`` is one that `Run.baseline` does not have.
     """
@@ -132,6 +135,7 @@ class Config:
     compiled: bool = False
     capture: bool | int | None = None
     fail_fast: tuple[str, ...] = ()
+    api: bool = False
 
     @property
     def captured_bytes(self) -> int:
@@ -223,6 +227,11 @@ class Config:
                     "drift=True needs every call, and budget= skips calls: use only one.",
                     slug="bad-option",
                 )
+        if self.api and self.budget is not None:
+            raise UsageError(
+                "api=True takes time at each call of a function, also in steps that budget= leaves out: use only one.",
+                slug="bad-option",
+            )
         if not self.replay and (self.drift or self.budget is not None or self.compiled):
             other = "drift=True" if self.drift else "compiled=True" if self.compiled else "budget="
             raise UsageError(

@@ -1,12 +1,14 @@
-"""Plug-in of pytest: the fixture `known_classes`, for tests whose results are expected to the last bit.
+"""Plug-in of pytest: ``--shadowrun TARGET`` compares each test, and the fixture `known_classes` checks results.
 
-pytest loads this module in every project where shadowrun is installed, so that it imports neither torch nor anything of
-shadowrun before a test asks for the fixture.
+pytest loads this module in every project where shadowrun is installed: it imports neither torch nor anything of
+shadowrun, and does nothing, before an option, a marker or a fixture asks for it. `pytest_compare` has the comparison.
 
-Example of a test:
+Examples:
     >>> def test_results_are_known(known_classes):  # doctest: +SKIP
     ...     with known_classes.record():
     ...         model(inputs)
+    >>> @pytest.mark.shadowrun("npu", allow=["aten::erfinv"])  # doctest: +SKIP
+    ... def test_model_on_npu(): ...
 """
 
 from __future__ import annotations
@@ -20,19 +22,58 @@ import pytest
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from shadowrun.comparison import Comparison
     from shadowrun.recording.model import Recording
     from shadowrun.studies.classes.known import ClassCheck
 
-__all__ = ["KnownClasses", "known_classes", "pytest_addoption", "pytest_configure", "pytest_terminal_summary"]
+__all__ = [
+    "KnownClasses",
+    "known_classes",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_terminal_summary",
+    "shadowrun_run",
+]
 
 _FILE: Final = "known_classes.toml"
 _HINT: Final = "If the new results are right, add their class by: pytest --known-classes-update 'WHY THEY ARE RIGHT'"
 _written: pytest.StashKey[dict[Path, int]] = pytest.StashKey()
+_COMPARE: Final = "shadowrun-compare"
+_MAX_LINES: Final = 10
+_OPTIONS: Final = {
+    "target": ("TARGET", "compare the operators of each test with another platform: npu, 'cpu[threads=1]', sim"),
+    "ref": ("REF", "platform to trust (default: cpu)"),
+    "fail-on": ("KINDS", "findings that fail a test (default: unsupported,error,mismatch); also: fallback, new, none"),
+    "data": ("FILE", "data file of the session (default: .shadowrun)"),
+    "baseline": ("DATA", "data file of an earlier session, for --shadowrun-fail-on new"),
+    "flaws": ("A,B", "simulate the target with these flaws; `shadowrun platforms --flaws` lists them"),
+}
+"""Options with one value: ``--shadowrun-ref``, and ``shadowrun_ref`` in the configuration of pytest."""
+_LISTS: Final = {
+    "report": ("FILE", "write the report of the session, as -o of `shadowrun report` (may be repeated)"),
+    "import": ("MODULE", "import this package first: it registers the device (may be repeated)"),
+}
+_MARKER: Final = (
+    "shadowrun(target, *, ref, fail_on, allow, skip, **options): compare this test with a target, with or without "
+    "--shadowrun. `allow` has patterns of operators whose findings do not fail it, `skip` a reason not to compare it; "
+    "other options are those of shadowrun.compare."
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that writes, and the setting that names the file."""
-    parser.getgroup("shadowrun").addoption(
+    """Options, and for each a setting of the same name."""
+    group = parser.getgroup("shadowrun")
+    for name, (metavar, text) in _OPTIONS.items():
+        option = "--shadowrun" if name == "target" else f"--shadowrun-{name}"
+        group.addoption(option, dest=f"shadowrun_{name.replace('-', '_')}", metavar=metavar, help=text)
+        parser.addini(f"shadowrun_{name.replace('-', '_')}", text, default=None)
+    for name, (metavar, text) in _LISTS.items():
+        group.addoption(
+            f"--shadowrun-{name}", dest=f"shadowrun_{name}", action="append", metavar=metavar, help=text, default=[]
+        )
+        parser.addini(f"shadowrun_{name}", text, type="args", default=[])
+    group.addoption(
         "--known-classes-update",
         metavar="REASON",
         help="fixture known_classes: add new classes to the file, with the date and this reason why they are right",
@@ -44,8 +85,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _wanted(config: pytest.Config, name: str) -> Any:
+    """An option, or the setting of its name."""
+    given = config.getoption(f"shadowrun_{name}")
+    return given or config.getini(f"shadowrun_{name}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to write without a reason, or from several processes at once."""
+    """Begin to compare, if an option says so; check the option of `known_classes`."""
+    config.addinivalue_line("markers", _MARKER)
+    if _wanted(config, "target"):
+        _compare(config)
     reason = config.getoption("known_classes_update")
     if reason is None:
         return
@@ -56,10 +106,60 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_written] = {}
 
 
+def _compare(config: pytest.Config) -> None:
+    """Register the part that compares, once."""
+    if config.pluginmanager.has_plugin(_COMPARE):
+        return
+    from shadowrun.pytest_compare import CompareTests, Wanted
+
+    names = [name.replace("-", "_") for name in (*_OPTIONS, *_LISTS)]
+    wanted = Wanted(**{name.replace("import", "imports"): _wanted(config, name) for name in names})
+    config.pluginmanager.register(CompareTests(config, wanted), _COMPARE)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A marker with a target needs no option."""
+    marks = (mark for item in items for mark in item.iter_markers("shadowrun"))
+    if any(mark.args or "target" in mark.kwargs for mark in marks):
+        _compare(config)
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say what was written."""
+    """The findings of all tests, also those of other processes; and the known classes that were written."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    seen = [(r.nodeid, r.shadowrun) for r in reports if getattr(r, "shadowrun", None) is not None]
+    if seen or (config.pluginmanager.has_plugin(_COMPARE) and reports):
+        _summary(terminalreporter, seen)
     for path, n in config.stash.get(_written, {}).items():
         terminalreporter.write_line(f"known classes: {n} new in {os.path.relpath(path)}: look at them and commit them")
+
+
+def _summary(reporter: Any, seen: list[tuple[str, dict[str, Any]]]) -> None:
+    found: dict[str, list[str]] = {}
+    for test, compared in seen:
+        for finding in compared["findings"]:
+            found.setdefault(finding["text"], []).append(test)
+    n_calls, n_tests = sum(c["n_calls"] for _, c in seen), sum(bool(c["n_calls"]) for _, c in seen)
+    reporter.section("shadowrun", sep="=")
+    tests = f"{n_tests:,} of {len(seen):,} tests" if n_tests != len(seen) else f"{n_tests:,} tests"
+    reporter.write_line(f"{n_calls:,} operator calls in {tests} compared, findings: {len(found):,}")
+    if not n_calls:
+        reporter.write_line("no call could be compared: this proves nothing", red=True)
+    for text, names in list(found.items())[:_MAX_LINES]:
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        reporter.write_line(f"{text}  [{names[0]}{more}]")
+    if len(found) > _MAX_LINES:
+        reporter.write_line(f"… and {len(found) - _MAX_LINES:,} more: `shadowrun report` has all")
+
+
+@pytest.fixture
+def shadowrun_run(request: pytest.FixtureRequest) -> Comparison:
+    """The comparison of this test, of ``--shadowrun`` or its marker; without either, the test is skipped."""
+    plugin: Any = request.config.pluginmanager.get_plugin(_COMPARE)
+    run: Comparison | None = plugin.run_of(request.node) if plugin is not None else None
+    if run is None:
+        pytest.skip("not compared: give --shadowrun TARGET, or the test a marker with a target")
+    return run
 
 
 @pytest.fixture

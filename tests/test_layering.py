@@ -45,7 +45,7 @@ MAY_IMPORT = {
 FACTS = {f"operators/{name}.py" for name in ("facts", "fact_table", "op_facts")}
 """A floor of its own below `intercept`: an operator's row is read to plan its calls; what runs operators lies above."""
 
-ON_TOP = {"cli", "pytest_plugin", "__main__", "__init__"}
+ON_TOP = {"cli", "pytest_plugin", "pytest_compare", "__main__", "__init__"}
 HOT = ("facts", "intercept", "operators", "judge", "schedule", "replay", "recording", "numerics", "store")
 PRIVATE_TORCH = (
     "torch_private.py",

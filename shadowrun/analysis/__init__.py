@@ -1,6 +1,7 @@
 """Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
 from shadowrun.analysis.advice import for_authors
+from shadowrun.analysis.api_coverage import ApiCoverage, FunctionCoverage, api_coverage
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
 from shadowrun.analysis.changes import (
     Baseline,
@@ -33,6 +34,7 @@ from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuse
 
 __all__ = [
     "KINDS",
+    "ApiCoverage",
     "Baseline",
     "CallGroups",
     "Change",
@@ -42,6 +44,7 @@ __all__ = [
     "Finding",
     "FindingChange",
     "FindingInRun",
+    "FunctionCoverage",
     "Gate",
     "KnownIssues",
     "LedgerLineUse",
@@ -61,6 +64,7 @@ __all__ = [
     "SourceLine",
     "SourceText",
     "Step",
+    "api_coverage",
     "changes",
     "collect_findings",
     "collect_internal_failures",

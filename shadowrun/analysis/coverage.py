@@ -11,7 +11,16 @@ from shadowrun.analysis.wording import plural
 from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
-__all__ = ["Coverage", "MissingKernel", "ModuleCoverage", "OperatorCoverage", "operator_coverage"]
+__all__ = [
+    "LACKING",
+    "STATES",
+    "Coverage",
+    "MissingKernel",
+    "ModuleCoverage",
+    "OperatorCoverage",
+    "operator_coverage",
+    "state_of",
+]
 
 STATES = ("unsupported", "error", "fallback", "unverified", "supported")
 """States of an operator, worst first: the worst state of its calls."""
@@ -145,7 +154,8 @@ def operator_coverage(table: CallGroups, raised: str = "") -> Coverage:
     )
 
 
-def _state(row: Row) -> str:
+def state_of(row: Row) -> str:
+    """State of the calls of a row, one of `STATES`."""
     if row.outcome.is_own_failure:  # the operator itself may have run
         return "unverified"
     if row.outcome.status is Status.UNVERIFIED:  # with a time it ran: random operators do
@@ -158,7 +168,7 @@ def _state(row: Row) -> str:
 def _operator(op: str, rows: list[Row]) -> OperatorCoverage:
     calls: Counter[str] = Counter()
     for row in rows:
-        calls[_state(row)] += row.group.n
+        calls[state_of(row)] += row.group.n
     # The worst state of any call: a program needs all of them.
     state = next(state for state in STATES if calls[state])
     # One compared call proves that the kernel exists; unverified calls are counted separately.
@@ -170,8 +180,8 @@ def _operator(op: str, rows: list[Row]) -> OperatorCoverage:
 
 def _module(module: str, rows: list[Row]) -> ModuleCoverage:
     # By state, then by name: an operator of several states is listed once, at its worst.
-    states = [(STATES.index(_state(row)), row.context.op) for row in rows if _state(row) in LACKING]
-    n_supported = sum(row.group.n for row in rows if _state(row) == "supported")
+    states = [(STATES.index(state_of(row)), row.context.op) for row in rows if state_of(row) in LACKING]
+    n_supported = sum(row.group.n for row in rows if state_of(row) == "supported")
     lacking = tuple(dict.fromkeys(op for _, op in sorted(states)))
     return ModuleCoverage(module, sum(row.group.n for row in rows), n_supported, lacking, _target_us(rows))
 

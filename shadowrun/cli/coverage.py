@@ -7,6 +7,7 @@ Examples:
   shadowrun coverage
   shadowrun coverage nightly.shadowrun --fail-under 95
   shadowrun coverage -f md
+  shadowrun coverage --api      (by function of torch; of a run with --api)
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_data_argument(parser)
     options.add_import_argument(parser)
     options.add_output_arguments(parser)
+    parser.add_argument(
+        "--api",
+        action="store_true",
+        help="by function and module of torch that the program called: full, partial or none; --fail-under then means "
+        "the percentage that is full",
+    )
     parser.add_argument("--fail-under", type=float, metavar="N", help="exit with 1 below N percent of the operators")
 
 
@@ -34,12 +41,18 @@ def run(args: argparse.Namespace) -> int:
     options.check_outputs(args.output)
     import shadowrun
     from shadowrun.analysis.gate import ended_by_exception
-    from shadowrun.report.coverage_report import coverage_document
+    from shadowrun.report.coverage_report import api_document, coverage_document
     from shadowrun.report.sanitize import clip, say
 
     recorded = shadowrun.load(args.data)
     coverage, info = recorded.coverage(), recorded.info
-    options.print_report(coverage_document(coverage, info), args)
+    what, percent = "operator", coverage.percent_operators
+    if args.api:
+        by_function = recorded.api_coverage()
+        what, percent = "function", by_function.percent("full")
+        options.print_report(api_document(by_function, info), args)
+    else:
+        options.print_report(coverage_document(coverage, info), args)
     if args.fail_under is None:
         return 0
     problem = ""
@@ -48,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
         problem = "no operator was compared: the coverage is unknown"
     elif ended_by_exception(info.raised):
         problem = f"the program ended with {clip(info.raised)}: this is the coverage of a part of it"
-    elif coverage.percent_operators < args.fail_under:
-        problem = f"operator coverage {coverage.percent_operators:.1f} % is under {args.fail_under:g} %"
+    elif percent < args.fail_under:
+        problem = f"{what} coverage {percent:.1f} % is under {args.fail_under:g} %"
     if problem:
         say(f"shadowrun: FAILED: {problem}", error=True)
     return int(bool(problem))

@@ -273,6 +273,11 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="overhead budget: time of a step relative to a plain one, such as 1.2 (default: compare all calls)",
     )
     group.add_argument(
+        "--api",
+        action="store_true",
+        help="also record which function or module of torch made each call, for `shadowrun coverage --api`",
+    )
+    group.add_argument(
         "--no-replay",
         dest="replay",
         action="store_false",
@@ -334,7 +339,7 @@ def compare_options(args: argparse.Namespace) -> dict[str, Any]:
     """The parsed arguments as keyword arguments of `shadowrun.compare`."""
     names = (
         *("steps", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
-        *("compiled", "replay"),
+        *("compiled", "replay", "api"),
     )
     settings = False if args.no_settings else args.settings
     files = {"settings": settings, "known": known_ledger(args)}

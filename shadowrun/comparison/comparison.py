@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from shadowrun.analysis import KnownIssues, Signature
+from shadowrun.analysis import Signature
 from shadowrun.comparison.output import Output, run_info
 from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
 from shadowrun.errors import ShadowrunWarning, StoppedAtFinding, UsageError
+from shadowrun.intercept.api_calls import ApiCalls
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.call_sites import site_of
 from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
@@ -56,6 +57,9 @@ class Comparison(RunHandle, Run):
 
     Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a
     stop: records add up. It cannot be nested.
+
+    Attributes:
+        gives_way: Whether it stops where the program begins a comparison or recording of its own, which fails without.
     """
 
     _made_by = "compare"
@@ -74,6 +78,7 @@ class Comparison(RunHandle, Run):
         self._mode: ShadowMode | None = None
         self._marks_steps = False
         self._raised = ""
+        self.gives_way = False
         self._after_steps: list[Callable[[Comparison], object]] = []
 
     def _allowed_by_process(self) -> Permissions:
@@ -91,7 +96,8 @@ class Comparison(RunHandle, Run):
             DataFileError: The data file cannot be written.
         """
         began_ns = time.perf_counter_ns()
-        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._abandon))
+        give_way = self._give_way if self.gives_way else None
+        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._abandon, give_way))
         try:
             self._disinherit()
             prepare_process()
@@ -108,6 +114,8 @@ class Comparison(RunHandle, Run):
                 self._regions.start()
             ShadowMode.clear_detached()
             self._mode = ShadowMode(self._replayer)
+            if self._api is not None:
+                self._api.enter()
             # Last: from here on, calls of this thread are intercepted.
             self._steps.begin(self._mode, began_ns)
         except BaseException:
@@ -216,6 +224,8 @@ class Comparison(RunHandle, Run):
         self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, self._budget)
         if isinstance(self._recorder, FailFastRecorder):
             self._recorder.end_program = self._replayer.end_program
+        self._api = ApiCalls(self._attribution) if config.api else None
+        self._recorder.name_api = None if self._api is None else self._api.name_of_call
         self._threads = Threads(self._replayer, self._attribution)
         self._regions = self._compiled_regions() if config.compiled else None
         self._steps = Steps(self._recorder, self._replayer, self._selection, self._budget)
@@ -232,7 +242,7 @@ class Comparison(RunHandle, Run):
         is_new = before is not None and Signature(kind, op, module, phase, cause) not in before.findings
         if kind not in wanted and not (NEW in wanted and is_new and kind in KINDS):
             return False
-        return KnownIssues(self._config.known, str(self._target)).excuse(kind, op, (module,)) is None
+        return self.excuse(kind, op, (module,)) is None
 
     def _compiled_regions(self) -> Regions:
         from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s
@@ -273,6 +283,8 @@ class Comparison(RunHandle, Run):
             self._budget.spend_on_step(began_ns, time.perf_counter_ns())
 
     def _release(self, *, keep_workers: bool = False) -> None:
+        if self._api is not None:
+            self._api.leave()
         if self._regions is not None:
             self._regions.stop()
         self._threads.stop()
@@ -301,6 +313,11 @@ class Comparison(RunHandle, Run):
         self._output.release()
         with contextlib.suppress(Exception):
             self._release()
+
+    def _give_way(self) -> None:
+        """Stop for another comparison, where the mode can leave the stack."""
+        if self._steps.watching is not None and self._steps.watching.can_leave:
+            self.stop()
 
     def _disinherit(self) -> None:
         self._output.detach_in_child()
@@ -347,7 +364,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
         ref: Trusted platform.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
             atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
-            call_limit_s, budget, asynchronous, compiled, capture, fail_fast.
+            call_limit_s, budget, asynchronous, compiled, capture, fail_fast, api.
 
     Returns:
         A context manager that is also a decorator and an object with start() and stop(). The user's

@@ -114,12 +114,14 @@ class Running:
         description: ``A comparison (sim against cpu)``.
         hold: Returns a context manager that is entered before a fork, and left after it in parent and child.
         abandon: Called in each forked child.
+        give_way: Called before another one begins: may stop this one. None if it never gives way.
     """
 
     run: Any
     description: str
     hold: Callable[[], AbstractContextManager[None]]
     abandon: Callable[[], None]
+    give_way: Callable[[], None] | None = None
 
 
 _now: Running | None = None
@@ -135,6 +137,8 @@ def begin(begun: Running) -> None:
         NestingError: A comparison or recording runs.
     """
     global _now  # noqa: PLW0603 - one in the process
+    if (now := _now) is not None and now.give_way is not None:
+        now.give_way()
     with _lock:
         if _now is not None:
             raise NestingError(

@@ -285,6 +285,11 @@ class Attribution:
             return NOWHERE
         return module, _FORWARD, site
 
+    def module_path(self) -> str:
+        """Path of the innermost module that this thread is in; empty outside of modules."""
+        modules = self._threads.state.modules
+        return modules[-1] if modules else ""
+
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """All modules that were called, and those in them, with their paths."""
         for reference, path in list(self._paths.values()):

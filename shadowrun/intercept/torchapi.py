@@ -78,6 +78,27 @@ n_modes_below = torch._C._len_torch_dispatch_stack
 # off during the call, so that in a handler one is on only where C++ called (TorchScript, `from_numpy`).
 has_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 
+FunctionMode: Any = torch.overrides.TorchFunctionMode
+
+
+# Seen on 2.13. Without these, `api=True` cannot be used.
+def push_function_mode(mode: Any) -> None:
+    """Put a function mode on top of the stack of this thread."""
+    torch._C._push_on_torch_function_stack(mode)
+
+
+def remove_function_mode(mode: Any) -> None:
+    """Take a function mode off the stack of this thread, wherever it lies."""
+    above = []
+    while torch._C._len_torch_function_stack():
+        top = torch._C._pop_torch_function_stack()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        torch._C._push_on_torch_function_stack(other)
+
+
 # Seen on 2.11 and 2.13: no function mode is called inside. Without it, such a mode sees replays.
 without_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
 

@@ -45,6 +45,7 @@ class Recorder:
     Attributes:
         attribution: Finds where a call comes from.
         every_second: Called about once a second, while calls are recorded.
+        name_api: Called with the phase of a context's first call; returns what the program called. None: not asked.
     """
 
     def __init__(self, data: DataFile, attribution: Attribution, capturing: Capturing | None = None) -> None:
@@ -62,6 +63,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._flushed_at = time.monotonic()
         self.every_second: Callable[[], None] | None = None
+        self.name_api: Callable[[str], str] | None = None
 
     def native_parts(self) -> dict[str, Any]:
         """What the C handler writes to, by its names; none of it is ever replaced by another object."""
@@ -218,6 +220,7 @@ class Recorder:
         printed = [_printed(a, dtypes, shapes) for a in call.args]
         printed += [f"{name}={_printed(a, dtypes, shapes)}" for name, a in call.kwargs.items()]
         module, phase, site = call.origin
+        api = "" if self.name_api is None else self.name_api(phase)
         with self._lock:
             if len(self._contexts) >= _MAX_CONTEXTS:
                 # Cleared and never replaced: the C handler holds this very dictionary.
@@ -233,6 +236,8 @@ class Recorder:
                 call.role.device_name,
             )
             self._contexts[key] = number
+            if api:
+                self.data.add_api(number, api)
         return number
 
 

@@ -23,10 +23,10 @@ from shadowrun.report.document import (
 from shadowrun.report.sanitize import sanitize
 
 if TYPE_CHECKING:
-    from shadowrun.analysis import Coverage
+    from shadowrun.analysis import ApiCoverage, Coverage
     from shadowrun.types import RunInfo
 
-__all__ = ["coverage_document"]
+__all__ = ["api_document", "coverage_document"]
 
 FORMAT = 1
 """Version of the JSON's form."""
@@ -67,6 +67,44 @@ def coverage_document(coverage: Coverage, info: RunInfo) -> Document:
         tuple(tuple(", ".join(v) if isinstance(v, tuple) else v for v in row) for row in rows),
     )
     return Document(f"coverage: {info.target} against {info.ref}", tuple(blocks), data, records)
+
+
+def api_document(coverage: ApiCoverage, info: RunInfo) -> Document:
+    """Which functions and modules of torch the target runs in full, in part or not at all."""
+    shown = sanitize(coverage)  # for the blocks; the JSON keeps names as they are
+    n = len(coverage.functions)
+    facts = [
+        Fact(grade, _share(coverage.n_by_grade[grade], n, coverage.percent(grade)))
+        for grade in reversed(tuple(coverage.n_by_grade))
+        if grade != "unverified" or coverage.n_by_grade[grade]
+    ]
+    facts.append(Fact("not counted", f"{coverage.n_other_calls:,} calls that no function of torch made"))
+    rows = tuple(
+        (f.function, f.grade, f"{f.n_calls:,}", f"{f.n_supported_calls:,}", f"{f.n_mismatched_calls:,}", few(f.lacking))
+        for f in shown.functions
+    )
+    columns = (
+        Column("function", "name"),
+        Column("coverage"),
+        _CALLS,
+        Column("supported", "number"),
+        Column("mismatched", "number", 1),
+        Column("lacks"),
+    )
+    lead = f"Functions and modules of torch that the program called, on {info.target}."
+    table = Table(columns, rows, noun="functions: -f json has all", limits=_LIMITS)
+    data = {
+        "format": FORMAT,
+        "target": info.target,
+        "ref": info.ref,
+        "percent": {grade: coverage.percent(grade) for grade in coverage.n_by_grade},
+        "coverage": coverage,
+    }
+    names = ("function", "grade", "n_calls", "n_supported_calls", "n_mismatched_calls", "lacking", "operators")
+    values = ([getattr(f, name) for name in names] for f in coverage.functions)
+    records = Records(names, tuple(tuple(", ".join(v) if isinstance(v, tuple) else v for v in row) for row in values))
+    blocks: tuple[Block, ...] = (Note(lead), Facts(tuple(facts)), Section("Functions", (table,), count=n))
+    return Document(f"functions: {info.target} against {info.ref}", blocks, data, records)
 
 
 def _operators(coverage: Coverage, state: str) -> Section:

@@ -74,6 +74,9 @@ _OF_FILE = (
     insert or ignore into region select o.new, backend, n_operators, r.site
     from old.region r join map_op o on o.old = op_id
     """,
+    """
+    insert or ignore into api select m.new, name from old.api join map_context m on m.old = context_id
+    """,
 )
 """Statements for each file, whose runs share these rows."""
 

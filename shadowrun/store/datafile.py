@@ -215,6 +215,10 @@ class DataFile:
         """Record that a file of the folder `tensors` was deleted."""
         self._waiting["capture gone"].append((file,))
 
+    def add_api(self, context: int, name: str) -> None:
+        """Record what the program called to make the calls of a context: ``F.linear``, ``nn.GRU``."""
+        self._pending.api(context, name)
+
     def add_region(self, op: str, backend: str, n_operators: int, site: str) -> None:
         """Record a compiled region: its backend, its size, its first line."""
         self._pending.region(op, backend, n_operators, site)

@@ -21,6 +21,7 @@ _TABLES = {
     "tensor": 5,
     "call": 5,
     "diff": 6,
+    "api": 7,
 }
 """Tables to the first schema whose rows are copied unchanged; for the columns of `diff`, see `DIFF_COLUMNS_SINCE`."""
 

@@ -176,6 +176,7 @@ _INSERTS = {
     "diff": f"insert into diff values ({DIFF_PLACEHOLDERS})",  # noqa: S608
     "capture": "insert into capture values (?, ?, ?)",
     "capture gone": "delete from capture where file = ?",
+    "api": "insert or ignore into api values (?, ?)",
     "region": "insert or ignore into region values (?, ?, ?, ?)",
     "step": "insert or replace into step (step, started_s, wall_s) values (?, ?, ?)",
     # Each flush brings the number since the flush before.
@@ -266,6 +267,11 @@ class PendingRows:
         """Add the description of a compiled region."""
         with self._lock:
             self.tables["region"].append((self._intern("op", op), backend, n_operators, site))
+
+    def api(self, context: int, name: str) -> None:
+        """Add what the program called to make the calls of a context."""
+        with self._lock:
+            self.tables["api"].append((context, name))
 
     def skipped(self, counts: Mapping[tuple[str, str, str], int]) -> None:
         """Add numbers of skipped calls."""

@@ -58,6 +58,7 @@ def read_records(
     step: int | None = None,
     module: str | None = None,
     seq: int | None = None,
+    since: int = 0,
 ) -> Iterator[OpRecord]:
     """Records in call order; in a combined file, run after run.
 
@@ -68,11 +69,12 @@ def read_records(
         step: Training step.
         module: Glob pattern of module paths.
         seq: Number of a single call.
+        since: Number of the first call.
     """
     conditions, values = _conditions(data, op, status, step, module, seq)
     ranks = [source.info.rank for source in data.sources] or [data.info.rank]
     block = data.block
-    last = -1
+    last = since - 1
     # In pieces: a slow consumer of this generator holds neither memory nor the lock on the file.
     while rows := list(data.query(_RECORDS.format(conditions=conditions), (last, *values, PIECE))):
         diffs = read_diffs(data, [row[0] for row in rows])

@@ -17,7 +17,7 @@ __all__ = [
     "severity",
 ]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
 
 APPLICATION_ID = 0x53484452
@@ -69,6 +69,7 @@ SCHEMA = f"""\
 --   5  smaller: call has whole nanoseconds, and NULL for what was not measured; tables tensor and packed_diff,
 --      of which diff is a view now; diff.worst_index is the place in row-major order
 --   6  diff is a table again, and its numbers are kept as they are: packed_diff is gone
+--   7  table api: functions and modules of torch that the program called
 --
 -- NaN is stored as the text 'nan' (SQLite would make it NULL); infinities are stored as they are. What was not
 -- measured is -1; in call and in diff.excess_*, NULL.
@@ -169,6 +170,11 @@ create table region (           -- graphs that torch.compile made, recorded like
     backend text not null,      -- inductor
     n_operators integer not null,  -- in the graph; -1 where torch kept none
     site text not null          -- first line of the user's code in it; empty where it is not known
+);
+
+create table api (              -- what the program called, of runs with api=True
+    context_id integer primary key references context (id),
+    name text not null          -- F.linear, nn.GRU, Tensor.__matmul__, optim.AdamW.step
 );
 
 create table skipped (          -- calls that were not compared on purpose, only counted

@@ -365,6 +365,7 @@ COLUMNS: Columns = {
         **{name: _OF_DIFF[kind] for name, kind in DIFF_COLUMNS.items()},
     },
     "capture": {"file": TEXT, "bytes": COUNT},
+    "api": {"name": TEXT},
     "region": {"backend": TEXT, "n_operators": SIGNED, "site": TEXT},
     "skipped": {"device": TEXT, "reason": TEXT, "n": COUNT},
     "folded": {

@@ -14,8 +14,8 @@ from shadowrun.store.combine import combine_files
 from shadowrun.store.schema import SCHEMA_VERSION
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
-OLD = {version: Path(__file__).parent / f"schema-{version}.sql" for version in (4, 5)}
-"""What `build` wrote when the schema was 4 and 5."""
+OLD = {version: Path(__file__).parent / f"schema-{version}.sql" for version in (4, 5, 6)}
+"""What `build` wrote when the schema was 4, 5 and 6."""
 INFO = RunInfo("npu", "cpu", {"name": "N"}, {"threads": 2}, {"torch": "2.13.0"}, ("a.py",), {}, 0, 1, "2026-01-01")
 META = TensorMeta("f32", (3, 4), (4, 1), "npu:0")
 DIFFS = (

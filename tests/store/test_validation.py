@@ -89,8 +89,8 @@ def refused(path: Path) -> str:
         (["drop table diff", f"create view diff as {ENDLESS} from n"], "it has the view 'diff'"),
         (["drop table region", "create table region (op_id integer primary key, backend, site)"], "region"),
         (["drop table op", "create table op (id integer primary key, name text not null)"], "it has the table 'op'"),
-        (["pragma user_version = 4"], "it has the table 'call'"),
-        (["pragma user_version = 5"], "it has the table 'diff'"),
+        (["pragma user_version = 4"], "it has the table 'api'"),
+        (["pragma user_version = 5"], "it has the table 'api'"),
         (["pragma user_version = 0"], "there is no schema 0"),
         (["pragma user_version = -7"], "there is no schema -7"),
     ],
@@ -112,7 +112,8 @@ def test_comments_and_spaces_of_a_schema_do_not_matter(path):
 def test_what_looks_like_a_comment_in_a_string_is_none(path):
     hidden = "update sqlite_master set sql = replace(sql, 'name text not null', 'name text default ''--'' not null')"
     edit(path, "pragma writable_schema = on", hidden)
-    assert "'tensor'" in refused(path) or "'op'" in refused(path)
+    # Each table with a name has it; the first is named.
+    assert any(f"'{table}'" in refused(path) for table in ("api", "tensor", "op"))
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ class Setup:
     """Run under `shadowrun.record`, which compares nothing."""
     kernels: bool = False
     """With `record`: also the kernel of each call."""
+    api: bool = False
+    """Compare with ``api=True``."""
     nan_track: bool = False
     """Run under `shadowrun.nan_track`, which compares nothing either."""
 
@@ -71,7 +73,7 @@ def sweep(db: str, dtype: str, names: list[str], setup: Setup) -> Any:
         elif setup.nan_track:
             run = shadowrun.nan_track("keep")
         else:
-            run = shadowrun.compare(setup.target, ref=setup.ref, **named)
+            run = shadowrun.compare(setup.target, ref=setup.ref, api=setup.api, **named)
         for name in names:
             yield check(run, db, name, infos[name], dtype, setup.samples, setup.device)
 
@@ -214,6 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="record digests instead of comparing")
     parser.add_argument("--nan-track", action="store_true", help="look for NaN instead of comparing")
     parser.add_argument("--kernels", action="store_true", help="with --record: also the kernel of each call")
+    parser.add_argument("--api", action="store_true", help="with api=True: a function mode is on as well")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("transparency.json"))
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -222,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         work(json.loads(options.worker[0]), Path(options.worker[1]))
         return 0
     samples = options.samples or (FAST_SAMPLES if options.tier == "fast" else None)
-    tools = options.record, options.kernels, options.nan_track
+    tools = options.record, options.kernels, options.api, options.nan_track
     setup = Setup(options.target, options.ref, options.device, samples, *tools)
     plan = [
         (db, dtype, names)
