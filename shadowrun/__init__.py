@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.errors import (
         DataFileError,
+        FindingsError,
         NestingError,
         NonFiniteError,
         PlatformError,
@@ -35,6 +36,7 @@ __all__ = [
     "Comparison",
     "Config",
     "DataFileError",
+    "FindingsError",
     "NestingError",
     "NonFinite",
     "NonFiniteError",
@@ -74,6 +76,7 @@ _LAZY = {
     **dict.fromkeys(
         (
             "DataFileError",
+            "FindingsError",
             "NestingError",
             "NonFiniteError",
             "PlatformError",

@@ -6,6 +6,7 @@
     ├── UsageError            a wrong argument, option or combination of them
     │   ├── PlatformError     a platform that is unknown, absent or wrongly configured
     │   └── NestingError      compare() inside compare()
+    ├── FindingsError         a run has findings: only from Run.raise_for_findings()
     ├── NonFiniteError        NaN or infinities: only where the program asked for it, nan_track("raise")
     └── DataFileError         a data file that cannot be read or written
 
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 __all__ = [
     "DataFileError",
+    "FindingsError",
     "NestingError",
     "NonFiniteError",
     "PlatformError",
@@ -83,6 +85,18 @@ class NonFiniteError(ShadowrunError, FloatingPointError):
     def __init__(self, message: str, found: Any) -> None:
         super().__init__(message, slug="non-finite")
         self.found = found
+
+
+class FindingsError(ShadowrunError, AssertionError):
+    """Raised by `Run.raise_for_findings`.
+
+    Attributes:
+        findings: The findings that fail the run.
+    """
+
+    def __init__(self, message: str, findings: Any) -> None:
+        super().__init__(message, slug="findings")
+        self.findings = findings
 
 
 class StoppedAtFinding(SystemExit):

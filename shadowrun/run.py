@@ -30,7 +30,7 @@ from shadowrun.analysis import (
     SourceText,
     Step,
 )
-from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.errors import FindingsError, ShadowrunWarning, UsageError
 from shadowrun.settings import FAIL_ON, read_settings
 from shadowrun.store.captured_inputs import NOT_KEPT
 from shadowrun.store.combine import choose, combine_files
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from os import PathLike
 
+    from shadowrun.report.frames import Rows
     from shadowrun.repro import Repro
     from shadowrun.repro.call_replayer import Explanation
     from shadowrun.settings import KnownLine
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "combine", "load"]
 
 SLOW_RATIO = 10.0
+_MAX_RAISED = 5
 
 
 class Run:
@@ -123,17 +125,73 @@ class Run:
         """The line of the ledger that excuses calls of an operator; None if none does."""
         return self._ledger().excuse(kind, op, modules)
 
-    def summary(self) -> list[OperatorSummary]:
+    def summary(self) -> Rows[OperatorSummary]:
         """One row for each operator, those that need work first."""
-        return analysis.summarise(self._read())
+        from shadowrun.report.frames import Rows
+        from shadowrun.report.run_report import operator_table
+
+        return Rows(analysis.summarise(self._read()), operator_table)
 
     def regions(self) -> Regions:
         """Graphs that `torch.compile` compiled, each compared with eager as a whole (``compiled=True``)."""
         return analysis.summarise_regions(self._read(), self._data)
 
-    def findings(self) -> list[Finding]:
-        """Findings, the most actionable first, without those that the ledger excuses: these are in `known`."""
-        return [finding for finding in self._all_findings() if finding.known is None]
+    def findings(self) -> Rows[Finding]:
+        """Findings, the most actionable first, without those that the ledger excuses: these are in `known`.
+
+        Printed, each is one line; ``print(finding)`` has the evidence and the next step.
+        """
+        from shadowrun.report.frames import Rows
+        from shadowrun.report.run_report import findings_table
+
+        return Rows((finding for finding in self._all_findings() if finding.known is None), findings_table)
+
+    def raise_for_findings(self, fail_on: Collection[str] | None = None) -> None:
+        """Raise an exception if the run fails its gate; for tests and scripts.
+
+        Args:
+            fail_on: Kinds of findings that fail it; by default those of the attribute.
+
+        Raises:
+            FindingsError: The run fails; the message has the gate's line, then operator, line and cause of the first
+                findings.
+        """
+        gate = self.gate(fail_on)
+        if gate.passed:
+            return
+        failing = [finding for finding in self.findings() if finding.kind in gate.fail_on]
+        more = [f"… and {len(failing) - _MAX_RAISED} more"] if len(failing) > _MAX_RAISED else []
+        raise FindingsError("\n".join((gate.line, *map(str, failing[:_MAX_RAISED]), *more)), tuple(failing))
+
+    def to_dataframe(self, **selection: Any) -> Any:
+        """All recorded calls as a `pandas.DataFrame`, one row for each.
+
+        Args:
+            **selection: As for `records`.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        from shadowrun.report.frames import record_row, to_dataframe
+
+        return to_dataframe(map(record_row, self.records(**selection)))
+
+    def write_records(self, path: str | PathLike[str], **selection: Any) -> int:
+        """Write a row for each recorded call: the call, its verdict, its worst difference, and times.
+
+        Args:
+            path: Ends in ``.csv``, or ``.parquet`` (needs pyarrow, the extra ``parquet``).
+            **selection: As for `records`.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            UsageError: Another ending, pyarrow is not installed, or the file cannot be written.
+        """
+        from shadowrun.report.frames import write_records
+
+        return write_records(self.records(**selection), Path(path))
 
     def places(self) -> Mapping[int, tuple[Place, ...]]:
         """Where the calls of each finding were made, by its number; a finding itself names the first few places."""
@@ -377,6 +435,10 @@ class Run:
         from shadowrun.repro import write_script
 
         return write_script
+
+    def __repr__(self) -> str:
+        info = self._data.info
+        return f"<shadowrun.Run {info.target} against {info.ref}: {self.gate().line}>"
 
     def _repr_html_(self) -> str:
         """The summary table, for notebooks."""

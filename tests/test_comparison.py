@@ -379,21 +379,22 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path):
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
 @pytest.mark.parametrize("in_file", [True, False], ids=["file", "memory"])
-def test_a_report_reads_the_calls_once(clean_sim, tmp_path, ended, in_file):
-    """Though what the run is, is written again before each of its parts."""
+@pytest.mark.parametrize(("name", "n_reads"), [("x.txt", 1), ("x.json", 1), ("x.html", 2)])
+def test_a_report_reads_the_calls_once(clean_sim, tmp_path, ended, in_file, name, n_reads):
+    """Though what the run is, is written again before each of its parts. Pictures are of calls in order: once more."""
     seen = []
     with shadowrun.compare("sim", file=tmp_path / "x.shadowrun" if in_file else None) as run:
         for _ in range(100):
             torch.sin(torch.ones(2))
         if not ended:
             run._data.connection.set_trace_callback(seen.append)
-            run.write(tmp_path / "x.html")
+            run.write(tmp_path / name)
             run._data.connection.set_trace_callback(None)
     if ended:
         run._data.connection.set_trace_callback(seen.append)
-        run.write(tmp_path / "x.html")
+        run.write(tmp_path / name)
         run._data.connection.set_trace_callback(None)
-    assert sum("select seq, step, context_id" in sql for sql in seen) == 1
+    assert sum("select seq, step, context_id" in sql for sql in seen) == n_reads
 
 
 def test_a_report_of_a_run_that_goes_on_has_what_came_since(clean_sim):

@@ -13,6 +13,7 @@ NAMES = [
     "Comparison",
     "Config",
     "DataFileError",
+    "FindingsError",
     "NestingError",
     "NonFinite",
     "NonFiniteError",
@@ -55,7 +56,7 @@ METHODS = {
 
 def test_the_names():
     assert sorted(shadowrun.__all__) == NAMES
-    assert len(NAMES) <= 26
+    assert len(NAMES) <= 27
     for name in NAMES:
         assert getattr(shadowrun, name) is not None
     assert set(NAMES) <= set(dir(shadowrun))

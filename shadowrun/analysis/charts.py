@@ -236,9 +236,12 @@ class _Reading:
 
     def calls(self) -> None:
         failing = {number for number, status in self._statuses.items() if status in FAILING}
-        while self.n_calls < MAX_CALLS and (rows := list(self._data.query(_CALLS, (self._last,)))):
-            self._last = rows[-1][0]
-            self.n_calls += len(rows)
+        n = PIECE
+        while self.n_calls < MAX_CALLS and n == PIECE:  # a piece that is not full is the last
+            rows = list(self._data.query(_CALLS, (self._last,)))
+            n = len(rows)
+            self._last = rows[-1][0] if rows else self._last
+            self.n_calls += n
             for seq, step, context, outcome, ref_ns, target_ns, drift_abs, drift_rel in rows:
                 if context in self._regions:
                     continue
@@ -276,7 +279,8 @@ class _Reading:
                 if seq in of_step:
                     self._isolated[seq] = error
                 if self._statuses[outcome] is Status.MISMATCH:
-                    self.ulp[context, outcome][max(0, max_ulp).bit_length()] += 1
+                    # Distances beyond 64 bits are floats in a file.
+                    self.ulp[context, outcome][math.frexp(max_ulp)[1] if 0 < max_ulp < math.inf else 0] += 1
                     value = -1.0 if excess is None else decode_float(excess)
                     if 0 <= value < math.inf:
                         self.excess[context, outcome][max(-4, math.frexp(value)[1]) if value else -4] += 1
@@ -357,18 +361,28 @@ def _greater(a: float, b: float) -> float:
 
 def _modules(table: CallGroups) -> tuple[Module, ...]:
     root: dict[str, Module] = {}
+    # A name may have megabytes, and many rows: it is split once.
+    branches: dict[str, list[Module]] = {}
     for row in table.rows:
         if row.context.op.startswith(REGION):
             continue
-        path, inside, parts = "", root, row.context.module.split(".", MAX_DEPTH)
-        for part in parts:
-            path = f"{path}.{part}" if path else part
-            module = inside.get(path)
-            if module is None:
-                module = inside[path] = Module(path)
+        branch = branches.get(row.context.module)
+        if branch is None:
+            branch = branches[row.context.module] = _branch(root, row.context.module)
+        for module in branch:
             _count(module, row)
-            inside = module.children
     return tuple(root.values())
+
+
+def _branch(root: dict[str, Module], name: str) -> list[Module]:
+    """A module and those around it, the outermost first; new ones are added below `root`."""
+    path, inside, found = "", root, []
+    for part in name.split(".", MAX_DEPTH):
+        path = f"{path}.{part}" if path else part
+        module = inside.setdefault(path, Module(path))
+        found.append(module)
+        inside = module.children
+    return found
 
 
 def _count(module: Module, row: Any) -> None:

@@ -123,7 +123,7 @@ _FORM_CAUSES = (Cause.METADATA, Cause.EXCEPTIONAL_VALUES)
 _NOT_THE_TARGET = (Cause.PROPAGATED, Cause.REFERENCE, Cause.RANDOMNESS, Cause.NON_DETERMINISM)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Finding:
     """Calls of one operator with one fault.
 
@@ -188,6 +188,37 @@ class Finding:
     number: int = 0
     commands: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line: ten findings fit on a screen."""
+        where = self.sites[0] if self.sites else "line unknown"
+        return f"<Finding {self.number}: {self.what}, {self.n_calls:,} of {self.n_calls_of_op:,} calls, {where}>"
+
+    def __str__(self) -> str:
+        """What, where, the evidence, and what to do next."""
+        modules = ", ".join(self.modules) + (f" and {self.n_modules - len(self.modules)} more" * self._has_more_modules)
+        lines = [
+            f"{self.number}. {self.what}: {self.n_calls:,} of {self.n_calls_of_op:,} calls",
+            f"where     {self.sites[0] if self.sites else 'line unknown'}",
+            f"module    {modules or 'outside of any'}",
+            f"evidence  {self.evidence}",
+            f"next      {self.next_step}",
+        ]
+        return "\n   ".join(line for line in lines if not line.endswith("  "))
+
+    @property
+    def what(self) -> str:
+        """``mismatch of aten::mm (reduced precision: products in bf16)``."""
+        return f"{self.kind} of {self.op}" + (f" ({self.because})" if self.because else "")
+
+    @property
+    def because(self) -> str:
+        """Cause and explanation in one text."""
+        return ": ".join(text for text in (str(self.cause or ""), self.explanation) if text)
+
+    @property
+    def _has_more_modules(self) -> bool:
+        return self.n_modules > len(self.modules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A data file may be another person's, and names any path: then only Python files 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import stat
@@ -32,6 +33,7 @@ MAX_LINES = 300
 """Of one file."""
 MAX_COLUMNS = 200
 _MAX_BYTES = 4 << 20
+_MAX_SITE = 5000
 
 _SITE = re.compile(r"(?P<path>In \[\d+\]|.+?)(?:, line |:)(?P<line>\d+) in ")
 _CELL = re.compile(r"In \[(\d+)\]")
@@ -88,9 +90,11 @@ class SourceText:
     n_left_out: int
 
 
+# A text of a file may have megabytes and many rows.
+@functools.lru_cache(maxsize=10_000)
 def split_site(site: str) -> tuple[str, int] | None:
     """Path and number of the line of ``train.py:12 in step``; the user's own, where a library's line follows."""
-    found = _SITE.match(site)
+    found = _SITE.match(site[:_MAX_SITE])
     return (found["path"], int(found["line"])) if found and len(found["line"]) < 8 else None
 
 

@@ -4,10 +4,12 @@ Examples:
   shadowrun export -f json | jq '.findings[0]'
   shadowrun export nightly.shadowrun -f md >> "$GITHUB_STEP_SUMMARY"
   shadowrun export -o report.html -o operators.csv
+  shadowrun export --records calls.parquet
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
@@ -25,17 +27,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_known_arguments(parser)
     options.add_baseline_argument(parser)
     options.add_output_arguments(parser, findings=True)
+    parser.add_argument(
+        "--records",
+        metavar="FILE",
+        help="also write a row for each recorded call to FILE: .csv, or .parquet (needs pyarrow)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the run; returns the exit status."""
-    if not args.format and not args.output:
-        raise UsageError("Give a format, such as -f json, or a file, such as -o report.html.", slug="bad-option")
+    if not args.format and not args.output and not args.records:
+        raise UsageError(
+            "Give a format, such as -f json, or a file, such as -o report.html or --records calls.csv.",
+            slug="bad-option",
+        )
     options.check_outputs(args.output)
     import shadowrun
     from shadowrun.report.run_report import run_document
 
     recorded = shadowrun.load(args.data, known=options.known_ledger(args))
     recorded.baseline = options.baseline(args)
-    options.print_report(run_document(recorded), args)
+    if args.records:
+        n = recorded.write_records(args.records)
+        print(f"{n:,} calls: {args.records}", file=sys.stderr)
+    if args.format or args.output:
+        options.print_report(run_document(recorded), args)
     return 0

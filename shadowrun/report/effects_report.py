@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["author_facts", "effect_of", "effects_section"]
 
 MAX_CELL = 160
+MAX_ROWS = 1000
 _NOT_MEASURED = (
     "What share of the error would be gone with one operator repaired was not measured: that takes one more run for "
     "each finding, with this operator's calls on the reference."
@@ -86,7 +87,7 @@ def _ends(charts: Charts, ends: Sequence[StepEnd]) -> Iterator[Block]:
 
 def _table(ranked: Sequence[tuple[Finding, tuple[float, float]]], *, has_effects: bool) -> Table:
     rows = []
-    for finding, (rise, reach) in ranked:
+    for finding, (rise, reach) in ranked[:MAX_ROWS]:
         advice = for_authors(finding.cause, op=finding.op)
         worst = finding.worst
         figures = (_figure(rise), _figure(reach)) if has_effects else ()
@@ -106,7 +107,7 @@ def _table(ranked: Sequence[tuple[Finding, tuple[float, float]]], *, has_effects
         Column("nr", "number"), Column("operator", "name"), *effect, Column("isolated error", "number"),
         Column("excess", "number"), Column("why"), Column("in the model"),
     )  # fmt: skip
-    return Table(columns, tuple(rows), noun="findings", limits=Limits(html=10, opened=1000))
+    return Table(columns, tuple(rows), len(ranked) - len(rows), "findings", Limits(html=10))
 
 
 def _figure(value: float) -> str:

@@ -113,7 +113,7 @@ def ranks(finding: Finding) -> tuple[tuple[str, float], ...]:
 def _places(places: tuple[Place, ...]) -> Later:
     rows = tuple(
         (
-            clip(place.module or "outside any module", MAX_CELL),
+            place.module or "outside any module",
             str(place.phase),
             clip(short_site(place.site), MAX_CELL),
             clip(place.inputs, MAX_CELL),
@@ -123,7 +123,7 @@ def _places(places: tuple[Place, ...]) -> Later:
             float_text(place.max_abs),
             f"{place.max_ulp:,}",
         )
-        for place in places[:MAX_PLACES]
+        for place in sanitize(places[:MAX_PLACES])
     )
     columns = (
         Column("module"), Column("phase"), Column("line"), Column("inputs"), Column("calls", "number"),

@@ -195,12 +195,13 @@ def _kind_of(block: Block) -> str:
 
 def _opening(text: str, target: str) -> Markup:
     """A text whose ``… and 8 more`` leads to where all are."""
-    found = _MORE.search(text) if target else None
-    if found is None:
+    if not target:
         return escape(text)
-    # One link: a text has one such place at a time, and two links to one target would be announced twice.
-    before, after = text[: found.start()], text[found.end() :]
-    return Markup('{}<a href="#{}">{}</a>{}').format(before, target, found[0], after)
+    pieces, last = [], 0
+    for found in _MORE.finditer(text):
+        pieces += [escape(text[last : found.start()]), Markup('<a href="#{}">{}</a>').format(target, found[0])]
+        last = found.end()
+    return Markup("").join([*pieces, escape(text[last:])])
 
 
 def _slug(text: str) -> str:

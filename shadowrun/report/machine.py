@@ -6,14 +6,16 @@ import csv
 import io
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from shadowrun.store.codec import jsonable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from shadowrun.report.document import Document
 
-__all__ = ["render_csv", "render_json"]
+__all__ = ["csv_writer", "render_csv", "render_json"]
 
 # OWASP's list for CSV injection: with these a spreadsheet evaluates a cell.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -30,11 +32,17 @@ def render_json(document: Document) -> str:
 def render_csv(document: Document) -> str:
     """A heading and one row for each record."""
     out = io.StringIO()
-    # csv writes "\r\n" by default, and line-based tools would see a "\r" in the last column.
-    writer = csv.writer(out, lineterminator="\n")
-    rows = (document.records.head, *document.records.rows)
-    writer.writerows([_without_formula(value) for value in row] for row in rows)
+    write = csv_writer(out)
+    for row in (document.records.head, *document.records.rows):
+        write(row)
     return out.getvalue()
+
+
+def csv_writer(file: TextIO) -> Callable[[Iterable[object]], object]:
+    """A function that writes one row, in which no spreadsheet finds a formula."""
+    # csv writes "\r\n" by default, and line-based tools would see a "\r" in the last column.
+    writer = csv.writer(file, lineterminator="\n")
+    return lambda row: writer.writerow([_without_formula(value) for value in row])
 
 
 def _without_formula(value: object) -> object:

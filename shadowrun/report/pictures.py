@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.analysis.charts import FAILING
 from shadowrun.report.descriptions import duration, float_text, percent
 from shadowrun.report.document import TONES, Bar, Block, Figure, Section, Tree, TreeNode, status_span
-from shadowrun.report.sanitize import clip
+from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.svg import AMBER, BLUE, GREEN, INK, LINE, RED, SOFT, dot, line, polyline, rect, svg, text
 from shadowrun.types import Status
 
@@ -82,7 +82,7 @@ class _Log:
 
 def _graph(graph: StepGraph) -> Figure:
     height, base, right = 330.0, 270.0, _WIDTH - _RIGHT
-    points = graph.points
+    points = sanitize(graph.points)  # before texts are made of them: a name may have megabytes
     drifts = [p for p in points if p.accumulated >= 0 or math.isnan(p.accumulated)]
     axis = _Log([*(p.isolated for p in points), *(p.accumulated for p in drifts)], _TOP, base)
     last = max(1, points[-1].place + points[-1].n_calls - 1)

@@ -14,7 +14,6 @@ from shadowrun.report.descriptions import (
     duration,
     few,
     finding_facts,
-    first_few,
     float_text,
     known_issue_texts,
     max_abs_text,
@@ -36,6 +35,7 @@ from shadowrun.report.document import (
     Facts,
     Filter,
     GateLine,
+    Later,
     Limits,
     Note,
     Records,
@@ -79,8 +79,8 @@ FORMAT = 1
 """Version of the JSON's form. History: 1, first version."""
 MAX_FINDINGS = 300
 """Of each kind, in full: HTML opens those after the first 50, and leaves out what its limit of size does not take."""
-MAX_OPERATORS = 300
-MAX_ROWS = 50
+MAX_OPERATORS = 1000
+MAX_ROWS = 1000
 MAX_SUMMARY = 8  # with the head, the first screen of a terminal
 MAX_LISTED = 2000
 MAX_STEPS = 12
@@ -262,7 +262,7 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
             (status_span(f.kind),),
             f.op,
             clip(short_site(f.sites[0]).partition(" in ")[0], MAX_CELL) if f.sites else "",
-            clip(first_few(f.modules, f.n_modules, 1), MAX_CELL),
+            few(f.modules, f.n_modules, 1, MAX_CELL),
             clip(short_reason(f), MAX_CELL),
             f"{f.n_calls:,}",
         )
@@ -291,12 +291,21 @@ def _drift(steps: list[DriftStep]) -> Section | None:
     if not steps:
         return None
     # A long run has thousands of steps: the first or last few would show no trend.
-    kept = sanitize(_evenly_spread(steps))
-    rows = tuple((f"{d.step:,}", float_text(d.drift_abs), float_text(d.drift_rel), d.op, d.module) for d in kept)
+    rows = _drift_rows(_evenly_spread(steps))
     numbers = (Column("step", "number"), Column("max abs", "number"), Column("relative", "number"))
     table = Table((*numbers, Column("worst at"), Column("module")), rows, len(steps) - len(rows), "steps")
     lead = "Between the target's own chain of results and the reference's, by step."
-    return Section("Accumulated error", (table,), lead, anchor="drift")
+    blocks: list[Block] = [table]
+    if len(steps) > len(rows):
+        everything = Table(table.columns, _drift_rows(steps[:MAX_LISTED]), max(0, len(steps) - MAX_LISTED), "steps")
+        blocks.append(Later(lambda: (everything,), f"All {len(steps):,} steps"))
+    return Section("Accumulated error", tuple(blocks), lead, anchor="drift")
+
+
+def _drift_rows(steps: list[DriftStep]) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(
+        (f"{d.step:,}", float_text(d.drift_abs), float_text(d.drift_rel), d.op, d.module) for d in sanitize(steps)
+    )
 
 
 def _findings(findings: list[Finding], details: FindingDetails) -> Iterator[Section]:
@@ -325,7 +334,7 @@ def _known(known: LedgerUse) -> Section | None:
     if not known.findings:
         return None
     rows = tuple(
-        (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), clip(first_few(f.modules, f.n_modules, 1), MAX_CELL))
+        (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), few(f.modules, f.n_modules, 1, MAX_CELL))
         for f in sanitize(known.findings[:MAX_ROWS])
     )
     columns = (
@@ -340,6 +349,18 @@ def _known(known: LedgerUse) -> Section | None:
     return Section("Known issues", (Table(columns, rows, n - len(rows)),), _KNOWN_LEAD, n, anchor="known")
 
 
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """One row for each finding, for notebooks."""
+    rows = tuple(
+        (str(f.number), f.op, f.kind, f.because, f"{f.n_calls:,}", f.sites[0] if f.sites else "", f.next_step)
+        for f in sanitize(findings[:MAX_ROWS])
+    )
+    columns = (
+        Column("number", "number"), _NAME, Column("kind"), Column("cause"), _CALLS, Column("line"), Column("next step"),
+    )  # fmt: skip
+    return Table(columns, rows, len(findings) - len(rows))
+
+
 def operator_table(operators: Sequence[OperatorSummary]) -> Table:
     """One row for each operator, those that need work first."""
     rows = tuple(map(_operator, sanitize(operators[:MAX_OPERATORS])))
@@ -351,7 +372,7 @@ def operator_table(operators: Sequence[OperatorSummary]) -> Table:
     tags = tuple(tuple(_counts_of(operator)) for operator in operators[:MAX_OPERATORS])
     choices = tuple(status for status in TONES if any(status in tag for tag in tags))
     return Table(
-        columns, rows, len(operators) - len(rows), "operators", Limits(25, 50, MAX_OPERATORS),
+        columns, rows, len(operators) - len(rows), "operators", Limits(25, 50, 100),
         filter=Filter(choices) if len(choices) > 1 else None, tags=tags,
     )  # fmt: skip
 
@@ -391,7 +412,7 @@ def _regions(regions: Regions) -> Section | None:
     described = [(row, region_facts(row)) for row in rows]
     entries = tuple(Entry(row.name, facts, row.phase, tone=TONES[row.status]) for row, facts in described if facts)
     skipped = sanitize(_by_reason(regions.skipped)[:MAX_ROWS])
-    blocks: list[Block] = [Note(clip(regions.line)), table, Entries(entries, limits=Limits(MAX_REGIONS, 20, MAX_ROWS))]
+    blocks: list[Block] = [Note(clip(regions.line)), table, Entries(entries, limits=Limits(MAX_REGIONS, 20, 50))]
     blocks += [Note(f"not compared: {s.n:,} calls of {s.op}, {s.reason}", "warn") for s in skipped[:MAX_REGIONS]]
     return Section("Compiled regions", tuple(blocks), _REGIONS_LEAD, len(regions.rows), anchor="regions")
 

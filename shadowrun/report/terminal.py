@@ -206,7 +206,7 @@ class _Page:
         widths = [
             min(w, self.console.width // 2) if kind == "name" else w for w, kind in zip(widths, kinds, strict=True)
         ]
-        free = [i for i, kind in enumerate(kinds) if kind == "text" and all(isinstance(row[i], str) for row in rows)]
+        free = [i for i, kind in enumerate(kinds) if kind == "text" and all(_is_plain(row[i]) for row in rows)]
         room = self.console.width - 2 * (len(kinds) - 1) - sum(w for i, w in enumerate(widths) if i not in free)
         share = room // len(free)
         # What a short text does not need goes to those after it.
@@ -218,6 +218,11 @@ class _Page:
     def _more(self, text: str) -> None:
         if text:
             self.console.print(Text(text, "dim"))
+
+
+def _is_plain(cell: Cell) -> bool:
+    """Whether a cell is text that may be cut; a status is not."""
+    return isinstance(cell, str) or not any(span.tone for span in cell)
 
 
 def _cell(cell: Cell, separator: str = ", ", longest: int = MAX_WHOLE) -> Text:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from shadowrun import report
 from shadowrun.report.document import Column, Document, Entries, Entry, Limits, Records, Section, Table, render
 from shadowrun.report.html import MAX_BYTES
 from shadowrun.run import Run
+from shadowrun.store import DataFile
+from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
 from tests.browser_kit import MISSING, started
 
 IN_A_BROWSER = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -220,3 +224,47 @@ def test_other_formats_make_no_pictures(sample, kind):
     run = Run(sample.build())
     run.places = None  # what only pages ask for
     assert report.render(run, kind)
+
+
+class Places(HTMLParser):
+    """Where a page says that something is left out: the innermost tag and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.found: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "br", "input"):
+            self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        self.tags.pop()
+
+    def handle_data(self, data):
+        if re.search(r"… and [\d,]+ more", data):
+            self.found.append((self.tags[-1], data))
+
+
+def test_all_that_is_left_out_opens():
+    data = DataFile.create(None, RunInfo("npu", "cpu"))
+    verdicts = [
+        Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "scaled"),
+        Verdict(Status.UNSUPPORTED, Cause.MISSING_OPERATOR, "no kernel"),
+        Verdict(Status.UNVERIFIED, None, "budget"),
+    ]
+    for seq in range(3 * 120):
+        op, verdict = f"aten::op{seq % 120}", verdicts[seq // 120]
+        number = data.verdict_id(verdict, "aten::missing")
+        for n in range(8):
+            place = f"net.py:{n} in f"
+            context = data.context_id(op, f"f32[{n}]", ("f32",), f"[{n}]", f"Net.{n}", Phase.FORWARD, place, "npu:0")
+            data.add((8 * seq + n, seq, context, number, 1.0, 1.0, 0.5, 0.5))
+        data.add_skipped({(op, "npu:0", "view"): 1})
+    data.close()
+    page = Places()
+    page.feed(report.render(Run(data), "html"))
+    assert {"… and 112 more", "… and 70 more"} & {text for _, text in page.found}
+    # The table of steps is followed by one of all of them.
+    others = [(tag, text) for tag, text in page.found if tag not in ("summary", "a", "script")]
+    assert [text for _, text in others if "steps" not in text] == []
