@@ -184,7 +184,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def examples(session: nox.Session) -> None:
     """Each numbered example, in a separate folder."""
-    install(session, "examples")
+    install(session, "examples", "transformers", "lightning", "accelerate", "tensorboard")
     for example in EXAMPLES:
         folder = session.create_tmp()
         command = ["python"] if example.suffix == ".py" else ["bash"]

@@ -11,7 +11,7 @@ import datetime as dt
 import difflib
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,11 +119,15 @@ class KnownLine:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Contents of settings files: rules in order (the last that matches decides), lines of the ledger, the files."""
+    """Contents of settings files: rules in order (the last that matches decides), lines of the ledger, the files.
+
+    `run` has options of `shadowrun run`, by their names.
+    """
 
     tolerance: tuple[ToleranceRule, ...] = ()
     known: tuple[KnownLine, ...] = ()
     files: tuple[Path, ...] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
 
 
 def fits_operator(pattern: str, op: str) -> bool:
@@ -160,14 +164,18 @@ def read_settings(where: str | PathLike[str] | bool | None = None, start: Path |
         paths = [Path(where)]
     rules: list[ToleranceRule] = []
     lines: list[KnownLine] = []
+    run: dict[str, Any] = {}
     # An unknown key is an error: a misspelt table would be a tolerance that is silently not used.
     for path in paths:
         text, table = _table(path)
         for key in table:
-            _check_key(key, ("tolerance", "known"), str(path))
+            _check_key(key, ("tolerance", "known", "run"), str(path))
+        if not isinstance(options := table.get("run", {}), dict):
+            raise _invalid(str(path), "run", options, 'use a table of options, such as target = "npu"')
+        run |= options
         rules += tolerance_rules(table.get("tolerance", {}), str(path))
         lines += _known_lines(table.get("known", []), text, path)
-    return Settings(tuple(rules), tuple(lines), tuple(paths))
+    return Settings(tuple(rules), tuple(lines), tuple(paths), run)
 
 
 def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:

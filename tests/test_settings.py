@@ -113,7 +113,7 @@ KNOWN = '[[known]]\noperator = "a"\nplatform = "b"\nreason = "c"\n'
     ("text", "sentence"),
     [
         ("x = [", "is not TOML: "),
-        ("tolerances = 1", "unknown key 'tolerances'. Did you mean 'tolerance'? Keys: tolerance, known."),
+        ("tolerances = 1", "unknown key 'tolerances'. Did you mean 'tolerance'? Keys: tolerance, known, run."),
         ("tolerance = 1", "tolerance = 1: use a table such as"),
         ('[tolerance]\n"mm" = 1', "tolerance of 'mm': value = 1: use {rtol = 1e-3, atol = 1e-5}"),
         ('[tolerance]\n"mm" = {rtol = 1}', "tolerance of 'mm': 'atol' is missing: give rtol and atol together"),

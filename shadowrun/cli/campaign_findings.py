@@ -153,13 +153,7 @@ def _repro(args: argparse.Namespace) -> int:
         print("There are no root causes.")
         return 0
     out = Path(args.output) if args.output else folder.path / SCRIPTS
-    for path in (out, *(out / folder_name(c.signature) for _, c in chosen)):
-        # A link of a folder from elsewhere could redirect the files.
-        if path.is_symlink():
-            raise UsageError(
-                f"{str(path)!r} is a link, which is not followed: remove it, or choose another -o OUT.",
-                slug="bad-option",
-            )
+    options.refuse_links(out, *(out / folder_name(c.signature) for _, c in chosen))
     recipes = _recipes(store, [c.smallest.number for _, c in chosen])
     written = 0
 

@@ -9,9 +9,11 @@ Examples:
   shadowrun known --init --reason ticket-12
   shadowrun known nightly.shadowrun --update --prune --expires 2027-03-31
   shadowrun known --update --kinds fallback --dry-run
+  shadowrun known --check                                    a hook of pre-commit; needs no run
 
 Exit status:
-  0  done, or all findings have a line; 1  without --init and --update: a finding has no line; 2  wrong usage
+  0  done, or all findings have a line; 1  without --init and --update: a finding has no line, or with --check a line
+  has expired; 2  wrong usage
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import clip, say
-from shadowrun.settings import KINDS, LEDGER
+from shadowrun.settings import KINDS, LEDGER, read_settings
 
 if TYPE_CHECKING:
     import argparse
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--init", action="store_true", help="make a ledger with a line for each finding of the run")
     what.add_argument("--update", action="store_true", help="add a line for each finding that has none")
+    what.add_argument("--check", action="store_true", help="only read the ledger: exit with 1 if a line has expired")
     parser.add_argument("--prune", action="store_true", help="with --update: also delete expired and stale lines")
     parser.add_argument(
         "--ledger", metavar="FILE", help=f"ledger to write to (default: the nearest {LEDGER}, or one here)"
@@ -68,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     """Show or write the ledger; returns the exit status."""
     if args.prune and not args.update:
         raise UsageError("--prune deletes lines of a ledger that is updated: give --update too.", slug="bad-option")
+    if args.check:
+        return _check(args.ledger)
     import shadowrun
     from shadowrun.studies.ledger_file import nearest_ledger
 
@@ -78,6 +83,16 @@ def run(args: argparse.Namespace) -> int:
     if args.init or args.update:
         return _write(path, recorded, findings, args)
     return _show(recorded.known(), findings)
+
+
+def _check(ledger: str | None) -> int:
+    lines = read_settings(ledger).known
+    today = dt.datetime.now().astimezone().date()
+    expired = [line for line in lines if line.expires is not None and line.expires < today]
+    for line in expired:
+        say(f"{line.origin}: {line.operator} on {line.platform} expired on {line.expires} ({line.reason})", error=True)
+    say(f"{len(lines)} lines, {len(expired)} expired")
+    return int(bool(expired))
 
 
 def _show(known: LedgerUse, findings: list[Finding]) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -49,6 +50,7 @@ COMMANDS = (
         "study",
         "platforms",
         "demo",
+        "completion",
     ),
 )
 """Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
@@ -103,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
         command.set_defaults(
             run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS, reads=name in READ
         )
+        command.set_defaults(defaults=functools.partial(module.set_defaults, command) if name == "run" else None)
         if hasattr(module, "does"):  # what it does depends on its action
             command.set_defaults(does=module.does)
         if name in READ:
@@ -124,7 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         with forgiving():
-            args = build_parser().parse_args(argv)
+            parser = build_parser()
+            args = parser.parse_args(argv)
+            if args.defaults is not None:  # of this command, by the environment and settings of the project
+                args.defaults(args)
+                args = parser.parse_args(argv)
         if hasattr(args, "does"):
             args.reads, args.runs_calls = args.does(args)
         allowance = (

@@ -50,6 +50,7 @@ __all__ = [
     "operators",
     "positive",
     "print_report",
+    "refuse_links",
     "require_program",
     "step_numbers",
     "words",
@@ -421,6 +422,20 @@ def is_simulated(args: argparse.Namespace, *, needs_target: bool = True) -> bool
             slug="missing-target",
         )
     return simulated
+
+
+def refuse_links(*folders: Path) -> None:
+    """Refuse to write into folders that are links: a file from elsewhere may come with one, which leads anywhere.
+
+    Raises:
+        UsageError: One is.
+    """
+    for folder in folders:
+        if folder.is_symlink():
+            raise UsageError(
+                f"{str(folder)!r} is a link, which is not followed: remove it, or choose another folder with -o.",
+                slug="bad-option",
+            )
 
 
 def check_outputs(outputs: list[str]) -> None:

@@ -210,12 +210,7 @@ def _write(
         folder = Path(args.output) / short[:_MAX_NAME]
         print(f"{number}. {clip(title, _MAX_SHOWN)}: ", end="", flush=True)
         try:
-            # A link could redirect the files of an untrusted data file to another folder.
-            if folder.is_symlink():
-                raise UsageError(
-                    f"{str(folder)!r} is a link, which is not followed: remove it, or choose another -o DIR.",
-                    slug="bad-option",
-                )
+            options.refuse_links(Path(args.output), folder)
             repro = write(number, folder)
         except ShadowrunError as error:  # other findings can still have scripts
             print(f"no script. {one_line(str(error))}")

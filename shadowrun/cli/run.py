@@ -12,6 +12,9 @@ Examples:
   shadowrun run --target npu --known vendor.toml train.py    (known issues fail nothing)
   shadowrun run --target npu --baseline main.shadowrun --fail-on new train.py    (only what a change broke)
 
+Each option has a variable (SHADOWRUN_FAIL_ON for --fail-on) and a key in [tool.shadowrun.run] of pyproject.toml
+(fail-on). The command line decides before the variable, and that before the file; options that may be repeated add up.
+
 Exit status:
   the exit status of the program; 1 if there are findings of a kind in --fail-on, or the program raised; 2 wrong usage;
   130 after Ctrl-C
@@ -24,10 +27,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
+from shadowrun.cli.option_defaults import option_defaults
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
 from shadowrun.report.sanitize import MAX_NAME, clip, forgiving, sanitize
-from shadowrun.settings import FAIL_ON, KINDS, NEW, WORSE
+from shadowrun.settings import FAIL_ON, KINDS, NEW, WORSE, read_settings
 
 if TYPE_CHECKING:
     import argparse
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from shadowrun.comparison import Comparison
     from shadowrun.run import Run
 
-__all__ = ["add_arguments", "add_gate_argument", "passes", "run"]
+__all__ = ["add_arguments", "add_gate_argument", "passes", "run", "set_defaults"]
 
 
 _SHOWN = 5
@@ -89,6 +93,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output_arguments(parser, findings=True)
     add_gate_argument(parser)
     options.add_program_arguments(parser)
+
+
+def set_defaults(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Take defaults of options from the environment and from ``[tool.shadowrun.run]``; see `option_defaults`.
+
+    Args:
+        parser: Gets them.
+        args: Parsed without them: they say which settings are read.
+    """
+    table = read_settings(False if args.no_settings else args.settings).run
+    # The parser has no public list of its actions.
+    parser.set_defaults(**option_defaults(vars(parser)["_actions"], table, os.environ))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -120,10 +120,11 @@ class Copy:
         set_rng_state(self._rng)
         with torch.set_grad_enabled(self._train):
             called = self.function if function is None else function
+            wanted = self._wanted()
             out = called(*self._args, **self._kwargs)
             results = dict(_tensors("output", out))
             if self._train:
-                results |= self._gradients(results)
+                results |= self._gradients(results, wanted)
         for name, t in self._state():
             results[name] = t
             if t.grad is not None and t.is_leaf:
@@ -134,9 +135,10 @@ class Copy:
         """Time of one run, forward and backward."""
         began = time.perf_counter()
         with torch.set_grad_enabled(self._train):
+            wanted = self._wanted()
             outputs = dict(_tensors("output", function(*self._args, **self._kwargs)))
             if self._train:
-                self._gradients(outputs)
+                self._gradients(outputs, wanted)
         if cuda_is_used():
             # Kernels run asynchronously: without the wait their launches would be timed.
             torch.cuda.synchronize()
@@ -156,9 +158,14 @@ class Copy:
                     t.data = perturbed(t.data, generator)
                     t.grad = None if grad is None else perturbed(grad, generator)
 
-    def _gradients(self, results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _wanted(self) -> list[tuple[str, torch.Tensor]]:
+        """What gradients are taken of: asked before the run, since an input that it writes to may require them then."""
+        return [(name, t) for name, t in self._state() if t.requires_grad]
+
+    def _gradients(
+        self, results: dict[str, torch.Tensor], wanted: Sequence[tuple[str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
         outputs = [t for t in results.values() if t.requires_grad]
-        wanted = [(name, t) for name, t in self._state() if t.requires_grad]
         if not outputs or not wanted:
             return {}
         # Random, not ones: a constant direction hides faults that move values between elements.

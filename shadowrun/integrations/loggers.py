@@ -130,7 +130,8 @@ def _sender(logger: Any) -> Callable[[Mapping[str, float], int], object]:
     if log is not None and _n_required(log) < 2:
         if _takes_step(log):
             return lambda values, step: log(dict(values), step=step)
-        return lambda values, _: log(dict(values))
+        control = getattr(logger, "control", None)
+        return lambda values, _: _log_keeping(control, log, dict(values))
     if log_metrics is not None and _takes_step(log_metrics):
         return lambda values, step: log_metrics(dict(values), step=step)
     if log_dict is not None:
@@ -140,6 +141,19 @@ def _sender(logger: Any) -> Callable[[Mapping[str, float], int], object]:
         "a SummaryWriter, a run of W&B, the module mlflow or an Accelerator.",
         slug="bad-logger",
     )
+
+
+def _log_keeping(control: Any, log: Callable[..., object], values: dict[str, float]) -> None:
+    """Log without that transformers' Trainer takes its own log of this step, with the loss, for done.
+
+    That log gathers the loss of all ranks: a rank that leaves it out has the others fail.
+    """
+    was_due = getattr(control, "should_log", None)
+    try:
+        log(values)
+    finally:
+        if was_due is not None:
+            control.should_log = was_due
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:

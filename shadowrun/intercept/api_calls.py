@@ -2,7 +2,8 @@
 
 A function mode sees each function of torch that the program's thread calls. Torch takes it off while the function runs,
 so that what the function calls itself is not seen: the outermost function is what the program wrote. A module of
-`torch.nn` that called the function comes first, since then the program wrote ``nn.GRU``.
+`torch.nn` that called the function comes first, since then the program wrote ``nn.GRU``. Inside of such a module, the
+mode is off: `nn.TransformerEncoderLayer`, for one, takes another kernel where it sees a function mode.
 
 The name is only asked for when a context of calls is new; for each function, two attributes are set. In backward, the
 number of an autograd node says in which function it was made.
@@ -82,6 +83,8 @@ class ApiCalls(torchapi.FunctionMode):  # type: ignore[misc]
         self._ends: list[int] = []
         self._made: list[tuple[int, Any, str]] = []
         self._paths: dict[str, str] = {}
+        self._of_torch: dict[type, bool | None] = {}
+        self._inside = False  # of a module of torch, where the mode is off
         self._thread = 0
 
     def __torch_function__(
@@ -95,23 +98,63 @@ class ApiCalls(torchapi.FunctionMode):  # type: ignore[misc]
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:
             self._function = before
-            if (end := self._next_number()) != first:
-                self._ends.append(end)
-                self._made.append((first, func, self._attribution.module_path()))
-                if len(self._ends) > _MAX_NODES:
-                    del self._ends[: _MAX_NODES // 2], self._made[: _MAX_NODES // 2]
+            if self._next_number() != first:
+                self._add_nodes(first, func, self._attribution.module_path())
+
+    def _add_nodes(self, first: int, function: Any, path: str) -> None:
+        self._ends.append(self._next_number())
+        self._made.append((first, function, path))
+        if len(self._ends) > _MAX_NODES:
+            del self._ends[: _MAX_NODES // 2], self._made[: _MAX_NODES // 2]
+
+    def enter_module(self, module: torch.nn.Module) -> int | None:
+        """The program, or a module, calls a module: take the mode off before one of torch, and put it back inside.
+
+        Returns:
+            What `leave_module` needs; None if it need not be called.
+        """
+        kind = type(module)
+        try:
+            of_torch = self._of_torch[kind]
+        except KeyError:
+            of_torch = self._of_torch[kind] = _is_of_torch(kind)
+        if of_torch is None or of_torch is self._inside or self._thread != threading.get_ident():
+            return None
+        if of_torch:
+            if not torchapi.is_top_function_mode(self):  # in a function already, or below a mode of the program's
+                return None
+            torchapi.remove_function_mode(self)
+        else:
+            torchapi.push_function_mode(self)
+        self._inside = of_torch
+        return self._next_number()
+
+    def leave_module(self, first: int, path: str) -> None:
+        """A module for which `enter_module` returned a number has returned."""
+        if self._thread != threading.get_ident():  # the comparison stopped inside
+            return
+        if self._inside:
+            torchapi.push_function_mode(self)
+            if self._next_number() != first:
+                self._add_nodes(first, None, path)
+        else:
+            torchapi.remove_function_mode(self)
+        self._inside = not self._inside
 
     def enter(self) -> None:
         """Put the mode on the stack of this thread."""
         self._thread = threading.get_ident()
+        self._inside = False
+        self._attribution.api = self
         # Numbers of nodes count on: those of an earlier block may still be met.
         torchapi.push_function_mode(self)
 
     def leave(self) -> None:
         """Take it off, wherever it lies."""
-        if self._thread == threading.get_ident():
+        if self._thread == threading.get_ident() and not self._inside:
             torchapi.remove_function_mode(self)
         self._thread = 0
+        self._attribution.api = None
 
     def name_of_call(self, phase: str) -> str:
         """What the program called to make the operator call in hand; empty if nothing of torch.
@@ -127,7 +170,7 @@ class ApiCalls(torchapi.FunctionMode):  # type: ignore[misc]
             at = bisect.bisect_right(self._ends, number)
             if at < len(self._ends) and self._made[at][0] <= number:
                 _, function, path = self._made[at]
-                return self._module_of(path) or function_name(function)
+                return self._module_of(path) or ("" if function is None else function_name(function))
         if self._thread != threading.get_ident():
             return ""
         module = "" if node is not None else self._module_of(self._attribution.module_path())
@@ -146,15 +189,21 @@ class ApiCalls(torchapi.FunctionMode):  # type: ignore[misc]
         return self._paths[path]
 
 
+def _is_of_torch(kind: type) -> bool | None:
+    """Whether a class of modules is torch's; None for containers, whose modules are what the program calls."""
+    if not kind.__module__.startswith("torch.nn.modules."):
+        return False
+    return None if kind.__name__ in _CONTAINERS else True
+
+
 def _outermost(path: str, kinds: dict[str, type]) -> str:
     found = ""
     while path:
-        kind = kinds.get(path)
-        if kind is None or not kind.__module__.startswith("torch.nn.modules."):
-            # A ModuleList is never called, and its children have its name in their paths.
-            if kind is not None:
-                break
-        elif kind.__name__ not in _CONTAINERS:
+        kind = kinds.get(path)  # of a ModuleList too, which is never called
+        of_torch = None if kind is None else _is_of_torch(kind)
+        if of_torch is False:
+            break
+        if of_torch and kind is not None:
             found = f"nn.{kind.__name__}"
         path = path.rpartition(".")[0]
     return found

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType, ModuleType
 
+    from shadowrun.intercept.api_calls import ApiCalls
     from shadowrun.intercept.call_sites import FoundSite
 
 __all__ = ["NOWHERE", "Attribution", "Origin"]
@@ -97,6 +98,7 @@ class Attribution:
         unfollowed: Called where a thread that is not followed calls a module.
         outermost: Called with a module that the thread that started it calls from outside of any, followed or not; it
             may call `pause` and `resume`. None: not asked.
+        api: Asked for each call of a module that is followed, with ``api=True``.
         find_origin: ``find_origin(depth)``: module, phase and site of the operator call in hand; `depth` is the number
             of frames between its caller and the user's code that may be skipped.
         note_origin: ``note_origin(depth)``: remember the forward origin of a call that is not recorded, if autograd
@@ -116,6 +118,7 @@ class Attribution:
         self.following = False
         self.unfollowed: Callable[[], None] = lambda: None
         self.outermost: Callable[[nn.Module], None] | None = None
+        self.api: ApiCalls | None = None
         self._inside = False
         self.find_origin: Callable[[int], Origin] = self._find_origin
         self.note_origin: Callable[[int], None] = self._note_origin
@@ -174,6 +177,8 @@ class Attribution:
             # An id may belong to a new module at the address of an old one: the weak reference decides.
             modules.append(known[1] if known is not None and known[0]() is self else path_of(self, modules))
             above.append(None)
+            api = attribution.api
+            entered = None if api is None else api.enter_module(self)
             try:
                 return original(self, *args, **kwargs)
             except BaseException as error:
@@ -182,7 +187,9 @@ class Attribution:
                 raise
             finally:
                 above.pop()
-                modules.pop()
+                path = modules.pop()
+                if api is not None and entered is not None:
+                    api.leave_module(entered, path)
                 if recomputing:
                     state.recomputing -= 1
                 if is_outermost:

@@ -59,6 +59,8 @@ need(
     *("torch.utils._python_dispatch.TorchDispatchMode", "torch.utils._python_dispatch._get_current_dispatch_mode"),
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
     *("torch.utils._python_dispatch._pop_mode", "torch.utils._python_dispatch._push_mode"),
+    *("torch._C._push_on_torch_function_stack", "torch._C._pop_torch_function_stack"),
+    *("torch._C._len_torch_function_stack", "torch._C._get_function_stack_at"),
 )
 
 
@@ -81,10 +83,16 @@ has_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 FunctionMode: Any = torch.overrides.TorchFunctionMode
 
 
-# Seen on 2.13. Without these, `api=True` cannot be used.
+# Seen on 2.13. Only `api=True` uses these.
 def push_function_mode(mode: Any) -> None:
     """Put a function mode on top of the stack of this thread."""
     torch._C._push_on_torch_function_stack(mode)
+
+
+def is_top_function_mode(mode: Any) -> bool:
+    """Whether a function mode is on top of the stack of this thread."""
+    n = torch._C._len_torch_function_stack()
+    return n > 0 and torch._C._get_function_stack_at(n - 1) is mode
 
 
 def remove_function_mode(mode: Any) -> None:

@@ -144,6 +144,7 @@ static int copies_share_memory(SrCompareHandler *self, PyObject *args, Py_ssize_
         if (i == position) {
             continue;
         }
+        /* Python looks at its tensors one by one. */
         if (PyList_CheckExact(a) || PyTuple_CheckExact(a)) {
             return 1;
         }
@@ -329,6 +330,7 @@ static PyObject *compare_run(SrCompareHandler *self, SrCall *call, const SrCopie
             copies_give(self, &copies[k]);
         }
     }
+    /* What goes wrong in a replay must not reach the program: it is recorded, unless it is an interrupt. */
     if (compare_replay(self, call, copies, out, replay_args, ns) && sr_report(self->failed, call)) {
         Py_CLEAR(out);
     }

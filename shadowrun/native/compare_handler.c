@@ -94,6 +94,7 @@ static int handler_add_row(SrCompareHandler *self, long long context, PyObject *
     }
     long long seq = sr_write_row((SrRowBuffer *)self->rows, context, verdict_number, handler_microseconds(ref_ns), handler_microseconds(target_ns));
     int failed = seq < 0;
+    /* As `_LOOK_AT_CLOCK` of recording/recorder.py: the clock is looked at after each 64 rows. */
     if (!failed && !(seq & 63)) {
         PyObject *done = PyObject_CallMethodNoArgs(self->recorder, flush);
         failed = done == NULL;
@@ -121,6 +122,7 @@ int sr_add_match(SrCompareHandler *self, SrCall *call, long long ns, long long o
 /* Count a call that is not compared, by (operator, device, reason), as Recorder.skip; -1 with an exception. */
 static int handler_count_skipped(SrCompareHandler *self, PyObject *key) {
     SR_NAME(skipped_name, "_skipped") { return -1; }
+    /* Looked up each time: the recorder exchanges the dict when it writes the counts. */
     PyObject *counts = PyObject_GetAttr(self->recorder, skipped_name);
     int failed = counts == NULL || !PyDict_Check(counts) || sr_add_count(counts, key, 1) < 0;
     Py_XDECREF(counts);

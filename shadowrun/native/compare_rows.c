@@ -117,6 +117,7 @@ static PyObject *rows_head(SrRowBuffer *self, PyObject *given) {
 /* Release memory that is far more than needed. */
 static void rows_shrink(SrRowBuffer *self) {
     Py_ssize_t wanted = self->n < FEW_ROWS ? FEW_ROWS : 2 * self->n;
+    /* At half, not below what is needed: a buffer near the edge would be made larger and smaller in turn. */
     if (wanted < self->capacity / 2 && rows_resize(self, wanted)) {
         PyErr_Clear(); /* it stays as large as it was */
     }

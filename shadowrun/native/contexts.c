@@ -143,6 +143,7 @@ static int key_put_value(SrKey *key, PyObject *value, int depth) {
             PyErr_SetString(PyExc_RecursionError, "lists too deep for a context");
             return -1;
         }
+        /* With its length: without it, [[1], 2] and [[1, 2]] would have the same bytes. */
         if (key_put_tag(key, '[') || sr_key_put(key, &n, sizeof n)) {
             return -1;
         }
@@ -373,6 +374,7 @@ static void cache_remember(
     SrContextCache *cache, uint64_t hash, const SrKey *key, size_t length, const SrOrigin *origin, long long number) {
     size_t n_held = (size_t)key->n_objects + 4;
     PyObject **held = malloc(n_held * sizeof *held + length);
+    /* Without memory, the context is looked up in the dict at its next call too: slower, and right. */
     if (held == NULL || !cache_grow(cache)) {
         free(held);
         return;

@@ -464,6 +464,7 @@ static int digest_all(const DigestInput *given, sr_instructions instructions, Sr
         digest_gather_and_compute(&in, room, instructions, found, row_rungs);
         Py_END_ALLOW_THREADS
     }
+    /* With the GIL again: positions that were worked out are kept for all threads. */
     found->n_samples = digest_samples(&in, found->samples);
     free(room);
     return 1;

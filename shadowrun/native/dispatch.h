@@ -10,17 +10,16 @@ enum { SR_MAX_WRITTEN = 8 };
 /* What a handler needs of an operator's plan. Entries live as long as the handler: a call may use one while another thread
  * adds operators. */
 typedef struct {
+    /* What most calls read comes first, so that it lies in one or two cache lines. */
     PyObject *func, *plan, *run, *index; /* owned */
-    int n_written;
-    int written[SR_MAX_WRITTEN]; /* positions of the arguments that it writes to */
-    /* In a comparison: */
-    PyObject *skipped; /* owned tuple: the key under which calls without values are counted; or NULL */
-    int route;
+    PyObject *skipped; /* in a comparison, owned tuple: the key under which calls without values are counted; or NULL */
     Py_ssize_t n_skipped; /* since the last `collect` */
+    int route, n_written;
     /* In a recording; the returns are `Returns` of recording/call_results.py: */
     char is_left;    /* all its calls go to Python from here on */
     char is_watched; /* Python watches some of its calls; see recording/undeclared_writes.py */
     char has_values, is_view, counts, is_item;
+    int written[SR_MAX_WRITTEN]; /* positions of the arguments that it writes to */
     int n_returns;
     uint64_t aliases, uninitialised; /* returns that are arguments it writes to; returns without values */
 } SrOperator;

@@ -164,6 +164,7 @@ static PyObject *module_keep_heap(PyObject *module, PyObject *none) {
     (void)none;
 #ifdef __GLIBC__
     enum { MAX_MAPPED = 32 << 20, HEADER = 64 << 10 };
+    /* Volatile: a compiler may leave out a pair of malloc and free whose block is not used. */
     void *volatile block = malloc(MAX_MAPPED - HEADER);
     free(block);
 #endif

@@ -153,6 +153,7 @@ static PyObject *origin_thread_state(SrOrigins *self) {
         return Py_NewRef(self->state);
     }
     PyObject *state = PyObject_GetAttr(self->threads, state_name);
+    /* Slots are read at fixed offsets: a state of another type would be read as something else. */
     if (state != NULL && Py_TYPE(state) != self->state_type) {
         Py_CLEAR(state);
     }

@@ -165,6 +165,7 @@ static int record_after(RecordHandler *self, SrCall *call, PyObject *inputs, PyO
         return sr_interrupted() ? -1 : 0;
     }
     PyObject *release = Py_NewRef(self->head.release);
+    /* The lengths before, so that half a call can be cut off again. */
     PyObject *columns[N_COLUMNS] = {self->calls, self->inputs, self->results, self->rungs, self->samples, self->row_rungs};
     Py_ssize_t sizes[N_COLUMNS];
     for (int i = 0; i < N_COLUMNS; i++) {

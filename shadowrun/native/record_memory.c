@@ -219,6 +219,7 @@ static ScheduleSignature *schedule_signature(WatchSchedule *self, PyObject *inde
     if (failed || PyErr_Occurred()) {
         return NULL;
     }
+    /* At most half full, so that a search soon meets a free place. */
     if (2 * (self->n_signatures + 1) > self->room) {
         size_t room = self->room ? 2 * self->room : SCHEDULE_ROOM;
         ScheduleSignature *more = calloc(room, sizeof *more);
@@ -267,6 +268,7 @@ static int schedule_next(WatchSchedule *self, PyObject *index, PyObject *args, P
         signature->n_calls = n;
         operator->n_calls = n_of_operator;
         operator->n_watched += (uint64_t)(wanted && !operator->always);
+        /* All are forgotten, and watched from their first call on again: more work, and nothing is missed. */
         if (self->n_signatures > SCHEDULE_MAX_SIGNATURES) {
             memset(self->signatures, 0, self->room * sizeof *self->signatures);
             self->n_signatures = 0;

@@ -60,6 +60,8 @@ static PyObject *rows_form(TensorRows *self, PyObject *tensor, const SrPlace *pl
     PyObject *known = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->forms, key));
     if (known == NULL && key != NULL && !PyErr_Occurred()) {
         known = PyObject_CallOneArg(self->form, tensor);
+        /* Programs whose shapes change without end must not fill memory: what is dropped is asked of Python once
+         * more. */
         if (known != NULL && PyDict_GET_SIZE(self->forms) >= MAX_FORMS) {
             PyDict_Clear(self->forms);
         }

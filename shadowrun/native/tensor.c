@@ -65,6 +65,7 @@ PyObject *sr_setup_shim(PyObject *module, PyObject *const *args, Py_ssize_t n) {
             Py_RETURN_FALSE;
         }
     }
+    /* Searched, not known: where a tensor's Python object keeps the C++ one is no part of any interface. */
     Py_ssize_t size = Py_TYPE(args[0])->tp_basicsize, offset = sizeof(PyObject);
     while (offset + (Py_ssize_t)sizeof(void *) <= size && *(void **)((char *)args[0] + offset) != addresses[0]) {
         offset += sizeof(void *);
@@ -188,6 +189,7 @@ int sr_read_tensor(PyObject *value, SrTensor *found) {
     if (code < 0 || (code < MAX_CODES && shim.refused[code])) {
         return 0;
     }
+    /* After many refusals in a row DLPack is left alone for a while: each takes a millisecond. */
     if (dlpack_rests > 0) {
         dlpack_rests--;
         return 0;
@@ -336,6 +338,7 @@ static size_t places_find_storage(PyObject *samples) {
         }
     }
     PyErr_Clear();
+    /* Two places with the address of the storage: which of them torch keeps up to date is not known. */
     return n_found == 1 ? found : 0;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -36,15 +37,24 @@ _STYLES = {"good": "green", "bad": "red", "warn": "yellow", "dim": "dim", "actio
 
 
 def render_terminal(document: Document, *, width: int | None = None, colour: bool | None = None) -> str:
-    """Coloured and as wide as the terminal where standard output is one; NO_COLOR is obeyed."""
-    colour = sys.stdout.isatty() if colour is None else colour
+    """Coloured and as wide as the terminal where standard output is one; NO_COLOR and FORCE_COLOR are obeyed."""
+    # Logs of CI services show colours, though they are no terminals.
+    forced = colour is None and bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+    colour = forced or (sys.stdout.isatty() if colour is None else colour)
     # In a pipe rich takes the width from the environment, and logs of two machines would differ.
     if width is None and not sys.stdout.isatty():
         width = TEXT_WIDTH
     out = io.StringIO()
     # No markup, emoji or highlighting: names from the program or a file must be printed as they are.
     console = Console(
-        file=out, force_terminal=colour, width=width, highlight=False, emoji=False, markup=False, legacy_windows=False
+        file=out,
+        force_terminal=colour,
+        color_system="standard" if forced else "auto",
+        width=width,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        legacy_windows=False,
     )
     # Narrower than that, rich would give columns no width; the terminal wraps the lines itself.
     console.width = max(console.width, MIN_WIDTH)

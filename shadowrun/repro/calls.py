@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,7 +59,14 @@ def call_text(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Co
     schema = schema_of(plan.func).arguments
     given = [_argument(schema[i].name, value) for i, value in enumerate(args)]
     given += [code("{}={}", dotted_name(name), _argument(name, value)) for name, value in kwargs.items()]
-    return code("{}({})", dotted_name(f"torch.ops.{plan.func}"), joined(given))
+    packet, _, overload = f"torch.ops.{plan.func}".rpartition(".")
+    # `random_.from`: the overload is a word of Python.
+    called = (
+        code("getattr({}, {})", dotted_name(packet), overload)
+        if iskeyword(overload)
+        else code("{}.{}", *map(dotted_name, (packet, overload)))
+    )
+    return code("{}({})", called, joined(given))
 
 
 def result_text(plan: OpPlan, name: str) -> Code:

@@ -181,8 +181,6 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
 
 def _resize(tensor: torch.Tensor, size: list[int], memory_format: Any = None) -> torch.Tensor:
     with NoTorchFunction():
-        # As torch's: a tensor that has the size already keeps its strides, so that `out=` into a transposed tensor
-        # stays transposed.
         if memory_format is None and tensor.size() == torch.Size(size):
             return tensor  # with its strides, as `full.out` expects
         like = torch.empty(

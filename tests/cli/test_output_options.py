@@ -22,6 +22,7 @@ NO_REPORT = {
     "repro": "writes scripts",
     "record": "writes a recording",
     "known": "shows and writes the ledger",
+    "completion": "prints a script",
     "explain": "prints one row or one decision",
     "campaign": "has actions, see below",
 }

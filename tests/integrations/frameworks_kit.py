@@ -1,5 +1,10 @@
 """What the tests of all frameworks train and expect."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -43,3 +48,17 @@ def by_step(run):
 def assert_is_over():
     assert shadowrun.current() is None
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+def run_on_two_ranks(folder, program):
+    """Run a program by torchrun, in a folder."""
+    (folder / "train.py").write_text(program, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )

@@ -1,16 +1,11 @@
 """A comparison of loops with accelerate."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import shadowrun
-from tests.integrations.frameworks_kit import Kept, Rows, assert_is_over, by_step, net
+from tests.integrations.frameworks_kit import Kept, Rows, assert_is_over, by_step, net, run_on_two_ranks
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
 
@@ -97,16 +92,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_each_rank_has_a_file_and_one_logs(tmp_path):
-    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_on_two_ranks(tmp_path, PROGRAM)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split("\n")) - {""} == {"logged by rank 0"}
     for rank in range(2):

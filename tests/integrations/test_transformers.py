@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shadowrun
-from tests.integrations.frameworks_kit import Kept, Rows, assert_is_over, by_step, net
+from tests.integrations.frameworks_kit import Kept, Rows, assert_is_over, by_step, net, run_on_two_ranks
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
@@ -95,6 +95,7 @@ def test_figures_in_the_trainers_own_log(tmp_path):
     assert logged[-1]["step"] == 4
     assert logged[-1]["shadowrun/mismatches"] == 0
     assert logged[-1]["shadowrun/overhead"] > 0
+    assert [row["step"] for row in trainer.state.log_history if "loss" in row] == [1, 2, 3, 4]
 
 
 def test_a_comparison_that_cannot_start_is_one_warning(tmp_path):
@@ -124,3 +125,35 @@ def test_the_optimizers_line_is_the_users(tmp_path):
     sites = {r.call.site for r in callback.run.records() if r.call.phase is shadowrun.Phase.OPTIMIZER}
     assert sites
     assert all("test_transformers.py" in site for site in sites), sites
+
+
+PROGRAM = """
+import transformers
+from shadowrun.integrations.transformers import TrainerCallback
+from tests.integrations.test_transformers import Model, Rows
+callback = TrainerCallback("cpu[mkldnn=off]", file="run.shadowrun", every=1)
+arguments = transformers.TrainingArguments(
+    "out", max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, report_to=[],
+    save_strategy="no", disable_tqdm=True, eval_strategy="steps", eval_steps=1, logging_steps=1,
+)
+trainer = transformers.Trainer(
+    model=Model(), args=arguments, train_dataset=Rows(16), eval_dataset=Rows(4), callbacks=[callback]
+)
+callback.log_to(trainer)
+trainer.train()
+n = sum("shadowrun/findings" in row for row in trainer.state.log_history)
+print("rank", trainer.args.process_index, "has figures:", n > 0)
+"""
+
+
+def test_ranks_have_their_files_and_rank_0_logs(tmp_path):
+    done = run_on_two_ranks(tmp_path, PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert {line for line in done.stdout.splitlines() if line.startswith("rank")} == {
+        "rank 0 has figures: True",
+        "rank 1 has figures: False",
+    }
+    for rank in range(2):
+        run = shadowrun.load(tmp_path / f"run.{rank}.shadowrun")
+        assert run.info.rank == rank
+        assert [step.step for step in run.steps()] == [0, 1]

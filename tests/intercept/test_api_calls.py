@@ -1,6 +1,7 @@
 """`api=True`: which function or module of torch made each operator call, and what the program does not notice of it."""
 
 import threading
+import types
 
 import pytest
 import torch
@@ -194,3 +195,48 @@ def test_what_is_refused():
         torch.ones(2)
     with pytest.raises(shadowrun.UsageError, match="record it with api=True"):
         run.api_coverage()
+
+
+def test_a_module_of_torch_sees_no_function_mode():
+    """`nn.TransformerEncoderLayer` takes its fused kernel only without one."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    inside = []
+    tanh = nn.Tanh()
+    tanh.register_forward_hook(lambda *_: inside.append(len(stack())))
+
+    class Own(nn.Module):
+        def forward(self, x):
+            inside.append(len(stack()))
+            return torch.sin(x)
+
+    def program():
+        with torch.no_grad():
+            tanh(layer(torch.ones(2, 4, 16)))
+        nn.Sequential(Own())(torch.ones(2))
+
+    found = functions_of(program)
+    assert inside == [0, 1]
+    assert found["nn.TransformerEncoderLayer"].operators == ("aten::_transformer_encoder_layer_fwd",)
+    assert "torch.sin" in found
+
+
+def test_a_module_of_the_program_inside_a_module_of_torch():
+    class Own(nn.Module):
+        self_attn = types.SimpleNamespace(batch_first=True)
+
+        def forward(self, x, **_):
+            return torch.sin(x)
+
+    encoder = nn.TransformerEncoder(Own(), 1, enable_nested_tensor=False)
+    found = functions_of(lambda: encoder(torch.ones(2, 4, 16, requires_grad=True)).sum().backward())
+    assert found["torch.sin"].operators == ("aten::cos", "aten::mul.Tensor", "aten::sin")
+
+
+def test_a_stop_inside_a_module():
+    run = shadowrun.compare("cpu[mkldnn=off]", api=True)
+    linear = nn.Linear(2, 2)
+    linear.register_forward_hook(lambda *_: run.stop())
+    run.start()
+    linear(torch.ones(2))
+    assert not stack()
+    assert "nn.Linear" in {f.function for f in run.api_coverage().functions}

@@ -24,6 +24,7 @@ SETUPS = {
     "program on the CPU, one thread": ("cpu", "cpu[threads=1]", {}),
     "program on the reference": ("cpu", "sim", {}),
     "program on the target": ("sim", "sim", {}),
+    "functions of torch": ("cpu", "cpu[threads=1]", {"api": True}),
     "drift": ("cpu", "cpu[threads=1]", {"drift": True}),
     "drift on the reference": ("cpu", "sim", {"drift": True}),
     "drift on the target": ("sim", "sim", {"drift": True}),

@@ -71,7 +71,7 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
             t.requires_grad_(described.requires_grad)
 
     return compile_check(
-        as_module(graph, device),
+        as_module(graph, device, cloned=variant.execution.backward and graph.writes),
         *inputs,
         backend=name,
         # None, not False: torch decides by itself then, which is its default.
@@ -83,15 +83,21 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
     )
 
 
-def as_module(graph: Graph, device: torch.device) -> fx.GraphModule:
+def as_module(graph: Graph, device: torch.device, *, cloned: bool = False) -> fx.GraphModule:
     """A graph as code of its own: Dynamo compiles no code of shadowrun once a comparison was made.
 
     Args:
         graph: The graph.
         device: Of what it makes without inputs.
+        cloned: Copy the inputs that require gradients: an in-place call on a leaf raises.
     """
     code = fx.Graph()
     inputs = [code.placeholder(f"x{k}") for k in range(len(graph.inputs))]
+    if cloned:
+        inputs = [
+            code.call_function(torch.clone, (x,)) if i.requires_grad else x
+            for x, i in zip(inputs, graph.inputs, strict=True)
+        ]
     made: list[fx.Node] = []
 
     def value(given: Any) -> Any:

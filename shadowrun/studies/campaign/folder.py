@@ -83,6 +83,7 @@ class Settings:
         facts = dataclasses.asdict(self)
         for name in ("n", "timeout_s", "memory_bytes"):
             del facts[name]
+        # With the size of a chunk: a shard is every n-th chunk, and another size would give its variants to others.
         text = json.dumps([_FORMAT, CHUNK, facts], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -190,6 +191,7 @@ class Folder:
                     "--target SPEC` makes one.",
                     slug="campaign-folder",
                 )
+            # One byte more than is allowed, so that a longer file is seen to be too long.
             content = head(file, _MAX_BYTES + 1)
             if len(content) > _MAX_BYTES:
                 raise _damaged(file, "it is too large")
@@ -321,6 +323,7 @@ def shard_of(text: str | None, environment: Mapping[str, str]) -> tuple[Shard, s
         if index in environment and n:
             words = f"{index}={environment[index]}"
             try:
+                # Arrays of Slurm may begin at any number.
                 low = int(environment.get(first, "0") if first.isidentifier() else first)
                 return _shard(int(environment[index]) - low, int(n), words), words
             except ValueError:

@@ -87,6 +87,7 @@ def asked(store: CampaignStore, text: str) -> Asked:
             return Asked(number)
     elif len(text) >= _LEAST_DIGITS and set(text) <= set("0123456789abcdef"):
         rows = [v for v in store.variants() if v.identity is not None and hex_of(v.identity).startswith(text)]
+        # Duplicates have the same identity: the variant that was run is meant.
         rows = [v for v in rows if v.duplicate_of < 0] or rows[:1]
     if len(rows) != 1:
         what = f"{len(rows)} identities begin so" if rows else "the campaign has no such variant"
@@ -138,6 +139,7 @@ def reproduce(folder: Folder, wanted: Asked) -> Again:
         PlatformError: A platform is absent.
     """
     s = folder.settings
+    # A recipe that the campaign did not make has no number: any serves in a store of one variant.
     number = max(wanted.number, 0)
     with tempfile.TemporaryDirectory(prefix="shadowrun-") as scratch:
         settings = s.for_workers(folder.programs.absolute(), 1) | {

@@ -176,6 +176,7 @@ def write_end_script(
         **parts,
     )
     repro = publish(spec, folder, run_versions(info), [], shown=shown, limit_s=limits[0] + TIME_LIMIT_S)
+    # The script runs the target alone; the short text prints both results.
     both = replace(spec, ref=platform_setup_of(info.ref, info.ref_fingerprint))
     return CauseScript(wanted.recipe, repro, snippet(both, alone.flaws))
 

@@ -76,6 +76,7 @@ def mutated(draft: Draft, mutation: Mutation) -> Draft:
     if mutator is None:
         raise Invalid(f"no mutator {mutation.name!r}: known are {', '.join(MUTATORS)}")
     try:
+        # Whatever mutators raise on parameters that are none of theirs: a recipe may come from anyone.
         return mutator.apply(draft, mutation.params)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RuntimeError) as error:
         raise Invalid(f"{mutation.name}: {error!r}"[:200]) from None
@@ -99,6 +100,7 @@ def run(graph: Graph, execution: Execution, values: Callable[[Input], torch.Tens
     with warnings.catch_warnings(), autocast or contextlib.nullcontext(), torch.set_grad_enabled(execution.backward):
         warnings.simplefilter("ignore")
         try:
+            # Values are shared with other variants: only what is written to, or gets a gradient, is copied.
             inputs = [copied(values(i)) if graph.writes or execution.backward else values(i) for i in graph.inputs]
             if not execution.backward:
                 return Runner(graph)(inputs)
@@ -111,6 +113,7 @@ def run(graph: Graph, execution: Execution, values: Callable[[Input], torch.Tens
             loss = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
             if not wanted or not loss:
                 raise Invalid("no gradient")
+            # Of inputs that no result depends on there is no gradient, which is no error.
             found = torch.autograd.grad(loss, wanted, [torch.ones_like(t) for t in loss], allow_unused=True)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
             raise Invalid(first_line(error)) from None

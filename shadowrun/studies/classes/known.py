@@ -253,6 +253,7 @@ def write_known(path: Path, classes: Sequence[KnownClass]) -> int:
         if _identity(entry) in had:
             continue
         name, n = entry.name, 2
+        # Messages call a class by its name, so that each needs one of its own.
         while name in names:
             name, n = f"{entry.name} ({n})", n + 1
         names.add(name)

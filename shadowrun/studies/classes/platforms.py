@@ -80,6 +80,7 @@ def find_recordings(arguments: Sequence[str | Path]) -> list[Path]:
         if not found:
             raise UsageError(f"The folder {str(argument)!r} has no {SUFFIX} files.", slug="no-recordings")
         paths += found
+    # By the file itself: two names of one file would be two platforms that always agree.
     twice = [path for path, n in Counter(os.path.realpath(path) for path in paths).items() if n > 1]
     if twice:
         raise UsageError(f"The recording {twice[0]!r} is given twice: give each file once.", slug="bad-option")

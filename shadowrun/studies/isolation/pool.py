@@ -200,7 +200,7 @@ class Pool(Generic[T]):
         self._selector.register(worker, selectors.EVENT_READ, worker)
 
     def _assign(self, worker: WorkerProcess) -> None:
-        # A spare process must not run beside the others: the user named their number.
+        # A spare process must not run a task as well: the user named the number of processes.
         if sum(w.task is not None for w in self._workers) >= self._n_workers:
             return
         for at, rest in enumerate(self._waiting):

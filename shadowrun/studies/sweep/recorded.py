@@ -151,7 +151,7 @@ class _Reader:
         text = self._text
         if text.startswith("[", self._at):
             return self._list()
-        if text[self._at : self._at + 1] in "'\"":
+        if text.startswith(("'", '"'), self._at):
             return self._string()
         tensor = _TENSOR.match(text, self._at)
         if tensor is not None and tensor[1] in _dtypes():

@@ -87,6 +87,7 @@ class ErrorCatcher:
         """
         prepared = program(self._platform.device)
         failed = _FailedCallRecorder()
+        # Such a platform runs single operators: the program runs here, and the call that raises is repeated there.
         is_remote = self._platform.remote is not None
         try:
             with failed if is_remote else self._platform.context():

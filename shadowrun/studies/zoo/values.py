@@ -48,6 +48,7 @@ def make(described: Input, seed: int = 0) -> torch.Tensor:
         ValueError: Its fill has an unknown kind.
     """
     n = torch.Size(described.shape).numel()
+    # By name: an input keeps its values when calls are put in front of it.
     key = hashlib.blake2b(f"{seed}:{described.name}".encode(), digest_size=8).digest()
     words = _words(int.from_bytes(key, "little"), n)
     fill = described.fill

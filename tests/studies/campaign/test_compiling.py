@@ -60,3 +60,19 @@ def test_what_was_not_compiled_is_not_right(monkeypatch):
     runner = VariantRunner(RunnerSettings(("cpu[threads=1]",), backends=("eager",)))
     result = runner.run(Variant(Recipe("0a"), MLP, Execution()), 1)
     assert (result.status, result.reason) == ("unverified", "nothing was compiled: marked as skipped")
+
+
+def test_a_graph_that_writes_to_what_requires_gradients_is_compiled():
+    graph = Graph(
+        (Input("x", (2, 3), requires_grad=True), Input("y", (2, 3)), Input("w", (2, 3), requires_grad=True)),
+        (
+            Node(aten.neg_.default, (Ref(-1),)),
+            Node(aten.add_.Tensor, (Ref(-2), Ref(-3))),
+            Node(aten.tanh.default, (Ref(1),)),
+        ),
+        (Ref(0), Ref(2)),
+    )
+    runner = VariantRunner(RunnerSettings(("cpu[threads=1]",), backends=("aot_eager",)))
+    # A leaf cannot be written to, and an input without gradient gets one on the way: only on one side, it was said.
+    result = runner.run(Variant(Recipe("0a"), graph, Execution(backward=True)), 1)
+    assert (result.status, result.reason, result.findings) == ("ok", "", ())
