@@ -40,9 +40,9 @@ class NanTrack(RunHandle):
     def __init__(self, on_found: str | Callable[[NonFinite], None]) -> None:
         self._on_found = on_found
         self._attribution = Attribution()
-        self._observer = NonFiniteObserver(self._attribution, self._react, _MAX_PLACES)
-        self._threads = Threads(self._observer, self._attribution)
-        self._steps = Steps(self._observer, self._observer, Selection(Config.make(settings=False, known=False)))
+        self._recorder = NonFiniteObserver(self._attribution, self._react, _MAX_PLACES)
+        self._threads = Threads(self._recorder, self._attribution)
+        self._steps = Steps(self._recorder, self._recorder, Selection(Config.make(settings=False, known=False)))
         # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
         self._constructor = SubclassConstructor()
         self._mode: ShadowMode | None = None
@@ -56,7 +56,7 @@ class NanTrack(RunHandle):
             NestingError: A comparison or recording is running already.
         """
         began_ns = time.perf_counter_ns()
-        begin(Running(self, "A search for NaN (nan_track)", self._observer.between_calls, self._abandon))
+        begin(Running(self, "A search for NaN (nan_track)", self._recorder.between_calls, self._abandon))
         try:
             prepare_process()
             self._steps.start_detection(None if self._marks_steps else self._end_step)
@@ -64,8 +64,8 @@ class NanTrack(RunHandle):
             self._constructor.start()
             self._threads.start()
             ShadowMode.clear_detached()
-            self._observer.start()
-            self._mode = ShadowMode(self._observer)
+            self._recorder.start()
+            self._mode = ShadowMode(self._recorder)
             self._steps.begin(self._mode, began_ns)
         except BaseException:
             self._mode = None
@@ -81,14 +81,14 @@ class NanTrack(RunHandle):
         try:
             self._steps.leave()
         finally:
-            with self._observer.between_calls():
+            with self._recorder.between_calls():
                 self._release()
             self._steps.finish()
-        self._observer.flush()
-        if self._observer.failure:
+        self._recorder.flush()
+        if self._recorder.failure:
             with contextlib.suppress(ShadowrunWarning):
                 warnings.warn(
-                    f"shadowrun could not look at all calls: {self._observer.failure}. Your program was not affected.",
+                    f"shadowrun could not look at all calls: {self._recorder.failure}. Your program was not affected.",
                     ShadowrunWarning,
                     stacklevel=2,
                 )
@@ -101,17 +101,17 @@ class NanTrack(RunHandle):
 
     def found(self) -> list[NonFinite]:
         """One entry for each place that makes or gets NaN or infinities, the earliest call first."""
-        return self._observer.found()
+        return self._recorder.found()
 
     @property
     def n_calls(self) -> int:
         """Operator calls that were intercepted."""
-        return self._observer.n_calls
+        return self._recorder.n_calls
 
     @property
     def skipped(self) -> dict[str, int]:
         """Calls that were not looked at, by reason."""
-        return dict(self._observer.skipped)
+        return dict(self._recorder.skipped)
 
     def __str__(self) -> str:
         found = self.found()
@@ -123,7 +123,7 @@ class NanTrack(RunHandle):
 
     def __repr__(self) -> str:
         state = "running" if self._mode is not None else "stopped"
-        return f"<shadowrun.NanTrack {len(self._observer.found())} places in {self.n_calls} calls, {state}>"
+        return f"<shadowrun.NanTrack {len(self._recorder.found())} places in {self.n_calls} calls, {state}>"
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -139,11 +139,11 @@ class NanTrack(RunHandle):
     def _end_step(self) -> None:
         self._threads.find_untracked_if_new()
         self._steps.end(time.perf_counter_ns())
-        self._observer.flush()  # of an accelerator: one host sync in a step
+        self._recorder.flush()  # of an accelerator: one host sync in a step
 
     def _release(self) -> None:
         self._threads.stop()
-        self._observer.stop()
+        self._recorder.stop()
         self._constructor.stop()
         self._attribution.stop()
         self._steps.release()
@@ -152,7 +152,7 @@ class NanTrack(RunHandle):
     def _abandon(self) -> None:
         """Stop in a forked child."""
         mode, self._mode = self._mode, None
-        self._observer.forked()
+        self._recorder.forked()
         if mode is not None:
             self._steps.abandon(mode)
         with contextlib.suppress(Exception):
