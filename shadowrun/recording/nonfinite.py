@@ -6,6 +6,7 @@ an accelerator the look must not wait for the device: flags stay there until `fl
 
 from __future__ import annotations
 
+import cmath
 import math
 import threading
 from collections import Counter
@@ -202,6 +203,7 @@ class NonFiniteObserver:
 
     def start(self) -> None:
         """Look at calls from here on."""
+        self.failure = ""
         if self._native is None and core is not None and self.attribution.native_origins is not None:
             self._native = core.FiniteHandler(
                 origins=self.attribution.native_origins,
@@ -308,7 +310,7 @@ class NonFiniteObserver:
             if not t.is_cpu:
                 later.append((t, is_new))
             # Values without NaN and infinities have a finite sum, unless it overflows: then they are counted.
-            elif not math.isfinite(t.sum().item()) and any(_count(t)):
+            elif not cmath.isfinite(t.sum().item()) and any(_count(t)):
                 bad.append(t)
             elif self._bad and not is_new and _Storage(t).is_covered:
                 self._bad.pop(storage_key(t), None)
@@ -453,8 +455,7 @@ def _results(
     """Tensors with values that a call made or wrote to, and whether it made them."""
     # The most frequent call: one new tensor.
     if plan.kind is OpKind.FUNCTIONAL and type(out) is torch.Tensor:
-        if out.is_floating_point() and out.layout is torch.strided:
-            yield out, True
+        yield from ((t, True) for t in _floats((out,)))
         return
     for mutated in plan.mutated:
         for t in _floats((argument(mutated, args, kwargs),)):

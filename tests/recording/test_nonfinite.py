@@ -73,6 +73,17 @@ def test_finite_values_whose_sum_overflows_are_no_infinities():
     assert str(track).startswith("No NaN and no infinity in the results of")
 
 
+def test_complex_results_are_looked_at_too():
+    z = torch.ones(2, dtype=torch.complex64)
+    with warnings.catch_warnings(), shadowrun.nan_track("keep") as track:
+        warnings.simplefilter("error")
+        z.t().clone()[::2].mul_(2)
+        (z * 3e38 * 10).real.contiguous()
+        torch.empty(4, dtype=torch.complex64)[::2].copy_(z)
+    assert {(one.op, one.how) for one in track.found()} == {("aten::mul.Tensor", "born")}
+    assert {one.kind for one in track.found()} >= {"Inf"}
+
+
 def test_a_call_that_writes_in_place_over_nan_ends_it():
     x = torch.zeros(2)
     with shadowrun.nan_track("keep") as track:
