@@ -53,7 +53,7 @@ def test_readme_commands_exist():
     parser = build_parser()
     commands = re.findall(r"^(?:.* && )?shadowrun (.+)$", read("README.md"), re.MULTILINE)
     commands = [c.partition("#")[0] for c in commands if c.split()[0] in COMMANDS]
-    assert len(commands) == 15
+    assert len(commands) == 16
     for command in commands:
         parser.parse_args(command.split())
 
