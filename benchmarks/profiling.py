@@ -193,7 +193,7 @@ def _attribution_clocked(clocks: _Clocks) -> Iterator[None]:
 def _compiled_clocked(clocks: _Clocks) -> Iterator[None]:
     """The compiled handler's own clocks, for the calls that never reach Python."""
     core = native.core
-    handlers = [] if core is None else [h for h in gc.get_objects() if type(h) is core.Handler]
+    handlers = [] if core is None else [h for h in gc.get_objects() if type(h) is core.CompareHandler]
     for handler in handlers:
         handler.clocks(True)
     try:

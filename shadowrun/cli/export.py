@@ -9,11 +9,11 @@ Examples:
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import say
 
 if TYPE_CHECKING:
     import argparse
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     recorded.baseline = options.baseline(args)
     if args.records:
         n = recorded.write_records(args.records)
-        print(f"{n:,} calls: {args.records}", file=sys.stderr)
+        say(f"{n:,} calls: {args.records}", error=True)
     if args.format or args.output:
         options.print_report(run_document(recorded), args)
     return 0

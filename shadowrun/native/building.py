@@ -22,7 +22,7 @@ __all__ = ["BuildExtension", "SourceArchive"]
 
 _C = Path("shadowrun/native")
 _ARCHIVED = ("shadowrun", "tests", "docs", "examples", "benchmarks", ".ci")
-_ARCHIVED_FILES = ("constraints.txt", "noxfile.py", "CHANGELOG.md", "CONTRIBUTING.md")
+_ARCHIVED_FILES = ("constraints.txt", "noxfile.py", "CHANGELOG.md", "CONTRIBUTING.md", ".pre-commit-hooks.yaml")
 _MADE = ("__pycache__", "_build", ".pyc", ".so", ".pyd")
 """Names of folders and endings of files that are made from others."""
 

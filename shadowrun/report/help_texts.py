@@ -14,7 +14,7 @@ HELP = {
     "did not. unverified: it could not be decided.",
     "status": "The verdict on the calls: match, mismatch, unsupported, fallback, error, unverified or skipped.",
     "finding": "The kind of the finding: unsupported, error, mismatch, fallback or slow.",
-    "nr": "The number of the finding; `shadowrun repro --finding` takes it.",
+    "nr": "The number of the finding: `--finding` of the commands takes it.",
     "line": "The line of your program that made the call; in backward, the line of the forward call.",
     "module": "The path of the innermost nn.Module whose forward made the call.",
     "modules": "Paths of the nn.Modules that made these calls.",

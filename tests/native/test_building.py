@@ -65,6 +65,7 @@ def unpacked(tmp_path_factory):
     ignored = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__", "*.so", "*.pyd", "_build")
     shutil.copytree(ROOT, tmp / "tree", ignore=ignored)
     shutil.copytree(ROOT / ".ci", tmp / "tree/.ci")
+    shutil.copy(ROOT / ".pre-commit-hooks.yaml", tmp / "tree")
     archive, _ = build("sdist", tmp / "tree", tmp / "out")
     with tarfile.open(archive) as file:
         file.extractall(tmp, filter="data")

@@ -43,7 +43,7 @@ def changed(kind, **values):
 
 
 def itself(variant, target=CPU):
-    values = {"variant": variant, "batched": ["self"], "item": 1}
+    values = {"variant": variant, "batched": ["self"], "item": 1, "written": "self", "in_place": None}
     return changed("itself", target=target, ref=dataclasses.replace(CPU, name="cpu alone"), values=values)
 
 

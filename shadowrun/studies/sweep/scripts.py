@@ -317,7 +317,7 @@ def itself_fields(target: PlatformSetup, reference: str, plan: OpPlan, mismatch:
             "batched": [names[place] for place in variant.places],
             "item": variant.item,
             "written": names[0],
-            "in_place": _call_of(variant.written_by, variant) if variant.written_by is not None else "",
+            "in_place": _call_of(variant.written_by, variant) if variant.written_by is not None else None,
         },
         **calls.script_call(plan, variant.args, variant.kwargs, [c.name for c in checks]),
     }
