@@ -40,9 +40,10 @@ class NanTrack(RunHandle):
     def __init__(self, on_found: str | Callable[[NonFinite], None]) -> None:
         self._on_found = on_found
         self._attribution = Attribution()
-        self._recorder = NonFiniteObserver(self._attribution, self._react, _MAX_PLACES)
+        selection = Selection(Config.make(settings=False, known=False))
+        self._recorder = NonFiniteObserver(self._attribution, selection, self._react, _MAX_PLACES)
         self._threads = Threads(self._recorder, self._attribution)
-        self._steps = Steps(self._recorder, self._recorder, Selection(Config.make(settings=False, known=False)))
+        self._steps = Steps(self._recorder, self._recorder, selection)
         # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
         self._constructor = SubclassConstructor()
         self._mode: ShadowMode | None = None

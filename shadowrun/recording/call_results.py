@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.digests import Packed
 
-__all__ = ["ITEM", "CallResults", "ReturnSchema", "flat", "has_memory", "number_form"]
+__all__ = ["ITEM", "CallResults", "ReturnSchema", "flat", "has_memory", "number_form", "returned_values"]
 
 _NUMBERS: Final = frozenset({bool, int, float, complex})
 _WIDE: Final = {float: torch.float64, complex: torch.complex128}
@@ -76,7 +76,7 @@ class CallResults:
     ) -> None:
         """Add the rows of what a call returned and wrote to."""
         returns, n_known = self.returns[plan.index], buffer.n_results
-        for position, (number, value) in enumerate(_results(out, plan.n_returns)):
+        for position, (number, value) in enumerate(returned_values(out, plan.n_returns)):
             if number not in returns.written:
                 has_values = returns.has_values and number not in plan.uninitialised
                 self._add_result(buffer, plan, position, value, base, n_known, has_values=has_values)
@@ -149,7 +149,7 @@ def has_memory(t: torch.Tensor) -> bool:
     return t.is_cpu or t.device.type not in FUNCTIONALIZING
 
 
-def _results(out: Any, n_returns: int) -> Iterator[tuple[int, Any]]:
+def returned_values(out: Any, n_returns: int) -> Iterator[tuple[int, Any]]:
     """Results with the numbers of their returns; lists are taken apart."""
     returned = (out,) if n_returns == 1 else out if isinstance(out, (list, tuple)) else ()
     for number, value in enumerate(returned):

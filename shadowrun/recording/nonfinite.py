@@ -21,7 +21,7 @@ from shadowrun.intercept.torchapi import StorageWatch, as_in_handler, storage_ke
 from shadowrun.intercept.user_call import own_call
 from shadowrun.native import core
 from shadowrun.numerics.form import meta
-from shadowrun.recording.call_results import flat
+from shadowrun.recording.call_results import flat, returned_values
 from shadowrun.replay.call import argument
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from shadowrun.intercept.attribution import Attribution
+    from shadowrun.schedule.selection import Selection
 
 __all__ = ["BORN", "ENTERED", "NonFinite", "NonFiniteObserver"]
 
@@ -41,18 +42,6 @@ _MAX_BAD: Final = 100_000
 _MAX_PRINTED: Final = 6
 _MAX_TEXT: Final = 60
 _NAN, _INF = 1, 2
-
-
-class _Everything:
-    """In place of a selection: all calls."""
-
-    __slots__ = ("everything",)
-
-    def __init__(self) -> None:
-        self.everything = True
-
-
-_EVERYTHING: Final = _Everything()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +144,7 @@ class NonFiniteObserver:
 
     Args:
         attribution: Finds where a call comes from.
+        selection: Of all calls; the fast path asks it.
         met: Called with the first call of each place.
         max_places: Places that are kept.
 
@@ -168,8 +158,11 @@ class NonFiniteObserver:
 
     run_distributed: None = None
 
-    def __init__(self, attribution: Attribution, met: Callable[[NonFinite], None], max_places: int) -> None:
+    def __init__(
+        self, attribution: Attribution, selection: Selection, met: Callable[[NonFinite], None], max_places: int
+    ) -> None:
         self.attribution = attribution
+        self._selection = selection
         self.plans: dict[int, OpPlan] = {}
         self.step = 0
         self._state = State()
@@ -207,7 +200,7 @@ class NonFiniteObserver:
         if self._native is None and core is not None and self.attribution.native_origins is not None:
             self._native = core.FiniteHandler(
                 origins=self.attribution.native_origins,
-                selection=_EVERYTHING,
+                selection=self._selection,
                 contexts={},
                 device="cpu",
                 n_modes_below=torchapi.n_modes_below,
@@ -314,9 +307,8 @@ class NonFiniteObserver:
                 bad.append(t)
             elif self._bad and not is_new and _Storage(t).is_covered:
                 self._bad.pop(storage_key(t), None)
-        if later:
-            self._postpone(plan, args, kwargs, later)
-        return self._explain(plan, args, kwargs, bad) if bad else []
+        found = self._postpone(plan, args, kwargs, later) if later else []
+        return found + self._explain(plan, args, kwargs, bad) if bad else found
 
     def _explain(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], bad: list[torch.Tensor]
@@ -377,8 +369,8 @@ class NonFiniteObserver:
 
     def _postpone(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[tuple[torch.Tensor, bool]]
-    ) -> None:
-        """Have the device compute flags, without a host sync."""
+    ) -> list[NonFinite]:
+        """Have the device compute flags, without a host sync; gives what is found where no more can wait."""
         inputs = [t for t in _floats((*args, *kwargs.values())) if t.device.type != "cpu"]
         # What no call has made is looked at when it is met first.
         leaves = [t for t in inputs if storage_key(t) not in self._seen]
@@ -399,26 +391,26 @@ class NonFiniteObserver:
                 self._described(plan, args, kwargs, BORN, "NaN", -1, -1),
             )
         )
-        if len(self._pending) >= _MAX_PENDING:
-            self.flush()
+        return self._read_pending() if len(self._pending) >= _MAX_PENDING else []
 
     def flush(self) -> None:
         """Read what waits on accelerators. Safe to call at any time."""
+        for one in self._read_pending():
+            self._met(one)
+
+    def _read_pending(self) -> list[NonFinite]:
         pending, self._pending = self._pending, []
-        if not pending:
-            return
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for call in pending:
             for flag in call.flags:
                 by_device.setdefault(flag.device, []).append(flag)
         with as_in_handler():
             read = {device: iter(torch.stack(flags).tolist()) for device, flags in by_device.items()}
-        met: list[NonFinite] = []
+        found: list[NonFinite] = []
         for call in pending:
             kinds = [_kinds(*next(read[flag.device])) for flag in call.flags]
-            met += self._found_later(call, kinds)
-        for one in met:
-            self._met(one)
+            found += self._found_later(call, kinds)
+        return found
 
     def _found_later(self, call: _Pending, kinds: list[int]) -> Iterator[NonFinite]:
         leaves, results = kinds[: len(call.leaves)], kinds[len(call.leaves) :]
@@ -460,8 +452,7 @@ def _results(
     for mutated in plan.mutated:
         for t in _floats((argument(mutated, args, kwargs),)):
             yield t, False
-    returned = (out,) if plan.n_returns == 1 else out if isinstance(out, (list, tuple)) else ()
-    for number, value in enumerate(returned):
+    for number, value in returned_values(out, plan.n_returns):
         if number in plan.fresh and number not in plan.uninitialised:
             for t in _floats((value,)):
                 yield t, True

@@ -173,6 +173,16 @@ def test_on_an_accelerator_the_flags_are_read_at_the_end_of_a_step():
         track.step()
 
 
+def test_on_an_accelerator_it_raises_within_a_step_where_no_more_calls_can_wait(monkeypatch):
+    sim.enable("sim")
+    monkeypatch.setattr("shadowrun.recording.nonfinite._MAX_PENDING", 2)
+    x = torch.zeros(2, device="sim")
+    with pytest.raises(shadowrun.NonFiniteError, match="aten::log"), shadowrun.nan_track("raise"):
+        for _ in range(4):
+            x.log()
+        pytest.fail("not within the step")
+
+
 def test_it_cannot_be_nested_and_can_be_started_again():
     track = shadowrun.nan_track("keep")
     with track, pytest.raises(shadowrun.NestingError), shadowrun.compare("cpu[threads=1]"):
